@@ -1,0 +1,133 @@
+"""Layers made of layers."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.layers.base import AnyLayer, SequenceLayer
+
+
+class Residual(SequenceLayer[Any]):
+    """A layer in a pre-norm residual branch: ``x + layer(norm(x))``. Its state is the layer's.
+
+    Args:
+        layer: Any sequence layer.
+        norm: A map of each position by itself.
+    """
+
+    def __init__(self, layer: AnyLayer, norm: nn.Module) -> None:
+        super().__init__(layer.d_model)
+        self.norm, self.layer = norm, layer
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        """State of the layer."""
+        return self.layer.init_state(batch_size, capacity=capacity)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Add the layer's output to its input."""
+        return x + self.layer(self.norm(x))
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: Any
+    ) -> tuple[Float[Tensor, "batch length d_model"], Any]:
+        """Add the layer's output to its input."""
+        y, state = self.layer.forward_chunk(self.norm(x), state)
+        return x + y, state
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: Any
+    ) -> tuple[Float[Tensor, "batch d_model"], Any]:
+        """Add the layer's output to its input."""
+        y, state = self.layer.step(self.norm(x), state)
+        return x + y, state
+
+    def step_(self, x: Float[Tensor, "batch d_model"], state: Any) -> Float[Tensor, "batch d_model"]:
+        """Add the layer's output to its input."""
+        return x + self.layer.step_(self.norm(x), state)
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of the layer's state."""
+        return self.layer.state_bytes(length)
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of the layer."""
+        return self.layer.flops_per_token(length)
+
+
+class Chain(SequenceLayer[tuple[Any, ...]]):
+    """Layers one after the other, each with its own state; abstract: says not where they come from."""
+
+    @property
+    @abstractmethod
+    def links(self) -> Sequence[AnyLayer]:
+        """The layers in order; one layer may stand in several places."""
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
+        """One state per link."""
+        return tuple(link.init_state(batch_size, capacity=capacity) for link in self.links)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Apply the links in order."""
+        for link in self.links:
+            x = link(x)
+        return x
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: tuple[Any, ...]
+    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Any, ...]]:
+        """Apply the links in order, each to its own state."""
+        after = []
+        for link, before in zip(self.links, state, strict=True):
+            x, new = link.forward_chunk(x, before)
+            after.append(new)
+        return x, tuple(after)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: tuple[Any, ...]
+    ) -> tuple[Float[Tensor, "batch d_model"], tuple[Any, ...]]:
+        """Apply the links in order, each to its own state."""
+        after = []
+        for link, before in zip(self.links, state, strict=True):
+            x, new = link.step(x, before)
+            after.append(new)
+        return x, tuple(after)
+
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: tuple[Any, ...]
+    ) -> Float[Tensor, "batch d_model"]:
+        """Apply the links in order, each to its own state."""
+        for link, own in zip(self.links, state, strict=True):
+            x = link.step_(x, own)
+        return x
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of all states."""
+        return sum(link.state_bytes(length) for link in self.links)
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of all links."""
+        return sum(link.flops_per_token(length) for link in self.links)
+
+
+class Stack(Chain):
+    """Different layers one after the other.
+
+    Args:
+        *layers: At least one sequence layer, all of the same width.
+    """
+
+    def __init__(self, *layers: AnyLayer) -> None:
+        super().__init__(layers[0].d_model)
+        self.layers = nn.ModuleList(layers)
+
+    @property
+    def links(self) -> Sequence[AnyLayer]:
+        """The layers."""
+        return tuple(self.layers)

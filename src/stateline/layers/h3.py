@@ -1,0 +1,132 @@
+"""H3: two state space models and two gates, made to compare and recall."""
+
+from typing import Literal, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer
+from stateline.layers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
+from stateline.layers.shift_ssm import ShiftSSM, ShiftSSMState
+
+
+class H3State(NamedTuple):
+    """States of the shift SSM on the keys, and of the diagonal SSM on the products."""
+
+    shift: ShiftSSMState
+    diagonal: DiagonalSSMState
+
+
+class H3(SequenceLayer[H3State]):
+    r"""Hungry Hungry Hippos: linear attention with state space models in place of the sum.
+
+    .. math:: y = W_o \big( q \odot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{SSM}_{\mathrm{shift}}(k) \odot v) \big)
+
+    with projections q, k, v of the input. Heads wider than one use the outer product of the shifted key
+    and the value, and the query contracts the key's axis. The shift SSM lets a key meet the token after
+    it; the diagonal SSM keeps the pair. The state has a constant size.
+
+    Args:
+        d_model: Width of input and output.
+        d_state: Real size of the state of each shift SSM (one per channel) and of each diagonal
+            SSM (one per head, applied to ``d_head**2`` products).
+        d_head: Width of a head; must divide ``d_model``.
+        init: Frequencies of the diagonal SSM: ``lin``, ``inv`` or ``legs``.
+        discretization: Of the diagonal SSM: ``bilinear`` or ``zoh``.
+        dt_min: Smallest initial step of the diagonal SSM.
+        dt_max: Largest initial step of the diagonal SSM.
+
+    Raises:
+        InputError: If ``d_head`` does not divide ``d_model``.
+
+    References:
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.2 and algorithm 1.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        d_head: int = 1,
+        init: Literal["lin", "inv", "legs"] = "lin",
+        discretization: Literal["zoh", "bilinear"] = "bilinear",
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+    ) -> None:
+        super().__init__(d_model)
+        if d_head < 1 or d_model % d_head:
+            raise InputError(f"d_head must divide d_model, got {d_head=} and {d_model=}")
+        self.d_head = d_head
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.shift = ShiftSSM(d_model, d_state=d_state)
+        self.diagonal = DiagonalSSM(
+            d_model // d_head,
+            d_state=d_state,
+            init=init,
+            discretization=discretization,
+            dt_min=dt_min,
+            dt_max=dt_max,
+        )
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> H3State:  # noqa: ARG002
+        """Zero states; the diagonal SSM has one for each product of a key and a value entry."""
+        products = self.diagonal.init_state(batch_size * self.d_head**2).h
+        h = products.unflatten(0, (batch_size, self.d_head, self.d_head))
+        return H3State(self.shift.init_state(batch_size), DiagonalSSMState(h))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Write the products of shifted keys and values, remember them, read them with the query."""
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return self._read(q, self.diagonal(self._write(self.shift(k), v)))
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: H3State
+    ) -> tuple[Float[Tensor, "batch length d_model"], H3State]:
+        """The same after a state."""
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        k, shift = self.shift.forward_chunk(k, state.shift)
+        kv, diagonal = self.diagonal.forward_chunk(self._write(k, v), state.diagonal)
+        return self._read(q, kv), H3State(shift, diagonal)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: H3State
+    ) -> tuple[Float[Tensor, "batch d_model"], H3State]:
+        """The same for one token."""
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        k, shift = self.shift.step(k, state.shift)
+        kv, diagonal = self.diagonal.step(self._write(k, v), state.diagonal)
+        return self._read(q, kv), H3State(shift, diagonal)
+
+    def flops_per_token(self, length: int) -> float:
+        """Projections, both state space models, and the gates."""
+        mixing = self.shift.flops_per_token(length)
+        mixing += self.d_head**2 * self.diagonal.flops_per_token(length)
+        return super().flops_per_token(length) + mixing + 3.0 * self.d_model * self.d_head
+
+    def _write(
+        self, k: Float[Tensor, "batch *length d_model"], v: Float[Tensor, "batch *length d_model"]
+    ) -> Float[Tensor, "batch d_head d_head *length head"]:
+        """Outer product of key and value in each head: key entry first, then value entry."""
+        return self._split(k)[:, :, None] * self._split(v)[:, None]
+
+    def _read(
+        self,
+        q: Float[Tensor, "batch *length d_model"],
+        kv: Float[Tensor, "batch d_head d_head *length head"],
+    ) -> Float[Tensor, "batch *length d_model"]:
+        """Contract the key entries with the query, and mix the heads."""
+        o = (self._split(q)[:, :, None] * kv).sum(dim=1)  # (batch, d_head, *length, head)
+        # Differs from the official PyTorch path, which flattens wider heads as (entry, head):
+        # algorithm 1 and the fused kernel order them as (head, entry), as the queries are.
+        return self.out_proj(o.movedim(1, -1).flatten(-2))
+
+    def _split(
+        self, x: Float[Tensor, "batch *length d_model"]
+    ) -> Float[Tensor, "batch d_head *length head"]:
+        """Entries of each head as an axis of their own; channel = head * d_head + entry."""
+        return x.unflatten(-1, (-1, self.d_head)).movedim(-1, 1)

@@ -1,0 +1,36 @@
+"""Ladder: the same layers again and again, with the same weights."""
+
+from collections.abc import Sequence
+
+from stateline.errors import InputError
+from stateline.layers.base import AnyLayer
+from stateline.layers.compose import Chain
+
+
+class Ladder(Chain):
+    r"""Apply one core several times: :math:`h^{(n)} = \mathrm{core}(h^{(n-1)})`, :math:`h^{(0)} = x`.
+
+    Each pass has a core state of its own, since it sees another sequence than the pass before it. With
+    a core of several blocks the order is ABAB; AABB is a stack of ladders of one block each.
+
+    Args:
+        core: Any sequence layer.
+        passes: How often it is applied.
+
+    Raises:
+        InputError: If ``passes`` is not positive.
+
+    References:
+        Ju et al., "Staircase Attention for Recurrent Processing of Sequences", 2021, section 3.4.
+    """
+
+    def __init__(self, core: AnyLayer, *, passes: int = 2) -> None:
+        super().__init__(core.d_model)
+        if passes < 1:
+            raise InputError(f"passes must be at least 1, got passes={passes}")
+        self.core, self.passes = core, passes
+
+    @property
+    def links(self) -> Sequence[AnyLayer]:
+        """The core, once per pass."""
+        return (self.core,) * self.passes

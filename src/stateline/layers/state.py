@@ -1,0 +1,169 @@
+"""What can be done with the state of any layer: it is a value, a tree of batch-first tensors."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from stateline.errors import InputError
+from stateline.files import write_atomically
+
+State = Any
+"""A tensor with one row per sequence, or a (named) tuple of states.
+
+A named tuple may say more about itself: ``accumulators`` names the fields whose precision
+:func:`to` leaves alone, and a static method ``cat`` joins states whose tensors differ in shape.
+"""
+
+_FORMAT = "stateline-state-1"
+
+
+def select_rows(state: State, rows: Sequence[int] | Tensor) -> State:
+    """Copy of some rows, in the given order; a row may be taken more than once (a fork).
+
+    Example:
+        >>> select_rows((torch.tensor([1, 2, 3]),), [2, 2])
+        (tensor([3, 3]),)
+    """
+    return pytree.tree_map(lambda t: t[torch.as_tensor(rows, device=t.device)], state)
+
+
+def cat_states(states: Sequence[State]) -> State:
+    """Join states, which may be of different ages, into one batch; rows keep the given order."""
+    first = states[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(states))
+    if hasattr(first, "cat"):
+        return first.cat(states)
+    return _like(first, [cat_states(parts) for parts in zip(*states, strict=True)])
+
+
+def detach(state: State) -> State:
+    """The same state, cut off from the graph that computed it."""
+    return pytree.tree_map(lambda t: t.detach(), state)
+
+
+def to(
+    state: State, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> State:
+    """Move a state; the dtype applies to activation-like leaves only.
+
+    Positions stay integers, and accumulators keep their precision.
+
+    Args:
+        state: Any state.
+        device: Where it shall be.
+        dtype: Floating-point type of keys, values and past inputs.
+
+    Returns:
+        The moved state.
+    """
+
+    def move(part: State, keeps_dtype: bool) -> State:
+        if isinstance(part, Tensor):
+            fixed = keeps_dtype or not part.is_floating_point()
+            return part.to(device=device, dtype=part.dtype if fixed else dtype)
+        names = getattr(part, "_fields", range(len(part)))
+        accumulators = getattr(part, "accumulators", ())
+        moved = [move(p, name in accumulators) for name, p in zip(names, part, strict=True)]
+        return _like(part, moved)
+
+    return move(state, False)
+
+
+def nbytes(state: State) -> int:
+    """Bytes that the state's tensors hold.
+
+    Example:
+        >>> nbytes((torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)))
+        40
+    """
+    return sum(t.numel() * t.element_size() for t in pytree.tree_leaves(state))
+
+
+def save_state(path: str | Path, state: State, layer: nn.Module) -> None:
+    """Write a state to a safetensors file, with the fingerprint of the layer it belongs to.
+
+    Args:
+        path: File to write, atomically.
+        state: State of ``layer``.
+        layer: The layer or model that computed it.
+
+    Raises:
+        InputError: If the file cannot be written.
+    """
+    tensors = {name: leaf.detach().contiguous().clone() for name, leaf in _named_leaves(state)}
+    metadata = {"format": _FORMAT, **fingerprint(layer)}
+    write_atomically(Path(path), lambda file: save_file(tensors, file, metadata=metadata))
+
+
+def load_state(path: str | Path, layer: Any, *, force: bool = False) -> State:
+    """Read a state written by :func:`save_state`, onto the layer's device.
+
+    Args:
+        path: File to read.
+        layer: The layer or model that will go on from it.
+        force: Accept a state that other weights or another configuration computed.
+
+    Returns:
+        The state, ready for ``layer.forward_chunk``.
+
+    Raises:
+        InputError: If the file is missing, damaged, not a state, or of another layer.
+    """
+    template = layer.init_state(1)
+    names = [name for name, _ in _named_leaves(template)]
+    device = next(layer.parameters()).device
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            _check_fingerprint(Path(path), metadata, fingerprint(layer), force)
+            if set(file.keys()) != set(names):
+                raise InputError(f"{path} holds the state of another kind of layer")
+            leaves = [file.get_tensor(name) for name in names]
+    except FileNotFoundError as error:
+        raise InputError(f"no such state file: {path}") from error
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"cannot read {path} as a state: {error}; save it again") from error
+    return pytree.tree_unflatten(leaves, pytree.tree_structure(template))
+
+
+def fingerprint(layer: nn.Module) -> dict[str, str]:
+    """Hashes of a layer's configuration and of its weights."""
+    config, weights = hashlib.sha256(), hashlib.sha256()
+    config.update(f"{type(layer).__name__} {getattr(layer, 'config', None)}".encode())
+    for name, tensor in layer.state_dict().items():
+        config.update(json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode())
+        weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return {"config": config.hexdigest(), "weights": weights.hexdigest()}
+
+
+def _check_fingerprint(
+    path: Path, found: dict[str, str], wanted: dict[str, str], force: bool
+) -> None:
+    if found.get("format") != _FORMAT:
+        raise InputError(f"{path} is not a state file (wanted format {_FORMAT})")
+    for part, meaning in (("config", "another configuration"), ("weights", "other weights")):
+        if found.get(part) != wanted[part] and not force:
+            raise InputError(
+                f"{path} was saved by a model with {meaning}; load it with the model that saved it, "
+                "or with force to override"
+            )
+
+
+def _named_leaves(state: State) -> list[tuple[str, Tensor]]:
+    leaves, _ = pytree.tree_flatten_with_path(state)
+    return [(pytree.keystr(path), leaf) for path, leaf in leaves]
+
+
+def _like(part: State, parts: Sequence[State]) -> State:
+    """Tuple of the same type as ``part``."""
+    make: Callable[..., State] = getattr(part, "_make", tuple)
+    return make(parts)

@@ -1,0 +1,41 @@
+"""Pure functions on tensors: no parameters, no configuration, state in and state out.
+
+Each op has a folder, each backend a file in it; ``OPS`` is the table of contents.
+"""
+
+from collections.abc import Mapping
+from types import ModuleType
+
+from stateline.ops.attention import BACKENDS as _ATTENTION
+from stateline.ops.attention import attention
+from stateline.ops.backend import use_backend
+from stateline.ops.convolution import slide
+from stateline.ops.diagonal_ssm import BACKENDS as _DIAGONAL_SSM
+from stateline.ops.diagonal_ssm import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
+from stateline.ops.fft_conv import BACKENDS as _FFT_CONV
+from stateline.ops.fft_conv import fft_conv
+from stateline.ops.lstm import BACKENDS as _LSTM
+from stateline.ops.lstm import lstm
+from stateline.ops.short_conv import BACKENDS as _SHORT_CONV
+from stateline.ops.short_conv import short_conv
+
+OPS: Mapping[str, Mapping[str, ModuleType]] = {
+    "attention": _ATTENTION,
+    "diagonal_ssm": _DIAGONAL_SSM,
+    "fft_conv": _FFT_CONV,
+    "lstm": _LSTM,
+    "short_conv": _SHORT_CONV,
+}
+
+__all__ = [
+    "OPS",
+    "attention",
+    "diagonal_ssm",
+    "diagonal_ssm_chunk",
+    "diagonal_ssm_step",
+    "fft_conv",
+    "lstm",
+    "short_conv",
+    "slide",
+    "use_backend",
+]

@@ -1,0 +1,30 @@
+"""The definition of causal attention: all scores at once."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def attention(
+    q: Float[Tensor, "batch length head d_head"],
+    k: Float[Tensor, "batch slot head d_head"],
+    v: Float[Tensor, "batch slot head d_head"],
+    start: Int[Tensor, " batch"] | None,
+    slopes: Float[Tensor, " head"] | None,
+    windows: Int[Tensor, " head"] | None,
+) -> Float[Tensor, "batch length head d_head"]:
+    """Softmax over the allowed scores, in float32 or better."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    queries = torch.arange(q.shape[1], device=q.device)
+    if start is not None:
+        queries = start[:, None] + queries
+    distance = queries[..., :, None] - torch.arange(k.shape[1], device=q.device)
+    distance = distance.unsqueeze(-3)  # (batch or nothing, 1, length, slot)
+    scores = torch.einsum("bthd,bshd->bhts", q.to(dtype), k.to(dtype)) * q.shape[-1] ** -0.5
+    if slopes is not None:
+        scores = scores - slopes.to(dtype)[:, None, None] * distance
+    allowed = distance >= 0
+    if windows is not None:
+        allowed = allowed & (distance < windows[:, None, None])
+    weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
+    return torch.einsum("bhts,bshd->bthd", weights, v.to(dtype)).to(q.dtype)

@@ -1,0 +1,42 @@
+"""What the causal convolutions share: the past of a signal, and how it slides along."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.errors import InputError
+
+
+def convolve_after(
+    past: Float[Tensor, "*batch past channel"] | None,
+    u: Float[Tensor, "*batch length channel"],
+    kernel: Float[Tensor, "channel taps"],
+    convolve: Callable[[Tensor, Tensor], Tensor],
+) -> Float[Tensor, "*batch length channel"]:
+    """Convolve ``u``, which follows ``past`` (zeros if ``None``), with a causal kernel per channel.
+
+    Raises:
+        InputError: If ``u`` and ``kernel`` disagree on the number of channels.
+    """
+    if kernel.shape[0] != u.shape[-1]:
+        raise InputError(
+            f"a convolution needs one kernel per channel: u has {u.shape[-1]} channels "
+            f"(shape {tuple(u.shape)}), kernel has {kernel.shape[0]} (shape {tuple(kernel.shape)})"
+        )
+    if past is None:
+        return convolve(u, kernel)
+    return convolve(torch.cat([past.to(u.dtype), u], dim=-2), kernel)[..., past.shape[-2] :, :]
+
+
+def slide(
+    past: Float[Tensor, "*batch past channel"], u: Float[Tensor, "*batch length channel"]
+) -> Float[Tensor, "*batch past channel"]:
+    """Inputs before the next chunk: as many of the latest as ``past`` holds, oldest first.
+
+    Example:
+        >>> slide(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])).flatten()
+        tensor([2., 3.])
+    """
+    return torch.cat([past, u.to(past.dtype)], dim=-2)[..., u.shape[-2] :, :]

@@ -1,0 +1,91 @@
+r"""Diagonal state space model by convolution and matrix products, on any device.
+
+Every power of the transition is a product of two from small tables,
+:math:`a^{iJ + j} = a^{iJ} a^j` with :math:`j < J \approx \sqrt L`, so that L powers cost
+:math:`2\sqrt L` exponentials and one real matrix product. The tables are computed in float64.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.ops.fft_conv.pytorch import fft_conv
+from stateline.ops.planes import exponential, multiply
+
+
+def diagonal_ssm(
+    u: Float[Tensor, "*batch length channel"],
+    log_a: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "channel mode 2"],
+) -> Float[Tensor, "*batch length channel"]:
+    """Convolve with the impulse response."""
+    length = u.shape[-2]
+    inner, outer = _tables(log_a, length, first=0)
+    kernel = _readout(multiply(c, b), inner, outer)[:, :length]
+    return fft_conv(u, kernel.to(torch.promote_types(u.dtype, torch.float32)))
+
+
+def diagonal_ssm_chunk(
+    u: Float[Tensor, "*batch length channel"],
+    log_a: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "channel mode 2"],
+    state: Float[Tensor, "*batch channel mode 2"],
+) -> tuple[Float[Tensor, "*batch length channel"], Float[Tensor, "*batch channel mode 2"]]:
+    r"""Add what the state before the chunk still contributes, :math:`2\,\mathrm{Re}\,c\,a^{t+1} x`."""
+    length = u.shape[-2]
+    inner, outer = _tables(log_a, length, first=1)
+    inner, outer = inner.to(state.dtype), outer.to(state.dtype)
+    from_state = _readout(multiply(c, state), inner, outer)[..., :length].mT
+    y = diagonal_ssm(u, log_a, b, c) + from_state.to(u.dtype)
+    kept = multiply(exponential(length * log_a), state)
+    return y, kept + multiply(b, _driven(u.to(state.dtype), log_a))
+
+
+def _tables(
+    log_a: Float[Tensor, "channel mode 2"], length: int, first: int
+) -> tuple[Float[Tensor, "channel mode inner 2"], Float[Tensor, "channel mode outer 2"]]:
+    """Powers 0..J-1, and first, first + J, ... up to the length."""
+    size = 1 << (max(length - 1, 0).bit_length() + 1) // 2
+    return (
+        _powers(log_a, start=0, stride=1, count=size),
+        _powers(log_a, start=first, stride=size, count=math.ceil(length / size)),
+    )
+
+
+def _powers(
+    log_a: Float[Tensor, "channel mode 2"], start: int, stride: int, count: int
+) -> Float[Tensor, "channel mode count 2"]:
+    """Transition to the powers start, start + stride, ..."""
+    exponents = start + stride * torch.arange(count, device=log_a.device)
+    precise = log_a if log_a.device.type == "mps" else log_a.double()  # mps has no float64
+    return exponential(precise[..., None, :] * exponents[:, None]).to(log_a.dtype)
+
+
+def _readout(
+    weight: Float[Tensor, "*batch channel mode 2"],
+    inner: Float[Tensor, "channel mode inner 2"],
+    outer: Float[Tensor, "channel mode outer 2"],
+) -> Float[Tensor, "*batch channel length"]:
+    r"""Signal :math:`2\,\mathrm{Re} \sum_n w_n a_n^t` for as many t as the two tables span."""
+    scaled = 2 * multiply(weight[..., None, :], outer)
+    left = torch.cat([scaled[..., 0], -scaled[..., 1]], dim=-2).mT  # (*batch, channel, outer, 2 mode)
+    right = torch.cat([inner[..., 0], inner[..., 1]], dim=-2)  # (channel, 2 mode, inner)
+    return (left @ right).flatten(-2)
+
+
+def _driven(
+    u: Float[Tensor, "*batch length channel"], log_a: Float[Tensor, "channel mode 2"]
+) -> Float[Tensor, "*batch channel mode 2"]:
+    r"""State that the inputs alone leave behind: :math:`\sum_t a^{L-1-t} u_t`."""
+    length = u.shape[-2]
+    inner, outer = (table.to(u.dtype) for table in _tables(log_a, length, first=0))
+    size, count = inner.shape[-2], outer.shape[-2]
+    early = torch.nn.functional.pad(u, (0, 0, size * count - length, 0))  # zeros leave nothing
+    blocks = early.mT.unflatten(-1, (count, size))  # (*batch, channel, outer, inner)
+    real, imag = (blocks @ inner[..., plane].flip(-1).mT for plane in (0, 1))
+    partial = torch.stack([real, imag], dim=-1)  # (*batch, channel, outer, mode, 2)
+    return multiply(partial, outer.flip(-2).transpose(1, 2)).sum(dim=-3)

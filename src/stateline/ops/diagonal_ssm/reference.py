@@ -1,0 +1,38 @@
+"""The definition of a diagonal state space model: its recurrence, in complex numbers."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def diagonal_ssm(
+    u: Float[Tensor, "*batch length channel"],
+    log_a: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "channel mode 2"],
+) -> Float[Tensor, "*batch length channel"]:
+    """Run the recurrence from the zero state."""
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    zeros = torch.zeros(*u.shape[:-2], *log_a.shape, dtype=dtype, device=u.device)
+    return diagonal_ssm_chunk(u, log_a, b, c, zeros)[0]
+
+
+def diagonal_ssm_chunk(
+    u: Float[Tensor, "*batch length channel"],
+    log_a: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "channel mode 2"],
+    state: Float[Tensor, "*batch channel mode 2"],
+) -> tuple[Float[Tensor, "*batch length channel"], Float[Tensor, "*batch channel mode 2"]]:
+    """Run the recurrence, one input after the other."""
+    a, b_c, c_c = _complex(log_a).exp(), _complex(b), _complex(c)
+    x, outputs = _complex(state), []
+    for u_t in u.unbind(dim=-2):
+        x = a * x + b_c * u_t[..., None]
+        outputs.append(2 * (c_c * x).sum(dim=-1).real)
+    return torch.stack(outputs, dim=-2).to(u.dtype), torch.view_as_real(x)
+
+
+def _complex(planes: Float[Tensor, "*shape 2"]) -> Tensor:
+    """Planes as one complex tensor; copied, since a view needs 16-byte alignment in float64."""
+    return torch.complex(planes[..., 0], planes[..., 1])

@@ -1,0 +1,51 @@
+"""Causal long convolution, in O(L log L) by the fast Fourier transform."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.ops.backend import choose
+from stateline.ops.convolution import convolve_after
+from stateline.ops.fft_conv import reference
+from stateline.ops.fft_conv import pytorch
+
+BACKENDS = {"torch": pytorch, "reference": reference}
+
+
+def fft_conv(
+    u: Float[Tensor, "*batch length channel"],
+    kernel: Float[Tensor, "channel taps"],
+    past: Float[Tensor, "*batch past channel"] | None = None,
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "*batch length channel"]:
+    r"""Convolve every channel of ``u`` with its own causal kernel.
+
+    Computes :math:`y_t = \sum_{s \ge 0} k_s\, u_{t-s}`. The FFT runs in float32 (float64 for float64
+    input) whatever the input dtype. Only ``u`` and ``kernel`` are kept for the backward pass.
+
+    Args:
+        u: Input signal.
+        kernel: Impulse response of each channel. Taps that reach back beyond the first input
+            meet zeros.
+        past: Inputs before ``u``, oldest first; ``None`` means zeros. It is the state of a layer
+            that convolves chunk by chunk: see :func:`stateline.ops.slide`.
+        backend: Implementation, by default the fastest.
+
+    Returns:
+        Output signal, in the dtype of ``u``.
+
+    Raises:
+        InputError: If ``u`` and ``kernel`` disagree on the number of channels.
+
+    Example:
+        A kernel of one unit tap, delayed by two steps, delays the signal by two steps.
+
+        >>> import torch
+        >>> u = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]])
+        >>> fft_conv(u, torch.tensor([[0.0, 0.0, 1.0]])).flatten().round().abs()
+        tensor([0., 0., 1., 2.])
+
+    References:
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 4.1.
+    """
+    return convolve_after(past, u, kernel, choose("fft_conv", BACKENDS, backend).fft_conv)

@@ -1,0 +1,57 @@
+"""Causal convolution by PyTorch's FFT, on any device."""
+
+import torch
+from torch import Tensor
+
+from stateline.ops.library import define_op
+
+
+def _forward(u: Tensor, kernel: Tensor) -> Tensor:
+    u_f, k_f, n = _spectra(u, kernel)
+    y = torch.fft.irfft(u_f * k_f, n=n)[..., : u.shape[-2]]
+    return y.mT.to(u.dtype).contiguous()
+
+
+def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """Correlate the output gradient with the kernel, and with the signal."""
+    length, taps = u.shape[-2], kernel.shape[1]
+    u_f, k_f, n = _spectra(u, kernel)
+    g_f = torch.fft.rfft(grad.to(_compute_dtype(u)).mT, n=n)
+    grad_u = torch.fft.irfft(g_f * k_f.conj(), n=n)[..., :length]
+    products = g_f * u_f.conj()
+    summed = products.reshape(-1, *products.shape[-2:]).sum(dim=0)  # batch rows share the kernel
+    grad_kernel = torch.fft.irfft(summed, n=n)[:, : min(taps, length)]
+    missing = taps - grad_kernel.shape[1]
+    return (
+        grad_u.mT.to(u.dtype).contiguous(),
+        torch.nn.functional.pad(grad_kernel, (0, missing)).to(kernel.dtype),
+    )
+
+
+def _spectra(u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Spectra of signal and kernel on a grid on which nothing wraps around."""
+    length = u.shape[-2]
+    taps = kernel[:, :length].to(_compute_dtype(u))
+    n = _fast_length(length + taps.shape[1] - 1)
+    return torch.fft.rfft(u.to(taps.dtype).mT, n=n), torch.fft.rfft(taps, n=n), n
+
+
+def _compute_dtype(u: Tensor) -> torch.dtype:
+    """Half-precision FFTs exist on some devices only, and for powers of two only."""
+    return torch.promote_types(u.dtype, torch.float32)
+
+
+def _fast_length(n: int) -> int:
+    """Smallest even number from ``n`` on without prime factors above 5: a large one slows the FFT."""
+    n += n % 2
+    while True:
+        rest = n
+        for factor in (2, 3, 5):
+            while rest % factor == 0:
+                rest //= factor
+        if rest == 1:
+            return n
+        n += 2
+
+
+fft_conv = define_op("fft_conv", _forward, _backward)

@@ -1,0 +1,93 @@
+"""LSTM by PyTorch's own kernel; under ``torch.compile``, which cannot trace it, by an operator."""
+
+import torch
+from torch import Tensor
+
+from stateline.ops.library import define_op
+
+
+def lstm(
+    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the fused kernel."""
+    if torch.compiler.is_compiling():
+        outputs, cells = _traceable_lstm(x, h, c, w_ih, w_hh, b_ih, b_hh).unbind(dim=0)
+        return outputs, outputs[:, -1], cells[:, -1]
+    y, h, c = torch.lstm(
+        x,
+        (h[None], c[None]),
+        (w_ih, w_hh, b_ih, b_hh),
+        has_biases=True,
+        num_layers=1,
+        dropout=0.0,
+        train=torch.is_grad_enabled(),
+        bidirectional=False,
+        batch_first=True,
+    )
+    return y, h[0], c[0]
+
+
+def _forward(
+    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
+) -> Tensor:
+    """All outputs and all cells: (2, batch, length, d_hidden)."""
+    return _run(x, h, c, w_ih, w_hh, b_ih + b_hh)[0]
+
+
+def _run(
+    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs and cells as in ``_forward``, and the gates (batch, length, 4, d_hidden)."""
+    from_input = x @ w_ih.T + bias
+    history, all_gates = [], []
+    for t in range(x.shape[1]):
+        gates = torch.addmm(from_input[:, t], h, w_hh.T).unflatten(-1, (4, -1))
+        i, f, o = gates[:, [0, 1, 3]].sigmoid().unbind(dim=1)
+        g = gates[:, 2].tanh()
+        c = f * c + i * g
+        h = o * c.tanh()
+        history.append(torch.stack([h, c]))
+        all_gates.append(torch.stack([i, f, g, o], dim=1))
+    return torch.stack(history, dim=2), torch.stack(all_gates, dim=1)
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor,
+    b_hh: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Backpropagate through time, from recomputed gates."""
+    history, gates = _run(x, h, c, w_ih, w_hh, b_ih + b_hh)
+    before = torch.cat([torch.stack([h, c])[:, :, None], history[:, :, :-1]], dim=2)
+    grad_h, grad_c = torch.zeros_like(h), torch.zeros_like(c)
+    grad_gates = torch.empty_like(gates)
+    for t in reversed(range(x.shape[1])):
+        i, f, g, o = gates[:, t].unbind(dim=1)
+        squashed = history[1, :, t].tanh()
+        grad_h = grad_h + grad[0, :, t]
+        grad_c = grad_c + grad[1, :, t] + grad_h * o * (1 - squashed.square())
+        grad_gates[:, t, 0] = grad_c * g * i * (1 - i)
+        grad_gates[:, t, 1] = grad_c * before[1, :, t] * f * (1 - f)
+        grad_gates[:, t, 2] = grad_c * i * (1 - g.square())
+        grad_gates[:, t, 3] = grad_h * squashed * o * (1 - o)
+        grad_c = grad_c * f
+        grad_h = grad_gates[:, t].flatten(1) @ w_hh
+    flat = grad_gates.flatten(2)  # (batch, length, gates)
+    grad_bias = flat.sum(dim=(0, 1))
+    return (
+        flat @ w_ih,
+        grad_h,
+        grad_c,
+        torch.einsum("btg,btd->gd", flat, x),
+        torch.einsum("btg,btd->gd", flat, before[0]),
+        grad_bias,
+        grad_bias.clone(),
+    )
+
+
+_traceable_lstm = define_op("lstm", _forward, _backward)

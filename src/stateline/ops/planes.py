@@ -1,0 +1,31 @@
+"""Complex numbers as two real planes: a last axis of length 2 holds the real and imaginary part."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Planes = Float[Tensor, "*shape 2"]
+
+
+def multiply(a: Float[Tensor, "*a 2"], b: Float[Tensor, "*b 2"]) -> Float[Tensor, "*ab 2"]:
+    """Product of complex numbers (leading axes broadcast).
+
+    Example:
+        >>> multiply(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
+        tensor([-1.,  0.])
+    """
+    real = a[..., 0] * b[..., 0] - a[..., 1] * b[..., 1]
+    imag = a[..., 0] * b[..., 1] + a[..., 1] * b[..., 0]
+    return torch.stack([real, imag], dim=-1)
+
+
+def divide(a: Float[Tensor, "*a 2"], b: Float[Tensor, "*b 2"]) -> Float[Tensor, "*ab 2"]:
+    """Quotient of complex numbers (leading axes broadcast)."""
+    conjugate = torch.stack([b[..., 0], -b[..., 1]], dim=-1)
+    return multiply(a, conjugate) / b.square().sum(dim=-1, keepdim=True)
+
+
+def exponential(log: Planes) -> Planes:
+    """Exponential function of complex numbers."""
+    magnitude, angle = log[..., 0].exp(), log[..., 1]
+    return torch.stack([magnitude * angle.cos(), magnitude * angle.sin()], dim=-1)

@@ -1,0 +1,44 @@
+"""Causal convolution with a kernel of a few taps."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.ops.backend import choose
+from stateline.ops.convolution import convolve_after
+from stateline.ops.short_conv import reference
+from stateline.ops.short_conv import pytorch
+
+BACKENDS = {"torch": pytorch, "reference": reference}
+
+
+def short_conv(
+    u: Float[Tensor, "*batch length channel"],
+    kernel: Float[Tensor, "channel taps"],
+    past: Float[Tensor, "*batch past channel"] | None = None,
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "*batch length channel"]:
+    r"""Convolve every channel of ``u`` with its own short causal kernel.
+
+    The same function as :func:`stateline.ops.fft_conv`,
+    :math:`y_t = \sum_{s \ge 0} k_s\, u_{t-s}`, tap by tap as long as that is the faster way.
+
+    Args:
+        u: Input signal.
+        kernel: Impulse response of each channel.
+        past: Inputs before ``u``, oldest first; ``None`` means zeros.
+        backend: Implementation, by default the fastest.
+
+    Returns:
+        Output signal, in the dtype of ``u``.
+
+    Raises:
+        InputError: If ``u`` and ``kernel`` disagree on the number of channels.
+
+    Example:
+        >>> import torch
+        >>> u = torch.tensor([[[1.0], [2.0], [4.0]]])
+        >>> short_conv(u, torch.tensor([[1.0, -1.0]])).flatten()
+        tensor([1., 1., 2.])
+    """
+    return convolve_after(past, u, kernel, choose("short_conv", BACKENDS, backend).short_conv)
