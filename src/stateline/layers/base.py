@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -108,7 +108,7 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
         """
         return 2.0 * sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SequenceLayer[StateT]":
         """Move or cast; parameters that keep float32 are moved, but not cast to half precision."""
         if not self.keeps_float32:
             return super()._apply(fn, recurse)

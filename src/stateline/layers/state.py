@@ -127,7 +127,7 @@ def load_state(path: str | Path, layer: Any, *, force: bool = False) -> State:
             _check_fingerprint(Path(path), metadata, fingerprint(layer), force)
             if set(file.keys()) != set(names):
                 raise InputError(f"{path} holds the state of another kind of layer")
-            leaves = [file.get_tensor(name) for name in names]
+            leaves = [file.get_tensor(name).clone() for name in names]  # aligned memory
     except FileNotFoundError as error:
         raise InputError(f"no such state file: {path}") from error
     except (SafetensorError, OSError) as error:

@@ -1,0 +1,1 @@
+"""Whole models: the pattern grammar, their configuration, their size, and their files."""

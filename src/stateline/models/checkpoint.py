@@ -1,0 +1,60 @@
+"""A model on disk: ``config.json`` beside ``model.safetensors``."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from stateline.errors import InputError
+from stateline.files import write_atomically, write_text
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def save_model(model: LanguageModel, folder: str | Path) -> None:
+    """Write a model into a folder, each file atomically.
+
+    Raises:
+        InputError: If the folder cannot be written to.
+    """
+    tensors = {name: t.detach().contiguous() for name, t in model.state_dict().items()}
+    write_atomically(Path(folder) / WEIGHTS, lambda file: save_file(tensors, file))
+    write_text(Path(folder) / CONFIG, model.config.to_json())
+
+
+def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> LanguageModel:
+    """Read a model written by :func:`save_model`.
+
+    Args:
+        folder: Where it lies.
+        device: Where its weights shall be.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        InputError: If a file is missing or damaged, or the weights are of another configuration.
+    """
+    config_file, weights_file = Path(folder) / CONFIG, Path(folder) / WEIGHTS
+    for file in (config_file, weights_file):
+        if not file.is_file():
+            raise InputError(f"no model in {folder}: {file.name} is missing")
+    try:
+        config = ModelConfig.from_json(config_file.read_text(encoding="utf-8"))
+        tensors = load_file(weights_file, device=str(device))
+    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the model in {folder} is damaged: {error}; save or train it again") from error
+    model = LanguageModel(config)
+    wanted = {name: t.shape for name, t in model.state_dict().items()}
+    found = {name: t.shape for name, t in tensors.items()}
+    if wanted != found:
+        differing = sorted(set(wanted.items()) ^ set(found.items()))
+        raise InputError(
+            f"the weights in {folder} do not fit its {CONFIG}: they differ in {differing[0][0]!r}; "
+            "the two files must come from one model"
+        )
+    model.load_state_dict(tensors)
+    return model.to(device).eval()

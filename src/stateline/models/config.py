@@ -1,0 +1,65 @@
+"""What a language model is made of, as plain data."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stateline.errors import InputError, unknown_name
+from stateline.models.pattern import Value
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A language model.
+
+    Attributes:
+        pattern: The layers, for example ``"attention(position=rope) h3*2"``.
+        vocab_size: Number of tokens.
+        d_model: Width of the residual stream.
+        norm: Normalisation before each layer and at the end: ``layer`` or ``rms``.
+        feed_forward: What follows each layer that wants one: ``gelu``, ``relu``, ``swiglu`` or
+            ``none``.
+        tie_embeddings: Whether the output matrix is the embedding.
+        max_len: With a number, positions have learned embeddings, and no input may be longer;
+            without, there are none, and no limit.
+        layers: Keywords for all layers of a kind, which a pattern may override.
+    """
+
+    pattern: str
+    vocab_size: int
+    d_model: int = 64
+    norm: Literal["layer", "rms"] = "layer"
+    feed_forward: Literal["gelu", "relu", "swiglu", "none"] = "gelu"
+    tie_embeddings: bool = True
+    max_len: int | None = None
+    layers: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The configuration as a JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> "ModelConfig":
+        """Read a configuration written by :meth:`to_json`.
+
+        Raises:
+            InputError: If the text is not JSON, or names an unknown setting, or lacks one.
+
+        Example:
+            >>> config = ModelConfig("h3*2", vocab_size=256)
+            >>> ModelConfig.from_json(config.to_json()) == config
+            True
+        """
+        try:
+            values: dict[str, Any] = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"the model configuration is not JSON: {error}") from error
+        known = [f.name for f in dataclasses.fields(ModelConfig)]
+        for name in values:
+            if name not in known:
+                raise unknown_name("model setting", name, known)
+        if missing := {"pattern", "vocab_size"} - set(values):
+            raise InputError(f"the model configuration lacks {', '.join(sorted(missing))}")
+        return ModelConfig(**values)

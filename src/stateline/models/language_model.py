@@ -1,0 +1,143 @@
+"""A language model: itself a sequence layer, from tokens to logits."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers import NORMS, Residual, SequenceLayer
+from stateline.models.build import build_stack
+from stateline.models.config import ModelConfig
+
+INIT_STD = 0.02
+
+
+class LanguageModelState(NamedTuple):
+    """Number of tokens seen, and the states of the layers."""
+
+    position: Int[Tensor, " batch"]
+    layers: tuple[Any, ...]
+
+
+class LanguageModel(SequenceLayer[LanguageModelState]):
+    r"""Embedding, blocks, normalisation, and a linear map to the logits of the next token.
+
+    Linear maps and embeddings start from a normal distribution of width 0.02, biases from zero; the
+    maps that end a residual branch are scaled down by the root of the number of branches. State space
+    and LSTM parameters keep the initial values of their layers.
+
+    Args:
+        config: What the model is made of.
+
+    Raises:
+        InputError: If the configuration cannot be built.
+
+    Example:
+        >>> model = LanguageModel(ModelConfig("h3 attention", vocab_size=10, d_model=16))
+        >>> model(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 10])
+
+    References:
+        Radford et al., 2019 (GPT-2), for the frame and the initial values.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.d_model)
+        if config.vocab_size < 1 or config.d_model < 1:
+            raise InputError(
+                "vocab_size and d_model must be positive, "
+                f"got vocab_size={config.vocab_size} and d_model={config.d_model}"
+            )
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = nn.Embedding(config.max_len, config.d_model) if config.max_len else None
+        self.stack = build_stack(config)
+        self.norm = NORMS[config.norm](config.d_model)
+        tied = config.tie_embeddings
+        self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self._initialise()
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
+        """No token seen yet."""
+        position = torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device)
+        return LanguageModelState(position, self.stack.init_state(batch_size, capacity=capacity))
+
+    def forward(self, x: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocab"]:
+        """Logits of the next token at every position."""
+        self._check_length(x.shape[1])
+        positions = torch.arange(x.shape[1], device=x.device)
+        return self._logits(self.stack(self._embed(x, positions)))
+
+    def forward_chunk(
+        self, x: Int[Tensor, "batch length"], state: LanguageModelState
+    ) -> tuple[Float[Tensor, "batch length vocab"], LanguageModelState]:
+        """Logits of the next token at every position of the next piece."""
+        self._check_length(x.shape[1], state)
+        positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
+        h, layers = self.stack.forward_chunk(self._embed(x, positions), state.layers)
+        return self._logits(h), LanguageModelState(state.position + x.shape[1], layers)
+
+    def step(
+        self, x: Int[Tensor, " batch"], state: LanguageModelState
+    ) -> tuple[Float[Tensor, "batch vocab"], LanguageModelState]:
+        """Logits of the token after this one."""
+        self._check_length(1, state)
+        h, layers = self.stack.step(self._embed(x, state.position), state.layers)
+        return self._logits(h), LanguageModelState(state.position + 1, layers)
+
+    def step_(
+        self, x: Int[Tensor, " batch"], state: LanguageModelState
+    ) -> Float[Tensor, "batch vocab"]:
+        """Logits of the token after this one; the state is changed in place."""
+        self._check_length(1, state)
+        h = self.stack.step_(self._embed(x, state.position), state.layers)
+        state.position.add_(1)
+        return self._logits(h)
+
+    def example_input(self, batch_size: int, length: int) -> Int[Tensor, "batch length"]:
+        """Random tokens."""
+        shape = (batch_size, length)
+        return torch.randint(self.config.vocab_size, shape, device=self.embedding.weight.device)
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of the layers' states and of the position."""
+        return self.stack.state_bytes(length) + 8
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of the layers and of the output matrix."""
+        return self.stack.flops_per_token(length) + 2.0 * self.embedding.weight.numel()
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        h = self.embedding(tokens)
+        return h if self.positions is None else h + self.positions(positions)
+
+    def _logits(self, h: Tensor) -> Tensor:
+        h = self.norm(h)
+        return F.linear(h, self.embedding.weight) if self.head is None else self.head(h)
+
+    def _check_length(self, new: int, state: LanguageModelState | None = None) -> None:
+        """Learned positions end somewhere; on an accelerator, only a whole input is checked."""
+        limit = self.config.max_len
+        if limit is None or (state is not None and state.position.device.type != "cpu"):
+            return
+        seen = 0 if state is None else int(state.position.max())
+        if seen + new > limit:
+            raise InputError(
+                f"the model has learned positions for max_len={limit} tokens, got {seen + new}; "
+                "give it less, or train one with max_len=None"
+            )
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=INIT_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        # Differs from official H3, which means to scale H3's own output map, too, but misses its name.
+        branches = sum(isinstance(module, Residual) for module in self.modules())
+        for name, parameter in self.named_parameters():
+            if name.endswith("out_proj.weight"):
+                nn.init.normal_(parameter, std=INIT_STD / branches**0.5)

@@ -1,0 +1,64 @@
+"""Numbers and names as people read them."""
+
+from collections.abc import Mapping
+
+DASH = "\N{EN DASH}"
+"""Between the ends of a range, and where a number is missing."""
+
+
+def short_number(value: float) -> str:
+    """A count to three digits.
+
+    Example:
+        >>> short_number(310), short_number(21000), short_number(1_250_000)
+        ('310', '21k', '1.25M')
+    """
+    return _scaled(value, {"G": 1e9, "M": 1e6, "k": 1e3}) or f"{value:.3g}"
+
+
+def short_bytes(value: float) -> str:
+    """A number of bytes to three digits, in powers of 1024.
+
+    Example:
+        >>> short_bytes(512), short_bytes(131072)
+        ('512 B', '128 KiB')
+    """
+    return _scaled(value, {" GiB": 2**30, " MiB": 2**20, " KiB": 2**10}) or f"{value:.0f} B"
+
+
+def _scaled(value: float, units: Mapping[str, float]) -> str:
+    """``value`` in the largest unit that it fills, or nothing; ``units`` from large to small."""
+    for name, unit in units.items():
+        if value >= 0.9995 * unit:
+            return f"{value / unit:.3g}{name}"
+    return ""
+
+
+def words(name: str) -> str:
+    """A name from the results as words.
+
+    Example:
+        >>> words("bits_per_byte")
+        'bits per byte'
+    """
+    return name.replace("_", " ")
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> count(1, "seed"), count(3, "seed")
+        ('1 seed', '3 seeds')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def listing(names: list[str]) -> str:
+    """Names in a sentence.
+
+    Example:
+        >>> listing(["recall", "copying", "text"])
+        'recall, copying and text'
+    """
+    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), *names[-1:]])

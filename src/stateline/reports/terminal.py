@@ -1,0 +1,91 @@
+"""A comparison as one table in the terminal."""
+
+import re
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from stateline.reports.format import DASH, words
+from stateline.reports.sentences import baselines, headline, unfinished
+from stateline.reports.summary import (
+    NOT_SOLVED,
+    PARAMETER_TOLERANCE,
+    Cell,
+    Record,
+    Table,
+    main_table,
+    task_label,
+)
+
+
+def print_results(results: Record, console: Console) -> None:
+    """Print the main table, how to read it, and a line on each task.
+
+    The table stands on its side, with a column per model: so it fits 100 characters for six models,
+    and any number of tasks.
+
+    Args:
+        results: What ``stateline compare`` wrote.
+        console: Where to print.
+    """
+    table = main_table(results)
+    console.print(Text(headline(results), style="bold"))
+    if not results["finished"]:
+        console.print(Text(unfinished(results), style="yellow"))
+    console.print(_draw(table, console.width))
+    console.print(Text(_legend(results, table), style="dim"))
+    for task in results["tasks"]:
+        label = f"\n{task_label(results, task)}: {words(task['metric'])}. "
+        about = f"{task['about']} {baselines(task)}".rstrip()
+        console.print(Text.assemble((label, "bold"), about))
+
+
+def _draw(table: Table, width: int) -> RichTable:
+    labels = [f"  {c.heading}" if c.group else c.heading for c in table.columns]
+    label_width = max(map(len, [*labels, *(column.group for column in table.columns)]))
+    model_width = max((width - label_width) // len(table.models) - 1, 6)
+    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    drawn.add_column("", no_wrap=True)
+    for model in table.models:
+        heading = Text(_fold(model, model_width))
+        drawn.add_column(heading, justify="right", overflow="fold", max_width=model_width)
+    group = ""
+    for column, label in zip(table.columns, labels, strict=True):
+        if column.group != group:
+            group = column.group
+            drawn.add_row(Text(f"\n{group}", style="bold"))
+        drawn.add_row(label, *(_cell(cell, model_width) for cell in column.cells))
+    return drawn
+
+
+def _fold(text: str, width: int) -> str:
+    """A pattern or a spread on lines of ``width``, broken where a reader would."""
+    lines = [""]
+    for piece in re.split(f"(?<=[(,=_ {DASH}])", text):
+        if lines[-1] and len(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
+
+
+def _cell(cell: Cell, width: int) -> Text:
+    mark = "*" if cell.best else "!" if cell.off else ""
+    drawn = Text(_fold(mark + cell.text, width), style="bold" if cell.best else "")
+    return drawn.append(f"\n{_fold(cell.note, width)}" if cell.note else "", style="not bold dim")
+
+
+def _legend(results: Record, table: Table) -> str:
+    """What the marks and words in this table mean, as far as they stand in it."""
+    cells = [cell for column in table.columns for cell in column.cells]
+    off = f"! more than {PARAMETER_TOLERANCE:.0%} off {results['parameters_wanted']:,} parameters."
+    unsolved = "not solved: missed the training length, so not scored at another."
+    seeds = "Several seeds: the median, and beneath it the lowest and highest."
+    said = {
+        "* best of its line.": any(cell.best for cell in cells),
+        off: any(cell.off for cell in cells),
+        unsolved: any(cell.text == NOT_SOLVED.text for cell in cells),
+        seeds: any(cell.note for cell in cells),
+    }
+    return " ".join(text for text, applies in said.items() if applies)

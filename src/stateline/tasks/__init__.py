@@ -1,0 +1,78 @@
+"""Tasks: what a model is trained on and scored at.
+
+``TASKS`` is the table of contents; a new task is one file and one line in it.
+"""
+
+from stateline.errors import InputError, unknown_name
+from stateline.models.pattern import construct, parse_pattern
+from stateline.tasks.associative_recall import AssociativeRecall
+from stateline.tasks.base import (
+    IGNORE,
+    Batch,
+    CorpusTask,
+    GeneratedTask,
+    Problems,
+    Task,
+    generator,
+)
+from stateline.tasks.copying import Copying
+from stateline.tasks.induction_head import InductionHead
+from stateline.tasks.text import Text
+
+__all__ = [
+    "IGNORE",
+    "TASKS",
+    "AssociativeRecall",
+    "Batch",
+    "Copying",
+    "CorpusTask",
+    "GeneratedTask",
+    "InductionHead",
+    "Problems",
+    "Task",
+    "Text",
+    "generator",
+    "make_task",
+]
+
+TASKS: dict[str, type[Task]] = {
+    "associative_recall": AssociativeRecall,
+    "copying": Copying,
+    "induction_head": InductionHead,
+    "text": Text,
+}
+
+
+def make_task(text: str, *, seed: int = 0) -> Task:
+    """Build a task from its name and keywords.
+
+    Args:
+        text: For example ``"copying"`` or ``"copying(max_len=20)"``, in the grammar of patterns.
+        seed: Fixes every batch; not negative.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: If the text is malformed or is not exactly one task, if the task or a keyword
+            is unknown, or if a value cannot be used.
+
+    Example:
+        >>> make_task("copying(max_len=16)").eval_lengths
+        (16, 24, 32, 48, 64)
+        >>> make_task("copyng")
+        Traceback (most recent call last):
+        ...
+        stateline.errors.InputError: unknown task 'copyng': did you mean 'copying'? \
+Known: associative_recall, copying, induction_head, text
+    """
+    item, *others = parse_pattern(text)
+    if others or item.core or item.repeat > 1:
+        raise InputError(
+            f"a task is one name with keywords, such as 'copying(max_len=20)', got {text!r}"
+        )
+    if item.name not in TASKS:
+        raise unknown_name("task", item.name, TASKS)
+    if seed < 0:
+        raise InputError(f"seed must be 0 or more, got seed={seed}")
+    return construct("task", item.name, TASKS[item.name], item.keywords, seed)

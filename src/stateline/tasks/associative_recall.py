@@ -1,0 +1,143 @@
+"""Associative recall: which value came with this key?"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.tasks.base import Batch, GeneratedTask, Problems, generator
+
+_MAX_KEYS = 65_536
+
+
+class AssociativeRecall(GeneratedTask):
+    """Read pairs of a key and a value, then tell the value of one of the keys.
+
+    .. code-block:: text
+
+        example := pair{length // (key_length + 1)} "=>" pair
+        pair    := key value
+        key     := key_token{key_length}
+
+    Each example draws a new table with one value for every key, values with replacement. The keys
+    of its pairs are drawn uniformly, with replacement. The last pair asks for a key that is drawn
+    uniformly from those present, however often each occurs; its value is the answer.
+
+    Of the V token ids, 0 is "." (never used), the next ``V/2 - 1`` are key tokens, as many after
+    them are value tokens, and ``V - 1`` is "=>".
+
+    Training has a target at every position, as in the official code. Most of them are random, so
+    the loss stays far above zero; a model that gets every target right looks into the future.
+
+    Args:
+        seed: Fixes every batch.
+        vocab_size: V, even. The default, 4 keys and 4 values, is the setting of the paper.
+        length: Tokens in the pairs of a training example.
+        key_length: Tokens in a key.
+        batch_size: Examples in a training batch.
+
+    Raises:
+        InputError: If the sizes leave no key, no value or no pair, or make too many keys.
+
+    Example:
+        >>> prompts, answers = AssociativeRecall().problems(length=8, index=0)
+        >>> prompts[0], answers[0]  # 4 pairs, "=>", key; value
+        (tensor([3, 7, 1, 7, 2, 5, 3, 7, 9, 1]), tensor([7]))
+
+    References:
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics are
+        those of ``ICLDataModule`` in HazyResearch/safari without its fixed training set.
+    """
+
+    title = "Associative recall"
+    about = (
+        "Tells whether a model can compare keys and retrieve a value at all. It does not tell how "
+        "much a model can hold: a table of 4 keys fits the state of an LSTM, which solves it too. "
+        "Guessing the commonest value, whatever the key, already gives 0.5 (4 keys, 4 values)."
+    )
+    metric = "accuracy"
+    solved_at = 0.97
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 4000,
+        "learning_rate": 1e-3,
+        "schedule": "constant",
+        "eval_every": 100,
+        "stop_at": 0.99,
+    }
+    problems_per_batch: ClassVar[int] = 128
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        vocab_size: int = 10,
+        length: int = 20,
+        key_length: int = 1,
+        batch_size: int = 32,
+    ) -> None:
+        if vocab_size < 4 or vocab_size % 2:
+            raise InputError(
+                "vocab_size must be even and at least 4, for two special tokens and as many key "
+                f"as value tokens, got vocab_size={vocab_size}"
+            )
+        if key_length < 1 or batch_size < 1:
+            raise InputError(
+                "key_length and batch_size must be at least 1, "
+                f"got key_length={key_length} and batch_size={batch_size}"
+            )
+        self.seed, self.batch_size = seed, batch_size
+        self.vocab_size, self.key_length = vocab_size, key_length
+        self.n_key_tokens = vocab_size // 2 - 1
+        self.n_keys = self.n_key_tokens**key_length
+        if self.n_keys > _MAX_KEYS:
+            raise InputError(
+                f"an example can have a table of {_MAX_KEYS} keys at most, which "
+                f"vocab_size={vocab_size} and key_length={key_length} exceed: lower one of them"
+            )
+        self._n_pairs(length)
+        self.train_length = length
+        self.eval_lengths = (length, 2 * length, 4 * length)
+
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``, with a target at every position."""
+        rng = generator(self.seed, "train", index)
+        examples = self._examples(rng, self.batch_size, self.train_length)
+        return Batch(tokens=examples[:, :-1], targets=examples[:, 1:])
+
+    def problems(self, length: int, index: int) -> Problems:
+        """Evaluation batch number ``index`` with ``length`` tokens of pairs; one token answers."""
+        rng = generator(self.seed, "eval", length, index)
+        examples = self._examples(rng, self.problems_per_batch, length)
+        return Problems(prompts=examples[:, :-1], answers=examples[:, -1:])
+
+    def _n_pairs(self, length: int) -> int:
+        if length <= self.key_length:
+            raise InputError(
+                f"length must hold at least one pair of {self.key_length + 1} tokens, "
+                f"got length={length}"
+            )
+        return length // (self.key_length + 1)
+
+    def _examples(
+        self, rng: np.random.Generator, count: int, length: int
+    ) -> Int[Tensor, "count total"]:
+        n_pairs = self._n_pairs(length)
+        table = rng.integers(self.n_key_tokens, size=(count, self.n_keys))  # key -> value
+        keys = rng.integers(self.n_keys, size=(count, n_pairs))
+        present = np.zeros(table.shape, dtype=bool)
+        np.put_along_axis(present, keys, True, axis=1)
+        query = np.where(present, rng.random(table.shape), -1).argmax(axis=1, keepdims=True)
+
+        keys = np.concatenate([keys, query], axis=1)
+        values = np.take_along_axis(table, keys, axis=1)[..., None]
+        digits = keys[..., None] // self.n_key_tokens ** np.arange(self.key_length)
+        pairs = np.concatenate(
+            [1 + digits % self.n_key_tokens, 1 + self.n_key_tokens + values], axis=2
+        )  # (count, n_pairs + 1, key_length + 1)
+        prefix_at = n_pairs * (self.key_length + 1)
+        tokens = np.insert(pairs.reshape(count, -1), prefix_at, self.vocab_size - 1, axis=1)
+        return torch.from_numpy(tokens)

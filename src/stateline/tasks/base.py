@@ -1,0 +1,104 @@
+"""What a task is: it gives training batches and evaluation problems, and scores what comes back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
+
+IGNORE = -100
+"""Target of a position that no loss or score looks at (PyTorch's own ``ignore_index``)."""
+
+
+class Batch(NamedTuple):
+    """Tokens and, at each position, the token that should come next (or ``IGNORE``)."""
+
+    tokens: Int[Tensor, "batch length"]
+    targets: Int[Tensor, "batch length"]
+
+
+class Problems(NamedTuple):
+    """Prompts of one length, and for each the answer that greedy decoding should give."""
+
+    prompts: Int[Tensor, "batch prompt"]
+    answers: Int[Tensor, "batch answer"]
+
+
+class Task(ABC):
+    """Something a model can be trained on and scored at.
+
+    Batches are functions of the task's seed and an index, so that the same seed gives the same
+    batches on every machine, in any order, and a resumed run continues where it stopped.
+
+    Attributes:
+        title: A few words, for tables.
+        about: What a good or bad score does and does not tell, in a sentence or two.
+        metric: Name of the score that tables show.
+        higher_is_better: Whether a larger score is a better one.
+        solved_at: Score at the training length from which on the task counts as solved, and
+            scores at other lengths as generalisation; ``None`` where nothing is ever solved.
+        training: Keywords of the training configuration that suit the task.
+        batch_size: Rows in a training batch.
+        vocab_size: Number of tokens.
+        train_length: Length that it trains on, in the unit in which ``eval_lengths`` counts.
+        eval_lengths: Lengths that it is scored at, the training length first.
+    """
+
+    title: ClassVar[str]
+    about: ClassVar[str]
+    metric: ClassVar[str]
+    higher_is_better: ClassVar[bool] = True
+    solved_at: ClassVar[float | None] = None
+    training: ClassVar[Mapping[str, float | str]]
+    batch_size: int
+    vocab_size: int
+    train_length: int
+    eval_lengths: tuple[int, ...]
+
+    @abstractmethod
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``."""
+
+    def describe(self) -> Mapping[str, object]:
+        """What a report should record of the task's data; generated tasks have nothing to add."""
+        return {}
+
+
+class GeneratedTask(Task):
+    """A task whose problems are drawn at random and answered by greedy decoding."""
+
+    @abstractmethod
+    def problems(self, length: int, index: int) -> Problems:
+        """Evaluation batch number ``index`` at ``length``; never one that training sees."""
+
+    def score(
+        self, answers: Int[Tensor, "batch answer"], predictions: Int[Tensor, "batch answer"]
+    ) -> dict[str, float]:
+        """Scores of one batch of decoded answers, each the mean over the batch."""
+        right = answers == predictions
+        return {"accuracy": right.all(dim=1).float().mean().item()}
+
+
+class CorpusTask(Task):
+    """A task on a given text, scored by the loss on its held-out part."""
+
+    @abstractmethod
+    def held_out(self, length: int) -> Iterator[Batch]:
+        """The whole held-out text once, in windows of ``length`` tokens."""
+
+    @abstractmethod
+    def baselines(self) -> Mapping[str, float]:
+        """The same metric for programs that need no training, on the same held-out text."""
+
+
+def generator(seed: int, split: str, *index: int) -> np.random.Generator:
+    """Random numbers for one batch, fixed by the seed, the split and the index alone.
+
+    Example:
+        >>> int(generator(0, "train", 7).integers(100))
+        77
+    """
+    key = [seed, *split.encode(), *index]
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))

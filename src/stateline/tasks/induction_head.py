@@ -1,0 +1,135 @@
+"""Induction head: what came after this token the last time?"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.tasks.base import Batch, GeneratedTask, Problems, generator
+
+
+class InductionHead(GeneratedTask):
+    """Find the marked place in random tokens and repeat what follows the mark.
+
+    .. code-block:: text
+
+        example := noise "=>" answer noise "=>" answer
+                   <------ length ------->
+        answer  := token{induction_length}
+
+    With ``n_triggers > 1``, half of the examples have one mark and the others up to that many,
+    all with the same answer: marks that fall on another's answer are dropped.
+
+    Of the V token ids, 0 is "." (never used), 1 to ``V - 2`` are ordinary and ``V - 1`` is "=>".
+
+    Training has a target at every position, as in the official code. Most of them are random, so
+    the loss stays far above zero; a model that gets every target right looks into the future.
+
+    Args:
+        seed: Fixes every batch.
+        vocab_size: V.
+        length: Tokens before the final "=>" of a training example.
+        induction_length: Tokens to repeat.
+        n_triggers: Most marks in an example.
+        batch_size: Examples in a training batch.
+
+    Raises:
+        InputError: If there are no two ordinary tokens, or no room for a mark and its answer.
+
+    Example:
+        >>> prompts, answers = InductionHead().problems(length=8, index=0)
+        >>> prompts[0], answers[0]  # "=>" is 19
+        (tensor([13, 12, 17,  9, 19, 12,  7, 13, 19]), tensor([12]))
+
+    References:
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics are
+        those of ``ICLDataModule`` in HazyResearch/safari without its fixed training set.
+    """
+
+    title = "Induction head"
+    about = (
+        "Tells whether a model can note what follows a mark and keep it while other tokens pass. "
+        "One token is all it has to hold, so it says nothing about how much it could."
+    )
+    metric = "accuracy"
+    solved_at = 0.95
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 4000,
+        "learning_rate": 1e-3,
+        "schedule": "constant",
+        "eval_every": 100,
+        "stop_at": 0.99,
+    }
+    problems_per_batch: ClassVar[int] = 128
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        vocab_size: int = 20,
+        length: int = 30,
+        induction_length: int = 1,
+        n_triggers: int = 1,
+        batch_size: int = 32,
+    ) -> None:
+        if vocab_size < 4:
+            raise InputError(
+                "vocab_size must be at least 4, for two special and two ordinary tokens, "
+                f"got vocab_size={vocab_size}"
+            )
+        if induction_length < 1 or n_triggers < 1 or batch_size < 1:
+            raise InputError(
+                "induction_length, n_triggers and batch_size must be at least 1, got "
+                f"induction_length={induction_length}, n_triggers={n_triggers} "
+                f"and batch_size={batch_size}"
+            )
+        self.seed, self.batch_size, self.vocab_size = seed, batch_size, vocab_size
+        self.induction_length, self.n_triggers = induction_length, n_triggers
+        self._n_places(length)
+        self.train_length = length
+        self.eval_lengths = (length, 2 * length, 4 * length)
+
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``, with a target at every position."""
+        rng = generator(self.seed, "train", index)
+        examples = self._examples(rng, self.batch_size, self.train_length)
+        return Batch(tokens=examples[:, :-1], targets=examples[:, 1:])
+
+    def problems(self, length: int, index: int) -> Problems:
+        """Evaluation batch number ``index``: all up to the final "=>"; what to repeat."""
+        rng = generator(self.seed, "eval", length, index)
+        examples = self._examples(rng, self.problems_per_batch, length)
+        return Problems(prompts=examples[:, : length + 1], answers=examples[:, length + 1 :])
+
+    def _n_places(self, length: int) -> int:
+        """Positions at which a mark may stand; as officially, the last that would fit is unused."""
+        if length < self.induction_length + 2:
+            raise InputError(
+                f"length must be at least {self.induction_length + 2}, for a mark, its answer of "
+                f"induction_length={self.induction_length} and one token more, got length={length}"
+            )
+        return length - 1 - self.induction_length
+
+    def _examples(
+        self, rng: np.random.Generator, count: int, length: int
+    ) -> Int[Tensor, "count total"]:
+        marks = rng.integers(self._n_places(length), size=(count, self.n_triggers))
+        single = rng.random(count) < 0.5
+        marks[single] = marks[single, :1]
+        marks.sort(axis=1)
+
+        mark = self.vocab_size - 1
+        noise = rng.integers(1, mark, size=(count, length))
+        offsets = 1 + np.arange(self.induction_length)
+        answers = np.take_along_axis(noise, marks[:, :1] + offsets, axis=1)
+        phrases = np.insert(answers, 0, mark, axis=1)
+        last = np.full(count, -length)
+        for column in marks.T:
+            rows = np.flatnonzero(column - last > self.induction_length)
+            last[rows] = column[rows]
+            noise[rows[:, None], column[rows, None] + np.arange(len(offsets) + 1)] = phrases[rows]
+        return torch.from_numpy(np.concatenate([noise, phrases], axis=1))

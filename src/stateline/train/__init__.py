@@ -1,0 +1,1 @@
+"""Training: configuration, optimizer groups, the loop."""

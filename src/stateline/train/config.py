@@ -1,0 +1,54 @@
+"""How a model is trained, as plain data."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stateline.errors import InputError
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """AdamW with a learning-rate schedule.
+
+    Attributes:
+        steps: Number of updates.
+        learning_rate: Highest learning rate.
+        ssm_learning_rate: The same for the steps, transitions and input maps of state space layers;
+            by default the lower of ``learning_rate`` and 0.001, as in the official H3 configurations.
+        weight_decay: On matrices; not on norms, biases and the parameters just named.
+        beta1: Decay of the mean of gradients.
+        beta2: Decay of the mean of their squares.
+        schedule: Learning rate after the warm-up: ``constant``, ``linear`` (to zero) or
+            ``cosine`` (to a tenth).
+        warmup_steps: Updates over which the learning rate rises linearly from zero.
+        clip: Largest norm of the whole gradient; 0 for none.
+        log_every: Updates between two lines of metrics.
+        eval_every: Updates between two scores at the training length; 0 for none.
+        stop_at: Stop when that score is as good as this.
+        seed: Of the initial weights and of the data.
+    """
+
+    steps: int = 1000
+    learning_rate: float = 1e-3
+    ssm_learning_rate: float | None = None
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: int = 100
+    clip: float = 1.0
+    log_every: int = 50
+    eval_every: int = 100
+    stop_at: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.log_every < 1:
+            raise InputError(
+                f"steps and log_every must be at least 1, got {self.steps} and {self.log_every}"
+            )
+        if not self.learning_rate > 0:
+            raise InputError(f"learning_rate must be positive, got {self.learning_rate}")
+        for name in ("weight_decay", "warmup_steps", "clip", "eval_every", "seed"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must not be negative, got {getattr(self, name)}")

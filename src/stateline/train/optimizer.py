@@ -1,0 +1,81 @@
+"""AdamW with the groups that the layers declare, and the learning-rate schedule."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from stateline.train.config import TrainConfig
+
+
+def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """Parameters by optimizer group.
+
+    A layer's ``optimizer_groups`` puts its own parameters into ``ssm`` (own learning rate, no weight
+    decay) or ``no_decay``. Of the rest, vectors (norms, biases) are not decayed, matrices are.
+
+    Args:
+        model: Any module.
+        config: Learning rates and weight decay.
+
+    Returns:
+        One entry per group that is not empty, for a PyTorch optimizer, with the group's name and
+        highest learning rate.
+    """
+    members: dict[str, list[nn.Parameter]] = {"decay": [], "no_decay": [], "ssm": []}
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        declared = getattr(module, "optimizer_groups", {})
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in seen:
+                seen.add(parameter)
+                default = "decay" if parameter.ndim > 1 else "no_decay"
+                members[declared.get(name, default)].append(parameter)
+    ssm_rate = config.ssm_learning_rate
+    if ssm_rate is None:
+        ssm_rate = min(1e-3, config.learning_rate)
+    return [
+        {
+            "name": name,
+            "params": parameters,
+            "peak": ssm_rate if name == "ssm" else config.learning_rate,
+            "weight_decay": config.weight_decay if name == "decay" else 0.0,
+        }
+        for name, parameters in members.items()
+        if parameters
+    ]
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW over the groups of a model."""
+    groups = parameter_groups(model, config)
+    return torch.optim.AdamW(
+        groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> float:
+    """Set every group's learning rate for update number ``step``; return its share of the highest."""
+    share = learning_rate_share(config, step)
+    for group in optimizer.param_groups:
+        group["lr"] = share * group["peak"]
+    return share
+
+
+def learning_rate_share(config: TrainConfig, step: int) -> float:
+    """Learning rate of update number ``step`` (from 0), relative to the highest.
+
+    Example:
+        >>> linear = TrainConfig(steps=100, warmup_steps=10, schedule="linear")
+        >>> [round(learning_rate_share(linear, step), 3) for step in (0, 9, 10, 55, 99)]
+        [0.1, 1.0, 1.0, 0.5, 0.011]
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    left = (config.steps - step) / max(1, config.steps - config.warmup_steps)
+    if config.schedule == "linear":
+        return left
+    if config.schedule == "cosine":
+        return 0.1 + 0.9 * 0.5 * (1 - math.cos(math.pi * left))
+    return 1.0

@@ -1,0 +1,48 @@
+import pytest
+
+from stateline.errors import InputError
+from stateline.tasks import TASKS, Copying, Task, make_task
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_made_from_its_name_alone(name: str) -> None:
+    assert type(make_task(name)) is TASKS[name]
+
+
+def test_keywords_reach_the_task() -> None:
+    assert make_task("copying(n_letters=5, max_len=8)").vocab_size == 9
+
+
+def test_the_seed_reaches_the_task() -> None:
+    batches = [task.train_batch(0).tokens for task in (make_task("copying", seed=3), Copying(3))]
+    assert batches[0].equal(batches[1])
+
+
+@pytest.mark.parametrize("text", ["copying text", "copying(text)", "copying*2"])
+def test_anything_but_one_plain_item_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="one name with keywords"):
+        make_task(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("coping", "unknown task 'coping': did you mean 'copying'"),
+        ("copying(max_length=9)", "did you mean 'max_len'"),
+        ("copying(seed=1)", "unknown keyword of task 'copying' 'seed'"),
+        ("copying(max_len=1.5)", "wants max_len to be int, got 1.5"),
+        ("copying(", "malformed pattern"),
+    ],
+)
+def test_mistakes_are_named(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_task(text)
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(InputError, match="seed must be 0 or more, got seed=-1"):
+        make_task("copying", seed=-1)
+
+
+def test_every_task_says_what_its_scores_tell() -> None:
+    assert all(issubclass(task, Task) and task.about.endswith(".") for task in TASKS.values())

@@ -1,0 +1,133 @@
+"""What every task promises."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stateline.tasks import IGNORE, TASKS, Batch, GeneratedTask, Problems, Task, Text, make_task
+
+GENERATED = ["associative_recall", "copying", "induction_head"]
+TRAINING_KEYWORDS = {
+    "steps",
+    "learning_rate",
+    "schedule",
+    "warmup_steps",
+    "weight_decay",
+    "eval_every",
+    "stop_at",
+}
+
+# Beginning of the SHA-256 of the first batch of seed 0.
+GOLDEN_TRAINING = {
+    "AssociativeRecall": "c5a73f66911642a7",
+    "Copying": "5145725bc7a77d3b",
+    "InductionHead": "b9bb475344fcaf4d",
+    "Text": "7c70256a46ecda39",
+}
+GOLDEN_PROBLEMS = {
+    "associative_recall": "b0a252b21e46d1c8",
+    "copying": "649b62d23dc46eed",
+    "induction_head": "869dc3e30ea3dfbe",
+}
+
+
+@pytest.fixture(params=TASKS)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Task]:
+    """Makes one of the tasks from its seed; the text is one that no Python version changes."""
+    if request.param != "text":
+        return lambda seed=0: make_task(request.param, seed=seed)
+    path = tmp_path / "text"
+    path.write_bytes(bytes(place * place % 251 for place in range(5000)))
+    return lambda seed=0: Text(seed, path=str(path))
+
+
+def _fingerprint(value: Batch | Problems) -> str:
+    digest = hashlib.sha256()
+    for tensor in value:
+        digest.update(repr(tuple(tensor.shape)).encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def test_training_batches_are_the_same_everywhere(make: Callable[..., Task]) -> None:
+    task = make()
+    assert _fingerprint(task.train_batch(0)) == GOLDEN_TRAINING[type(task).__name__]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_problems_are_the_same_everywhere(name: str) -> None:
+    task = make_task(name)
+    assert isinstance(task, GeneratedTask)
+    assert _fingerprint(task.problems(task.train_length, 0)) == GOLDEN_PROBLEMS[name]
+
+
+def test_training_batches_do_not_depend_on_the_order_of_calls(make: Callable[..., Task]) -> None:
+    task, again = make(), make()
+    forward = [_fingerprint(task.train_batch(index)) for index in (0, 1, 2)]
+    backward = [_fingerprint(again.train_batch(index)) for index in (2, 1, 0)]
+    assert forward == backward[::-1]
+
+
+def test_every_index_and_seed_has_a_batch_of_its_own(make: Callable[..., Task]) -> None:
+    batches = [make(seed).train_batch(index) for seed in (0, 1) for index in (0, 1)]
+    assert len({_fingerprint(batch) for batch in batches}) == 4
+
+
+def test_a_training_batch_has_batch_size_rows(make: Callable[..., Task]) -> None:
+    task = make()
+    assert len(task.train_batch(0).tokens) == task.batch_size
+
+
+def test_tokens_are_in_the_vocabulary_and_targets_too_or_ignored(make: Callable[..., Task]) -> None:
+    task = make()
+    tokens, targets = task.train_batch(0)
+    assert tokens.shape == targets.shape
+    assert 0 <= tokens.min() <= tokens.max() < task.vocab_size
+    scored = targets[targets != IGNORE]
+    assert len(scored) > 0
+    assert 0 <= scored.min() <= scored.max() < task.vocab_size
+
+
+def test_a_target_is_the_next_token_or_ignored(make: Callable[..., Task]) -> None:
+    tokens, targets = make().train_batch(0)
+    following, expected = tokens[:, 1:], targets[:, :-1]
+    assert ((expected == following) | (expected == IGNORE)).all()
+
+
+def test_evaluation_lengths_begin_with_the_training_length(make: Callable[..., Task]) -> None:
+    task = make()
+    assert task.eval_lengths[0] == task.train_length
+    assert list(task.eval_lengths) == sorted(set(task.eval_lengths))
+
+
+def test_training_keywords_are_those_of_the_trainer(make: Callable[..., Task]) -> None:
+    assert set(make().training) <= TRAINING_KEYWORDS
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_evaluation_is_not_training(name: str) -> None:
+    task = make_task(f"{name}(batch_size={TASKS[name].problems_per_batch})")
+    assert isinstance(task, GeneratedTask)
+    prompts = task.problems(task.train_length, 0).prompts
+    trained = [task.train_batch(index).tokens[:, : prompts.shape[1]] for index in range(20)]
+    trained_rows = {tuple(row) for tokens in trained for row in tokens.tolist()}
+    assert not trained_rows & {tuple(row) for row in prompts.tolist()}
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_problems_depend_on_length_and_index_alone(name: str) -> None:
+    task = make_task(name)
+    assert isinstance(task, GeneratedTask)
+    first = [_fingerprint(task.problems(length, index)) for length in (9, 10) for index in (0, 1)]
+    again = [_fingerprint(task.problems(length, index)) for length in (9, 10) for index in (0, 1)]
+    assert first == again
+    assert len(set(first)) == 4
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_the_right_answers_score_one(name: str) -> None:
+    task = make_task(name)
+    assert isinstance(task, GeneratedTask)
+    answers = task.problems(task.train_length, 0).answers
+    assert task.score(answers, answers)[task.metric] == 1.0
