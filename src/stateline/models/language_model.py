@@ -12,8 +12,6 @@ from stateline.layers import NORMS, Residual, SequenceLayer
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 
-INIT_STD = 0.02
-
 
 class LanguageModelState(NamedTuple):
     """Number of tokens seen, and the states of the layers."""
@@ -25,9 +23,10 @@ class LanguageModelState(NamedTuple):
 class LanguageModel(SequenceLayer[LanguageModelState]):
     r"""Embedding, blocks, normalisation, and a linear map to the logits of the next token.
 
-    Linear maps and embeddings start from a normal distribution of width 0.02, biases from zero; the
-    maps that end a residual branch are scaled down by the root of the number of branches. State space
-    and LSTM parameters keep the initial values of their layers.
+    Linear maps and embeddings start from a normal distribution of width
+    :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2, and in proportion
+    elsewhere), biases from zero; the maps that end a residual branch are scaled down by the root of
+    the number of branches. State space and LSTM parameters keep the initial values of their layers.
 
     Args:
         config: What the model is made of.
@@ -41,7 +40,8 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         torch.Size([1, 3, 10])
 
     References:
-        Radford et al., 2019 (GPT-2), for the frame and the initial values.
+        Radford et al., 2019 (GPT-2), for the frame; Nguyen and Salazar, "Transformers without
+        Tears", 2019, for the initial width.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -131,13 +131,14 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
             )
 
     def _initialise(self) -> None:
+        std = (2 / (5 * self.d_model)) ** 0.5
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=INIT_STD)
+                nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         # Differs from official H3, which means to scale H3's own output map, too, but misses its name.
         branches = sum(isinstance(module, Residual) for module in self.modules())
         for name, parameter in self.named_parameters():
             if name.endswith("out_proj.weight"):
-                nn.init.normal_(parameter, std=INIT_STD / branches**0.5)
+                nn.init.normal_(parameter, std=std / branches**0.5)

@@ -62,7 +62,7 @@ def table(content: Table, links: Mapping[str, str] | None = None) -> str:
         f"{''.join(map(_cell, cells, starts))}</tr>"
         for index, (model, cells) in enumerate(content.rows())
     )
-    return f"""<div class="scroll" tabindex="0"><table>
+    return f"""<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>
 <thead>{head}</thead>
 <tbody>{body}</tbody>
 </table></div>"""
@@ -113,7 +113,7 @@ def _cell(cell: Cell, start: str) -> str:
 def _value(value: object) -> str:
     if isinstance(value, Mapping):
         return definitions(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         items = "".join(f"<li>{escape(str(item))}</li>" for item in value)
         return f"<details><summary>{len(value)} in all</summary><ul>{items}</ul></details>"
-    return escape(f"{value:,}" if isinstance(value, int) else str(value))
+    return escape(f"{value:,}" if type(value) is int else str(value))

@@ -61,4 +61,4 @@ def listing(names: list[str]) -> str:
         >>> listing(["recall", "copying", "text"])
         'recall, copying and text'
     """
-    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), *names[-1:]])
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from stateline.reports import elements, plots
-from stateline.reports.format import words
+from stateline.reports.format import count, words
 from stateline.reports.sentences import baselines, headline, unfinished, verdict
 from stateline.reports.summary import (
     DECODING,
@@ -38,7 +38,7 @@ def write_report(results: Record, path: str | os.PathLike[str]) -> None:
         path: The file to write, in a folder that exists.
     """
     template = files("stateline.reports").joinpath("template.html").read_text(encoding="utf-8")
-    title = f"Stateline: {len(results['models'])} models compared"
+    title = f"Stateline: {count(len(results['models']), 'model')} compared"
     page = Template(template).substitute(title=escape(title), body=_body(results, title))
     target = Path(path)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
@@ -113,14 +113,15 @@ def _task_figures(results: Record, task: Record, name: str) -> list[str]:
     metric = words(task["metric"]).capitalize()
     figure = partial(elements.figure, models=results["models"])
     curve = partial(plots.learning_curve, results=results, task=task)
-    dashed = "" if task["solved_at"] is None else " Dashed: not solved at the length trained on."
     ended = "A line per seed, with a marker where training stopped."
+    median = "Median over seeds; the band is from lowest to highest. Equal lines are nested."
+    dashed = "" if task["solved_at"] is None else " Dashed: not solved at the length trained on."
     return [
         figure(
             partial(plots.by_length, results=results, task=task),
             name=f"{name}-length",
             title=f"{metric} by length",
-            note=f"Median over seeds; the band is from lowest to highest.{dashed}",
+            note=median + dashed,
         ),
         figure(
             partial(curve, field="metric"),
@@ -151,7 +152,8 @@ def _costs(results: Record) -> str:
     ]
     return f"""<section id="cost">
 <h2>Cost</h2>
-<p>What the models need, at the size at which they were compared, on the machine named below.</p>
+<p>What the models need, at the size at which they were compared, on the machine named below.
+Equal lines are nested.</p>
 {elements.legend(results["models"], "wide")}
 <div class="plots">{"".join(figures)}
 {elements.table(cost_table(results))}</div>

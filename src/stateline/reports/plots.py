@@ -10,10 +10,10 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -95,7 +95,8 @@ def _inline(document: str, name: str, label: str) -> str:
     )
     for index, colour in enumerate(_MODELS):
         text = text.replace(colour, f"var(--model-{index})")
-    return text.replace(_INK, "currentColor")
+    text = text.replace(_INK, "currentColor")
+    return f'<svg role="img" aria-label="{html.escape(label)}"{text}'
 
 
 def key(axes: Axes, index: int) -> None:
@@ -185,17 +186,19 @@ def _style(index: int) -> dict[str, Any]:
 
 
 def _draw(axes: Axes, lines: Sequence[Line]) -> None:
-    """Draw lines over one another, each wide enough to show beneath those that it coincides with."""
+    """Draw lines over one another; one that others coincide with is wider and shows beneath."""
     for rank, line in enumerate(lines):
-        beneath = sum(
-            np.shape(line.y) == np.shape(other.y) and np.allclose(line.y, other.y, rtol=0.005)
-            for other in lines[rank + 1 :]
-        )
+        beneath = sum(_coincide(line, other) for other in lines[rank + 1 :])
         style = line.style | {
-            "linewidth": line.style["linewidth"] + 2.4 * beneath,
-            "markersize": line.style["markersize"] + 3 * beneath,
+            "linewidth": line.style["linewidth"] + 2 * beneath,
+            "markersize": line.style["markersize"] + 2.5 * beneath,
         }
         axes.plot(line.x, line.y, **style)
+
+
+def _coincide(line: Line, other: Line) -> bool:
+    near = partial(math.isclose, rel_tol=0.005, abs_tol=0.005)
+    return line.x == other.x and all(map(near, line.y, other.y))
 
 
 def _length_axis(axes: Axes, lengths: Sequence[int], label: str) -> None:

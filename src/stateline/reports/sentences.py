@@ -8,10 +8,10 @@ def headline(results: Record) -> str:
     """One sentence on what was compared."""
     models, tasks = results["models"], results["tasks"]
     runs = max((len(runs_of(results, m, t)) for m in models for t in tasks), default=0)
-    seeds = f"{'up to ' if runs > 1 else ''}{count(runs, 'seed')} each"
+    seeds = f" with {'up to ' if runs > 1 else ''}{count(runs, 'seed')} each" if runs else ""
     return (
         f"{count(len(models), 'model')} of about {short_number(results['parameters_wanted'])} "
-        f"parameters, trained alike with {seeds} on {count(len(tasks), 'task')}: "
+        f"parameters, trained alike{seeds} on {count(len(tasks), 'task')}: "
         f"{listing([task_label(results, task) for task in tasks])}."
     )
 
@@ -23,8 +23,8 @@ def unfinished(results: Record) -> str:
     pairs = [(model, task) for model in results["models"] for task in results["tasks"]]
     done = sum(bool(runs_of(results, model, task)) for model, task in pairs)
     return (
-        f"This comparison has not finished. It holds {count(len(results['runs']), 'run')}, of "
-        f"{done} of {count(len(pairs), 'pair')} of model and task."
+        f"This comparison has not finished: it holds {count(len(results['runs']), 'run')}, for {done} "
+        f"of {len(pairs)} pairs of a model and a task."
     )
 
 
@@ -36,13 +36,13 @@ def verdict(results: Record, task: Record) -> str:
     if not trained:
         return "No run on this task is there yet."
     if wanted is None:
-        return f"{_leaders(results, task)}."
+        return _leaders(results, task)
     bound = "least" if task["higher_is_better"] else "most"
     goal = f"{metric} of at {bound} {wanted:g} at the training length, {task['train_length']}"
     if not solved:
         return f"No model solved it ({goal}), so none is scored at another length."
     beyond = max(task["eval_lengths"]) > task["train_length"]
-    leaders = f" {_leaders(results, task)}." if beyond else ""
+    leaders = f" {_leaders(results, task)}" if beyond else ""
     return f"{len(solved)} of {count(len(trained), 'model')} solved it: {goal}.{leaders}"
 
 
@@ -53,12 +53,14 @@ def baselines(task: Record) -> str:
 
 
 def _leaders(results: Record, task: Record) -> str:
+    """Who has the best score at the longest length."""
     length = max(task["eval_lengths"])
-    cells = dict(zip(results["models"], score_cells(results, task, length), strict=True))
-    scored = {model: cell for model, cell in cells.items() if cell.value is not None}
-    best = {m: c for m, c in scored.items() if c.best} or scored
+    cells = zip(results["models"], score_cells(results, task, length), strict=True)
+    scored = {model: cell for model, cell in cells if cell.value is not None}
+    best = {model: cell for model, cell in scored.items() if cell.best} or scored
+    if not best:
+        return f"At length {length} no score is a number."
     side = "highest" if task["higher_is_better"] else "lowest"
-    text = next((cell.text for cell in best.values()), "")
-    return (
-        f"At length {length} the {side} {words(task['metric'])} is {text}, by {listing(list(best))}"
-    )
+    text = next(iter(best.values())).text
+    names = listing([f"“{model}”" for model in best])
+    return f"At length {length} the {side} {words(task['metric'])} is {text}, by {names}."

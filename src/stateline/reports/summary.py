@@ -78,7 +78,7 @@ TRAINING = Cost(
     short="train tok/s",
     unit="tokens per second",
     length="sequence length (tokens)",
-    note="Forward, backward and update, in tokens per second.",
+    note="One step is forward, backward and update.",
     higher_is_better=True,
 )
 DECODING = Cost(
@@ -101,7 +101,7 @@ STATE = Cost(
 )
 FLOPS = Cost(
     "flops_per_token",
-    title="Arithmetic",
+    title="FLOPs per token",
     short="FLOPs",
     unit="FLOPs per token",
     length="sequence length (tokens)",
@@ -189,10 +189,13 @@ def solved_runs(runs: Sequence[Record], task: Record) -> list[Record]:
     """
     if task["solved_at"] is None:
         return list(runs)
-    sign = 1 if task["higher_is_better"] else -1
-    margin = [sign * (score(run, task, task["train_length"]) - task["solved_at"]) for run in runs]
-    solved = [run for run, above in zip(runs, margin, strict=True) if above >= 0]
+    solved = [run for run in runs if _reached_goal(run, task)]
     return solved if 2 * len(solved) >= len(runs) else []
+
+
+def _reached_goal(run: Record, task: Record) -> bool:
+    value, goal = score(run, task, task["train_length"]), task["solved_at"]
+    return bool(value >= goal if task["higher_is_better"] else value <= goal)
 
 
 def cost_lengths(results: Record, cost: Cost) -> list[int]:
@@ -223,7 +226,7 @@ def _score_cell(values: Sequence[float], seeds: int) -> Cell:
         return NOT_SOLVED if seeds else MISSING
     value = statistics.median(values)
     spread = f"{min(values):.3f}{DASH}{max(values):.3f}" if min(values) < max(values) else ""
-    partial = f"{len(values)}/{seeds} seeds" if len(values) < seeds else ""
+    partial = f"{len(values)}/{seeds} solved" if len(values) < seeds else ""
     note = ", ".join(filter(None, [spread, partial]))
     return Cell(f"{value:.3f}", note, value if math.isfinite(value) else None)
 
@@ -241,9 +244,9 @@ def _steps_cell(steps: Sequence[int | None]) -> Cell:
     if not steps:
         return MISSING
     solved = [s for s in steps if s is not None]
-    note = f"{len(solved)}/{len(steps)} seeds" if 0 < len(solved) < len(steps) else ""
+    note = f"{len(solved)}/{len(steps)} solved" if 0 < len(solved) < len(steps) else ""
     value = statistics.median_low([math.inf if s is None else s for s in steps])
-    return Cell(f"{value:.0f}", note, value) if math.isfinite(value) else Cell("never", note)
+    return Cell(f"{value:,.0f}", note, value) if math.isfinite(value) else Cell("never", note)
 
 
 def _parameter_cells(results: Record, runs: Sequence[Record]) -> list[Cell]:
