@@ -1,1 +1,89 @@
-"""x"""
+"""Stateline: sequence models that mix state-space layers, attention and recurrence.
+
+Names are imported when they are first used, so that the command line answers without PyTorch. What
+works on whole models has a module of its own: :mod:`stateline.generate`, :mod:`stateline.evaluate`,
+:mod:`stateline.train.loop`, :mod:`stateline.compare`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stateline.errors import InputError
+    from stateline.layers import LAYERS, WRAPPERS, SequenceLayer
+    from stateline.layers.law import check_layer
+    from stateline.layers.state import (
+        cat_states,
+        detach,
+        load_state,
+        nbytes,
+        save_state,
+        select_rows,
+        to,
+    )
+    from stateline.models.checkpoint import load_model, save_model
+    from stateline.models.config import ModelConfig
+    from stateline.models.language_model import LanguageModel
+    from stateline.models.size import count_parameters, match_width
+    from stateline.tasks import TASKS, make_task
+    from stateline.train.config import TrainConfig
+
+_HOME = {
+    "InputError": "errors",
+    "LAYERS": "layers",
+    "LanguageModel": "models.language_model",
+    "ModelConfig": "models.config",
+    "SequenceLayer": "layers",
+    "TASKS": "tasks",
+    "TrainConfig": "train.config",
+    "WRAPPERS": "layers",
+    "cat_states": "layers.state",
+    "check_layer": "layers.law",
+    "count_parameters": "models.size",
+    "detach": "layers.state",
+    "load_model": "models.checkpoint",
+    "load_state": "layers.state",
+    "make_task": "tasks",
+    "match_width": "models.size",
+    "nbytes": "layers.state",
+    "save_model": "models.checkpoint",
+    "save_state": "layers.state",
+    "select_rows": "layers.state",
+    "to": "layers.state",
+}
+
+__all__ = [
+    "LAYERS",
+    "TASKS",
+    "WRAPPERS",
+    "InputError",
+    "LanguageModel",
+    "ModelConfig",
+    "SequenceLayer",
+    "TrainConfig",
+    "cat_states",
+    "check_layer",
+    "count_parameters",
+    "detach",
+    "load_model",
+    "load_state",
+    "make_task",
+    "match_width",
+    "nbytes",
+    "save_model",
+    "save_state",
+    "select_rows",
+    "to",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'stateline' has no attribute {name!r}")
+    value = getattr(import_module(f"stateline.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

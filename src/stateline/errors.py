@@ -5,9 +5,10 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used; the message says what was wanted, what came, the way out.
+    """Something the user gave cannot be used.
 
-    The command line prints it as one line and exits with code 2. A traceback is for bugs.
+    The message says what was wanted, what came, and the way out. The command line prints it as one
+    line and exits with code 2. A traceback is for bugs.
     """
 
 

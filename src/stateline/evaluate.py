@@ -16,9 +16,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Score a model at one length.
 
-    Generated tasks: the mean over ``batches`` batches of problems, answered by greedy decoding on the
-    model's state. Corpora: bits per token over the held-out text, in windows of ``length``, each from
-    an empty state; ``batches`` limits how many batches of windows are read, 0 reads all.
+    Generated tasks: the mean over ``batches`` batches of problems, answered by greedy decoding on
+    the model's state. Corpora: bits per token over the held-out text, in windows of ``length``,
+    each from an empty state; ``batches`` limits how many batches of windows are read, 0 reads all.
 
     Args:
         model: The model; it is in evaluation mode afterwards as it was before.

@@ -129,6 +129,6 @@ def _check_prompt(model: LanguageModel, prompt: Tensor, max_new_tokens: int) -> 
     limit, wanted = model.config.max_len, prompt.shape[1] + max_new_tokens - 1
     if limit is not None and wanted > limit:
         raise InputError(
-            f"prompt and new tokens make {wanted} positions, but the model has learned positions for "
-            f"max_len={limit} tokens: shorten either"
+            f"prompt and new tokens make {wanted} positions, but the model has learned positions "
+            f"for max_len={limit} tokens: shorten either"
         )

@@ -1,0 +1,79 @@
+"""The command line: ``stateline COMMAND ...``.
+
+``COMMANDS`` is the table of contents. A command is a module with ``add_arguments(parser)``, which
+must not import PyTorch, so that ``--help`` answers at once, and ``run(arguments, parser)``.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser
+
+from stateline.errors import InputError, unknown_name
+
+COMMANDS: Mapping[str, str] = {
+    "compare": "train architectures at the same size, score them, time them, write a report",
+    "train": "train one architecture on one task",
+    "generate": "continue a prompt with a trained model",
+    "info": "parameters, operations and state of an architecture, before it is built",
+    "check": "check the law of sequence layers",
+}
+
+_USAGE = "usage: stateline [--help] [--version] COMMAND ..."
+
+
+class Parser(ArgumentParser):
+    """Arguments of one command; what cannot be parsed is one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
+        """Say what is wrong, and leave with exit code 2."""
+        raise InputError(" ".join(message.split()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: Arguments; by default those of the process.
+
+    Returns:
+        The exit code: 0; 1 if a check failed; 2 if the user must change something.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except InputError as error:
+        print(f"stateline: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstateline: interrupted; what was finished is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stderr.close()
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        from importlib.metadata import version
+
+        print(f"stateline {version('stateline')}")
+        return 0
+    if name not in COMMANDS:
+        raise unknown_name("command", name, COMMANDS)
+    command: Any = import_module(f"stateline.cli.{name}")
+    parser = Parser(prog=f"stateline {name}", description=command.__doc__, exit_on_error=True)
+    command.add_arguments(parser)
+    return command.run(arguments[1:], parser)
+
+
+def _help() -> str:
+    lines = [_USAGE, "", "Sequence models of any mix: compare, train, run.", ""]
+    lines += [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
+    return "\n".join([*lines, "", "stateline COMMAND --help tells more."])

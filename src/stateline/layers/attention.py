@@ -15,7 +15,7 @@ from stateline.ops.positions import alibi_slopes, hard_alibi_windows, rotate
 
 
 class AttentionState(NamedTuple):
-    """Keys and values seen so far: slot j holds position j, and slots from ``length`` on are free."""
+    """Keys and values so far: slot j holds position j, and slots from ``length`` on are free."""
 
     k: Float[Tensor, "batch slot head d_head"]
     v: Float[Tensor, "batch slot head d_head"]
@@ -39,7 +39,8 @@ class AttentionState(NamedTuple):
 class Attention(SequenceLayer[AttentionState]):
     r"""Multi-head causal attention.
 
-    .. math:: y_i = W_o \Big[\sum_{j \le i} \mathrm{softmax}_j(q_i \cdot k_j / \sqrt d + b_{ij})\, v_j\Big]_h
+    .. math:: y_i = W_o \Big[\sum_{j \le i} \mathrm{softmax}_j(q_i \cdot k_j / \sqrt d + b_{ij})\,
+    v_j\Big]_h
 
     The state is the cache of all keys and values: it grows with the length, and so does the cost of
     a step.
@@ -82,16 +83,20 @@ class Attention(SequenceLayer[AttentionState]):
         self.rope_base = rope_base
         if position == "rope" and not 2 <= self.rotary_dims <= self.d_head:
             raise InputError(
-                f"rope rotates pairs of entries: rotary_fraction * d_head must be between 2 and d_head, "
+                "rope rotates pairs of entries: rotary_fraction * d_head must be from 2 to d_head, "
                 f"got {rotary_fraction=} and d_head={self.d_head}"
             )
         masked = n_heads // 2 if masked_heads is None else masked_heads
         if not 0 <= masked <= n_heads:
-            raise InputError(f"masked_heads must be from 0 to n_heads, got {masked_heads=}, {n_heads=}")
+            raise InputError(
+                f"masked_heads must be from 0 to n_heads, got {masked_heads=}, {n_heads=}"
+            )
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=bias)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
         slopes = alibi_slopes(n_heads) if position == "alibi" else None
         windows = hard_alibi_windows(n_heads, masked) if position == "hard_alibi" else None
+        self.slopes: Tensor | None
+        self.windows: Tensor | None
         self.register_buffer("slopes", slopes, persistent=False)
         self.register_buffer("windows", windows, persistent=False)
 

@@ -32,8 +32,8 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
     :func:`stateline.check_layer` checks.
 
     The state is a value: a ``NamedTuple`` of tensors, batch first. No method changes the state it
-    is given, so a caller may keep an old one, branch from it, or detach it between segments. The one
-    exception carries a trailing underscore: ``step_`` works in place.
+    is given, so a caller may keep an old one, branch from it, or detach it between segments. The
+    one exception carries a trailing underscore: ``step_`` works in place.
 
     Attributes:
         d_model: Width of the input; the output is as wide unless the layer says otherwise.
@@ -81,7 +81,9 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
         y, state = self.forward_chunk(x[:, None], state)
         return y[:, 0], state
 
-    def step_(self, x: Float[Tensor, "batch d_model"], state: StateT) -> Float[Tensor, "batch d_model"]:
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: StateT
+    ) -> Float[Tensor, "batch d_model"]:
         """Process the next token, changing in place a state that the caller gives away.
 
         The state must have been made with a capacity. Override where that saves a copy.
@@ -108,7 +110,9 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
         """
         return 2.0 * sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SequenceLayer[StateT]":
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> "SequenceLayer[StateT]":
         """Move or cast; parameters that keep float32 are moved, but not cast to half precision."""
         if not self.keeps_float32:
             return super()._apply(fn, recurse)

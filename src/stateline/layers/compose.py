@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -46,7 +46,9 @@ class Residual(SequenceLayer[Any]):
         y, state = self.layer.step(self.norm(x), state)
         return x + y, state
 
-    def step_(self, x: Float[Tensor, "batch d_model"], state: Any) -> Float[Tensor, "batch d_model"]:
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: Any
+    ) -> Float[Tensor, "batch d_model"]:
         """Add the layer's output to its input."""
         return x + self.layer.step_(self.norm(x), state)
 
@@ -60,7 +62,10 @@ class Residual(SequenceLayer[Any]):
 
 
 class Chain(SequenceLayer[tuple[Any, ...]]):
-    """Layers one after the other, each with its own state; abstract: says not where they come from."""
+    """Layers one after the other, each with its own state.
+
+    Abstract: it does not say where they come from.
+    """
 
     @property
     @abstractmethod
@@ -130,4 +135,4 @@ class Stack(Chain):
     @property
     def links(self) -> Sequence[AnyLayer]:
         """The layers."""
-        return tuple(self.layers)
+        return cast("Sequence[AnyLayer]", self.layers)

@@ -1,7 +1,8 @@
 """Diagonal state space model per channel: the part that S4D and H3 share."""
 
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -19,7 +20,10 @@ class DiagonalSSMState(NamedTuple):
 
     h: Float[Tensor, "*batch channel mode 2"]
 
-    accumulators = ("h",)
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The modes, since their rounding accumulates."""
+        return ("h",)
 
 
 class DiagonalSSM(SequenceLayer[DiagonalSSMState]):
@@ -29,8 +33,8 @@ class DiagonalSSM(SequenceLayer[DiagonalSSMState]):
 
     is discretised with the step dt of each channel. By zero-order hold (``zoh``),
     :math:`\bar A = e^{z}`, :math:`\bar B = (e^{z} - 1) B / A` with :math:`z = \mathrm{dt}\, A`; by
-    the bilinear rule, :math:`\bar A = (1 + z/2) / (1 - z/2)`, :math:`\bar B = \mathrm{dt}\, B / (1 - z/2)`.
-    Training convolves with the kernel :math:`2\,\mathrm{Re} \sum_n C_n \bar B_n \bar A_n^t`.
+    the bilinear rule, :math:`\bar A = (1 + z/2) / (1 - z/2)` and
+    :math:`\bar B = \mathrm{dt}\, B / (1 - z/2)`. Training convolves with the kernel :math:`2\,\mathrm{Re} \sum_n C_n \bar B_n \bar A_n^t`.
 
     All parameters and the state stay float32 under a cast to half precision. Inputs may have any
     number of batch axes.
@@ -53,7 +57,12 @@ class DiagonalSSM(SequenceLayer[DiagonalSSMState]):
     """
 
     keeps_float32 = True
-    optimizer_groups = {"log_dt": "ssm", "log_decay": "ssm", "frequency": "ssm", "b": "ssm"}
+    optimizer_groups: ClassVar[Mapping[str, str]] = {
+        "log_dt": "ssm",
+        "log_decay": "ssm",
+        "frequency": "ssm",
+        "b": "ssm",
+    }
 
     def __init__(
         self,
@@ -72,7 +81,9 @@ class DiagonalSSM(SequenceLayer[DiagonalSSMState]):
             raise InputError(f"steps must have 0 < dt_min <= dt_max, got {dt_min=} and {dt_max=}")
         self.discretization = discretization
         modes = d_state // 2
-        self.log_dt = nn.Parameter(torch.empty(d_model).uniform_(math.log(dt_min), math.log(dt_max)))
+        self.log_dt = nn.Parameter(
+            torch.empty(d_model).uniform_(math.log(dt_min), math.log(dt_max))
+        )
         self.log_decay = nn.Parameter(torch.full((d_model, modes), math.log(0.5)))
         self.frequency = nn.Parameter(torch.empty(d_model, modes))
         with torch.no_grad():

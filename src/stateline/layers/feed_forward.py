@@ -45,15 +45,15 @@ class FeedForward(SequenceLayer[tuple[()]]):
         """Nothing is remembered."""
         return ()
 
-    def forward(
-        self, x: Float[Tensor, "*batch d_model"]
-    ) -> Float[Tensor, "*batch d_model"]:
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Map each position."""
         h = self.in_proj(x)
         if self.activation == "swiglu":
             gate, h = h.chunk(2, dim=-1)
             return self.out_proj(F.silu(gate) * h)
-        return self.out_proj(F.relu(h) if self.activation == "relu" else F.gelu(h, approximate="tanh"))
+        return self.out_proj(
+            F.relu(h) if self.activation == "relu" else F.gelu(h, approximate="tanh")
+        )
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: tuple[()]

@@ -21,11 +21,12 @@ class H3State(NamedTuple):
 class H3(SequenceLayer[H3State]):
     r"""Hungry Hungry Hippos: linear attention with state space models in place of the sum.
 
-    .. math:: y = W_o \big( q \odot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{SSM}_{\mathrm{shift}}(k) \odot v) \big)
+    .. math:: y = W_o \big( q \odot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{SSM}_{\mathrm{shift}}(k)
+    \odot v) \big)
 
-    with projections q, k, v of the input. Heads wider than one use the outer product of the shifted key
-    and the value, and the query contracts the key's axis. The shift SSM lets a key meet the token after
-    it; the diagonal SSM keeps the pair. The state has a constant size.
+    with projections q, k, v of the input. Heads wider than one use the outer product of the shifted
+    key and the value, and the query contracts the key's axis. The shift SSM lets a key meet the
+    token after it; the diagonal SSM keeps the pair. The state has a constant size.
 
     Args:
         d_model: Width of input and output.
@@ -80,7 +81,7 @@ class H3(SequenceLayer[H3State]):
     def forward(
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
-        """Write the products of shifted keys and values, remember them, read them with the query."""
+        """Write products of shifted keys and values, remember them, read them with the query."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         return self._read(q, self.diagonal(self._write(self.shift(k), v)))
 

@@ -8,10 +8,12 @@ from stateline.layers.compose import Chain
 
 
 class Ladder(Chain):
-    r"""Apply one core several times: :math:`h^{(n)} = \mathrm{core}(h^{(n-1)})`, :math:`h^{(0)} = x`.
+    r"""Apply one core several times.
 
-    Each pass has a core state of its own, since it sees another sequence than the pass before it. With
-    a core of several blocks the order is ABAB; AABB is a stack of ladders of one block each.
+    .. math:: h^{(0)} = x, \qquad h^{(n)} = \mathrm{core}(h^{(n-1)})
+
+    Each pass has a core state of its own, since it sees another sequence than the pass before it.
+    With a core of several blocks the order is ABAB; AABB is a stack of ladders of one block each.
 
     Args:
         core: Any sequence layer.

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from stateline.layers.base import LOW_PRECISION, AnyLayer
 from stateline.layers.state import (
     State,
+    accumulators,
     cat_states,
     load_state,
     nbytes,
@@ -59,7 +60,9 @@ class LawReport:
         lines = [f"{self.name}: {'the law holds' if self.ok else 'THE LAW IS BROKEN'}"]
         for clause, error, limit, note in self.findings:
             verdict = "ok    " if error <= limit else "BROKEN"
-            lines.append(f"  {verdict}  {clause:<{width}}  {error:8.1e} of {limit:.0e}  {note}".rstrip())
+            lines.append(
+                f"  {verdict}  {clause:<{width}}  {error:8.1e} of {limit:.0e}  {note}".rstrip()
+            )
         return "\n".join(lines)
 
 
@@ -74,10 +77,11 @@ def check_layer(
 ) -> LawReport:
     """Check everything that a sequence layer promises, on random input.
 
-    Parallel = chunks = steps = ``step_``, in outputs and in gradients with respect to parameters, input
-    and the incoming state; no output depends on a later input, at any position; rows do not mix;
-    the given state is unchanged; states of different ages joined give what each gives alone; saving and
-    loading changes nothing; bfloat16 runs and keeps its accumulators; ``state_bytes`` is true.
+    Parallel = chunks = steps = ``step_``, in outputs and in gradients with respect to parameters,
+    input and the incoming state; no output depends on a later input, at any position; rows do not
+    mix; the given state is unchanged; states of different ages joined give what each gives alone;
+    saving and loading changes nothing; bfloat16 runs and keeps its accumulators; ``state_bytes`` is
+    true.
 
     Args:
         layer: The layer; it is copied, not changed.
@@ -215,7 +219,9 @@ def _causality(case: _Case) -> Iterator[Finding]:
     difference = (after - before).abs().masked_fill(later, 0.0)
     worst = difference.flatten(1).amax(dim=1)
     error = float(worst.max() / before.abs().max())
-    note = "" if error <= case.limit else f"an input at position {int(worst.argmax())} shows earlier"
+    note = (
+        "" if error <= case.limit else f"an input at position {int(worst.argmax())} shows earlier"
+    )
     yield Finding("no output sees a later input", error, case.limit, note)
 
 
@@ -365,7 +371,9 @@ def _grads(
     targets |= {f"state leaf {i}": leaf for i, leaf in enumerate(leaves)}
     targets = {name: t for name, t in targets.items() if t.requires_grad}
     inputs = list(targets.values())
-    grads = torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True, materialize_grads=True)
+    grads = torch.autograd.grad(
+        (y * weight).sum(), inputs, allow_unused=True, materialize_grads=True
+    )
     return dict(zip(targets, grads, strict=True))
 
 
@@ -390,9 +398,5 @@ def _low_accumulators(state: Any) -> list[str]:
     """Names of accumulators that are kept in half precision."""
     if isinstance(state, Tensor):
         return []
-    names = [
-        name
-        for name in getattr(state, "accumulators", ())
-        if getattr(state, name).dtype in LOW_PRECISION
-    ]
+    names = [name for name in accumulators(state) if getattr(state, name).dtype in LOW_PRECISION]
     return names + [name for part in state for name in _low_accumulators(part)]

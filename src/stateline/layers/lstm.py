@@ -17,7 +17,10 @@ class LSTMState(NamedTuple):
     h: Float[Tensor, "batch n_layers d_model"]
     c: Float[Tensor, "batch n_layers d_model"]
 
-    accumulators = ("h", "c")
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """Both, since their rounding accumulates."""
+        return ("h", "c")
 
 
 class LSTM(SequenceLayer[LSTMState]):
@@ -28,8 +31,8 @@ class LSTM(SequenceLayer[LSTMState]):
         c_t = \sigma(f) \odot c_{t-1} + \sigma(i) \odot \tanh(g), \qquad
         h_t = \sigma(o) \odot \tanh(c_t)
 
-    The only layer here that cannot be computed in parallel along the sequence. Weights and state stay
-    float32 under a cast to half precision, since the recurrence accumulates its rounding.
+    The only layer here that cannot be computed in parallel along the sequence. Weights and state
+    stay float32 under a cast to half precision, since the recurrence accumulates its rounding.
 
     Args:
         d_model: Width of input, output and state.
@@ -79,7 +82,9 @@ class LSTM(SequenceLayer[LSTMState]):
         """Run the recurrence on from a state."""
         weights = list(self.parameters())
         y, after = x.to(weights[0].dtype), []
-        for layer, (h, c) in enumerate(zip(state.h.unbind(dim=1), state.c.unbind(dim=1), strict=True)):
+        for layer, (h, c) in enumerate(
+            zip(state.h.unbind(dim=1), state.c.unbind(dim=1), strict=True)
+        ):
             y, h, c = lstm(y, h, c, *weights[4 * layer : 4 * layer + 4])
             after.append((h, c))
         h, c = (torch.stack(parts, dim=1) for parts in zip(*after, strict=True))

@@ -1,7 +1,8 @@
 """Shift state space model: a state that holds the latest inputs, read by a learned filter."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -24,8 +25,8 @@ class ShiftSSM(SequenceLayer[ShiftSSMState]):
 
     .. math:: x_t = S x_{t-1} + B u_t, \qquad y_t = C x_t + D u_t
 
-    It is a causal filter of ``d_state`` taps, :math:`k_l = \sum_n B_n C_{n+l}`, and its state need hold
-    no more than the inputs that the filter can still reach.
+    It is a causal filter of ``d_state`` taps, :math:`k_l = \sum_n B_n C_{n+l}`, and its state need
+    hold no more than the inputs that the filter can still reach.
 
     Args:
         d_model: Number of channels.
@@ -40,7 +41,7 @@ class ShiftSSM(SequenceLayer[ShiftSSMState]):
     """
 
     keeps_float32 = True
-    optimizer_groups = {"b": "ssm"}
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"b": "ssm"}
 
     def __init__(self, d_model: int, *, d_state: int = 64) -> None:
         super().__init__(d_model)

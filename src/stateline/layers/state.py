@@ -18,8 +18,9 @@ from stateline.files import write_atomically
 State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
 
-A named tuple may say more about itself: ``accumulators`` names the fields whose precision
-:func:`to` leaves alone, and a static method ``cat`` joins states whose tensors differ in shape.
+A named tuple may say more about itself, in static methods: ``accumulators()`` names the fields
+whose precision :func:`to` leaves alone, and ``cat(states)`` joins states whose tensors differ in
+shape.
 """
 
 _FORMAT = "stateline-state-1"
@@ -71,8 +72,8 @@ def to(
             fixed = keeps_dtype or not part.is_floating_point()
             return part.to(device=device, dtype=part.dtype if fixed else dtype)
         names = getattr(part, "_fields", range(len(part)))
-        accumulators = getattr(part, "accumulators", ())
-        moved = [move(p, name in accumulators) for name, p in zip(names, part, strict=True)]
+        kept = accumulators(part)
+        moved = [move(p, name in kept) for name, p in zip(names, part, strict=True)]
         return _like(part, moved)
 
     return move(state, False)
@@ -86,6 +87,12 @@ def nbytes(state: State) -> int:
         40
     """
     return sum(t.numel() * t.element_size() for t in pytree.tree_leaves(state))
+
+
+def accumulators(part: State) -> tuple[str, ...]:
+    """Fields of one (named) tuple that accumulate, and so stay in float32 or better."""
+    declared: Callable[[], tuple[str, ...]] = getattr(part, "accumulators", tuple)
+    return declared()
 
 
 def save_state(path: str | Path, state: State, layer: nn.Module) -> None:
@@ -153,8 +160,8 @@ def _check_fingerprint(
     for part, meaning in (("config", "another configuration"), ("weights", "other weights")):
         if found.get(part) != wanted[part] and not force:
             raise InputError(
-                f"{path} was saved by a model with {meaning}; load it with the model that saved it, "
-                "or with force to override"
+                f"{path} was saved by a model with {meaning}; load it with the model that saved "
+                "it, or with force to override"
             )
 
 

@@ -37,7 +37,9 @@ def build_stack(config: ModelConfig) -> Stack:
 
 
 def _stack(items: Sequence[Item], config: ModelConfig) -> Stack:
-    return Stack(*(part for item in items for _ in range(item.repeat) for part in _part(item, config)))
+    return Stack(
+        *(part for item in items for _ in range(item.repeat) for part in _part(item, config))
+    )
 
 
 def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
@@ -45,14 +47,16 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
     keywords = {**config.layers.get(item.name, {}), **item.keywords}
     if item.name in WRAPPERS:
         if not item.core:
-            raise InputError(f"{item.name} wraps other layers: give a pattern, as in {item.name}(h3*2)")
+            raise InputError(
+                f"{item.name} wraps other layers: give a pattern, as in {item.name}(h3*2)"
+            )
         core = _stack(item.core, config)
         return [construct("wrapper", item.name, WRAPPERS[item.name], keywords, core)]
     if item.name not in LAYERS:
         raise unknown_name("layer", item.name, [*LAYERS, *WRAPPERS])
     if item.core:
         raise InputError(
-            f"{item.name} takes keyword=value only; a pattern can stand inside {', '.join(WRAPPERS)}"
+            f"{item.name} takes keyword=value only; a pattern stands inside {', '.join(WRAPPERS)}"
         )
     layer = construct("layer", item.name, LAYERS[item.name], keywords, config.d_model)
     block: list[AnyLayer] = [Residual(layer, NORMS[config.norm](config.d_model))]

@@ -46,7 +46,9 @@ def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> Lan
         config = ModelConfig.from_json(config_file.read_text(encoding="utf-8"))
         tensors = load_file(weights_file, device=str(device))
     except (SafetensorError, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the model in {folder} is damaged: {error}; save or train it again") from error
+        raise InputError(
+            f"the model in {folder} is damaged: {error}; save or train it again"
+        ) from error
     model = LanguageModel(config)
     wanted = {name: t.shape for name, t in model.state_dict().items()}
     found = {name: t.shape for name, t in tensors.items()}

@@ -24,9 +24,10 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     r"""Embedding, blocks, normalisation, and a linear map to the logits of the next token.
 
     Linear maps and embeddings start from a normal distribution of width
-    :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2, and in proportion
-    elsewhere), biases from zero; the maps that end a residual branch are scaled down by the root of
-    the number of branches. State space and LSTM parameters keep the initial values of their layers.
+    :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2, and in
+    proportion elsewhere), biases from zero; the maps that end a residual branch are scaled down by
+    the root of the number of branches. State space and LSTM parameters keep the initial values of
+    their layers.
 
     Args:
         config: What the model is made of.
@@ -137,7 +138,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
                 nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        # Differs from official H3, which means to scale H3's own output map, too, but misses its name.
+        # Differs from official H3, which means to scale H3's output map, too, but misses its name.
         branches = sum(isinstance(module, Residual) for module in self.modules())
         for name, parameter in self.named_parameters():
             if name.endswith("out_proj.weight"):

@@ -119,9 +119,7 @@ class _Parser:
                     raise self.error("',' or ')'")
         return Item(name, keywords, core, self.count() if self.take("*") else 1)
 
-    def argument(
-        self, keywords: dict[str, Value], core: tuple[Item, ...]
-    ) -> tuple[Item, ...]:
+    def argument(self, keywords: dict[str, Value], core: tuple[Item, ...]) -> tuple[Item, ...]:
         """Read ``keyword=value`` into ``keywords``, or a pattern, which is returned as the core."""
         if self.kind != "word" or not _NAME.match(self.token):
             raise self.error("keyword=value or a pattern")
@@ -179,7 +177,11 @@ def _format_item(item: Item) -> str:
 
 def _format_value(value: Value) -> str:
     if isinstance(value, str):
-        return value if re.fullmatch(r"[^\s(),=*\"]+", value) and not _is_special(value) else f'"{value}"'
+        return (
+            value
+            if re.fullmatch(r"[^\s(),=*\"]+", value) and not _is_special(value)
+            else f'"{value}"'
+        )
     return "none" if value is None else str(value).lower()
 
 

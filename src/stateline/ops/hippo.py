@@ -37,8 +37,8 @@ def diagonal_frequencies(init: Literal["lin", "inv", "legs"], modes: int) -> Flo
 def _legs_skew(size: int) -> Tensor:
     r"""The Hermitian matrix -i S, S the skew-symmetric part of HiPPO-LegS.
 
-    A_LegS + P P^T with :math:`P_n = \sqrt{n + 1/2}` is S - I/2, so that its eigenvalues are -1/2 + i
-    times those of this matrix.
+    A_LegS + P P^T with :math:`P_n = \sqrt{n + 1/2}` is S - I/2, so that its eigenvalues are -1/2 +
+    i times those of this matrix.
     """
     n = torch.arange(size, dtype=torch.float64)
     root = torch.sqrt(torch.outer(2 * n + 1, 2 * n + 1)) / 2

@@ -1,7 +1,7 @@
 """The one place where a function on tensors becomes a PyTorch operator.
 
-An operator is opaque to ``torch.compile`` (which therefore sees through every layer, FFT or not) and
-saves nothing for the backward pass but its inputs.
+An operator is opaque to ``torch.compile`` (which therefore sees through every layer, FFT or not)
+and saves nothing for the backward pass but its inputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ def define_op(name: str, forward: Forward, backward: Backward) -> Forward:
     """Register ``forward`` as the operator ``stateline::name`` with its own gradient.
 
     Both functions must be pure, work on tensors alone, return fresh tensors, and choose their
-    path by shape, dtype and device only, never by value: they are also run on tensors without data, to
-    learn the shapes of their results.
+    path by shape, dtype and device only, never by value: they are also run on tensors without data,
+    to learn the shapes of their results.
 
     Args:
         name: Operator name, unique in the library.

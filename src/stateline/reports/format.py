@@ -6,7 +6,7 @@ DASH = "\N{EN DASH}"
 """Between the ends of a range, and where a number is missing."""
 
 
-def short_number(value: float) -> str:
+def short_number(value: int | float) -> str:
     """A count to three digits.
 
     Example:
@@ -16,7 +16,7 @@ def short_number(value: float) -> str:
     return _scaled(value, {"G": 1e9, "M": 1e6, "k": 1e3}) or f"{value:.3g}"
 
 
-def short_bytes(value: float) -> str:
+def short_bytes(value: int | float) -> str:
     """A number of bytes to three digits, in powers of 1024.
 
     Example:
@@ -26,7 +26,7 @@ def short_bytes(value: float) -> str:
     return _scaled(value, {" GiB": 2**30, " MiB": 2**20, " KiB": 2**10}) or f"{value:.0f} B"
 
 
-def _scaled(value: float, units: Mapping[str, float]) -> str:
+def _scaled(value: int | float, units: Mapping[str, int | float]) -> str:
     """``value`` in the largest unit that it fills, or nothing; ``units`` from large to small."""
     for name, unit in units.items():
         if value >= 0.9995 * unit:

@@ -74,7 +74,7 @@ def _opening(results: Record, title: str) -> str:
 
 def _overview(results: Record) -> str:
     links = {task_label(results, task): name for name, task in _named_tasks(results)}
-    off = f"more than {PARAMETER_TOLERANCE:.0%} off the {results['parameters_wanted']:,} wanted"
+    off = f"more than {PARAMETER_TOLERANCE:.0%} off the wanted number"
     return f"""<section>
 <h2>Results</h2>
 {elements.table(main_table(results), links)}
@@ -115,13 +115,14 @@ def _task_figures(results: Record, task: Record, name: str) -> list[str]:
     curve = partial(plots.learning_curve, results=results, task=task)
     ended = "A line per seed, with a marker where training stopped."
     median = "Median over seeds; the band is from lowest to highest. Equal lines are nested."
-    dashed = "" if task["solved_at"] is None else " Dashed: not solved at the length trained on."
+    if task["solved_at"] is not None:
+        median += " Solid: seeds that solved the training length. Dashed: models that did not."
     return [
         figure(
             partial(plots.by_length, results=results, task=task),
             name=f"{name}-length",
             title=f"{metric} by length",
-            note=median + dashed,
+            note=median,
         ),
         figure(
             partial(curve, field="metric"),

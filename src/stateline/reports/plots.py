@@ -89,10 +89,7 @@ def _inline(document: str, name: str, label: str) -> str:
     text = re.sub(r' xmlns(:xlink)?="[^"]*"| font-family: [^;"]*;', "", text)
     text = re.sub(r'<g id="[^"]*"', "<g", text).replace("xlink:href", "href")
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", text)
-    label = html.escape(label)
-    text = re.sub(
-        '<svg width="[^"]*" height="[^"]*"', f'<svg role="img" aria-label="{label}"', text
-    )
+    text = re.sub('^<svg width="[^"]*" height="[^"]*"', "", text)
     for index, colour in enumerate(_MODELS):
         text = text.replace(colour, f"var(--model-{index})")
     text = text.replace(_INK, "currentColor")
@@ -127,8 +124,13 @@ def by_length(axes: Axes, results: Record, task: Record) -> None:
     axes.set_ylabel(words(task["metric"]))
     _levels(axes, task)
     axes.axvline(task["train_length"], color=_INK, linewidth=0.8, alpha=0.6, zorder=1)
-    _label(
-        axes, "trained", (task["train_length"], 1), ("data", "axes fraction"), (0, 3), ha="center"
+    axes.annotate(
+        "trained",
+        (task["train_length"], 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
     )
 
 
@@ -222,24 +224,17 @@ def _levels(axes: Axes, task: Record) -> None:
     for rank, (name, value) in enumerate(sorted(levels.items(), key=lambda level: level[1])):
         axes.axhline(value, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         side = "center" if len(levels) == 1 else "bottom" if rank else "top"
-        place = ("axes fraction", "data")
-        _label(axes, f"{name} {value:g}", (1, value), place, (3, 0), va=side)
+        axes.annotate(
+            f"{name} {value:g}",
+            (1, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va=side,
+        )
     low, high = axes.get_ylim()
     if task["higher_is_better"] and low > -0.1 and high < 1.1:
         axes.set_ylim(-0.03, 1.03)
-
-
-def _label(
-    axes: Axes,
-    text: str,
-    at: tuple[float, float],
-    coordinates: tuple[str, str],
-    offset: tuple[int, int],
-    **alignment: Any,
-) -> None:
-    """Text outside the axes, ``offset`` points from the line that it names."""
-    alignment |= {"xytext": offset, "textcoords": "offset points"}
-    axes.annotate(text, at, xycoords=coordinates, **alignment)
 
 
 def _widen(axes: Axes) -> None:

@@ -1,6 +1,6 @@
 """A comparison in words: what was compared, and what came out of each task."""
 
-from stateline.reports.format import count, listing, short_number, words
+from stateline.reports.format import count, listing, words
 from stateline.reports.summary import Record, runs_of, score_cells, solved_runs, task_label
 
 
@@ -10,8 +10,8 @@ def headline(results: Record) -> str:
     runs = max((len(runs_of(results, m, t)) for m in models for t in tasks), default=0)
     seeds = f" with {'up to ' if runs > 1 else ''}{count(runs, 'seed')} each" if runs else ""
     return (
-        f"{count(len(models), 'model')} of about {short_number(results['parameters_wanted'])} "
-        f"parameters, trained alike{seeds} on {count(len(tasks), 'task')}: "
+        f"{count(len(models), 'model')} matched in parameters, trained alike{seeds} on "
+        f"{count(len(tasks), 'task')}: "
         f"{listing([task_label(results, task) for task in tasks])}."
     )
 
@@ -22,9 +22,10 @@ def unfinished(results: Record) -> str:
         return ""
     pairs = [(model, task) for model in results["models"] for task in results["tasks"]]
     done = sum(bool(runs_of(results, model, task)) for model, task in pairs)
+    runs = count(len(results["runs"]), "run")
     return (
-        f"This comparison has not finished: it holds {count(len(results['runs']), 'run')}, for {done} "
-        f"of {len(pairs)} pairs of a model and a task."
+        f"This comparison has not finished: it holds {runs}, for {done} of {len(pairs)} pairs of "
+        "a model and a task."
     )
 
 

@@ -68,7 +68,7 @@ class Cost(NamedTuple):
     unit: str
     length: str
     note: str
-    text: Callable[[float], str] = short_number
+    text: Callable[[int | float], str] = short_number
     higher_is_better: bool = False
 
 
@@ -115,7 +115,7 @@ def main_table(results: Record) -> Table:
     A task stands with its training length and its longest one, a cost with its longest length
     (the state with its shortest too, so that one sees whether it grows).
     """
-    columns = [Column("parameters", _parameter_cells(results, results["runs"]))]
+    columns = [Column("parameters", _parameter_cells(results["models"], results["runs"]))]
     for task in results["tasks"]:
         longest = max(task["eval_lengths"])
         columns += [
@@ -143,7 +143,7 @@ def run_table(results: Record, task: Record) -> Table:
     runs = [runs_of(results, model, task) for model in results["models"]]
     task_runs = [run for group in runs for run in group]
     columns = [
-        Column("parameters", _parameter_cells(results, task_runs)),
+        Column("parameters", _parameter_cells(results["models"], task_runs)),
         Column("d_model", [_median_cell(group, "d_model", "{:.0f}") for group in runs]),
         Column("seeds", [Cell(str(len(group))) for group in runs]),
         Column("steps trained", [_median_cell(group, "steps", "{:,.0f}") for group in runs]),
@@ -177,8 +177,9 @@ def runs_of(results: Record, model: str, task: Record) -> list[Record]:
 
 
 def score(run: Record, task: Record, length: int) -> float:
-    """The task's metric of one run at one length."""
-    return float(run["by_length"][str(length)][task["metric"]])
+    """The task's metric of one run at one length; not a number where training diverged."""
+    value = run["by_length"][str(length)][task["metric"]]
+    return math.nan if value is None else float(value)
 
 
 def solved_runs(runs: Sequence[Record], task: Record) -> list[Record]:
@@ -249,14 +250,18 @@ def _steps_cell(steps: Sequence[int | None]) -> Cell:
     return Cell(f"{value:,.0f}", note, value) if math.isfinite(value) else Cell("never", note)
 
 
-def _parameter_cells(results: Record, runs: Sequence[Record]) -> list[Cell]:
+def _parameter_cells(models: Sequence[str], runs: Sequence[Record]) -> list[Cell]:
     """Parameters of each model: a range where they depend on the vocabulary of the task."""
-    wanted = results["parameters_wanted"]
     cells = []
-    for model in results["models"]:
-        counts = sorted({run["parameters"] for run in runs if run["model"] == model})
+    for model in models:
+        own = [run for run in runs if run["model"] == model]
+        counts = sorted({run["parameters"] for run in own})
         ends = dict.fromkeys(short_number(n) for n in (*counts[:1], *counts[-1:]))
-        off = any(abs(n - wanted) > PARAMETER_TOLERANCE * wanted for n in counts)
+        off = any(
+            abs(run["parameters"] - run["parameters_wanted"])
+            > PARAMETER_TOLERANCE * run["parameters_wanted"]
+            for run in own
+        )
         cells.append(Cell(DASH.join(ends) or MISSING.text, off=off))
     return cells
 

@@ -1,6 +1,8 @@
 """A comparison as one table in the terminal."""
 
+import math
 import re
+from collections.abc import Iterator
 
 from rich import box
 from rich.console import Console
@@ -13,18 +15,22 @@ from stateline.reports.summary import (
     NOT_SOLVED,
     PARAMETER_TOLERANCE,
     Cell,
+    Column,
     Record,
     Table,
     main_table,
     task_label,
 )
 
+NARROWEST = 10
+"""Characters that a model's column has at least; longer cells break at a space or a dash."""
+
 
 def print_results(results: Record, console: Console) -> None:
     """Print the main table, how to read it, and a line on each task.
 
-    The table stands on its side, with a column per model: so it fits 100 characters for six models,
-    and any number of tasks.
+    The table stands on its side, with a column per model: so six models on any number of tasks fit
+    100 characters. Where the models do not fit beside each other, more tables follow.
 
     Args:
         results: What ``stateline compare`` wrote.
@@ -34,28 +40,43 @@ def print_results(results: Record, console: Console) -> None:
     console.print(Text(headline(results), style="bold"))
     if not results["finished"]:
         console.print(Text(unfinished(results), style="yellow"))
-    console.print(_draw(table, console.width))
-    console.print(Text(_legend(results, table), style="dim"))
+    label_width = max(len(label) for column in table.columns for label in _labels(column))
+    for piece in _pieces(table, (console.width - label_width) // (NARROWEST + 1)):
+        console.print(_draw(piece, (console.width - label_width) // len(piece.models) - 1))
+    console.print(Text(_legend(table), style="dim"))
     for task in results["tasks"]:
         label = f"\n{task_label(results, task)}: {words(task['metric'])}. "
         about = f"{task['about']} {baselines(task)}".rstrip()
         console.print(Text.assemble((label, "bold"), about))
 
 
-def _draw(table: Table, width: int) -> RichTable:
-    labels = [f"  {c.heading}" if c.group else c.heading for c in table.columns]
-    label_width = max(map(len, [*labels, *(column.group for column in table.columns)]))
-    model_width = max((width - label_width) // len(table.models) - 1, 6)
+def _labels(column: Column) -> tuple[str, str]:
+    """The line above a group, and the line of the column itself."""
+    return column.group, f"  {column.heading}" if column.group else column.heading
+
+
+def _pieces(table: Table, size: int) -> Iterator[Table]:
+    """The table in as few as have at most ``size`` models each (at least one), evenly filled."""
+    count = math.ceil(len(table.models) / max(size, 1))
+    size = math.ceil(len(table.models) / count)
+    for start in range(0, len(table.models), size):
+        part = slice(start, start + size)
+        columns = [column._replace(cells=column.cells[part]) for column in table.columns]
+        yield Table(table.models[part], columns)
+
+
+def _draw(table: Table, model_width: int) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     drawn.add_column("", no_wrap=True)
     for model in table.models:
         heading = Text(_fold(model, model_width))
         drawn.add_column(heading, justify="right", overflow="fold", max_width=model_width)
-    group = ""
-    for column, label in zip(table.columns, labels, strict=True):
-        if column.group != group:
-            group = column.group
+    above = ""
+    for column in table.columns:
+        group, label = _labels(column)
+        if group != above:
             drawn.add_row(Text(f"\n{group}", style="bold"))
+        above = group
         drawn.add_row(label, *(_cell(cell, model_width) for cell in column.cells))
     return drawn
 
@@ -76,10 +97,10 @@ def _cell(cell: Cell, width: int) -> Text:
     return drawn.append(f"\n{_fold(cell.note, width)}" if cell.note else "", style="not bold dim")
 
 
-def _legend(results: Record, table: Table) -> str:
+def _legend(table: Table) -> str:
     """What the marks and words in this table mean, as far as they stand in it."""
     cells = [cell for column in table.columns for cell in column.cells]
-    off = f"! more than {PARAMETER_TOLERANCE:.0%} off {results['parameters_wanted']:,} parameters."
+    off = f"! more than {PARAMETER_TOLERANCE:.0%} off the wanted number of parameters."
     unsolved = "not solved: missed the training length, so not scored at another."
     seeds = "Several seeds: the median, and beneath it the lowest and highest."
     said = {

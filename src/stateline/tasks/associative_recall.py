@@ -61,6 +61,7 @@ class AssociativeRecall(GeneratedTask):
     )
     metric = "accuracy"
     solved_at = 0.97
+    d_model = 32
     training: ClassVar[Mapping[str, float | str]] = {
         "steps": 4000,
         "learning_rate": 1e-3,

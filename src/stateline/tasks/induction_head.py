@@ -57,6 +57,7 @@ class InductionHead(GeneratedTask):
     )
     metric = "accuracy"
     solved_at = 0.95
+    d_model = 32
     training: ClassVar[Mapping[str, float | str]] = {
         "steps": 4000,
         "learning_rate": 1e-3,

@@ -14,7 +14,8 @@ class TrainConfig:
         steps: Number of updates.
         learning_rate: Highest learning rate.
         ssm_learning_rate: The same for the steps, transitions and input maps of state space layers;
-            by default the lower of ``learning_rate`` and 0.001, as in the official H3 configurations.
+            by default the lower of ``learning_rate`` and 0.001, as in the official H3
+            configurations.
         weight_decay: On matrices; not on norms, biases and the parameters just named.
         beta1: Decay of the mean of gradients.
         beta2: Decay of the mean of their squares.
@@ -33,7 +34,7 @@ class TrainConfig:
     ssm_learning_rate: float | None = None
     weight_decay: float = 0.1
     beta1: float = 0.9
-    beta2: float = 0.95
+    beta2: float = 0.999
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_steps: int = 100
     clip: float = 1.0

@@ -160,4 +160,4 @@ def _open_log(path: Path | None) -> Callable[[Metrics], None]:
         file = path.open("w", encoding="utf-8", buffering=1)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another folder") from error
-    return lambda metrics: print(json.dumps(asdict(metrics)), file=file)  # noqa: T201
+    return lambda metrics: print(json.dumps(asdict(metrics)), file=file)

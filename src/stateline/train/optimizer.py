@@ -12,8 +12,9 @@ from stateline.train.config import TrainConfig
 def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
     """Parameters by optimizer group.
 
-    A layer's ``optimizer_groups`` puts its own parameters into ``ssm`` (own learning rate, no weight
-    decay) or ``no_decay``. Of the rest, vectors (norms, biases) are not decayed, matrices are.
+    A layer's ``optimizer_groups`` puts its own parameters into ``ssm`` (own learning rate, no
+    weight decay) or ``no_decay``. Of the rest, vectors (norms, biases) are not decayed, matrices
+    are.
 
     Args:
         model: Any module.
@@ -56,7 +57,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> float:
-    """Set every group's learning rate for update number ``step``; return its share of the highest."""
+    """Set the learning rates of update number ``step``; return their share of the highest."""
     share = learning_rate_share(config, step)
     for group in optimizer.param_groups:
         group["lr"] = share * group["peak"]

@@ -3,8 +3,7 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stateline.ops.attention import reference
-from stateline.ops.attention import pytorch
+from stateline.ops.attention import pytorch, reference
 from stateline.ops.backend import choose
 
 BACKENDS = {"torch": pytorch, "reference": reference}
@@ -24,8 +23,8 @@ def attention(
 
     Slot j of the keys is position j, and query t of row r is position :math:`i = s_r + t` with the
     row's ``start`` s. Query i attends to slot j if :math:`0 \le i - j < w_h`, with score
-    :math:`q_i \cdot k_j / \sqrt{d} - m_h (i - j)`. Slots after the query are never looked at: they may
-    hold anything finite.
+    :math:`q_i \cdot k_j / \sqrt{d} - m_h (i - j)`. Slots after the query are never looked at: they
+    may hold anything finite.
 
     Args:
         q: Queries.

@@ -20,10 +20,10 @@ def attention(
     slopes: Tensor | None,
     windows: Tensor | None,
 ) -> Tensor:
-    """Leave plain causal attention to PyTorch; it saves only the inputs and one number per query."""
+    """Leave plain causal attention to PyTorch, which saves inputs and one number per query."""
     if start is None and slopes is None and windows is None:
-        heads_first = (t.transpose(1, 2) for t in (q, k, v))
-        return scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, head, length, d_head)
+        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
     return _biased_attention(q, k, v, start, slopes, windows)
 
 

@@ -10,15 +10,15 @@ Shapes: ``u`` is ``(*batch, length, channel)``; ``log_a``, ``b`` and ``c`` are
 
 References:
     Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
-    NeurIPS 2022, section 3; Fu et al., "Hungry Hungry Hippos", ICLR 2023, algorithm 2 (state passing).
+    NeurIPS 2022, section 3; Fu et al., "Hungry Hungry Hippos", ICLR 2023, algorithm 2 (state
+    passing).
 """
 
 from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.backend import choose
-from stateline.ops.diagonal_ssm import reference
-from stateline.ops.diagonal_ssm import pytorch
+from stateline.ops.diagonal_ssm import pytorch, reference
 from stateline.ops.planes import exponential, multiply
 
 BACKENDS = {"torch": pytorch, "reference": reference}

@@ -35,7 +35,7 @@ def diagonal_ssm_chunk(
     c: Float[Tensor, "channel mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
 ) -> tuple[Float[Tensor, "*batch length channel"], Float[Tensor, "*batch channel mode 2"]]:
-    r"""Add what the state before the chunk still contributes, :math:`2\,\mathrm{Re}\,c\,a^{t+1} x`."""
+    r"""Add what the state still contributes, :math:`2\,\mathrm{Re}\,c\,a^{t+1} x`."""
     length = u.shape[-2]
     inner, outer = _tables(log_a, length, first=1)
     inner, outer = inner.to(state.dtype), outer.to(state.dtype)
@@ -72,7 +72,9 @@ def _readout(
 ) -> Float[Tensor, "*batch channel length"]:
     r"""Signal :math:`2\,\mathrm{Re} \sum_n w_n a_n^t` for as many t as the two tables span."""
     scaled = 2 * multiply(weight[..., None, :], outer)
-    left = torch.cat([scaled[..., 0], -scaled[..., 1]], dim=-2).mT  # (*batch, channel, outer, 2 mode)
+    left = torch.cat(
+        [scaled[..., 0], -scaled[..., 1]], dim=-2
+    ).mT  # (*batch, channel, outer, 2 mode)
     right = torch.cat([inner[..., 0], inner[..., 1]], dim=-2)  # (channel, 2 mode, inner)
     return (left @ right).flatten(-2)
 

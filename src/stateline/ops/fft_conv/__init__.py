@@ -5,8 +5,7 @@ from torch import Tensor
 
 from stateline.ops.backend import choose
 from stateline.ops.convolution import convolve_after
-from stateline.ops.fft_conv import reference
-from stateline.ops.fft_conv import pytorch
+from stateline.ops.fft_conv import pytorch, reference
 
 BACKENDS = {"torch": pytorch, "reference": reference}
 
@@ -20,8 +19,8 @@ def fft_conv(
 ) -> Float[Tensor, "*batch length channel"]:
     r"""Convolve every channel of ``u`` with its own causal kernel.
 
-    Computes :math:`y_t = \sum_{s \ge 0} k_s\, u_{t-s}`. The FFT runs in float32 (float64 for float64
-    input) whatever the input dtype. Only ``u`` and ``kernel`` are kept for the backward pass.
+    Computes :math:`y_t = \sum_{s \ge 0} k_s\, u_{t-s}`. The FFT runs in float32 (float64 for
+    float64 input) whatever the input dtype. Only ``u`` and ``kernel`` are kept for the backward pass.
 
     Args:
         u: Input signal.

@@ -42,7 +42,7 @@ def _compute_dtype(u: Tensor) -> torch.dtype:
 
 
 def _fast_length(n: int) -> int:
-    """Smallest even number from ``n`` on without prime factors above 5: a large one slows the FFT."""
+    """Smallest even number from ``n`` on without prime factors above 5, which slow an FFT."""
     n += n % 2
     while True:
         rest = n

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from stateline.ops.backend import choose
 from stateline.ops.convolution import convolve_after
-from stateline.ops.short_conv import reference
-from stateline.ops.short_conv import pytorch
+from stateline.ops.short_conv import pytorch, reference
 
 BACKENDS = {"torch": pytorch, "reference": reference}
 

@@ -1,0 +1,197 @@
+import pytest
+
+from stateline.reports.format import DASH
+from stateline.reports.sentences import headline, unfinished, verdict
+from stateline.reports.summary import cost_table, length_table, main_table, run_table
+
+MODEL = "h3*2"
+
+
+def cells(table, heading, group=None):
+    """The cells of one column, by model."""
+    (column,) = [
+        column
+        for column in table.columns
+        if column.heading.replace("\N{NO-BREAK SPACE}", " ") == heading
+        and group in (None, column.group)
+    ]
+    return dict(zip(table.models, column.cells, strict=True))
+
+
+def copying(make, *ends, beyond=0.5, **changes):
+    """One model, one run of copying per score at the training length."""
+    task = make.task(**changes)
+    runs = [
+        make.run(MODEL, task, {"10": end, "20": beyond, "40": beyond}, seed=seed)
+        for seed, end in enumerate(ends)
+    ]
+    return make.results(tasks=[task], runs=runs, models=[MODEL])
+
+
+def test_a_model_that_misses_the_training_length_is_not_scored_beyond_it(make):
+    results = copying(make, 0.94)
+    table = length_table(results, results["tasks"][0])
+    assert cells(table, "at 10 (trained)")[MODEL].text == "0.940"
+    assert cells(table, "at 20")[MODEL].text == "not solved"
+    assert cells(table, "at 40")[MODEL].text == "not solved"
+
+
+def test_a_model_that_reaches_the_training_length_is_scored_beyond_it(make):
+    table = main_table(copying(make, 0.95))
+    assert cells(table, "at 40")[MODEL].text == "0.500"
+
+
+def test_where_lower_is_better_solved_means_at_most(make):
+    changes = {"higher_is_better": False, "solved_at": 0.1}
+    assert cells(main_table(copying(make, 0.05, **changes)), "at 40")[MODEL].text == "0.500"
+    assert cells(main_table(copying(make, 0.20, **changes)), "at 40")[MODEL].text == "not solved"
+
+
+def test_text_is_scored_at_every_length(make):
+    results = make.results()
+    table = length_table(results, results["tasks"][1])
+    assert cells(table, "at 1024")[MODEL].text == "2.250"
+    assert "steps to solve" not in [column.heading for column in table.columns]
+
+
+def test_several_seeds_show_the_median_and_the_spread(make):
+    cell = cells(main_table(copying(make, 0.96, 1.0, 0.99)), "at 10 (trained)")[MODEL]
+    assert (cell.text, cell.note) == ("0.990", f"0.960{DASH}1.000")
+
+
+def test_only_the_seeds_that_solved_are_scored_beyond(make):
+    results = copying(make, 0.96, 1.0, 0.2)
+    for run, beyond in zip(results["runs"], [0.4, 0.6, 0.1], strict=True):
+        run["by_length"]["40"]["string_accuracy"] = beyond
+    cell = cells(main_table(results), "at 40")[MODEL]
+    assert (cell.text, cell.note) == ("0.500", f"0.400{DASH}0.600, 2/3 solved")
+
+
+def test_a_model_of_which_most_seeds_fail_is_not_scored_beyond(make):
+    assert cells(main_table(copying(make, 1.0, 0.2, 0.3)), "at 40")[MODEL].text == "not solved"
+
+
+@pytest.mark.parametrize(
+    ("steps", "text", "note"),
+    [
+        ([700], "700", ""),
+        ([500, 1900, 700], "700", ""),
+        ([500, None, 700], "700", "2/3 solved"),
+        ([500, None, None], "never", "1/3 solved"),
+        ([None, None], "never", ""),
+        ([None, 1500], "1,500", "1/2 solved"),
+    ],
+)
+def test_steps_to_solve_are_a_median_unless_the_majority_never_solved(make, steps, text, note):
+    results = copying(make, *[1.0] * len(steps))
+    for run, step in zip(results["runs"], steps, strict=True):
+        run["steps_to_solve"] = step
+    cell = cells(main_table(results), "steps to solve")[MODEL]
+    assert (cell.text, cell.note) == (text, note)
+
+
+def test_the_best_of_a_column_is_marked_with_all_that_read_the_same(make):
+    task = make.text_task()
+    ends = [2.5004, 2.5001, 2.9]
+    runs = [
+        make.run(model, task, {"256": end, "1024": 2.0})
+        for model, end in zip(make.models, ends, strict=True)
+    ]
+    table = main_table(make.results(tasks=[task], runs=runs))
+    assert [c.best for c in cells(table, "at 256 (trained)").values()] == [True, True, False]
+    assert not any(c.best for c in cells(table, "at 1024").values())
+
+
+def test_parameters_far_from_the_wanted_ones_are_marked(make):
+    results = make.results()
+    for run in results["runs"]:
+        run["parameters"] = {"h3*2": 126_001, "lstm*2": 126_000}.get(run["model"], 120_000)
+    marked = cells(main_table(results), "parameters")
+    assert [cell.off for cell in marked.values()] == [False, True, False]
+
+
+def test_parameters_that_differ_between_tasks_are_a_range(make):
+    results = make.results()
+    results["runs"][0]["parameters"] = 118_000
+    assert cells(main_table(results), "parameters")[make.models[0]].text == f"118k{DASH}120k"
+
+
+def test_missing_runs_and_speeds_are_dashes(make):
+    results = make.results(finished=False)
+    results["runs"], results["speed"] = results["runs"][:1], results["speed"][:1]
+    table = main_table(results)
+    assert cells(table, "at 40")["lstm*2"].text == DASH
+    assert cells(table, "steps to solve")["lstm*2"].text == DASH
+    assert cells(table, "state at 1024")["lstm*2"].text == DASH
+    assert cells(table, "state at 1024")[make.models[0]].text == "512 KiB"
+
+
+def test_small_costs_are_best_and_high_speeds_are_best(make):
+    slow = make.speed("h3*2", decode_tokens_per_second={"256": 100.0})
+    small = make.speed("lstm*2", state_bytes={"256": 4096})
+    table = cost_table(make.results(speed=[make.speed(make.models[0]), slow, small]))
+    state = cells(table, "at 256", "State size")
+    speed = cells(table, "at 256", "Decoding speed")
+    assert [c.best for c in state.values()] == [False, False, True]
+    assert [c.best for c in speed.values()] == [True, False, True]
+
+
+def test_tasks_with_the_same_title_are_told_apart_by_their_spec(make):
+    tasks = [make.task(), make.task(spec="copying(max_len=20)")]
+    groups = {column.group for column in main_table(make.results(tasks=tasks)).columns}
+    assert {"copying(max_len=10)", "copying(max_len=20)"} <= groups
+
+
+def test_run_table_tells_how_long_each_model_trained(make):
+    results = copying(make, 1.0, 0.2, 1.0)
+    table = run_table(results, results["tasks"][0])
+    assert cells(table, "seeds")[MODEL].text == "3"
+    assert cells(table, "steps trained")[MODEL].text == "700"
+
+
+def test_a_score_that_is_not_a_number_is_never_the_best(make):
+    task = make.text_task()
+    ends = [float("nan"), 2.4, 2.5]
+    runs = [
+        make.run(model, task, {"256": end, "1024": end})
+        for model, end in zip(make.models, ends, strict=True)
+    ]
+    table = main_table(make.results(tasks=[task], runs=runs))
+    assert [c.best for c in cells(table, "at 1024").values()] == [False, True, False]
+
+
+def test_verdict_names_who_solved_and_who_leads(make):
+    task = make.task()
+    runs = [
+        make.run("h3*2", task, {"10": 1.0, "20": 0.9, "40": 0.4}),
+        make.run("lstm*2", task, {"10": 0.5, "20": 0.9, "40": 0.9}),
+    ]
+    said = verdict(make.results(tasks=[task], runs=runs), task)
+    assert said == (
+        "1 of 2 models solved it: string accuracy of at least 0.95 at the training length, 10. "
+        "At length 40 the highest string accuracy is 0.400, by “h3*2”."
+    )
+
+
+def test_verdict_without_a_solution_scores_nobody(make):
+    results = copying(make, 0.3, beyond=0.9)
+    assert verdict(results, results["tasks"][0]) == (
+        "No model solved it (string accuracy of at least 0.95 at the training length, 10), "
+        "so none is scored at another length."
+    )
+
+
+def test_headline_says_what_was_compared(make):
+    assert headline(make.results()) == (
+        "3 models of about 120k parameters, trained alike with 1 seed each on 2 tasks: "
+        "Copying and Text."
+    )
+
+
+def test_an_unfinished_comparison_says_how_far_it_came(make):
+    results = make.results(finished=False)
+    results["runs"] = results["runs"][:4]
+    assert unfinished(results) == (
+        "This comparison has not finished: it holds 4 runs, for 4 of 6 pairs of a model and a task."
+    )
+    assert unfinished(make.results()) == ""

@@ -1,0 +1,88 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from stateline.reports import print_results
+from stateline.reports.format import DASH
+
+
+def printed(results, width=100):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_results(results, console)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def large(make):
+    """Six models on three tasks, each with three seeds that differ."""
+    models = ["attention(position=hard_alibi)*2", "attention(position=rope)*2"]
+    models += ["s4d*2", "lstm*2", "h3*2", "attention h3"]
+    tasks = [make.task(), make.task(spec="recall", title="Associative recall"), make.text_task()]
+    runs = [
+        make.run(
+            model,
+            task,
+            {str(length): 0.96 + 0.01 * seed for length in task["eval_lengths"]},
+            seed=seed,
+            parameters=118_000 + 4_000 * (task["name"] == "text"),
+        )
+        for model in models
+        for task in tasks
+        for seed in range(3)
+    ]
+    speed = [make.speed(model) for model in models]
+    return make.results(models=models, tasks=tasks, runs=runs, speed=speed)
+
+
+def test_six_models_on_three_tasks_fit_100_columns_unbroken(large):
+    text = printed(large, width=100)
+    assert max(map(len, text.splitlines())) <= 100
+    (spread, *_) = [line for line in text.splitlines() if f"0.960{DASH}0.980" in line]
+    assert spread.count(f"0.960{DASH}0.980") == 6
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_console_loses_no_digit(large, width):
+    text = printed(large, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert text.count("0.970") == 6 * 6
+    assert text.count("128 KiB") == 6
+
+
+def test_the_best_is_marked_without_colour(make):
+    task = make.task()
+    runs = [
+        make.run("h3*2", task, {"10": 1.0, "20": 1.0, "40": 0.8}),
+        make.run("lstm*2", task, {"10": 1.0, "20": 1.0, "40": 0.3}),
+    ]
+    text = printed(make.results(tasks=[task], runs=runs))
+    assert "*0.800" in text
+    assert "*0.300" not in text
+    assert "* best of its line." in text
+
+
+def test_each_task_says_what_it_tells_and_its_baselines(make):
+    text = " ".join(printed(make.results()).split())
+    assert "Copying: string accuracy. Tells whether the model looks back" in text
+    assert "gzip reaches 2.900 and xz reaches 2.700" in text
+
+
+def test_the_legend_explains_only_what_stands_in_the_table(make):
+    assert "not solved" not in printed(make.results())
+    assert "Several seeds" not in printed(make.results())
+
+
+def test_an_unfinished_comparison_is_printed_and_says_so(make):
+    text = printed(make.results(finished=False, runs=[], speed=[]))
+    assert "has not finished" in text
+    assert DASH in text
+
+
+def test_square_brackets_are_text_not_markup(make):
+    results = make.results(models=["[red]h3[/red]"], runs=[], speed=[])
+    results["tasks"][0]["about"] = "About [bold]brackets[/bold]."
+    text = printed(results)
+    assert "[red]h3[/red]" in text
+    assert "[bold]brackets[/bold]" in text
