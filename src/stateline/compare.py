@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -71,12 +72,21 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Job:
-    """One model to be trained on one task from one seed."""
+    """One model to be trained on one task from one seed.
+
+    Attributes:
+        task: The task, with its keywords.
+        parameters_wanted: What the width was chosen by.
+        model: What is trained.
+        training: How; also has the seed.
+        data: Hash of the task's data, where it has any: a run on other data is another run.
+    """
 
     task: str
     parameters_wanted: int
     model: ModelConfig
     training: TrainConfig
+    data: str = ""
 
     @property
     def name(self) -> str:
@@ -127,22 +137,24 @@ def compare(
         InputError: If a pattern, task or setting cannot be used (before anything is written), or
             the folder cannot be written to.
     """
+    if workers is not None and workers < 1:
+        raise InputError(f"workers must be at least 1, got {workers}")
     news = news or News()
     jobs = plan(comparison)
-    results = _prepare(jobs, folder, command)
+    results = _outline(jobs, command)
     finished = {job: run for job in jobs if (run := _stored(folder / "runs" / job.name))}
 
-    def record(job: Job, run: Results) -> None:
-        finished[job] = run
+    def record() -> None:
         results["runs"] = [finished[job] for job in jobs if job in finished]
         _write(folder, results)
 
+    record()  # a folder that cannot be written to shows now
     news.planned(jobs, len(finished))
     pending = [job for job in jobs if job not in finished]
     for job, run in _train_all(pending, folder, workers or _cores(), news):
-        record(job, run)
+        finished[job] = run
+        record()
         news.finished(job, run)
-    results["runs"] = [finished[job] for job in jobs]
     for job in _jobs_to_time(jobs):
         news.timing(job.model.pattern)
         results["speed"].append(_speed(job, folder))
@@ -160,6 +172,8 @@ def plan(comparison: Comparison) -> list[Job]:
     """
     if not comparison.patterns or not comparison.tasks:
         raise InputError("a comparison needs at least one pattern and one task")
+    if comparison.parameters is not None and comparison.parameters < 1:
+        raise InputError(f"parameters must be at least 1, got {comparison.parameters}")
     patterns = [format_pattern(parse_pattern(pattern)) for pattern in comparison.patterns]
     jobs = []
     for spec, seeds in map(_seeds, comparison.tasks):
@@ -167,12 +181,17 @@ def plan(comparison: Comparison) -> list[Job]:
         models = [ModelConfig(pattern, task.vocab_size) for pattern in patterns]
         wanted = comparison.parameters
         if wanted is None:
-            yardstick = dataclasses.replace(models[0], d_model=comparison.d_model or task.d_model)
+            width = task.d_model if comparison.d_model is None else comparison.d_model
+            yardstick = dataclasses.replace(models[0], d_model=width)
             wanted = count_parameters(yardstick)
             models[0] = yardstick
         sized = [m if wanted == count_parameters(m) else match_width(m, wanted) for m in models]
+        data = str(task.describe().get("sha256", ""))
         for model in sized:
-            jobs += [Job(spec, wanted, model, _training(comparison, task, s)) for s in range(seeds)]
+            jobs += [
+                Job(spec, wanted, model, _training(comparison, task, seed), data)
+                for seed in range(seeds)
+            ]
     return list(dict.fromkeys(jobs))
 
 
@@ -208,7 +227,7 @@ def run_job(job: Job, folder: Path, on_log: Callable[[Metrics], None]) -> Result
         result = train(model, task, job.training, log_file=folder / "metrics.jsonl", on_log=on_log)
     except TrainingDiverged as error:
         scores = {str(length): {task.metric: None} for length in task.eval_lengths}
-        run |= {"stopped": str(error), "steps": job.training.steps, "seconds": 0.0, "curve": []}
+        run |= {"stopped": str(error), "steps": error.steps, "seconds": 0.0, "curve": []}
         run |= {"tokens_per_second": 0.0, "steps_to_solve": None, "by_length": scores}
     else:
         batches = 0 if isinstance(task, CorpusTask) else EVAL_BATCHES
@@ -272,6 +291,15 @@ def _start_worker(queue: Any, threads: int) -> None:
     _news = queue
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers itself
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would go on, and at last wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(job: Job, folder: Path) -> Results:
@@ -288,8 +316,8 @@ def _drain(queue: Any) -> Iterator[tuple[Job, Metrics]]:
 
 def _jobs_to_time(jobs: Sequence[Job]) -> list[Job]:
     """One job per pattern, of the first task on text if there is one, else of the first task."""
-    texts = [job.task for job in jobs if isinstance(make_task(job.task), CorpusTask)]
-    task = (texts or [jobs[0].task])[0]
+    specs = dict.fromkeys(job.task for job in jobs)
+    task = next((s for s in specs if isinstance(make_task(s), CorpusTask)), jobs[0].task)
     return [job for job in jobs if job.task == task and job.training.seed == 0]
 
 
@@ -314,10 +342,10 @@ def _speed(job: Job, folder: Path) -> Results:
     return json.loads(json.dumps(entry))  # keys as text, as in the file
 
 
-def _prepare(jobs: Sequence[Job], folder: Path, command: str) -> Results:
-    """Results without any run, written to the folder so that a bad one fails now."""
+def _outline(jobs: Sequence[Job], command: str) -> Results:
+    """Results without any run."""
     specs = dict.fromkeys(job.task for job in jobs)
-    results: Results = {
+    return {
         "format": FORMAT,
         "command": command,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -328,8 +356,6 @@ def _prepare(jobs: Sequence[Job], folder: Path, command: str) -> Results:
         "runs": [],
         "speed": [],
     }
-    _write(folder, results)
-    return results
 
 
 def _describe(spec: str, task: Task) -> Results:
@@ -356,7 +382,7 @@ def _stored(folder: Path) -> Results | None:
     """Result of an earlier run, if it is there and whole."""
     try:
         return json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return None
 
 

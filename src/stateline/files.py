@@ -5,6 +5,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from stateline.errors import InputError
 
 
@@ -29,7 +31,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         temporary.chmod(0o644)
         os.replace(temporary, path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise _cannot_write(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -40,5 +42,19 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def _cannot_write(path: Path, error: OSError) -> InputError:
-    return InputError(f"cannot write {path}: {error.strerror or error}; choose another folder")
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a text file.
+
+    Raises:
+        InputError: If it cannot be written.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or error
+    return InputError(f"cannot write {path}: {reason}; choose another folder")

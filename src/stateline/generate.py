@@ -29,7 +29,7 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not self.temperature >= 0:
             raise InputError(f"temperature must not be negative, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k must be at least 1, got {self.top_k}")
@@ -107,7 +107,8 @@ def choose(
     """
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
-    ordered, tokens = (logits.float() / sampling.temperature).sort(dim=-1, descending=True)
+    logits = logits.float() - logits.amax(dim=-1, keepdim=True)  # so that no quotient overflows
+    ordered, tokens = (logits / sampling.temperature).sort(dim=-1, descending=True)
     if sampling.top_k is not None:
         ordered[:, sampling.top_k :] = float("-inf")
     probabilities = ordered.softmax(dim=-1)
@@ -121,7 +122,7 @@ def choose(
 def _check_prompt(model: LanguageModel, prompt: Tensor, max_new_tokens: int) -> None:
     if max_new_tokens < 0:
         raise InputError(f"max_new_tokens must not be negative, got {max_new_tokens}")
-    if prompt.shape[1] == 0:
+    if prompt.numel() == 0:
         raise InputError("the prompt is empty: give at least one token")
     low, high, vocab = int(prompt.min()), int(prompt.max()), model.config.vocab_size
     if low < 0 or high >= vocab:

@@ -51,12 +51,12 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     of_bytes = model.config.vocab_size == BYTES
     try:
         prompt = list(given.prompt.encode()) if of_bytes else [int(n) for n in given.prompt.split()]
-    except ValueError as error:
+        tokens = torch.tensor([prompt], dtype=torch.int64)
+    except (ValueError, RuntimeError) as error:  # not a number, or one beyond 64 bits
         raise InputError(
             f"the model in {given.run} has {model.config.vocab_size} tokens, not bytes: give "
             f"the prompt as token numbers, got {given.prompt!r}"
         ) from error
-    tokens = torch.tensor([prompt], dtype=torch.int64)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     if of_bytes:
         sys.stdout.write(given.prompt)

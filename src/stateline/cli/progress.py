@@ -17,10 +17,11 @@ SECONDS_BETWEEN_LINES = 5.0
 def describe(metrics: Metrics) -> str:
     """One line of metrics for people."""
     score = "" if metrics.metric is None else f"  score {metrics.metric:.3f}"
-    left = f"{metrics.seconds_left // 60:.0f}:{metrics.seconds_left % 60:02.0f}"
+    minutes, seconds = divmod(round(metrics.seconds_left), 60)
     speed = f"{metrics.tokens_per_second:,.0f} tokens/s"
     return (
-        f"{metrics.step:>5}/{metrics.steps}  loss {metrics.loss:.3f}{score}  {speed}  {left} left"
+        f"{metrics.step:>5}/{metrics.steps}  loss {metrics.loss:.3f}{score}  {speed}  "
+        f"{minutes}:{seconds:02} left"
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
+from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.train.config import TrainConfig
 
@@ -37,6 +38,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     job = Job(task_name, count_parameters(config), config, training)
     with print_metrics(job) as show:
         result = run_job(job, Path(given.out), show)
+    if result["stopped"] not in ("finished", "solved"):
+        raise InputError(result["stopped"])
     print(f"{given.pattern}: {result['parameters']:,} parameters, {result['stopped']}")
     for length, scores in result["by_length"].items():
         shown = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())

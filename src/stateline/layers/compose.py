@@ -135,4 +135,4 @@ class Stack(Chain):
     @property
     def links(self) -> Sequence[AnyLayer]:
         """The layers."""
-        return cast("Sequence[AnyLayer]", self.layers)
+        return cast("list[AnyLayer]", list(self.layers))

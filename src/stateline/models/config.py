@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from stateline.errors import InputError, unknown_name
-from stateline.models.pattern import Value
+from stateline.models.pattern import Value, check_settings
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,14 @@ class ModelConfig:
     feed_forward: Literal["gelu", "relu", "swiglu", "none"] = "gelu"
     tie_embeddings: bool = True
     max_len: int | None = None
-    layers: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, Value]] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        check_settings("the model configuration", self)
+        for name in ("vocab_size", "d_model", "max_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
 
     def to_json(self) -> str:
         """The configuration as a JSON text."""
@@ -53,9 +60,12 @@ class ModelConfig:
             True
         """
         try:
-            values: dict[str, Any] = json.loads(text)
+            values: Any = json.loads(text)
         except json.JSONDecodeError as error:
             raise InputError(f"the model configuration is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            found = type(values).__name__
+            raise InputError(f"the model configuration must be a JSON object, got a {found}")
         known = [f.name for f in dataclasses.fields(ModelConfig)]
         for name in values:
             if name not in known:

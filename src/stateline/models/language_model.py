@@ -47,11 +47,6 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.d_model)
-        if config.vocab_size < 1 or config.d_model < 1:
-            raise InputError(
-                "vocab_size and d_model must be positive, "
-                f"got vocab_size={config.vocab_size} and d_model={config.d_model}"
-            )
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.max_len else None

@@ -12,6 +12,7 @@ named by the same grammar: ``copying(max_len=20)``.
 """
 
 import inspect
+import math
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -87,7 +88,8 @@ class _Parser:
 
     def error(self, wanted: str) -> InputError:
         marked = f"{self.text[: self.start]}<here>{self.text[self.start :]}"
-        return InputError(f"malformed pattern: expected {wanted} at <here>: {marked}")
+        line = " ".join(marked.split())
+        return InputError(f"malformed pattern: expected {wanted} at <here>: {line}")
 
     def take(self, mark: str) -> bool:
         """Step over ``mark`` if it is next."""
@@ -218,24 +220,44 @@ def construct(
     for key, value in keywords.items():
         if key not in settable:
             raise unknown_name(f"keyword of {kind} {name!r}", key, settable)
-        if key in hints and not _fits(value, hints[key]):
-            wanted = _describe(hints[key])
-            raise InputError(f"{kind} {name!r} wants {key} to be {wanted}, got {value!r}")
+        _check_type(f"{kind} {name!r}", key, value, hints.get(key, object))
     return build(*given, **keywords)
+
+
+def check_settings(owner: str, settings: object) -> None:
+    """Check every field of a dataclass against its annotation, as ``construct`` does keywords.
+
+    Args:
+        owner: Whose settings they are, for messages.
+        settings: The dataclass instance.
+
+    Raises:
+        InputError: If a value is of the wrong type.
+    """
+    for name, hint in get_type_hints(type(settings)).items():
+        _check_type(owner, name, getattr(settings, name), hint)
+
+
+def _check_type(owner: str, name: str, value: object, hint: Any) -> None:
+    if not _fits(value, hint):
+        raise InputError(f"{owner} wants {name} to be {_describe(hint)}, got {value!r}")
 
 
 def _fits(value: object, hint: Any) -> bool:
     """Whether a value of the grammar is of the annotated type (an int serves as a float)."""
+    if hint in (Any, object):
+        return True
     origin = get_origin(hint)
     if origin is Literal:
         return value in get_args(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, option) for option in get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return not isinstance(hint, type) or isinstance(value, hint)
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    kind = origin or hint
+    return not isinstance(kind, type) or isinstance(value, kind)
 
 
 def _describe(hint: Any) -> str:
@@ -244,4 +266,5 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(str(choice) for choice in get_args(hint))
     if origin in (Union, types.UnionType):
         return " or ".join(_describe(option) for option in get_args(hint))
-    return "none" if hint is type(None) else str(getattr(hint, "__name__", hint))
+    names = {type(None): "none", float: "a finite number"}
+    return names.get(hint) or str(getattr(hint, "__name__", hint))

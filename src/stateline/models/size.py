@@ -22,8 +22,9 @@ def count_parameters(config: ModelConfig) -> int:
     """Number of parameters; tied ones count once.
 
     Example:
-        >>> count_parameters(ModelConfig("attention", vocab_size=10, d_model=8,
-        feed_forward="none")) 368
+        >>> config = ModelConfig("attention", vocab_size=10, d_model=8, feed_forward="none")
+        >>> count_parameters(config)
+        368
     """
     return sum(p.numel() for p in meta_model(config).parameters())
 

@@ -30,17 +30,16 @@ def diagonal_frequencies(init: Literal["lin", "inv", "legs"], modes: int) -> Flo
         elif init == "inv":
             frequencies = size / math.pi * (size / (1 + 2 * n) - 1)
         else:
-            frequencies = torch.linalg.eigvalsh(_legs_skew(size))[:modes]
+            frequencies = -torch.linalg.svdvals(_legs_skew(size))[::2]
     return frequencies.float()
 
 
 def _legs_skew(size: int) -> Tensor:
-    r"""The Hermitian matrix -i S, S the skew-symmetric part of HiPPO-LegS.
+    r"""The skew-symmetric part S of HiPPO-LegS.
 
-    A_LegS + P P^T with :math:`P_n = \sqrt{n + 1/2}` is S - I/2, so that its eigenvalues are -1/2 +
-    i times those of this matrix.
+    A_LegS + P P^T with :math:`P_n = \sqrt{n + 1/2}` is S - I/2, so that its eigenvalues are -1/2
+    plus or minus i times the singular values of S, each of which comes twice.
     """
     n = torch.arange(size, dtype=torch.float64)
     root = torch.sqrt(torch.outer(2 * n + 1, 2 * n + 1)) / 2
-    skew = root.triu(1) - root.tril(-1)
-    return torch.complex(torch.zeros_like(skew), -skew)
+    return root.triu(1) - root.tril(-1)

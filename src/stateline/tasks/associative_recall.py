@@ -61,9 +61,8 @@ class AssociativeRecall(GeneratedTask):
     )
     metric = "accuracy"
     solved_at = 0.97
-    d_model = 32
     training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 4000,
+        "steps": 3000,
         "learning_rate": 1e-3,
         "schedule": "constant",
         "eval_every": 100,
@@ -78,7 +77,7 @@ class AssociativeRecall(GeneratedTask):
         vocab_size: int = 10,
         length: int = 20,
         key_length: int = 1,
-        batch_size: int = 32,
+        batch_size: int = 64,
     ) -> None:
         if vocab_size < 4 or vocab_size % 2:
             raise InputError(

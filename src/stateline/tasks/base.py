@@ -40,7 +40,6 @@ class Task(ABC):
         solved_at: Score at the training length from which on the task counts as solved, and
             scores at other lengths as generalisation; ``None`` where nothing is ever solved.
         training: Keywords of the training configuration that suit the task.
-        d_model: Width at which two layers suit the task.
         batch_size: Rows in a training batch.
         vocab_size: Number of tokens.
         train_length: Length that it trains on, in the unit in which ``eval_lengths`` counts.
@@ -53,7 +52,6 @@ class Task(ABC):
     higher_is_better: ClassVar[bool] = True
     solved_at: ClassVar[float | None] = None
     training: ClassVar[Mapping[str, float | str]]
-    d_model: ClassVar[int] = 64
     batch_size: int
     vocab_size: int
     train_length: int

@@ -57,9 +57,8 @@ class InductionHead(GeneratedTask):
     )
     metric = "accuracy"
     solved_at = 0.95
-    d_model = 32
     training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 4000,
+        "steps": 3000,
         "learning_rate": 1e-3,
         "schedule": "constant",
         "eval_every": 100,
@@ -75,7 +74,7 @@ class InductionHead(GeneratedTask):
         length: int = 30,
         induction_length: int = 1,
         n_triggers: int = 1,
-        batch_size: int = 32,
+        batch_size: int = 64,
     ) -> None:
         if vocab_size < 4:
             raise InputError(

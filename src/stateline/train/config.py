@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stateline.errors import InputError
+from stateline.models.pattern import check_settings
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,20 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_settings("the training configuration", self)
         if self.steps < 1 or self.log_every < 1:
             raise InputError(
                 f"steps and log_every must be at least 1, got {self.steps} and {self.log_every}"
             )
-        if not self.learning_rate > 0:
-            raise InputError(f"learning_rate must be positive, got {self.learning_rate}")
+        for name in ("learning_rate", "ssm_learning_rate"):
+            rate = getattr(self, name)
+            if rate is not None and rate <= 0:
+                raise InputError(f"{name} must be positive, got {rate}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
         for name in ("weight_decay", "warmup_steps", "clip", "eval_every", "seed"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.seed >= 2**63:
+            raise InputError(f"seed must be below 2**63, got {self.seed}")

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
+from stateline.files import append_line, write_text
 from stateline.models.language_model import LanguageModel
 from stateline.tasks.base import IGNORE, Task
 from stateline.train.config import TrainConfig
@@ -19,7 +20,15 @@ from stateline.train.optimizer import make_optimizer, set_learning_rate
 
 
 class TrainingDiverged(InputError):
-    """The loss is no longer a finite number."""
+    """The loss is no longer a finite number.
+
+    Attributes:
+        steps: Updates before that.
+    """
+
+    def __init__(self, message: str, steps: int = 0) -> None:
+        super().__init__(message)
+        self.steps = steps
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,8 @@ def train(
     """
     optimizer = make_optimizer(model, config)
     result, losses = TrainResult(), list[float]()
-    log = _open_log(log_file)
+    if log_file is not None:
+        write_text(log_file, "")  # a folder that cannot be written to shows now
     model.train()
     started, tokens_before = time.perf_counter(), 0
     for step in range(config.steps):
@@ -105,7 +115,8 @@ def train(
         if not math.isfinite(losses[-1]):
             raise TrainingDiverged(
                 f"the loss became {losses[-1]} at step {step + 1}: lower learning_rate "
-                f"(now {config.learning_rate}) or clip (now {config.clip})"
+                f"(now {config.learning_rate}) or clip (now {config.clip})",
+                steps=step,
             )
         optimizer.zero_grad()
         loss.backward()
@@ -131,7 +142,8 @@ def train(
             seconds_left=(config.steps - result.steps) * result.seconds / result.steps,
         )
         result.curve.append(metrics)
-        log(metrics)
+        if log_file is not None:
+            append_line(log_file, json.dumps(asdict(metrics)))
         on_log(metrics)
         if _as_good(task, score, task.solved_at) and result.steps_to_solve is None:
             result.steps_to_solve = result.steps
@@ -149,15 +161,3 @@ def _as_good(task: Task, score: float | None, goal: float | None) -> bool:
     if score is None or goal is None:
         return False
     return score >= goal if task.higher_is_better else score <= goal
-
-
-def _open_log(path: Path | None) -> Callable[[Metrics], None]:
-    """Function that appends one line to the log, or does nothing without a path."""
-    if path is None:
-        return lambda _: None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w", encoding="utf-8", buffering=1)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another folder") from error
-    return lambda metrics: print(json.dumps(asdict(metrics)), file=file)

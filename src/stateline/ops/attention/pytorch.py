@@ -1,4 +1,4 @@
-"""Causal attention by PyTorch's fused kernels, in blocks of queries where there is a bias."""
+"""Causal attention by PyTorch's fused kernel, or in blocks of scores where there is a bias."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stateline.ops.library import define_op
 
-QUERY_BLOCK = 256
-"""Queries whose biases are in memory at a time: memory is linear in the length, not quadratic."""
+SCORES_PER_BLOCK = {"cpu": 1 << 18}
+"""Scores that are in memory at a time, by device: on a processor, as many as its cache holds."""
+
+MANY_SCORES = 1 << 25
+"""The same elsewhere."""
 
 
 def attention(
@@ -36,11 +39,10 @@ def _forward(
     windows: Tensor | None,
 ) -> Tensor:
     y = torch.empty_like(q)
-    for rows, slots in _blocks(q, k, start):
-        bias = _bias(q, rows, slots, start, slopes, windows)
-        heads_first = (q[:, rows], k[:, slots], v[:, slots])
-        q_b, k_b, v_b = (t.transpose(1, 2) for t in heads_first)
-        y[:, rows] = scaled_dot_product_attention(q_b, k_b, v_b, attn_mask=bias).transpose(1, 2)
+    queries, keys, values = _heads_first(q, k, v)
+    for rows, times, slots, bias in _blocks(q, k, start, slopes, windows):
+        weights = _weights(queries[rows, :, times], keys[rows, :, slots], bias)
+        y[rows, times] = (weights @ values[rows, :, slots]).transpose(1, 2).to(y.dtype)
     return y
 
 
@@ -53,50 +55,77 @@ def _backward(
     slopes: Tensor | None,
     windows: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Recompute the weights P of each block; dS = P (dP - sum(P dP)) for P = softmax(S)."""
+    """Recompute the weights P = softmax(S) of each block; dS = P (dP - dy y)."""
+    queries, keys, values, grads = _heads_first(q, k, v, grad)
+    grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
+    for rows, times, slots, bias in _blocks(q, k, start, slopes, windows):
+        q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
+        g_b = grads[rows, :, times]
+        weights = _weights(q_b, k_b, bias)
+        along = (g_b * (weights @ v_b)).sum(dim=-1, keepdim=True)
+        grad_scores = (g_b @ v_b.mT).sub_(along).mul_(weights)
+        grad_q[rows, :, times] = grad_scores @ k_b
+        grad_k[rows, :, slots] += grad_scores.mT @ q_b
+        grad_v[rows, :, slots] += weights.mT @ g_b
     scale = q.shape[-1] ** -0.5
-    grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for rows, slots in _blocks(q, k, start):
-        bias = _bias(q, rows, slots, start, slopes, windows)
-        q_b, k_b, v_b, g_b = q[:, rows], k[:, slots], v[:, slots], grad[:, rows]
-        weights = torch.einsum("bthd,bshd->bhts", q_b * scale, k_b).add_(bias).softmax(dim=-1)
-        grad_v[:, slots] += torch.einsum("bhts,bthd->bshd", weights, g_b)
-        grad_weights = torch.einsum("bthd,bshd->bhts", g_b, v_b)
-        mean = (grad_weights * weights).sum(dim=-1, keepdim=True)
-        grad_scores = weights * (grad_weights - mean) * scale
-        grad_q[:, rows] = torch.einsum("bhts,bshd->bthd", grad_scores, k_b)
-        grad_k[:, slots] += torch.einsum("bhts,bthd->bshd", grad_scores, q_b)
+    heads_second = zip((grad_q * scale, grad_k * scale, grad_v), (q, k, v), strict=True)
+    grad_q, grad_k, grad_v = (g.transpose(1, 2).to(t.dtype).contiguous() for g, t in heads_second)
     return grad_q, grad_k, grad_v
 
 
-def _blocks(q: Tensor, k: Tensor, start: Tensor | None) -> Iterator[tuple[slice, slice]]:
-    """Blocks of queries, each with the slots that it can see."""
-    length = q.shape[1]
-    for first in range(0, length, QUERY_BLOCK):
-        last = min(first + QUERY_BLOCK, length)
-        yield slice(first, last), slice(0, last if start is None else k.shape[1])
+def _heads_first(*tensors: Tensor) -> list[Tensor]:
+    """As (batch, head, length, d_head), in float32 or better."""
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    return [t.transpose(1, 2).to(dtype).contiguous() for t in tensors]
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """Weights of the slots for each query of a block."""
+    return (q * q.shape[-1] ** -0.5 @ k.mT).add_(bias).softmax(dim=-1)
+
+
+def _blocks(
+    q: Tensor,
+    k: Tensor,
+    start: Tensor | None,
+    slopes: Tensor | None,
+    windows: Tensor | None,
+) -> Iterator[tuple[slice, slice, slice, Tensor]]:
+    """Blocks of rows and queries, each with the slots that its queries can see, and their bias."""
+    (batch, length, n_heads), slots = q.shape[:3], k.shape[1]
+    budget = SCORES_PER_BLOCK.get(q.device.type, MANY_SCORES) // (n_heads * max(1, slots))
+    n_times = max(1, min(length, max(16, budget)))
+    n_rows = max(1, min(batch, budget // n_times))
+    for first in range(0, length, n_times):
+        times = slice(first, min(first + n_times, length))
+        seen = slice(0, times.stop if start is None else slots)
+        bias = _bias(q, times, seen, start, slopes, windows)
+        for row in range(0, batch, n_rows):
+            rows = slice(row, row + n_rows)
+            yield rows, times, seen, bias if start is None else bias[rows]
 
 
 def _bias(
     q: Tensor,
-    rows: slice,
+    times: slice,
     slots: slice,
     start: Tensor | None,
     slopes: Tensor | None,
     windows: Tensor | None,
 ) -> Tensor:
-    """What is added to the scores of a block: (batch or 1, head or 1, query, slot)."""
-    queries = torch.arange(rows.start, rows.stop, device=q.device)[None]
+    """What is added to the scores: (batch, or 1 without start; head or 1; query; slot)."""
+    positions = torch.arange(times.start, times.stop, device=q.device)[None]
     if start is not None:
-        queries = start[:, None] + queries
-    distance = queries[:, None, :, None] - torch.arange(slots.stop, device=q.device)
+        positions = start[:, None] + positions
+    distance = positions[:, None, :, None] - torch.arange(slots.stop, device=q.device)
     hidden = distance < 0
     if windows is not None:
         hidden = hidden | (distance >= windows[:, None, None])
+    dtype = torch.promote_types(q.dtype, torch.float32)
     if slopes is None:
-        bias = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device)
+        bias = torch.zeros(hidden.shape, dtype=dtype, device=q.device)
     else:
-        bias = -slopes.to(q.dtype)[:, None, None] * distance
+        bias = -slopes.to(dtype)[:, None, None] * distance
     return bias.masked_fill(hidden, float("-inf"))
 
 

@@ -36,13 +36,13 @@ def diagonal_ssm_chunk(
     state: Float[Tensor, "*batch channel mode 2"],
 ) -> tuple[Float[Tensor, "*batch length channel"], Float[Tensor, "*batch channel mode 2"]]:
     r"""Add what the state still contributes, :math:`2\,\mathrm{Re}\,c\,a^{t+1} x`."""
-    length = u.shape[-2]
+    length, signal = u.shape[-2], u.to(state.dtype)  # so that the sum of both parts is rounded once
     inner, outer = _tables(log_a, length, first=1)
     inner, outer = inner.to(state.dtype), outer.to(state.dtype)
     from_state = _readout(multiply(c, state), inner, outer)[..., :length].mT
-    y = diagonal_ssm(u, log_a, b, c) + from_state.to(u.dtype)
+    y = diagonal_ssm(signal, log_a, b, c) + from_state
     kept = multiply(exponential(length * log_a), state)
-    return y, kept + multiply(b, _driven(u.to(state.dtype), log_a))
+    return y.to(u.dtype), kept + multiply(b, _driven(signal, log_a))
 
 
 def _tables(

@@ -20,7 +20,8 @@ def fft_conv(
     r"""Convolve every channel of ``u`` with its own causal kernel.
 
     Computes :math:`y_t = \sum_{s \ge 0} k_s\, u_{t-s}`. The FFT runs in float32 (float64 for
-    float64 input) whatever the input dtype. Only ``u`` and ``kernel`` are kept for the backward pass.
+    float64 input) whatever the input dtype. Only ``u`` and ``kernel`` are kept for the backward
+    pass.
 
     Args:
         u: Input signal.

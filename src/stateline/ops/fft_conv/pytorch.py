@@ -43,7 +43,7 @@ def _compute_dtype(u: Tensor) -> torch.dtype:
 
 def _fast_length(n: int) -> int:
     """Smallest even number from ``n`` on without prime factors above 5, which slow an FFT."""
-    n += n % 2
+    n = max(n + n % 2, 2)  # an empty signal has a grid, too
     while True:
         rest = n
         for factor in (2, 3, 5):

@@ -19,13 +19,13 @@ def _forward(u: Tensor, kernel: Tensor) -> Tensor:
 
 def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     """Advance the output gradient tap by tap, and multiply it with the delayed signal."""
-    length = u.shape[-2]
-    grad_u = torch.zeros_like(u, dtype=torch.promote_types(u.dtype, torch.float32))
-    grad_kernel = torch.zeros_like(kernel)
+    length, dtype = u.shape[-2], torch.promote_types(u.dtype, torch.float32)
+    grad, signal = grad.to(dtype), u.to(dtype)
+    grad_u, grad_kernel = torch.zeros_like(signal), torch.zeros_like(kernel)
     for delay in range(min(kernel.shape[1], length)):
         later = grad[..., delay:, :]
         grad_u[..., : length - delay, :].addcmul_(later, kernel[:, delay])
-        product = later * u[..., : length - delay, :]
+        product = later * signal[..., : length - delay, :]
         grad_kernel[:, delay] = product.flatten(0, -2).sum(dim=0)
     return grad_u.to(u.dtype), grad_kernel
 

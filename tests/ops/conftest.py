@@ -1,0 +1,86 @@
+"""Comparing a backend with the reference: outputs, and the gradients of every input."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor
+
+Function = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+def _run(function: Function, inputs: Sequence[Tensor], **options: object) -> list[Tensor]:
+    """Outputs, then the gradients of a random projection of them, all in float64."""
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    outputs = function(*leaves, **options)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    generator = torch.Generator().manual_seed(0)
+    projected = torch.zeros((), dtype=torch.float64)
+    for y in outputs:  # weights that half precision can represent
+        weight = torch.randn(y.shape, generator=generator).bfloat16().double()
+        projected = projected + (y.double() * weight).sum()
+    gradients = torch.autograd.grad(projected, leaves, allow_unused=True, materialize_grads=True)
+    return [t.detach().double() for t in (*outputs, *gradients)]
+
+
+@pytest.fixture(scope="session")
+def agrees() -> Callable[..., None]:
+    """Asserts that a function equals the definition, in outputs and gradients.
+
+    In float64 to 1e-12, in float32 to 5e-6 of the definition in float64, relative to the largest
+    entry (of at least 1).
+    """
+
+    def check(
+        function: Function, definition: Function, inputs: Sequence[Tensor], **options: object
+    ) -> None:
+        for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 5e-6)):
+            given = [t.to(dtype) for t in inputs]
+            found = _run(function, given, **options)
+            wanted = _run(definition, [t.double() for t in given], **options)
+            for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
+                error = (a - b).abs().max() / b.abs().max().clamp(min=1.0)
+                assert error <= limit, f"tensor {index} in {dtype}: error {error:.1e}"
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def rounds_well() -> Callable[..., None]:
+    """Asserts that half precision costs at most twice what it costs the definition.
+
+    The first ``halved`` inputs are in half precision, the others in float32. ``factor`` is the
+    limit for gradients.
+    """
+
+    def check(
+        function: Function,
+        definition: Function,
+        inputs: Sequence[Tensor],
+        *,
+        halved: int = 1,
+        factor: float = 2.0,
+        **options: object,
+    ) -> None:
+        for half in (torch.bfloat16, torch.float16):
+            given = [t.to(half if i < halved else torch.float32) for i, t in enumerate(inputs)]
+            truth = _run(definition, [t.double() for t in given], **options)
+            rounded = _run(definition, given, **options)
+            found = _run(function, given, **options)
+            outputs = len(truth) - len(inputs)
+            for index, (a, r, t) in enumerate(zip(found, rounded, truth, strict=True)):
+                allowed = 2.0 if index < outputs else factor
+                floor = 1e-5 * t.abs().max()  # what float32 arithmetic costs
+                error, own = (a - t).abs().max(), (r - t).abs().max()
+                assert error <= allowed * own + floor, f"{half}, tensor {index}: {error} > {own}"
+
+    return check
+
+
+@pytest.fixture
+def without_shape_checks() -> Iterator[None]:
+    """Functions as users run them: the shapes in their signatures are not checked."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
