@@ -1,10 +1,28 @@
-"""Where official vectors and real data lie; tests that need them skip, saying so, without them."""
+"""What tests of all parts share.
 
+Where official vectors and real data lie: tests that need them skip, saying so, without them.
+"""
+
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
+import jaxtyping
 import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from stateline import compare
+from stateline.bench import speed
+from stateline.compare import Job, News, Results
 
 SHARED = Path(__file__).parents[2] / "shared"
+
+torch.set_num_threads(1)  # tests run side by side, and tensors here are small
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,3 +45,48 @@ def _folder_or_skip(request: pytest.FixtureRequest, option: str, what: str) -> P
     if not folder.is_dir():
         pytest.skip(f"no {what} in {folder}: name their folder with {option} DIR")
     return folder
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """``with full_disk(n):`` no file can grow beyond n bytes."""
+
+    @contextmanager
+    def limited(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
+
+
+@pytest.fixture
+def unannotated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the library as users do: without the checks of annotations that tests add."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def quick_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons spend no time on measurements of speed."""
+    monkeypatch.setattr(compare, "SPEED_LENGTHS", (8, 16))
+    monkeypatch.setattr(compare, "STATE_LENGTHS", (8, 16))
+    monkeypatch.setattr(speed, "SECONDS", 0.0)
+    monkeypatch.setattr(speed, "TOKENS_PER_BATCH", 32)
+    monkeypatch.setattr(speed, "DECODE_STEPS", 2)
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons train in this process, one run after the other."""
+
+    def train_all(
+        jobs: Sequence[Job], folder: Path, workers: int, news: News
+    ) -> Iterator[tuple[Job, Results]]:
+        for job in jobs:
+            yield job, compare.run_job(job, folder / "runs" / job.name, partial(news.progress, job))
+
+    monkeypatch.setattr(compare, "_train_all", train_all)

@@ -55,8 +55,7 @@ class Comparison:
         patterns: Architectures.
         tasks: Tasks, in the grammar of patterns: ``copying(max_len=20)``. A repeat count is a
             number of seeds: ``associative_recall*3``.
-        d_model: Width of the first pattern, whose number of parameters the others match; by
-            default what suits the task.
+        d_model: Width of the first pattern, whose number of parameters the others match.
         parameters: Number of parameters to match instead.
         steps: Training steps; by default what suits the task.
         learning_rate: By default what suits the task.
@@ -64,7 +63,7 @@ class Comparison:
 
     patterns: Sequence[str]
     tasks: Sequence[str]
-    d_model: int | None = None
+    d_model: int = 64
     parameters: int | None = None
     steps: int | None = None
     learning_rate: float | None = None
@@ -181,8 +180,7 @@ def plan(comparison: Comparison) -> list[Job]:
         models = [ModelConfig(pattern, task.vocab_size) for pattern in patterns]
         wanted = comparison.parameters
         if wanted is None:
-            width = task.d_model if comparison.d_model is None else comparison.d_model
-            yardstick = dataclasses.replace(models[0], d_model=width)
+            yardstick = dataclasses.replace(models[0], d_model=comparison.d_model)
             wanted = count_parameters(yardstick)
             models[0] = yardstick
         sized = [m if wanted == count_parameters(m) else match_width(m, wanted) for m in models]

@@ -111,9 +111,7 @@ def test_half_precision_stays_half_precision(op: str, backend: str, half: torch.
 def test_half_precision_costs_no_more_than_twice_the_definitions_rounding(
     rounds_well: Callable[..., None], op: str, backend: str, taps: int
 ) -> None:
-    rounds_well(
-        run(op, backend), run(op, "reference"), [signal(3, 37, 4), signal(4, taps, seed=1)]
-    )
+    rounds_well(run(op, backend), run(op, "reference"), [signal(3, 37, 4), signal(4, taps, seed=1)])
 
 
 @pytest.mark.parametrize(("op", "backend"), ALL)
@@ -123,13 +121,14 @@ def test_two_chunks_are_the_whole(op: str, backend: str, cut: int, taps: int) ->
     u, kernel = signal(2, 13, 2).requires_grad_(), signal(2, taps, seed=1).requires_grad_()
     past = u.new_zeros(2, taps - 1, 2)
     head, tail = u[:, :cut], u[:, cut:]
-    pieces = [run(op, backend)(head, kernel, past), run(op, backend)(tail, kernel, slide(past, head))]
+    pieces = [
+        run(op, backend)(head, kernel, past),
+        run(op, backend)(tail, kernel, slide(past, head)),
+    ]
     chunked, whole = torch.cat(pieces, dim=1), run(op, "reference")(u, kernel)
     torch.testing.assert_close(chunked, whole, rtol=0, atol=1e-12)
     weight = signal(2, 13, 2, seed=2)
-    found, wanted = (
-        torch.autograd.grad((y * weight).sum(), [u, kernel]) for y in (chunked, whole)
-    )
+    found, wanted = (torch.autograd.grad((y * weight).sum(), [u, kernel]) for y in (chunked, whole))
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 

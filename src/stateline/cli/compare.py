@@ -28,9 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=str, default="runs/compare", help="folder for all results")
     parser.add_argument(
         "--d_model",
-        type=int | None,
-        default=None,
-        help="width of the first pattern; others match it",
+        type=int,
+        default=64,
+        help="width of the first pattern; others match its size",
     )
     parser.add_argument(
         "--parameters", type=int | None, default=None, help="number of parameters to match instead"

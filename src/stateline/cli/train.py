@@ -30,8 +30,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.tasks import make_task
 
     task = make_task(task_name)
-    defaults = {f"train.{name}": value for name, value in task.training.items()}
-    parser.set_defaults(defaults | {"model.d_model": task.d_model})
+    parser.set_defaults({f"train.{name}": value for name, value in task.training.items()})
     given = parser.parse_args(arguments)
     config = ModelConfig(given.pattern, task.vocab_size, **given.model.as_dict())
     training = TrainConfig(**given.train.as_dict())

@@ -95,7 +95,7 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
 
     def example_input(self, batch_size: int, length: int) -> Tensor:
         """Random input of the kind that the layer takes."""
-        weight = next(self.parameters())
+        weight = next(self.parameters(), torch.empty(0))
         shape = (batch_size, length, self.d_model)
         return torch.randn(shape, dtype=weight.dtype, device=weight.device)
 

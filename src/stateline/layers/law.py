@@ -3,7 +3,7 @@
 import copy
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +102,8 @@ def check_layer(
     subject = copy.deepcopy(layer).to(dtype).eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        case = _Case(subject, subject.example_input(batch_size, sum(chunks)), tuple(chunks), dtype)
+        x = _example(subject, batch_size, sum(chunks), dtype)
+        case = _Case(subject, x, tuple(chunks), dtype)
         findings = [finding for clause in _CLAUSES for finding in _apply(clause, case)]
     return LawReport(name or type(layer).__name__, tuple(findings))
 
@@ -144,11 +145,19 @@ class _Case:
     def init(self, batch_size: int | None = None, capacity: int = 0) -> State:
         return self.layer.init_state(batch_size or self.x.shape[0], capacity=capacity)
 
+    def example(self, batch_size: int, length: int) -> Tensor:
+        return _example(self.layer, batch_size, length, self.dtype)
+
     def warm(self) -> State:
         """State after the first piece of another sequence, so that nothing is zero."""
-        other = self.layer.example_input(self.x.shape[0], self.chunks[0])
+        other = self.example(self.x.shape[0], self.chunks[0])
         with torch.no_grad():
             return self.layer.forward_chunk(other, self.init())[1]
+
+
+def _example(layer: AnyLayer, batch_size: int, length: int, dtype: torch.dtype) -> Tensor:
+    x = layer.example_input(batch_size, length)
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 def _apply(clause: Callable[[_Case], Iterator[Finding]], case: _Case) -> list[Finding]:
@@ -184,6 +193,13 @@ def _in_place(case: _Case) -> Iterator[Finding]:
     error = max(_relative(y, wanted), _relative(following, wanted_following))
     yield Finding("step_ = step", error, case.limit)
 
+    twin = replace(case, layer=copy.deepcopy(case.layer))  # a state may be the layer's own memory
+    with torch.no_grad():
+        whole = case.layer(case.x)
+        for _ in range(2):
+            y = twin.walk_in_place(case.x, twin.init(capacity=case.x.shape[1]))
+    yield Finding("every initial state is a fresh one", _relative(y, whole), case.limit)
+
 
 def _gradients(case: _Case) -> Iterator[Finding]:
     """Gradients agree."""
@@ -194,6 +210,7 @@ def _gradients(case: _Case) -> Iterator[Finding]:
     stepped = _grads(case, x, case.walk(x, case.init())[0], weight, ())
     yield _compare("gradients: chunks = forward", chunked, whole, case.limit)
     yield _compare("gradients: steps = forward", stepped, whole, case.limit)
+    yield _reach(case, whole)
 
     leaves, spec = pytree.tree_flatten(case.warm())
     leaves = [t.requires_grad_() if t.is_floating_point() else t for t in leaves]
@@ -210,7 +227,7 @@ def _causality(case: _Case) -> Iterator[Finding]:
     length = case.x.shape[1]
     row = case.x[:1]
     changed = row.repeat_interleave(length, dim=0)
-    other = case.layer.example_input(length, length)
+    other = case.example(length, length)
     diagonal = torch.arange(length)
     changed[diagonal, diagonal] = other[diagonal, diagonal]  # row t differs at position t alone
     with torch.no_grad():
@@ -228,7 +245,7 @@ def _causality(case: _Case) -> Iterator[Finding]:
 def _rows(case: _Case) -> Iterator[Finding]:
     """Rows do not mix."""
     changed = case.x.clone()
-    changed[0] = case.layer.example_input(1, case.x.shape[1])[0]
+    changed[0] = case.example(1, case.x.shape[1])[0]
     state = case.warm()
     turned = list(reversed(range(case.x.shape[0])))
     with torch.no_grad():
@@ -264,18 +281,18 @@ def _ages(case: _Case) -> Iterator[Finding]:
     """States of different ages join."""
     young, rest = case.chunks[0], case.x.shape[1] - case.chunks[0]
     x_young, x_rest = case.x[:, :young], case.x[:, young:]
-    batch = case.x.shape[0]
-    both = torch.cat([x_rest, x_rest])
+    rows = list(range(3 * case.x.shape[0]))
+    x_all = torch.cat([x_rest] * 3)
     with torch.no_grad():
         _, first = case.layer.forward_chunk(x_young, case.init(capacity=rest))
         _, second = case.layer.forward_chunk(case.x, case.init(capacity=rest))
         wanted_first, _ = case.layer.forward_chunk(x_rest, first)
         wanted_second, _ = case.layer.forward_chunk(x_rest, second)
-        wanted = torch.cat([wanted_first, wanted_second])
-        joined = cat_states([first, second])
-        chunked, _ = case.layer.forward_chunk(both, joined)
-        stepped, _ = case.walk(both, joined)
-        donated = case.walk_in_place(both, select_rows(joined, list(range(2 * batch))))
+        wanted = torch.cat([wanted_first, wanted_second, wanted_first])
+        joined = cat_states([first, second, first])
+        chunked, _ = case.layer.forward_chunk(x_all, joined)
+        stepped, _ = case.walk(x_all, joined)
+        donated = case.walk_in_place(x_all, select_rows(joined, rows))
     error = max(_relative(y, wanted) for y in (chunked, stepped, donated))
     yield Finding("states of different ages join", error, case.limit)
 
@@ -290,14 +307,16 @@ def _saving(case: _Case) -> Iterator[Finding]:
             save_state(Path(folder) / "state", state, case.layer)
             loaded = load_state(Path(folder) / "state", case.layer)
         found, _ = case.layer.forward_chunk(case.x, loaded)
-        for parameter in twin.parameters():
-            parameter.add_(1.0)
+        plain = _plain_tensors(twin)
+        for tensor in [*twin.parameters(), *plain.values()]:
+            tensor.copy_(tensor + 1)
         twin.load_state_dict(case.layer.state_dict())
         reloaded, _ = twin.forward_chunk(case.x, state)
     same = torch.equal(found, wanted)
     yield Finding("a saved state loads", 0.0 if same else _relative(found, wanted), 0.0)
     same = torch.equal(reloaded, wanted)
-    yield Finding("a state_dict loads", 0.0 if same else _relative(reloaded, wanted), 0.0)
+    note = "" if same or not plain else f"neither parameter nor buffer: {', '.join(plain)}"
+    yield Finding("a state_dict loads", 0.0 if same else _relative(reloaded, wanted), 0.0, note)
 
 
 def _dtypes(case: _Case) -> Iterator[Finding]:
@@ -356,10 +375,14 @@ _CLAUSES = (
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
-    """Largest difference over the largest entry; NaN counts as infinitely wrong."""
+    """Largest difference over the largest entry."""
     scale = float(b.abs().max()) or 1.0
-    error = float((a.to(b.dtype) - b).abs().max()) / scale
-    return error if error == error else float("inf")
+    return _finite((a.to(b.dtype) - b).abs().max() / scale)
+
+
+def _finite(error: Tensor) -> float:
+    """NaN is infinitely wrong."""
+    return float("inf") if error.isnan() else float(error)
 
 
 def _grads(
@@ -387,11 +410,39 @@ def _compare(
     """
     floor = limit**0.5 * max(float(t.abs().max()) for t in wanted.values())
     errors = {
-        name: float((found[name] - t).abs().max()) / max(float(t.abs().max()), floor, 1e-300)
+        name: _finite((found[name] - t).abs().max() / max(float(t.abs().max()), floor, 1e-300))
         for name, t in wanted.items()
     }
     worst = max(errors, key=lambda name: errors[name])
     return Finding(clause, errors[worst], limit, "" if errors[worst] <= limit else worst)
+
+
+def _reach(case: _Case, grads: dict[str, Tensor]) -> Finding:
+    """A parameter without any gradient must not matter: else it is cut off on the way."""
+    errors = {"": 0.0}
+    with torch.no_grad():
+        for name, grad in grads.items():
+            if grad.any() or name == "the input":
+                continue
+            twin = copy.deepcopy(case.layer)
+            parameter = twin.get_parameter(name)
+            parameter.add_(torch.randn_like(parameter), alpha=0.01)
+            errors[name] = _relative(twin(case.x), case.layer(case.x))
+    worst = max(errors, key=lambda name: errors[name])
+    return Finding("every parameter gets its gradient", errors[worst], case.limit, worst)
+
+
+def _plain_tensors(layer: AnyLayer) -> dict[str, Tensor]:
+    """Tensors that a layer keeps, but as neither parameter nor buffer, by name."""
+    registered = ("_parameters", "_buffers", "_modules")
+    return {
+        f"{path}.{name}".removeprefix("."): leaf
+        for path, module in layer.named_modules()
+        for name, value in vars(module).items()
+        if name not in registered
+        for leaf in pytree.tree_leaves(value)
+        if isinstance(leaf, Tensor)
+    }
 
 
 def _low_accumulators(state: Any) -> list[str]:

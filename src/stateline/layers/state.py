@@ -127,7 +127,7 @@ def load_state(path: str | Path, layer: Any, *, force: bool = False) -> State:
     """
     template = layer.init_state(1)
     names = [name for name, _ in _named_leaves(template)]
-    device = next(layer.parameters()).device
+    device = next(layer.parameters(), torch.empty(0)).device
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}

@@ -13,14 +13,18 @@ def _forward(u: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Correlate the output gradient with the kernel, and with the signal."""
+    """Correlate the output gradient with the kernel, and with the signal.
+
+    Conjugates are written out: ``conj()`` only marks its result, and PyTorch does not look at the
+    mark inside an operator that runs in a compiled graph.
+    """
     length, taps = u.shape[-2], kernel.shape[1]
     u_f, k_f, n = _spectra(u, kernel)
     g_f = torch.fft.rfft(grad.to(_compute_dtype(u)).mT, n=n)
-    grad_u = torch.fft.irfft(g_f * k_f.conj(), n=n)[..., :length]
-    products = g_f * u_f.conj()
+    grad_u = torch.fft.irfft(g_f * k_f.conj_physical(), n=n)[..., :length]
+    products = g_f.conj_physical_() * u_f
     summed = products.reshape(-1, *products.shape[-2:]).sum(dim=0)  # batch rows share the kernel
-    grad_kernel = torch.fft.irfft(summed, n=n)[:, : min(taps, length)]
+    grad_kernel = torch.fft.irfft(summed.conj_physical_(), n=n)[:, : min(taps, length)]
     missing = taps - grad_kernel.shape[1]
     return (
         grad_u.mT.to(u.dtype).contiguous(),

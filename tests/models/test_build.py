@@ -1,0 +1,86 @@
+from typing import Any
+
+import pytest
+from torch import nn
+
+from stateline.errors import InputError
+from stateline.layers import FeedForward, Ladder, Residual, Stack
+from stateline.models.build import build_stack
+from stateline.models.config import ModelConfig
+
+
+def built(pattern: str, **settings: Any) -> Stack:
+    return build_stack(ModelConfig(pattern, **{"vocab_size": 1, "d_model": 8, **settings}))
+
+
+def kinds(stack: Stack) -> list[str]:
+    return [type(link.layer if isinstance(link, Residual) else link).__name__ for link in stack.links]
+
+
+def test_layers_stand_in_the_order_of_the_pattern_each_followed_by_what_it_wants() -> None:
+    assert kinds(built("attention lstm h3*2")) == [
+        *("Attention", "FeedForward"),
+        "LSTM",  # wants none
+        *("H3", "FeedForward", "H3", "FeedForward"),
+    ]
+
+
+def test_without_a_feed_forward_there_are_only_the_layers() -> None:
+    assert kinds(built("attention s4d", feed_forward="none")) == ["Attention", "S4D"]
+
+
+def test_a_wrapper_is_no_residual_branch_and_its_core_is_built_like_a_model() -> None:
+    (ladder,) = built("ladder(h3 lstm, passes=3)").links
+    assert isinstance(ladder, Ladder)
+    assert ladder.passes == 3
+    assert isinstance(ladder.core, Stack)
+    assert kinds(ladder.core) == ["H3", "FeedForward", "LSTM"]
+
+
+def test_repeated_layers_have_weights_of_their_own() -> None:
+    stack = built("attention*2", feed_forward="none")
+    first, second = (link.layer.qkv.weight for link in stack.links)
+    assert first is not second
+    assert not first.equal(second)
+
+
+@pytest.mark.parametrize(("norm", "kind"), [("layer", nn.LayerNorm), ("rms", nn.RMSNorm)])
+def test_every_branch_has_the_norm_of_the_configuration(norm: str, kind: type[nn.Module]) -> None:
+    assert all(type(link.norm) is kind for link in built("h3 attention", norm=norm).links)
+
+
+def test_the_feed_forward_has_the_activation_of_the_configuration() -> None:
+    _, block = built("h3", feed_forward="relu").links
+    assert isinstance(block.layer, FeedForward)
+    assert block.layer.activation == "relu"
+
+
+def test_the_pattern_overrides_the_keywords_of_the_kind() -> None:
+    defaults = {"attention": {"n_heads": 2, "position": "rope"}}
+    stack = built("attention attention(n_heads=8)", layers=defaults, d_model=16)
+    made = [(link.layer.n_heads, link.layer.position) for link in stack.links[::2]]
+    assert made == [(2, "rope"), (8, "rope")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("atention", "unknown layer 'atention': did you mean 'attention'"),
+        ("lader(h3)", "unknown layer 'lader': did you mean 'ladder'"),
+        ("ladder(atention)", "unknown layer 'atention'"),
+        ("ladder", r"ladder wraps other layers: give a pattern, as in ladder\(h3\*2\)"),
+        ("ladder(passes=2)", "ladder wraps other layers"),
+        ("h3(s4d)", "h3 takes keyword=value only; a pattern stands inside ladder"),
+        ("h3(dstate=4)", "unknown keyword of layer 'h3' 'dstate': did you mean 'd_state'"),
+        ("ladder(h3, pases=2)", "unknown keyword of wrapper 'ladder' 'pases'"),
+        ("attention(n_heads=3)", "n_heads must divide d_model, got n_heads=3 and d_model=8"),
+    ],
+)
+def test_mistakes_in_a_pattern_are_named(pattern: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        built(pattern)
+
+
+def test_keywords_for_an_unknown_kind_are_refused() -> None:
+    with pytest.raises(InputError, match="unknown layer 'h33': did you mean 'h3'"):
+        built("h3", layers={"h33": {}})

@@ -1,0 +1,110 @@
+from typing import Any
+
+import pytest
+import torch
+
+from stateline.errors import InputError
+from stateline.generate import generate
+from stateline.layers.law import check_layer
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+
+
+def model(pattern: str, **settings: Any) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(ModelConfig(pattern, **{"vocab_size": 7, "d_model": 8, **settings})).eval()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings"),
+    [
+        ("attention(position=rope) h3(d_state=4)", {}),
+        ("ladder(s4d(d_state=4) attention(position=alibi))", {"tie_embeddings": False}),
+        ("lstm attention(position=hard_alibi)", {"max_len": 64, "norm": "rms"}),
+    ],
+)
+def test_the_law_holds_from_tokens_to_logits(pattern: str, settings: dict[str, Any]) -> None:
+    report = check_layer(model(pattern, **settings))
+    assert report.ok, str(report)
+
+
+def hidden_and_logits(of: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
+    seen: list[torch.Tensor] = []
+    of.norm.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    logits = of(torch.arange(7)[None])
+    return seen[0], logits
+
+
+def test_tied_logits_are_products_with_the_embedding() -> None:
+    tied = model("h3")
+    hidden, logits = hidden_and_logits(tied)
+    torch.testing.assert_close(logits, hidden @ tied.embedding.weight.T)
+
+
+def test_untied_logits_are_products_with_a_matrix_of_their_own() -> None:
+    untied = model("h3", tie_embeddings=False)
+    hidden, logits = hidden_and_logits(untied)
+    assert untied.head is not None
+    torch.testing.assert_close(logits, hidden @ untied.head.weight.T)
+    assert not untied.head.weight.equal(untied.embedding.weight)
+
+
+def test_learned_positions_tell_places_apart() -> None:
+    with_positions, without = (model("feed_forward", max_len=length) for length in (4, None))
+    same_token = torch.zeros(1, 4, dtype=torch.int64)
+    assert without(same_token).unique(dim=1).shape[1] == 1
+    assert with_positions(same_token).unique(dim=1).shape[1] == 4
+
+
+def test_maps_and_embeddings_start_at_the_documented_width() -> None:
+    large = model("attention(bias=true)*2", d_model=256, vocab_size=1000, tie_embeddings=False)
+    width = (2 / (5 * 256)) ** 0.5
+    branches = 4  # two layers, two feed-forwards
+    for name, parameter in large.named_parameters():
+        if "norm" in name:
+            continue
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        else:
+            scale = branches**0.5 if name.endswith("out_proj.weight") else 1
+            assert parameter.std().item() == pytest.approx(width / scale, rel=0.02), name
+
+
+def test_parameters_of_layers_that_initialise_themselves_are_left_alone() -> None:
+    decay = model("h3").stack.links[0].layer.diagonal.log_decay
+    assert decay.exp().allclose(torch.tensor(0.5))
+
+
+class TestLearnedPositionsEnd:
+    """At ``max_len`` tokens the model works, beyond them every way in says so."""
+
+    message = "learned positions for max_len=5 tokens"
+    tokens = torch.zeros(1, 6, dtype=torch.int64)
+
+    def test_forward(self) -> None:
+        short = model("h3", max_len=5)
+        short(self.tokens[:, :5])
+        with pytest.raises(InputError, match=f"{self.message}, got 6"):
+            short(self.tokens)
+
+    def test_forward_chunk(self) -> None:
+        short = model("h3", max_len=5)
+        _, state = short.forward_chunk(self.tokens[:, :3], short.init_state(1))
+        short.forward_chunk(self.tokens[:, :2], state)
+        with pytest.raises(InputError, match=f"{self.message}, got 6"):
+            short.forward_chunk(self.tokens[:, :3], state)
+
+    @pytest.mark.parametrize("verb", ["step", "step_"])
+    def test_steps(self, verb: str) -> None:
+        short = model("h3", max_len=5)
+        with torch.no_grad():
+            _, state = short.forward_chunk(self.tokens[:, :4], short.init_state(1, capacity=2))
+            _, full = short.step(self.tokens[:, 0], state)
+            with pytest.raises(InputError, match=f"{self.message}, got 6"):
+                getattr(short, verb)(self.tokens[:, 0], full)
+
+    def test_generation_before_any_token_is_computed(self) -> None:
+        short = model("h3", max_len=5)
+        assert generate(short, self.tokens[:, :3], 3).shape == (1, 3)  # the last is never read
+        with pytest.raises(InputError, match=r"make 6 positions, .* max_len=5 tokens: shorten"):
+            generate(short, self.tokens[:, :3], 4)

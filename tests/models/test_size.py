@@ -1,0 +1,78 @@
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.models.size import count_parameters, match_width, meta_model
+
+
+def test_a_model_has_the_parameters_of_the_formula() -> None:
+    d, vocab = 24, 50
+    block = (3 * d * d) + (d * d) + (4 * d * d + 4 * d) + (4 * d * d + d)  # qkv, out, up, down
+    norms = 2 * 2 * d
+    whole = vocab * d + 3 * (block + norms) + 2 * d
+    assert count_parameters(ModelConfig("attention*3", vocab, d)) == whole
+
+
+def test_an_untied_head_and_learned_positions_count() -> None:
+    plain = ModelConfig("h3", vocab_size=50, d_model=16)
+    more = dataclasses.replace(plain, tie_embeddings=False, max_len=30)
+    assert count_parameters(more) - count_parameters(plain) == 50 * 16 + 30 * 16
+
+
+def test_a_ladder_counts_its_core_once() -> None:
+    once, often = (ModelConfig(f"ladder(h3, passes={n})", 50) for n in (1, 5))
+    assert count_parameters(often) == count_parameters(once)
+
+
+def test_counting_takes_no_memory() -> None:
+    huge = ModelConfig("attention(n_heads=64)*12", vocab_size=50_000, d_model=8192)
+    assert count_parameters(huge) > 9e9
+    assert all(p.is_meta for p in meta_model(huge).parameters())
+
+
+@pytest.mark.parametrize("wanted", [1, 3000, 20_000, 54_321])
+@pytest.mark.parametrize("pattern", ["attention", "h3 lstm", "ladder(s4d)"])
+def test_the_matched_width_is_the_nearest_of_all(pattern: str, wanted: int) -> None:
+    config = ModelConfig(pattern, vocab_size=20)
+
+    def distance(width: int) -> int:
+        return abs(count_parameters(dataclasses.replace(config, d_model=width)) - wanted)
+
+    matched = match_width(config, wanted)
+    assert distance(matched.d_model) == min(map(distance, range(4, 120, 4)))
+    assert dataclasses.replace(matched, d_model=config.d_model) == config
+
+
+def test_the_matched_width_suits_the_heads() -> None:
+    config = ModelConfig("attention(n_heads=20)", vocab_size=20)
+    widths = {match_width(config, wanted).d_model for wanted in (1000, 30_000, 60_000)}
+    assert widths == {20, 40, 60}
+
+
+def test_a_model_that_suits_no_width_is_refused() -> None:
+    with pytest.raises(InputError, match="masked_heads must be from 0 to n_heads"):
+        match_width(ModelConfig("attention(masked_heads=9)", vocab_size=20), 1000)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_operations_are_those_that_pytorch_counts(tied: bool) -> None:
+    """Exactly: PyTorch counts all pairs in attention, we the (L + 1) / 2 per token that count."""
+    d, length, layers = 16, 12, 2
+    model = LanguageModel(ModelConfig(f"attention*{layers}", 30, d, tie_embeddings=tied))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, length, dtype=torch.int64))
+    masked = layers * 4 * d * (length - (length + 1) / 2)
+    assert counter.get_total_flops() / length == model.flops_per_token(length) + masked
+
+
+def test_the_state_of_attention_grows_with_the_length_and_that_of_h3_does_not() -> None:
+    per_token = 2 * 16 * 4  # a key and a value in float32
+    attention, h3 = (meta_model(ModelConfig(p, 10, 16)).state_bytes for p in ("attention", "h3"))
+    assert attention(1000) - attention(0) == 1000 * per_token
+    assert h3(1000) == h3(0) > 0

@@ -1,0 +1,194 @@
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stateline.ops import OPS, attention
+from stateline.ops.positions import alibi_slopes, hard_alibi_windows
+
+BACKENDS = list(OPS["attention"])
+FASTER = [backend for backend in BACKENDS if backend != "reference"]
+LENGTHS = st.sampled_from([1, 2, 3, 5, 8, 13, 17, 31, 40])
+BIASES = st.fixed_dictionaries({"slopes": st.booleans(), "windows": st.booleans()})
+SCHEMES = [
+    {},
+    {"slopes": alibi_slopes(3)},
+    {"windows": hard_alibi_windows(3, 2)},
+    {"slopes": alibi_slopes(3), "windows": hard_alibi_windows(3, 2)},
+]
+
+
+def case(length: int, slots: int | None = None, n_heads: int = 3, batch: int = 2) -> list[Tensor]:
+    """Queries, keys, values; float64."""
+    generator = torch.Generator().manual_seed(length)
+    slots = length if slots is None else slots
+    shapes = [(batch, length, n_heads, 4)] + [(batch, slots, n_heads, 4)] * 2
+    return [torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes]
+
+
+def run(backend: str) -> Callable[..., Tensor]:
+    return lambda *inputs, **options: attention(*inputs, **options, backend=backend)
+
+
+def scheme(n_heads: int, slopes: bool, windows: bool) -> dict[str, Tensor]:
+    chosen = {"slopes": alibi_slopes(n_heads)} if slopes else {}
+    return chosen | ({"windows": hard_alibi_windows(n_heads, n_heads // 2)} if windows else {})
+
+
+def test_the_definition_is_the_formula() -> None:
+    q, k, v = case(4, slots=7)
+    start, slopes, windows = torch.tensor([3, 1]), [0.5, 0.25, 0.0], [1, 3, 99]
+    y = attention(
+        q,
+        k,
+        v,
+        start,
+        slopes=torch.tensor(slopes),
+        windows=torch.tensor(windows),
+        backend="reference",
+    )
+    for row, t, head in _indices(q):
+        i = int(start[row]) + t
+        seen = [j for j in range(7) if 0 <= i - j < windows[head]]
+        scores = [
+            float(q[row, t, head] @ k[row, j, head]) / math.sqrt(4) - slopes[head] * (i - j)
+            for j in seen
+        ]
+        weights = torch.tensor(scores, dtype=torch.float64).softmax(dim=0)
+        torch.testing.assert_close(y[row, t, head], weights @ v[row, seen, head])
+
+
+def _indices(q: Tensor) -> Iterator[tuple[int, int, int]]:
+    batch, length, n_heads, _ = q.shape
+    return ((r, t, h) for r in range(batch) for t in range(length) for h in range(n_heads))
+
+
+@pytest.mark.parametrize("backend", FASTER)
+@settings(deadline=None, max_examples=15)
+@given(length=LENGTHS, n_heads=st.sampled_from([1, 2, 3, 4, 6]), biases=BIASES)
+def test_equals_the_definition(
+    agrees: Callable[..., None],
+    backend: str,
+    length: int,
+    n_heads: int,
+    biases: dict[str, bool],
+) -> None:
+    inputs = case(length, n_heads=n_heads)
+    agrees(run(backend), run("reference"), inputs, **scheme(n_heads, **biases))
+
+
+@pytest.mark.parametrize("backend", FASTER)
+@settings(deadline=None, max_examples=15)
+@given(
+    length=LENGTHS,
+    starts=st.lists(st.integers(0, 9), min_size=2, max_size=2),
+    free=st.integers(0, 4),
+    biases=BIASES,
+)
+def test_rows_that_start_anywhere_equal_the_definition(
+    agrees: Callable[..., None],
+    backend: str,
+    length: int,
+    starts: list[int],
+    free: int,
+    biases: dict[str, bool],
+) -> None:
+    inputs = case(length, slots=length + max(starts) + free)
+    options = {"start": torch.tensor(starts), **scheme(3, **biases)}
+    agrees(run(backend), run("reference"), inputs, **options)
+
+
+@pytest.mark.parametrize("backend", FASTER)
+@pytest.mark.parametrize("start", [None, [0, 11]])
+def test_lengths_beyond_one_block_of_scores_equal_the_definition(
+    agrees: Callable[..., None], backend: str, start: list[int] | None
+) -> None:
+    inputs = case(401, slots=412 if start else 401, n_heads=2)
+    options = scheme(2, slopes=True, windows=True)
+    if start:
+        options["start"] = torch.tensor(start)
+    agrees(run(backend), run("reference"), inputs, **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", SCHEMES)
+def test_two_chunks_are_the_whole(backend: str, options: dict[str, Tensor]) -> None:
+    q, k, v = case(13)
+    whole = attention(q, k, v, **options, backend="reference")
+    for cut in range(1, 13):
+        head = attention(q[:, :cut], k[:, :cut], v[:, :cut], **options, backend=backend)
+        start = torch.full((2,), cut)
+        tail = attention(q[:, cut:], k, v, start, **options, backend=backend)
+        chunked = torch.cat([head, tail], dim=1)
+        torch.testing.assert_close(chunked, whole, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", SCHEMES)
+@pytest.mark.parametrize("start", [None, torch.tensor([2, 0])])
+def test_slots_after_the_query_are_never_looked_at(
+    backend: str, options: dict[str, Tensor], start: Tensor | None
+) -> None:
+    q, k, v = case(5, slots=9)
+    y = attention(q, k, v, start, **options, backend=backend)
+    for t in range(5):
+        after = t + 1 if start is None else int(start[0]) + t + 1
+        k_after, v_after = k.clone(), v.clone()
+        k_after[0, after:], v_after[0, after:] = 1e4, -1e4
+        found = attention(q, k_after, v_after, start, **options, backend=backend)
+        torch.testing.assert_close(found[0, t], y[0, t], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_half_precision(backend: str, half: torch.dtype) -> None:
+    for options in SCHEMES:
+        q, k, v = (t.to(half).requires_grad_() for t in case(5))
+        y = attention(q, k, v, **options, backend=backend)
+        y.sum().backward()
+        assert {t.grad.dtype for t in (q, k, v) if t.grad is not None} == {half} == {y.dtype}
+
+
+@pytest.mark.parametrize("backend", FASTER)
+@pytest.mark.parametrize("options", SCHEMES)
+def test_half_precision_costs_no_more_than_twice_the_definitions_rounding(
+    rounds_well: Callable[..., None], backend: str, options: dict[str, Tensor]
+) -> None:
+    factor = 2.0 if options else 4.0  # gradients of PyTorch's own kernel are not ours
+    inputs = case(37)
+    rounds_well(run(backend), run("reference"), inputs, halved=3, factor=factor, **options)
+
+
+@pytest.mark.parametrize("backend", FASTER)
+@pytest.mark.parametrize("options", SCHEMES[1:])
+def test_a_bias_keeps_nothing_but_the_inputs_for_the_backward_pass(
+    backend: str, options: dict[str, Tensor]
+) -> None:
+    inputs = [t.requires_grad_() for t in case(40)]
+    kept: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        attention(*inputs, **options, backend=backend)
+    assert set(kept) <= {t.data_ptr() for t in (*inputs, *options.values())}
+
+
+@pytest.mark.usefixtures("without_shape_checks")  # symbolic lengths are no integers
+@pytest.mark.parametrize("start", [None, torch.tensor([2, 0])])
+@pytest.mark.parametrize("options", [SCHEMES[1], SCHEMES[2]])
+def test_the_operators_keep_pytorchs_rules(
+    options: dict[str, Tensor], start: Tensor | None
+) -> None:
+    inputs = [t.float().requires_grad_() for t in case(5, slots=5 if start is None else 8)]
+    biases = start, options.get("slopes"), options.get("windows")
+    torch.library.opcheck(torch.ops.stateline.attention.default, (*inputs, *biases))
+    plain = [t.detach() for t in inputs]
+    backward = torch.ops.stateline.attention_backward.default
+    torch.library.opcheck(backward, (torch.ones_like(plain[0]), *plain, *biases))

@@ -1,0 +1,213 @@
+import json
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.tasks import Copying, Task, Text
+from stateline.train.config import TrainConfig
+from stateline.train.loop import Metrics, TrainingDiverged, TrainResult, train
+
+
+def task(seed: int = 0) -> Copying:
+    made = Copying(seed, n_letters=2, min_len=2, max_len=2, context_len=7, batch_size=4)
+    made.problems_per_batch = 8
+    return made
+
+
+def model(seed: int = 0) -> LanguageModel:
+    torch.manual_seed(seed)
+    return LanguageModel(ModelConfig("attention(position=rope)", task().vocab_size, 16))
+
+
+def run(
+    on: Task | None = None, *, of: LanguageModel | None = None, **settings: Any
+) -> TrainResult:
+    defaults = {"steps": 6, "warmup_steps": 0, "eval_every": 0, "log_every": 2}
+    config = TrainConfig(**{**defaults, **settings})
+    return train(of or model(), on or task(), config)
+
+
+def test_the_loss_falls() -> None:
+    curve = run(steps=60, learning_rate=1e-2, log_every=10).curve
+    assert curve[-1].loss < 0.6 * curve[0].loss
+
+
+def test_the_loss_is_the_mean_since_the_last_line() -> None:
+    single = [metrics.loss for metrics in run(log_every=1).curve]
+    pairs = [metrics.loss for metrics in run(log_every=2).curve]
+    assert pairs == pytest.approx([sum(single[at : at + 2]) / 2 for at in (0, 2, 4)])
+
+
+def test_the_first_loss_is_that_of_the_first_batch_under_the_given_weights() -> None:
+    tokens, targets = task().train_batch(0)
+    right = model()(tokens).log_softmax(dim=-1)
+    scored = [
+        -right[row, place, token].item()
+        for row, place in (targets >= 0).nonzero().tolist()
+        for token in [targets[row, place]]
+    ]
+    assert run(log_every=1).curve[0].loss == pytest.approx(sum(scored) / len(scored), rel=1e-5)
+
+
+def weights(of: LanguageModel) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in of.parameters()])
+
+
+def test_a_seed_fixes_the_weights_to_the_bit() -> None:
+    first, again, other = (model(seed) for seed in (0, 0, 1))
+    for made in (first, again, other):
+        run(of=made)
+    assert weights(first).equal(weights(again))
+    assert not weights(first).equal(weights(other))
+
+
+def test_the_data_of_another_seed_give_other_weights() -> None:
+    made = [model(), model()]
+    run(task(0), of=made[0])
+    run(task(1), of=made[1])
+    assert not weights(made[0]).equal(weights(made[1]))
+
+
+def test_scores_do_not_change_the_weights() -> None:
+    often, never = model(), model()
+    run(of=often, eval_every=1)
+    run(of=never, eval_every=0)
+    assert weights(often).equal(weights(never))
+
+
+def test_it_scores_every_so_often_and_at_the_end() -> None:
+    curve = run(steps=7, eval_every=3, log_every=2).curve
+    assert [(m.step, m.metric is not None) for m in curve] == [
+        *[(2, False), (3, True), (4, False), (6, True)],
+        (7, True),
+    ]
+
+
+def largest_gradients(monkeypatch: pytest.MonkeyPatch, clip: float) -> list[float]:
+    """Norm of the whole gradient at every update."""
+    norms: list[float] = []
+    update = torch.optim.AdamW.step
+
+    def watched(optimizer: torch.optim.AdamW) -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        norms.append(torch.nn.utils.get_total_norm(gradients).item())
+        update(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    run(clip=clip)
+    return norms
+
+
+def test_clipping_bounds_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert largest_gradients(monkeypatch, 0.01) == pytest.approx([0.01] * 6, rel=1e-3)
+
+
+def test_without_clipping_the_gradient_is_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert min(largest_gradients(monkeypatch, 0.0)) > 0.1
+
+
+def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:
+    with pytest.raises(TrainingDiverged, match="the loss became nan at step 2: lower learn") as c:
+        run(learning_rate=1e38, clip=0.0)
+    assert c.value.steps == 1
+
+
+def test_it_stops_when_the_score_is_as_good_as_asked() -> None:
+    result = run(eval_every=2, stop_at=0.0)
+    assert (result.stopped, result.steps, result.curve[-1].steps) == ("solved", 2, 6)
+
+
+def test_it_goes_on_while_the_score_is_worse_than_asked() -> None:
+    result = run(eval_every=2, stop_at=1.1)
+    assert (result.stopped, result.steps) == ("finished", 6)
+
+
+@pytest.mark.parametrize(("stop_at", "steps"), [(100.0, 2), (0.01, 6)])
+def test_of_a_score_that_should_be_low_less_is_good(
+    tmp_path: Path, stop_at: float, steps: int
+) -> None:
+    (tmp_path / "text").write_text("abcdefgh" * 20)
+    text = Text(path=str(tmp_path / "text"), length=8, batch_size=2)
+    made = LanguageModel(ModelConfig("s4d", text.vocab_size, 8))
+    assert run(text, of=made, eval_every=2, stop_at=stop_at).steps == steps
+
+
+def scored_with(monkeypatch: pytest.MonkeyPatch, *scores: float) -> TrainResult:
+    """A run whose scores, every second step, are given."""
+    given = iter(scores)
+    monkeypatch.setattr(
+        "stateline.train.loop.evaluate", lambda *_: {"string_accuracy": next(given)}
+    )
+    return run(eval_every=2)
+
+
+def test_steps_to_solve_is_when_the_score_was_first_good_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert task().solved_at == 0.95
+    assert scored_with(monkeypatch, 0.9, 0.95, 0.3).steps_to_solve == 4
+
+
+def test_what_is_never_solved_has_no_steps_to_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scored_with(monkeypatch, 0.9, 0.94, 0.3).steps_to_solve is None
+
+
+def test_every_line_of_the_log_is_a_point_of_the_curve(tmp_path: Path) -> None:
+    log_file, seen = tmp_path / "run" / "metrics.jsonl", list[Metrics]()
+    config = TrainConfig(steps=5, log_every=2, eval_every=4, warmup_steps=2)
+    result = train(model(), task(), config, log_file=log_file, on_log=seen.append)
+    lines = [json.loads(line) for line in log_file.read_text().splitlines()]
+    assert lines == [asdict(metrics) for metrics in result.curve] == [asdict(m) for m in seen]
+    assert [line["step"] for line in lines] == [2, 4, 5]
+
+
+def test_a_log_of_an_earlier_run_is_replaced(tmp_path: Path) -> None:
+    log_file = tmp_path / "metrics.jsonl"
+    log_file.write_text("old\n")
+    train(model(), task(), TrainConfig(steps=1), log_file=log_file)
+    assert len(log_file.read_text().splitlines()) == 1
+    assert "old" not in log_file.read_text()
+
+
+def test_the_log_tells_rates_and_what_is_left() -> None:
+    first, second = run(steps=4, schedule="constant", learning_rate=1e-3).curve
+    assert first.learning_rate == 1e-3
+    assert 0 < first.tokens_per_second < math.inf
+    assert first.seconds_left > second.seconds_left == 0
+
+
+def test_tokens_and_steps_are_counted() -> None:
+    result = run(steps=5)
+    assert (result.steps, result.tokens) == (5, 5 * task().train_batch(0).tokens.numel())
+    assert result.seconds > 0
+
+
+def test_a_trained_model_is_in_evaluation_mode() -> None:
+    made = model()
+    run(of=made)
+    assert not made.training
+
+
+def test_a_log_that_cannot_be_written_is_named_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    made = model()
+    before = weights(made).clone()
+    with pytest.raises(InputError, match="cannot write .*metrics.jsonl: "):
+        train(made, task(), TrainConfig(steps=1), log_file=tmp_path / "file" / "metrics.jsonl")
+    assert weights(made).equal(before)
+
+
+def test_a_log_that_finds_no_room_is_a_mistake_of_one_line(
+    tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    with full_disk(10), pytest.raises(InputError, match="cannot write .*: File too large"):
+        train(model(), task(), TrainConfig(steps=1), log_file=tmp_path / "metrics.jsonl")

@@ -1,0 +1,123 @@
+import math
+
+import pytest
+import torch
+
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.train.config import TrainConfig
+from stateline.train.optimizer import (
+    learning_rate_share,
+    make_optimizer,
+    parameter_groups,
+    set_learning_rate,
+)
+
+PATTERN = "h3 attention(bias=true) s4d lstm"
+SSM_NAMES = {"log_dt", "log_decay", "frequency", "b"}
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return LanguageModel(ModelConfig(PATTERN, vocab_size=10, d_model=8))
+
+
+def grouped(model: LanguageModel, config: TrainConfig | None = None) -> dict[str, dict]:
+    return {group["name"]: group for group in parameter_groups(model, config or TrainConfig())}
+
+
+def names_in(model: LanguageModel, group: str) -> set[str]:
+    members = {id(parameter) for parameter in grouped(model)[group]["params"]}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in members}
+
+
+def test_every_parameter_is_in_one_group_once(model: LanguageModel) -> None:
+    members = [id(p) for group in parameter_groups(model, TrainConfig()) for p in group["params"]]
+    assert sorted(members) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_a_core_that_stands_in_several_places_is_optimised_once() -> None:
+    ladder = LanguageModel(ModelConfig("ladder(h3, passes=3)", vocab_size=10, d_model=8))
+    members = [p for group in parameter_groups(ladder, TrainConfig()) for p in group["params"]]
+    assert len(members) == len({id(parameter) for parameter in members})
+
+
+def test_steps_transitions_and_inputs_of_state_spaces_are_a_group(model: LanguageModel) -> None:
+    found = names_in(model, "ssm")
+    assert {name.rpartition(".")[2] for name in found} == SSM_NAMES
+    everywhere = {n for n, _ in model.named_parameters() if n.rpartition(".")[2] in SSM_NAMES}
+    assert found == everywhere
+
+
+def test_vectors_do_not_decay_and_matrices_do(model: LanguageModel) -> None:
+    vectors, matrices = names_in(model, "no_decay"), names_in(model, "decay")
+    assert {model.get_parameter(name).ndim for name in vectors} == {1}
+    assert {"norm.weight", "norm.bias", "stack.layers.2.layer.qkv.bias"} <= vectors
+    assert {"embedding.weight", "stack.layers.2.layer.qkv.weight"} <= matrices
+    assert all(model.get_parameter(name).ndim > 1 for name in matrices)
+
+
+def test_only_the_group_that_decays_has_a_weight_decay(model: LanguageModel) -> None:
+    groups = grouped(model, TrainConfig(weight_decay=0.3))
+    decay = {name: group["weight_decay"] for name, group in groups.items()}
+    assert decay == {"decay": 0.3, "no_decay": 0.0, "ssm": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "own", "wanted"),
+    [(1e-2, None, 1e-3), (1e-4, None, 1e-4), (1e-2, 5e-3, 5e-3), (1e-4, 5e-3, 5e-3)],
+)
+def test_state_spaces_learn_at_most_at_a_thousandth_unless_told(
+    model: LanguageModel, learning_rate: float, own: float | None, wanted: float
+) -> None:
+    config = TrainConfig(learning_rate=learning_rate, ssm_learning_rate=own)
+    peaks = {name: group["peak"] for name, group in grouped(model, config).items()}
+    assert peaks == {"decay": learning_rate, "no_decay": learning_rate, "ssm": wanted}
+
+
+def test_a_model_without_state_spaces_has_no_such_group() -> None:
+    plain = LanguageModel(ModelConfig("attention", vocab_size=10, d_model=8))
+    assert set(grouped(plain)) == {"decay", "no_decay"}
+
+
+def test_all_groups_follow_the_schedule_each_to_its_own_height(model: LanguageModel) -> None:
+    config = TrainConfig(learning_rate=1e-2, warmup_steps=10)
+    optimizer = make_optimizer(model, config)
+    assert set_learning_rate(optimizer, config, 4) == 0.5
+    rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+    assert rates == {"decay": 5e-3, "no_decay": 5e-3, "ssm": 5e-4}
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_learning_rate_rises_linearly_and_is_never_zero(schedule: str) -> None:
+    config = TrainConfig(steps=100, warmup_steps=4, schedule=schedule)
+    shares = [learning_rate_share(config, step) for step in range(100)]
+    assert shares[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert shares[4:] == sorted(shares[4:], reverse=True)
+    assert min(shares) > 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "middle", "last"),
+    [
+        ("constant", 1.0, 1.0),
+        ("linear", 0.5, 1 / 80),
+        ("cosine", 0.55, 0.1 + 0.45 * (1 - math.cos(math.pi / 80))),
+    ],
+)
+def test_the_learning_rate_falls_as_the_schedule_says(
+    schedule: str, middle: float, last: float
+) -> None:
+    config = TrainConfig(steps=100, warmup_steps=20, schedule=schedule)
+    assert learning_rate_share(config, 60) == pytest.approx(middle)
+    assert learning_rate_share(config, 99) == pytest.approx(last)
+
+
+def test_without_a_warm_up_training_starts_at_the_top() -> None:
+    assert learning_rate_share(TrainConfig(warmup_steps=0), 0) == 1.0
+
+
+def test_the_betas_reach_the_optimizer(model: LanguageModel) -> None:
+    optimizer = make_optimizer(model, TrainConfig(beta1=0.8, beta2=0.95))
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
