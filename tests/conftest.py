@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-
-from stateline import compare
-from stateline.bench import speed
-from stateline.compare import Job, News, Results
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -72,21 +69,23 @@ def unannotated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons spend no time on measurements of speed."""
-    monkeypatch.setattr(compare, "SPEED_LENGTHS", (8, 16))
-    monkeypatch.setattr(compare, "STATE_LENGTHS", (8, 16))
-    monkeypatch.setattr(speed, "SECONDS", 0.0)
-    monkeypatch.setattr(speed, "TOKENS_PER_BATCH", 32)
-    monkeypatch.setattr(speed, "DECODE_STEPS", 2)
+    monkeypatch.setattr("stateline.compare.SPEED_LENGTHS", (8, 16))
+    monkeypatch.setattr("stateline.compare.STATE_LENGTHS", (8, 16))
+    monkeypatch.setattr("stateline.bench.speed.SECONDS", 0.0)
+    monkeypatch.setattr("stateline.bench.speed.TOKENS_PER_BATCH", 32)
+    monkeypatch.setattr("stateline.bench.speed.DECODE_STEPS", 2)
 
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparisons train in this process, one run after the other."""
+    """Comparisons train in this process, one run after the other, and score briefly."""
+    from stateline import compare  # here, so that the check of annotations is in place before
 
     def train_all(
-        jobs: Sequence[Job], folder: Path, workers: int, news: News
-    ) -> Iterator[tuple[Job, Results]]:
+        jobs: Sequence[Any], folder: Path, workers: int, news: Any
+    ) -> Iterator[tuple[Any, Any]]:
         for job in jobs:
             yield job, compare.run_job(job, folder / "runs" / job.name, partial(news.progress, job))
 
     monkeypatch.setattr(compare, "_train_all", train_all)
+    monkeypatch.setattr(compare, "EVAL_BATCHES", 1)

@@ -25,7 +25,7 @@ def successor_model() -> LanguageModel:
 
 
 class Counting(GeneratedTask):
-    """Count on from a number; in batch i, the first i answers of 4 are wrong in their last token."""
+    """Count on from a number; of batch i, the first i answers of 4 end with a wrong token."""
 
     metric = "accuracy"
     vocab_size = VOCAB

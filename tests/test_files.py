@@ -76,5 +76,5 @@ def test_lines_are_appended(tmp_path: Path) -> None:
 
 
 def test_a_line_that_finds_no_room_is_a_mistake_of_one_line() -> None:
-    with pytest.raises(InputError, match="^cannot write /dev/full: No space left on device"):
+    with pytest.raises(InputError, match=r"^cannot write /dev/full: No space left on device"):
         append_line(Path("/dev/full"), "line")

@@ -137,7 +137,14 @@ def test_temperature_is_the_root_of_the_probabilities(temperature: float) -> Non
 
 @pytest.mark.parametrize(
     ("top_p", "nucleus"),
-    [(0.1, [2]), (0.49, [2]), (0.51, [2, 0]), (0.79, [2, 0]), (0.81, [2, 0, 3]), (1.0, [0, 1, 2, 3])],
+    [
+        (0.1, [2]),
+        (0.49, [2]),
+        (0.51, [2, 0]),
+        (0.79, [2, 0]),
+        (0.81, [2, 0, 3]),
+        (1.0, [0, 1, 2, 3]),
+    ],
 )
 def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, nucleus: list[int]) -> None:
     kept = torch.zeros(4)

@@ -124,9 +124,7 @@ def _check_prompt(model: LanguageModel, prompt: Tensor, max_new_tokens: int) -> 
         raise InputError(f"max_new_tokens must not be negative, got {max_new_tokens}")
     if prompt.numel() == 0:
         raise InputError("the prompt is empty: give at least one token")
-    low, high, vocab = int(prompt.min()), int(prompt.max()), model.config.vocab_size
-    if low < 0 or high >= vocab:
-        raise InputError(f"prompt tokens must be from 0 to {vocab - 1}, got {low} to {high}")
+    model.check_tokens(prompt)
     limit, wanted = model.config.max_len, prompt.shape[1] + max_new_tokens - 1
     if limit is not None and wanted > limit:
         raise InputError(

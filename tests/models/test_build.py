@@ -14,7 +14,9 @@ def built(pattern: str, **settings: Any) -> Stack:
 
 
 def kinds(stack: Stack) -> list[str]:
-    return [type(link.layer if isinstance(link, Residual) else link).__name__ for link in stack.links]
+    return [
+        type(link.layer if isinstance(link, Residual) else link).__name__ for link in stack.links
+    ]
 
 
 def test_layers_stand_in_the_order_of_the_pattern_each_followed_by_what_it_wants() -> None:

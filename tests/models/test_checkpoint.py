@@ -86,7 +86,7 @@ def test_a_path_below_a_file_cannot_be_written(tmp_path: Path) -> None:
 def test_a_save_that_fails_leaves_the_old_model(
     saved: Path, room: int, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
-    with full_disk(room), pytest.raises(InputError, match="cannot write .*: .*too large"):
+    with full_disk(room), pytest.raises(InputError, match=r"cannot write .*: .*too large"):
         save_model(new_model(seed=1), saved)
     assert load_model(saved)(TOKENS).equal(new_model()(TOKENS))
     assert {path.name for path in saved.iterdir()} == {"config.json", "model.safetensors"}

@@ -60,7 +60,9 @@ def test_a_value_of_the_wrong_type_is_refused(keyword: str, value: object, messa
 
 
 def test_an_unknown_keyword_gets_the_nearest_known_one() -> None:
-    with pytest.raises(InputError, match="unknown keyword of layer 'thing' 'sise': did you mean 'size'"):
+    with pytest.raises(
+        InputError, match="unknown keyword of layer 'thing' 'sise': did you mean 'size'"
+    ):
         made(sise=1)
 
 

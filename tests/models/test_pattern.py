@@ -74,7 +74,9 @@ def test_the_place_of_a_mistake_is_marked(marked: str, wanted: str) -> None:
 def test_any_text_is_a_pattern_or_a_mistake_of_one_line(text: str) -> None:
     try:
         parse_pattern(text)
+        return
     except InputError as error:
-        assert len(str(error).splitlines()) == 1
-        shown = str(error).split(" at <here>: ")[1].replace("<here>", "", 1)
-        assert "".join(shown.split()) == "".join(text.split())
+        message = str(error)
+    assert len(message.splitlines()) == 1
+    shown = message.split(" at <here>: ")[1].replace("<here>", "", 1)
+    assert "".join(shown.split()) == "".join(text.split())

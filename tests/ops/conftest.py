@@ -1,8 +1,7 @@
 """Comparing a backend with the reference: outputs, and the gradients of every input."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -76,11 +75,3 @@ def rounds_well() -> Callable[..., None]:
                 assert error <= allowed * own + floor, f"{half}, tensor {index}: {error} > {own}"
 
     return check
-
-
-@pytest.fixture
-def without_shape_checks() -> Iterator[None]:
-    """Functions as users run them: the shapes in their signatures are not checked."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)

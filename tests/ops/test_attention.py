@@ -68,7 +68,7 @@ def _indices(q: Tensor) -> Iterator[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("backend", FASTER)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(length=LENGTHS, n_heads=st.sampled_from([1, 2, 3, 4, 6]), biases=BIASES)
 def test_equals_the_definition(
     agrees: Callable[..., None],
@@ -82,7 +82,7 @@ def test_equals_the_definition(
 
 
 @pytest.mark.parametrize("backend", FASTER)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     length=LENGTHS,
     starts=st.lists(st.integers(0, 9), min_size=2, max_size=2),
@@ -180,9 +180,10 @@ def test_a_bias_keeps_nothing_but_the_inputs_for_the_backward_pass(
     assert set(kept) <= {t.data_ptr() for t in (*inputs, *options.values())}
 
 
-@pytest.mark.usefixtures("without_shape_checks")  # symbolic lengths are no integers
-@pytest.mark.parametrize("start", [None, torch.tensor([2, 0])])
-@pytest.mark.parametrize("options", [SCHEMES[1], SCHEMES[2]])
+@pytest.mark.usefixtures("unannotated")  # symbolic lengths are no integers
+@pytest.mark.parametrize(
+    ("options", "start"), [(SCHEMES[1], None), (SCHEMES[2], torch.tensor([2, 0]))]
+)
 def test_the_operators_keep_pytorchs_rules(
     options: dict[str, Tensor], start: Tensor | None
 ) -> None:

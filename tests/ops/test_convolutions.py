@@ -37,7 +37,7 @@ def test_the_definition_is_a_convolution(op: str) -> None:
 
 
 @pytest.mark.parametrize(("op", "backend"), FASTER)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(length=LENGTHS, taps=TAPS, channels=st.integers(1, 3), batch=st.sampled_from([(), (2,)]))
 def test_equals_the_definition(
     agrees: Callable[..., None],
@@ -115,7 +115,7 @@ def test_half_precision_costs_no_more_than_twice_the_definitions_rounding(
 
 
 @pytest.mark.parametrize(("op", "backend"), ALL)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(cut=st.integers(1, 12), taps=st.sampled_from([1, 2, 6, 16, 20]))
 def test_two_chunks_are_the_whole(op: str, backend: str, cut: int, taps: int) -> None:
     u, kernel = signal(2, 13, 2).requires_grad_(), signal(2, taps, seed=1).requires_grad_()
@@ -134,7 +134,7 @@ def test_two_chunks_are_the_whole(op: str, backend: str, cut: int, taps: int) ->
 
 
 @given(steps=st.lists(st.integers(1, 4), min_size=1, max_size=5), held=st.integers(0, 6))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_slide_holds_the_latest_inputs(steps: list[int], held: int) -> None:
     inputs = torch.arange(1.0, 1 + sum(steps))[:, None]
     past = torch.zeros(held, 1)
@@ -161,7 +161,7 @@ def test_nothing_but_the_inputs_is_kept_for_the_backward_pass(
     assert set(kept) <= {u.data_ptr(), kernel.data_ptr()}
 
 
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize(("op", "backend"), ALL)
 def test_one_kernel_per_channel_is_required(op: str, backend: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -172,7 +172,7 @@ def test_one_kernel_per_channel_is_required(op: str, backend: str) -> None:
     )
 
 
-@pytest.mark.usefixtures("without_shape_checks")  # symbolic lengths are no integers
+@pytest.mark.usefixtures("unannotated")  # symbolic lengths are no integers
 @pytest.mark.parametrize("op", CONVOLUTIONS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_operators_keep_pytorchs_rules(op: str, channels: int) -> None:

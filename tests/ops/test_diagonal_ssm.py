@@ -59,7 +59,7 @@ def test_a_state_decays_as_in_the_paper() -> None:
 
 
 @pytest.mark.parametrize("backend", FASTER)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     length=LENGTHS,
     channels=st.integers(1, 3),
@@ -90,7 +90,7 @@ def test_a_step_is_a_chunk_of_one(agrees: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(cut=st.integers(1, 16))
 def test_two_chunks_are_the_whole(backend: str, cut: int) -> None:
     u, *others, state = (t.requires_grad_() for t in case(17))

@@ -37,7 +37,7 @@ PATHS["operator"] = as_operator
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(length=st.sampled_from([1, 2, 3, 7, 13, 19]), width=st.integers(1, 5))
 def test_equals_the_definition(
     agrees: Callable[..., None], path: str, length: int, width: int
@@ -79,10 +79,10 @@ def test_half_precision_outputs_cost_no_more_than_twice_the_definitions(
     rounds_well(PATHS[path], run("reference"), inputs, halved=len(inputs), factor=10.0)
 
 
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("unannotated")
 def test_the_operators_keep_pytorchs_rules() -> None:
-    inputs = [t.float() for t in case(3)]
+    inputs = [t.float() for t in case(2)]
     backward = torch.ops.stateline.lstm_backward.default
-    torch.library.opcheck(backward, (torch.ones(2, 2, 3, 5), *inputs))
+    torch.library.opcheck(backward, (torch.ones(2, 2, 2, 5), *inputs))
     leaves = [t.requires_grad_() for t in inputs]
     torch.library.opcheck(torch.ops.stateline.lstm.default, leaves)

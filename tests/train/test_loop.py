@@ -28,9 +28,7 @@ def model(seed: int = 0) -> LanguageModel:
     return LanguageModel(ModelConfig("attention(position=rope)", task().vocab_size, 16))
 
 
-def run(
-    on: Task | None = None, *, of: LanguageModel | None = None, **settings: Any
-) -> TrainResult:
+def run(on: Task | None = None, *, of: LanguageModel | None = None, **settings: Any) -> TrainResult:
     defaults = {"steps": 6, "warmup_steps": 0, "eval_every": 0, "log_every": 2}
     config = TrainConfig(**{**defaults, **settings})
     return train(of or model(), on or task(), config)
@@ -51,9 +49,8 @@ def test_the_first_loss_is_that_of_the_first_batch_under_the_given_weights() -> 
     tokens, targets = task().train_batch(0)
     right = model()(tokens).log_softmax(dim=-1)
     scored = [
-        -right[row, place, token].item()
+        -right[row, place, targets[row, place]].item()
         for row, place in (targets >= 0).nonzero().tolist()
-        for token in [targets[row, place]]
     ]
     assert run(log_every=1).curve[0].loss == pytest.approx(sum(scored) / len(scored), rel=1e-5)
 
@@ -201,7 +198,7 @@ def test_a_log_that_cannot_be_written_is_named_before_any_work(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     made = model()
     before = weights(made).clone()
-    with pytest.raises(InputError, match="cannot write .*metrics.jsonl: "):
+    with pytest.raises(InputError, match=r"cannot write .*metrics\.jsonl: "):
         train(made, task(), TrainConfig(steps=1), log_file=tmp_path / "file" / "metrics.jsonl")
     assert weights(made).equal(before)
 
@@ -209,5 +206,5 @@ def test_a_log_that_cannot_be_written_is_named_before_any_work(tmp_path: Path) -
 def test_a_log_that_finds_no_room_is_a_mistake_of_one_line(
     tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
-    with full_disk(10), pytest.raises(InputError, match="cannot write .*: File too large"):
+    with full_disk(10), pytest.raises(InputError, match=r"cannot write .*: File too large"):
         train(model(), task(), TrainConfig(steps=1), log_file=tmp_path / "metrics.jsonl")

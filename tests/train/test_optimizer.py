@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
@@ -40,6 +41,13 @@ def test_a_core_that_stands_in_several_places_is_optimised_once() -> None:
     ladder = LanguageModel(ModelConfig("ladder(h3, passes=3)", vocab_size=10, d_model=8))
     members = [p for group in parameter_groups(ladder, TrainConfig()) for p in group["params"]]
     assert len(members) == len({id(parameter) for parameter in members})
+
+
+def test_a_matrix_that_two_modules_share_is_optimised_once() -> None:
+    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    second.weight = first.weight
+    (group,) = parameter_groups(nn.Sequential(first, second), TrainConfig())
+    assert len(group["params"]) == 1
 
 
 def test_steps_transitions_and_inputs_of_state_spaces_are_a_group(model: LanguageModel) -> None:

@@ -33,6 +33,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if given.backends:
         _print_backends()
         return 0
+    torch.set_num_threads(1)  # the tensors are small, and threads would wait for each other
     names = given.names or [*LAYERS, *(f"{wrapper}(h3 attention)" for wrapper in WRAPPERS)]
     dtype = torch.float32 if given.float32 else torch.float64
     stacks = {

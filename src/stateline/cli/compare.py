@@ -70,5 +70,6 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         results = compare(comparison, folder, command=command, workers=given.workers, news=news)
     print_results(results, console)
     write_report(results, folder / "report.html")
-    console.print(f"\nreport: {folder / 'report.html'}    data: {folder / 'results.json'}")
+    where = f"\nreport: {folder / 'report.html'}    data: {folder / 'results.json'}"
+    console.print(where, markup=False, soft_wrap=True)
     return 0

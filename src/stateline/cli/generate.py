@@ -50,7 +50,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     model = load_model(given.run)
     of_bytes = model.config.vocab_size == BYTES
     try:
-        prompt = list(given.prompt.encode()) if of_bytes else [int(n) for n in given.prompt.split()]
+        text = given.prompt.encode(errors="surrogateescape")
+        prompt = list(text) if of_bytes else [int(number) for number in text.split()]
         tokens = torch.tensor([prompt], dtype=torch.int64)
     except (ValueError, RuntimeError) as error:  # not a number, or one beyond 64 bits
         raise InputError(
@@ -59,10 +60,10 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         ) from error
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     if of_bytes:
-        sys.stdout.write(given.prompt)
+        sys.stdout.write(decoder.decode(text))
     for token in stream(model, tokens, given.max_new_tokens, sampling=sampling, seed=given.seed):
         number = int(token[0])
         sys.stdout.write(decoder.decode(bytes([number])) if of_bytes else f"{number} ")
         sys.stdout.flush()
-    print()
+    print(decoder.decode(b"", final=True))
     return 0

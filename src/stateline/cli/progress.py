@@ -40,7 +40,7 @@ def show_news(console: Console) -> Iterator[News]:
         yield _Lines(console)
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         TextColumn("{task.fields[state]}"),
         TimeElapsedColumn(),
@@ -66,7 +66,7 @@ class _Bars(News):
     def finished(self, job: Job, run: Results) -> None:
         if bar := self.of_job.pop(job, None):
             self.bars.remove_task(bar)
-        self.bars.console.print(f"{_name(job)}: {_outcome(run)}", highlight=False)
+        self.bars.console.print(f"{_name(job)}: {_outcome(run)}", highlight=False, markup=False)
         self.bars.advance(self.all)
 
     def timing(self, pattern: str) -> None:

@@ -1,17 +1,19 @@
 """Causal softmax attention with a growing key-value cache."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer
+from stateline.errors import InputError, unknown_name
+from stateline.layers.base import SequenceLayer, values_at_hand
 from stateline.ops import attention
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows, rotate
+
+Position = Literal["none", "rope", "alibi", "hard_alibi"]
 
 
 class AttentionState(NamedTuple):
@@ -58,7 +60,8 @@ class Attention(SequenceLayer[AttentionState]):
         bias: Whether the projections have biases.
 
     Raises:
-        InputError: If the heads do not fit the width, or an option does not fit the heads.
+        InputError: If the heads do not fit the width, an option does not fit the heads, or the
+            position scheme is unknown.
 
     References:
         Vaswani et al., 2017; positions: see :mod:`stateline.ops.positions`.
@@ -69,7 +72,7 @@ class Attention(SequenceLayer[AttentionState]):
         d_model: int,
         *,
         n_heads: int = 4,
-        position: Literal["none", "rope", "alibi", "hard_alibi"] = "none",
+        position: Position = "none",
         masked_heads: int | None = None,
         rotary_fraction: float = 1.0,
         rope_base: float = 10_000.0,
@@ -78,6 +81,8 @@ class Attention(SequenceLayer[AttentionState]):
         super().__init__(d_model)
         if n_heads < 1 or d_model % n_heads:
             raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
+        if position not in get_args(Position):
+            raise unknown_name("position", position, get_args(Position))
         self.n_heads, self.d_head, self.position = n_heads, d_model // n_heads, position
         self.rotary_dims = int(self.d_head * rotary_fraction) // 2 * 2
         self.rope_base = rope_base
@@ -134,7 +139,7 @@ class Attention(SequenceLayer[AttentionState]):
     ) -> Float[Tensor, "batch d_model"]:
         """Write the token's key and value into the free slot after the last one."""
         slot = state.length[:, None]
-        if slot.device.type == "cpu" and int(slot.max()) >= state.k.shape[1]:
+        if values_at_hand(slot) and int(slot.max()) >= state.k.shape[1]:
             raise InputError(
                 f"the state has no free slot left (of {state.k.shape[1]}): make it with "
                 "init_state(batch_size, capacity=n) for n steps in place"

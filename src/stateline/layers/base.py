@@ -127,3 +127,8 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
 
 
 AnyLayer = SequenceLayer[Any]
+
+
+def values_at_hand(tensor: Tensor) -> bool:
+    """Whether a look at the values is free: a check of input is not worth a wait for a GPU."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

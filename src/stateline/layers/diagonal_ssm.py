@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError
+from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer
 from stateline.ops import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
-from stateline.ops.hippo import diagonal_frequencies
+from stateline.ops.hippo import Init, diagonal_frequencies
 from stateline.ops.planes import divide, exponential, multiply
+
+Discretization = Literal["zoh", "bilinear"]
 
 
 class DiagonalSSMState(NamedTuple):
@@ -49,8 +51,8 @@ class DiagonalSSM(SequenceLayer[DiagonalSSMState]):
         dt_max: Largest initial step; steps are drawn log-uniformly.
 
     Raises:
-        InputError: If ``d_state`` is not a positive even number, or the steps are not
-            ``0 < dt_min <= dt_max``.
+        InputError: If ``d_state`` is not a positive even number, the steps are not
+            ``0 < dt_min <= dt_max``, or a name is unknown.
 
     References:
         Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
@@ -70,8 +72,8 @@ class DiagonalSSM(SequenceLayer[DiagonalSSMState]):
         d_model: int,
         *,
         d_state: int = 64,
-        init: Literal["lin", "inv", "legs"] = "lin",
-        discretization: Literal["zoh", "bilinear"] = "bilinear",
+        init: Init = "lin",
+        discretization: Discretization = "bilinear",
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
     ) -> None:
@@ -80,6 +82,8 @@ class DiagonalSSM(SequenceLayer[DiagonalSSMState]):
             raise InputError(f"d_state must be a positive even number, got {d_state=}")
         if not 0 < dt_min <= dt_max:
             raise InputError(f"steps must have 0 < dt_min <= dt_max, got {dt_min=} and {dt_max=}")
+        if discretization not in get_args(Discretization):
+            raise unknown_name("discretization", discretization, get_args(Discretization))
         self.discretization = discretization
         modes = d_state // 2
         self.log_dt = nn.Parameter(

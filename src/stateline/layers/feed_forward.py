@@ -1,12 +1,15 @@
 """Feed-forward: the same two-layer network at each position."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from stateline.errors import unknown_name
 from stateline.layers.base import SequenceLayer
+
+Activation = Literal["gelu", "relu", "swiglu"]
 
 
 class FeedForward(SequenceLayer[tuple[()]]):
@@ -20,6 +23,9 @@ class FeedForward(SequenceLayer[tuple[()]]):
         d_hidden: Width in between; by default 4 ``d_model``, for ``swiglu`` 8/3 ``d_model`` (as
             many parameters), rounded to a multiple of 8.
 
+    Raises:
+        InputError: If the activation is unknown.
+
     References:
         Vaswani et al., 2017, section 3.3; Shazeer, "GLU Variants Improve Transformer", 2020.
     """
@@ -30,10 +36,12 @@ class FeedForward(SequenceLayer[tuple[()]]):
         self,
         d_model: int,
         *,
-        activation: Literal["gelu", "relu", "swiglu"] = "gelu",
+        activation: Activation = "gelu",
         d_hidden: int | None = None,
     ) -> None:
         super().__init__(d_model)
+        if activation not in get_args(Activation):
+            raise unknown_name("activation", activation, get_args(Activation))
         self.activation = activation
         gated = activation == "swiglu"
         if d_hidden is None:

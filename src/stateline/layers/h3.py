@@ -1,14 +1,15 @@
 """H3: two state space models and two gates, made to compare and recall."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer
-from stateline.layers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
+from stateline.layers.diagonal_ssm import DiagonalSSM, DiagonalSSMState, Discretization
 from stateline.layers.shift_ssm import ShiftSSM, ShiftSSMState
+from stateline.ops.hippo import Init
 
 
 class H3State(NamedTuple):
@@ -51,8 +52,8 @@ class H3(SequenceLayer[H3State]):
         *,
         d_state: int = 64,
         d_head: int = 1,
-        init: Literal["lin", "inv", "legs"] = "lin",
-        discretization: Literal["zoh", "bilinear"] = "bilinear",
+        init: Init = "lin",
+        discretization: Discretization = "bilinear",
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
     ) -> None:

@@ -166,7 +166,8 @@ def _apply(clause: Callable[[_Case], Iterator[Finding]], case: _Case) -> list[Fi
         return list(clause(case))
     except Exception as error:
         title = (clause.__doc__ or "").rstrip(".")
-        return [Finding(title, float("inf"), case.limit, f"{type(error).__name__}: {error}")]
+        note = f"{type(error).__name__}: {error}".splitlines()[0]
+        return [Finding(title, float("inf"), case.limit, note)]
 
 
 def _outputs(case: _Case) -> Iterator[Finding]:
@@ -228,7 +229,7 @@ def _causality(case: _Case) -> Iterator[Finding]:
     row = case.x[:1]
     changed = row.repeat_interleave(length, dim=0)
     other = case.example(length, length)
-    diagonal = torch.arange(length)
+    diagonal = torch.arange(length, device=row.device)
     changed[diagonal, diagonal] = other[diagonal, diagonal]  # row t differs at position t alone
     with torch.no_grad():
         before, after = case.layer(row), case.layer(changed)
@@ -392,7 +393,7 @@ def _grads(
     targets: dict[str, Tensor] = dict(case.layer.named_parameters())
     targets["the input"] = x
     targets |= {f"state leaf {i}": leaf for i, leaf in enumerate(leaves)}
-    targets = {name: t for name, t in targets.items() if t.requires_grad}
+    targets = {name: t for name, t in targets.items() if t.requires_grad and t.numel()}
     inputs = list(targets.values())
     grads = torch.autograd.grad(
         (y * weight).sum(), inputs, allow_unused=True, materialize_grads=True

@@ -1,13 +1,12 @@
 """S4D: a diagonal state space model per channel, then a map across channels."""
 
-from typing import Literal
-
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer
-from stateline.layers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
+from stateline.layers.diagonal_ssm import DiagonalSSM, DiagonalSSMState, Discretization
+from stateline.ops.hippo import Init
 
 
 class S4D(SequenceLayer[DiagonalSSMState]):
@@ -34,8 +33,8 @@ class S4D(SequenceLayer[DiagonalSSMState]):
         d_model: int,
         *,
         d_state: int = 64,
-        init: Literal["lin", "inv", "legs"] = "lin",
-        discretization: Literal["zoh", "bilinear"] = "zoh",
+        init: Init = "lin",
+        discretization: Discretization = "zoh",
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
     ) -> None:

@@ -143,10 +143,21 @@ def load_state(path: str | Path, layer: Any, *, force: bool = False) -> State:
 
 
 def fingerprint(layer: nn.Module) -> dict[str, str]:
-    """Hashes of a layer's configuration and of its weights."""
+    """Hashes of a layer's configuration and of its weights.
+
+    Layers of the same weights may differ in their settings: all numbers, words and buffers that a
+    module keeps count.
+    """
     config, weights = hashlib.sha256(), hashlib.sha256()
-    config.update(f"{type(layer).__name__} {getattr(layer, 'config', None)}".encode())
-    for name, tensor in layer.state_dict().items():
+    config.update(f"{getattr(layer, 'config', None)}".encode())
+    for path, module in layer.named_modules():
+        settings = {
+            name: value
+            for name, value in vars(module).items()
+            if isinstance(value, int | float | str) and name != "training"
+        }
+        config.update(f"{path} {type(module).__name__} {sorted(settings.items())}".encode())
+    for name, tensor in {**dict(layer.named_buffers()), **layer.state_dict()}.items():
         config.update(json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode())
         weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return {"config": config.hexdigest(), "weights": weights.hexdigest()}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers import NORMS, Residual, SequenceLayer
+from stateline.layers.base import values_at_hand
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 
@@ -106,7 +107,18 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         """Operations of the layers and of the output matrix."""
         return self.stack.flops_per_token(length) + 2.0 * self.embedding.weight.numel()
 
+    def check_tokens(self, tokens: Tensor) -> None:
+        """Raise InputError unless the tokens are integers of the vocabulary."""
+        if tokens.is_floating_point():
+            raise InputError(f"tokens must be integers, got {tokens.dtype}: pass token numbers")
+        vocab = self.config.vocab_size
+        low, high = (int(tokens.min()), int(tokens.max())) if tokens.numel() else (0, 0)
+        if low < 0 or high >= vocab:
+            raise InputError(f"tokens must be from 0 to {vocab - 1}, got {low} to {high}")
+
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if values_at_hand(tokens):
+            self.check_tokens(tokens)
         h = self.embedding(tokens)
         return h if self.positions is None else h + self.positions(positions)
 
@@ -115,9 +127,9 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         return F.linear(h, self.embedding.weight) if self.head is None else self.head(h)
 
     def _check_length(self, new: int, state: LanguageModelState | None = None) -> None:
-        """Learned positions end somewhere; on an accelerator, only a whole input is checked."""
+        """Learned positions end somewhere."""
         limit = self.config.max_len
-        if limit is None or (state is not None and state.position.device.type != "cpu"):
+        if limit is None or (state is not None and not values_at_hand(state.position)):
             return
         seen = 0 if state is None else int(state.position.max())
         if seen + new > limit:

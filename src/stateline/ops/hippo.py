@@ -1,19 +1,26 @@
 """HiPPO matrices: transitions that make a state remember its input's history."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.errors import unknown_name
 
-def diagonal_frequencies(init: Literal["lin", "inv", "legs"], modes: int) -> Float[Tensor, " mode"]:
+Init = Literal["lin", "inv", "legs"]
+
+
+def diagonal_frequencies(init: Init, modes: int) -> Float[Tensor, " mode"]:
     r"""Initial frequencies Im A of a diagonal state space model, with N = 2 ``modes``.
 
     - ``lin``: :math:`\pi n`
     - ``inv``: :math:`\frac{N}{\pi} \left(\frac{N}{1 + 2n} - 1\right)`
     - ``legs``: the lower half of the spectrum of the normal part of HiPPO-LegS, ascending.
+
+    Raises:
+        InputError: If ``init`` is none of these.
 
     Example:
         >>> diagonal_frequencies("lin", 3)
@@ -23,6 +30,8 @@ def diagonal_frequencies(init: Literal["lin", "inv", "legs"], modes: int) -> Flo
         Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
         NeurIPS 2022, equations 8 and 9; HiPPO-LegS: Gu et al., NeurIPS 2020, theorem 2.
     """
+    if init not in get_args(Init):
+        raise unknown_name("init", init, get_args(Init))
     with torch.device("cpu"):  # a spectrum cannot be computed on the meta device
         n, size = torch.arange(modes, dtype=torch.float64), 2 * modes
         if init == "lin":

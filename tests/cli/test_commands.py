@@ -1,0 +1,196 @@
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stateline.cli import main
+from stateline.generate import generate
+from stateline.layers import LAYERS, FeedForward
+from stateline.models.checkpoint import load_model
+from stateline.models.config import ModelConfig
+from stateline.models.size import count_parameters
+from stateline.tasks import Copying
+
+COPYING = "copying(n_letters=3, max_len=3, context_len=12, batch_size=2)"
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Copying, "problems_per_batch", 4)
+    monkeypatch.setattr("stateline.compare.EVAL_BATCHES", 1)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(arguments) == code
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out
+
+
+def train(folder: Path, pattern: str = "attention(n_heads=2)", *more: str) -> list[str]:
+    arguments = ["train", pattern, "--task", COPYING, "--out", str(folder)]
+    return [*arguments, "--train.steps", "3", "--model.d_model", "8", *more]
+
+
+class TestTrain:
+    def test_the_run_has_its_model_metrics_and_result(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        shown = said(capsys, *train(tmp_path))
+        names = {"config.json", "metrics.jsonl", "model.safetensors", "result.json"}
+        assert {path.name for path in tmp_path.iterdir()} == names
+        assert f"the model is in {tmp_path}: stateline generate {tmp_path}" in shown
+        config = ModelConfig("attention(n_heads=2)", vocab_size=7, d_model=8)
+        assert load_model(tmp_path).config == config
+        assert f"{count_parameters(config):,} parameters, finished" in shown
+
+    def test_scores_are_printed_at_every_length(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        shown = said(capsys, *train(tmp_path))
+        for length in (3, 4, 6, 9, 12):
+            assert f"  at length {length}: string_accuracy " in shown
+
+    def test_settings_are_those_of_the_task_unless_told(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        said(capsys, *train(tmp_path, "h3", "--train.clip", "2"))
+        training = json.loads((tmp_path / "result.json").read_text())["training"]
+        assert {**training, **Copying.training, "steps": 3, "clip": 2.0} == training
+
+    def test_a_seed_gives_the_same_model_again(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name, seed in (("a", "0"), ("b", "0"), ("c", "1")):
+            said(capsys, *train(tmp_path / name, "h3", "--train.seed", seed))
+        a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+        assert a == b != c
+
+    def test_training_that_diverges_is_a_mistake_of_one_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        diverging = ["--train.learning_rate", "1e38", "--train.warmup_steps", "0"]
+        assert main(train(tmp_path, "h3", *diverging)) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("stateline: error: the loss became nan at step 2: lower learning_")
+        assert len(error.splitlines()) == 1
+
+
+class TestGenerate:
+    def test_it_prints_the_tokens_that_the_model_gives(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        said(capsys, *train(tmp_path))
+        greedy = ["--prompt", "3 0 1 4", "--temperature", "0", "--max_new_tokens", "6"]
+        shown = said(capsys, "generate", str(tmp_path), *greedy)
+        wanted = generate(load_model(tmp_path), torch.tensor([[3, 0, 1, 4]]), 6)[0].tolist()
+        assert [int(number) for number in shown.split()] == wanted
+
+    def test_a_model_of_bytes_goes_on_with_text(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        text = tmp_path / "text"
+        text.write_text("ab" * 400)
+        task = ["--task", f"text(path={text}, length=16, batch_size=4)"]
+        learning = ["--train.steps", "60", "--train.warmup_steps", "0", "--model.d_model", "8"]
+        said(capsys, "train", "h3", *task, *learning, "--out", str(tmp_path / "run"))
+        greedy = ["--prompt", "abab", "--temperature", "0", "--max_new_tokens", "6"]
+        assert said(capsys, "generate", str(tmp_path / "run"), *greedy) == "ababababab\n"
+
+    def test_bytes_that_are_no_text_are_shown_as_such(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "text").write_text("é" * 400)
+        task = ["--task", f"text(path={tmp_path / 'text'}, length=16, batch_size=4)"]
+        said(capsys, "train", "h3", *task, "--train.steps", "1", "--out", str(tmp_path / "run"))
+        latin_1 = "é\udce9t"  # as Python gives arguments that are not UTF-8
+        none_new = ["--prompt", latin_1, "--max_new_tokens", "0"]
+        assert said(capsys, "generate", str(tmp_path / "run"), *none_new) == "é\ufffdt\n"
+        random = ["--prompt", "é", "--temperature", "100", "--max_new_tokens", "40"]
+        assert "\ufffd" in said(capsys, "generate", str(tmp_path / "run"), *random)
+
+
+def test_info_tells_parameters_operations_and_state(capsys: pytest.CaptureFixture[str]) -> None:
+    settings: dict[str, Any] = {"d_model": 16, "tie_embeddings": False, "norm": "rms"}
+    options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    shown = said(capsys, "info", "attention h3", "--vocab_size", "50", *options)
+    wanted = count_parameters(ModelConfig("attention h3", 50, **settings))
+    (total,) = [line for line in shown.splitlines() if line.split()[:1] == ["all"]]
+    assert total.split() == ["all", f"{wanted:,}"]
+    (attention,) = [line for line in shown.splitlines() if " Attention " in line]
+    # 4 d^2 + d parameters (with the norm), 2 d floats per token, and the length
+    assert attention.split()[2:] == ["1,040", "136", "B", "8", "MiB"]
+
+
+class Leaky(FeedForward):
+    """Sees one token ahead."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + x.roll(-1, dims=-2))
+
+
+class TestCheck:
+    def test_a_layer_that_keeps_the_law_is_fine(self, capsys: pytest.CaptureFixture[str]) -> None:
+        shown = said(capsys, "check", "h3", "--d_model", "4")
+        assert "h3: the law holds" in shown
+        assert "1 checked, all hold" in shown
+
+    def test_a_layer_that_breaks_it_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setitem(LAYERS, "leaky", Leaky)  # type: ignore[arg-type]
+        shown = said(capsys, "check", "lstm", "leaky", "--d_model", "4", code=1)
+        assert "leaky: THE LAW IS BROKEN" in shown
+        assert "lstm: the law holds" in shown
+        assert "2 checked, broken: leaky" in shown
+
+    def test_the_backend_of_every_op_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
+        shown = said(capsys, "check", "--backends")
+        assert [line.split()[0] for line in shown.splitlines()] == [
+            *["attention", "diagonal_ssm", "fft_conv", "lstm", "short_conv"]
+        ]
+
+
+@pytest.mark.usefixtures("quick_speed", "one_process")
+class TestCompare:
+    def compare(self, folder: Path) -> list[str]:
+        options = ["--d_model", "8", "--steps", "3", "--out", str(folder / "run")]
+        return ["compare", "h3", "lstm(n_layers=1)", "--tasks", f"{COPYING}*2", *options]
+
+    def test_it_prints_a_table_and_writes_a_report(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        shown = said(capsys, *self.compare(tmp_path))
+        for told in ("4/4 ", "seed 1", "lstm(n_layers=1)", "Copying", "parameters", "state"):
+            assert told in shown
+        for name in ("report.html", "results.json"):
+            assert (tmp_path / "run" / name).stat().st_size > 1000
+            assert str(tmp_path / "run" / name) in shown
+
+    def test_the_recorded_command_starts_the_same_comparison(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        said(capsys, *self.compare(tmp_path))
+        recorded = json.loads((tmp_path / "run" / "results.json").read_text())["command"]
+        program, *arguments = shlex.split(recorded)
+        assert (program, arguments) == ("stateline", self.compare(tmp_path))
+        assert "4 runs, 4 of them done before" in said(capsys, *arguments)
+
+    def test_ctrl_c_is_no_traceback(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("stateline.compare.run_job", interrupt)
+        assert main(self.compare(tmp_path)) == 130
+        error = capsys.readouterr().err.strip()
+        assert error == "stateline: interrupted; what was finished is kept"

@@ -1,0 +1,89 @@
+import dataclasses
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from stateline.cli.progress import describe, show_news
+from stateline.compare import Comparison, Job, plan
+from stateline.train.loop import Metrics
+
+TASK = 'text(path="[b]ooks", length=8)'
+RUN = {"by_length": {"8": {"bits_per_byte": 2.5}}, "steps": 70, "stopped": "finished"}
+
+
+def metrics(step: int = 40, metric: float | None = 0.5, seconds_left: float = 75.0) -> Metrics:
+    return Metrics(step, 70, 1.25, metric, 1e-3, 12_345.6, seconds_left)
+
+
+@pytest.fixture
+def jobs() -> list[Job]:
+    return plan(Comparison(["h3", "lstm"], ["copying*2"]))
+
+
+def test_a_line_tells_how_far_how_well_and_how_fast() -> None:
+    assert describe(metrics()) == "   40/70  loss 1.250  score 0.500  12,346 tokens/s  1:15 left"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.2, "0:00"), (59.7, "1:00"), (119.6, "2:00"), (3605.0, "60:05")]
+)
+def test_the_time_left_is_in_minutes_and_whole_seconds(seconds: float, shown: str) -> None:
+    assert f"  {shown} left" in describe(metrics(seconds_left=seconds))
+
+
+def told(jobs: list[Job], *, terminal: bool) -> str:
+    """What is shown while the first job trains and ends, and the last model is timed."""
+    file = StringIO()
+    with show_news(Console(file=file, width=120, force_terminal=terminal)) as news:
+        news.planned(jobs, 1)
+        for step in (10, 20):
+            news.progress(jobs[0], metrics(step))
+        news.finished(jobs[0], RUN)
+        news.timing("lstm")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_it_tells_what_trains_what_is_done_and_what_is_timed(
+    jobs: list[Job], terminal: bool
+) -> None:
+    shown = told(jobs, terminal=terminal)
+    assert "copying | h3: bits_per_byte 2.500 at 8 (70 steps, finished)" in shown
+    assert "measuring the speed of lstm" in shown
+
+
+def test_without_a_terminal_lines_about_a_run_are_seldom(jobs: list[Job]) -> None:
+    lines = told(jobs, terminal=False).splitlines()
+    assert lines[0] == "4 runs, 1 of them done before"
+    assert sum("loss" in line for line in lines) == 1
+    assert any(line.startswith("2/4 copying | h3: ") for line in lines)
+
+
+def test_a_run_is_told_with_its_seed_unless_it_is_the_first(jobs: list[Job]) -> None:
+    for job, name in zip(jobs[:2], ["copying | h3: ", "copying | h3 seed 1: "], strict=True):
+        file = StringIO()
+        with show_news(Console(file=file)) as news:
+            news.planned([job], 0)
+            news.finished(job, RUN)
+        assert f"1/1 {name}" in file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_score_that_is_none_is_told_as_such(jobs: list[Job], terminal: bool) -> None:
+    diverged = {
+        "by_length": {"8": {"accuracy": None}},
+        "steps": 3,
+        "stopped": "the loss became nan",
+    }
+    file = StringIO()
+    with show_news(Console(file=file, width=120, force_terminal=terminal)) as news:
+        news.planned(jobs, 0)
+        news.finished(jobs[0], diverged)
+    assert "copying | h3: no score at 8 (3 steps, the loss became nan)" in file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_brackets_in_a_name_are_shown_as_they_are(jobs: list[Job], terminal: bool) -> None:
+    named = [dataclasses.replace(jobs[0], task=TASK)]
+    assert f"{TASK} | h3" in told(named, terminal=terminal)

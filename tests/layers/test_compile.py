@@ -1,0 +1,73 @@
+"""``torch.compile`` sees one graph in every layer, and changes nothing.
+
+The layers are compiled in a process of their own, which runs this file: with the annotations
+checked, as in tests, nothing could be traced.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from stateline.layers import LAYERS, AnyLayer
+
+VERBS = ("forward", "forward_chunk", "step")
+
+
+@pytest.fixture(scope="module")
+def outcome() -> dict[str, Any]:
+    """Error of each compiled verb, or what went wrong."""
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_compiled_layer_equals_the_layer(outcome: dict[str, Any], name: str, verb: str) -> None:
+    assert outcome[f"{name}.{verb}"] == pytest.approx(0, abs=1e-9)
+
+
+def with_gradients(layer: AnyLayer, forward: Callable[..., Any], x: torch.Tensor) -> Any:
+    x = x.clone().requires_grad_()
+    y = forward(x)
+    return y, torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])
+
+
+def runs(layer: AnyLayer) -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
+    """Each verb, and what is to be done with it, plain or compiled."""
+    x = layer.example_input(2, 7)
+    state = layer.forward_chunk(x[:, :3], layer.init_state(2))[1]
+    yield "forward", layer.forward, lambda verb: with_gradients(layer, verb, x)
+    yield "forward_chunk", layer.forward_chunk, torch.no_grad()(lambda verb: verb(x, state))
+    yield "step", layer.step, torch.no_grad()(lambda verb: verb(x[:, 0], state))
+
+
+def difference(found: Any, wanted: Any) -> float:
+    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
+    errors: dict[str, float | str] = {}
+    for name, kind in LAYERS.items():
+        for verb, function, use in runs(kind(8).double()):
+            torch.compiler.reset()
+            try:
+                errors[f"{name}.{verb}"] = difference(use(compiled(function)), use(function))
+            except Exception as error:
+                errors[f"{name}.{verb}"] = str(error)
+    print(json.dumps(errors))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

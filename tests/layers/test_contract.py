@@ -1,0 +1,121 @@
+"""Every layer obeys the law, in whatever variant."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from stateline.layers import LAYERS, NORMS, WRAPPERS, AnyLayer, Residual, Stack
+from stateline.layers.law import check_layer
+from stateline.ops import use_backend
+
+WIDTH = 8
+
+OPTIONS = {
+    "attention": [
+        {"position": "rope"},
+        {"position": "rope", "rotary_fraction": 0.5, "n_heads": 2},
+        {"position": "alibi"},
+        {"position": "hard_alibi"},
+        {"position": "hard_alibi", "masked_heads": 1, "n_heads": 1},
+        {"bias": True},
+    ],
+    "feed_forward": [{"activation": "relu"}, {"activation": "swiglu"}, {"d_hidden": 5}],
+    "h3": [{"d_state": 4}, {"d_state": 4, "d_head": 2}, {"d_state": 4, "d_head": 4}],
+    "lstm": [{"n_layers": 2}],
+    "s4d": [
+        {"d_state": 4, "init": init, "discretization": discretization}
+        for init in ("lin", "inv", "legs")
+        for discretization in ("zoh", "bilinear")
+    ],
+    "shift_ssm": [{"d_state": 1}, {"d_state": 4}],
+}
+
+
+def hybrid() -> Stack:
+    """A core that has everything."""
+    h3 = LAYERS["h3"](WIDTH, d_state=4)
+    return Stack(h3, LAYERS["attention"](WIDTH, position="rope"))
+
+
+def residual_blocks() -> Stack:
+    h3, lstm = LAYERS["h3"](WIDTH, d_state=4), LAYERS["lstm"](WIDTH)
+    return Stack(Residual(h3, NORMS["layer"](WIDTH)), Residual(lstm, NORMS["rms"](WIDTH)))
+
+
+def _title(name: str, options: dict[str, object]) -> str:
+    return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})"
+
+
+KINDS: dict[str, Callable[[], AnyLayer]] = {
+    **{name: partial(kind, WIDTH) for name, kind in LAYERS.items()},
+    **{
+        _title(name, options): partial(LAYERS[name], WIDTH, **options)
+        for name, variants in OPTIONS.items()
+        for options in variants
+    },
+    **{name: lambda kind=kind: kind(hybrid()) for name, kind in WRAPPERS.items()},
+    "ladder(passes=3)": lambda: WRAPPERS["ladder"](LAYERS["s4d"](WIDTH, d_state=4), passes=3),
+    "residual blocks": residual_blocks,
+}
+
+
+def make(kind: str) -> AnyLayer:
+    torch.manual_seed(0)
+    return KINDS[kind]()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=4, phases=[Phase.generate])  # shrinking takes minutes
+@given(
+    batch_size=st.integers(2, 4),
+    chunks=st.lists(st.integers(1, 7), min_size=2, max_size=4),
+    seed=st.integers(0, 99),
+)
+def test_the_law_holds(kind: str, batch_size: int, chunks: Sequence[int], seed: int) -> None:
+    report = check_layer(make(kind), batch_size=batch_size, chunks=chunks, seed=seed)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_law_holds_in_float32(kind: str) -> None:
+    report = check_layer(make(kind), dtype=torch.float32)
+    assert report.ok, str(report)
+
+
+def _everything(layer: AnyLayer, x: Tensor) -> list[Tensor]:
+    """Outputs of all verbs, the state, and gradients."""
+    y = layer(x)
+    y_chunk, state = layer.forward_chunk(x, layer.init_state(len(x)))
+    y_step, state = layer.step(x[:, 0], state)
+    loss = sum(t.square().sum() for t in (y, y_chunk, y_step))
+    gradients = torch.autograd.grad(loss, [x, *layer.parameters()])
+    return [y, y_chunk, y_step, *pytree.tree_leaves(state), *gradients]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_backends_do_not_change_what_a_layer_computes(kind: str) -> None:
+    layer = make(kind).double()
+    x = layer.example_input(2, 11).requires_grad_()
+    with use_backend("torch"):
+        found = _everything(layer, x)
+    with use_backend("reference"):
+        wanted = _everything(layer, x)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_piece_changes_nothing(kind: str) -> None:
+    layer = make(kind)
+    with torch.no_grad():
+        _, state = layer.forward_chunk(layer.example_input(2, 3), layer.init_state(2))
+        y, after = layer.forward_chunk(layer.example_input(2, 0), state)
+    assert y.shape == (2, 0, WIDTH)
+    for a, b in zip(pytree.tree_leaves(after), pytree.tree_leaves(state), strict=True):
+        torch.testing.assert_close(a, b)

@@ -1,0 +1,547 @@
+"""The law itself: every planted bug is caught, under the clause that it breaks."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from stateline.layers import Attention, SequenceLayer, cat_states, detach
+from stateline.layers.attention import AttentionState
+from stateline.layers.law import LawReport, check_layer
+from stateline.ops.positions import rotate
+
+WIDTH = 4
+
+
+class DecayState(NamedTuple):
+    """A decaying sum, and how many tokens it has seen."""
+
+    h: Tensor
+    position: Tensor
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        return ("h",)
+
+
+class Decay(SequenceLayer[DecayState]):
+    """A decaying sum with a learned initial value, read by a map that knows the position."""
+
+    keeps_float32 = True
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+        self.start = nn.Parameter(torch.randn(WIDTH))
+        self.weight = nn.Parameter(torch.randn(WIDTH))
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> DecayState:
+        h = self.start.repeat(batch_size, 1)
+        return DecayState(h, torch.zeros(batch_size, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_chunk(x, self.init_state(len(x)))[0]
+
+    def forward_chunk(self, x: Tensor, state: DecayState) -> tuple[Tensor, DecayState]:
+        outputs, (h, position) = [], state
+        for x_t in x.unbind(dim=1):
+            h = 0.7 * h + x_t
+            outputs.append(self.weight * h * (1 + position[:, None]).to(h.dtype).cos())
+            position = position + 1
+        return torch.stack(outputs, dim=1).to(x.dtype), DecayState(h, position)
+
+
+class Twin(SequenceLayer[Any]):
+    """Does what its core does. Each bug below changes one thing, and names the clause it breaks."""
+
+    clause: str
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+        self.core: SequenceLayer[Any] = Decay()
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        return self.core.init_state(batch_size, capacity=capacity)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x)
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.core.forward_chunk(x, state)
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.core.step(x, state)
+
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return self.core.step_(x, state)
+
+    def state_bytes(self, length: int) -> int:
+        return self.core.state_bytes(length)
+
+
+class AttentionTwin(Twin):
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = Attention(WIDTH, n_heads=2, position="rope")
+
+
+class LeakAtOnePosition(Twin):
+    clause = "no output sees a later input"
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x).clone()
+        y[:, 7] += 1e-3 * x[:, 8]
+        return y
+
+
+class LeakInChunks(Twin):
+    clause = "chunks = forward"
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().forward_chunk(x, state)
+        return y + 1e-3 * torch.cat([x[:, 1:], x[:, -1:]], dim=1), state
+
+
+class StateChangedInPlace(Twin):
+    clause = "the given state is unchanged"
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        result = super().forward_chunk(x, pytree.tree_map(torch.clone, state))
+        with torch.no_grad():
+            state.position.add_(1)
+        return result
+
+
+class StateChangedInPlaceByAStep(Twin):
+    clause = "the given state is unchanged"
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        result = super().step(x, pytree.tree_map(torch.clone, state))
+        with torch.no_grad():
+            state.h.zero_()
+        return result
+
+
+class StateSharesMemory(Twin):
+    """A part of the state that never changes is handed on, not copied."""
+
+    clause = "the given state is unchanged"
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        return super().init_state(batch_size), torch.ones(batch_size, 1)
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state[0])
+        return y, (after, state[1])
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().step(x, state[0])
+        return y, (after, state[1])
+
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x, state[0])
+
+    def state_bytes(self, length: int) -> int:
+        return super().state_bytes(length) + 4
+
+
+class InitialStateIsShared(Twin):
+    """Every initial state is the same memory."""
+
+    clause = "every initial state is a fresh one"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared: dict[int, Any] = {}
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        fresh = super().init_state(batch_size)
+        h, position = self.shared.setdefault(batch_size, detach(fresh))
+        return DecayState(h.to(fresh.h) + 0 * fresh.h, position)
+
+
+class RowsMixed(Twin):
+    clause = "rows do not mix"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - 1e-3 * x.mean(dim=0))
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super().forward_chunk(x - 1e-3 * x.mean(dim=0), state)
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super().step(x - 1e-3 * x.mean(dim=0), state)
+
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x - 1e-3 * x.mean(dim=0), state)
+
+
+class RowsMixedInTheState(Twin):
+    clause = "rows do not mix"
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
+        return y, after._replace(h=after.h - 1e-3 * after.h.mean(dim=0))
+
+
+class PositionStaysInAStep(Twin):
+    clause = "steps = forward"
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().step(x, state)
+        return y, after._replace(position=state.position.clone())
+
+
+class PositionAdvancesByOneInAChunk(Twin):
+    clause = "chunks = forward"
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
+        return y, after._replace(position=state.position + 1)
+
+
+class RotaryPositionsOffByOneInPlace(AttentionTwin):
+    clause = "step_ = step"
+
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        slot = state.length[:, None, None, None].expand(-1, 1, *state.k.shape[2:]).clone()
+        y = super().step_(x, state)
+        further = torch.ones(len(x), 1, dtype=torch.int64)
+        state.k.scatter_(1, slot, rotate(state.k.gather(1, slot), further, dims=2))
+        return y
+
+
+class PositionOfTheFirstRow(Twin):
+    """Right as long as all rows are as old as the first."""
+
+    clause = "states of different ages join"
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        position = state.position[:1].repeat(len(x))
+        return super().forward_chunk(x, state._replace(position=position))
+
+
+class HiddenState(Twin):
+    """Goes on from what the layer itself remembers."""
+
+    clause = "rows do not mix"
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        self.hidden = super().init_state(batch_size)
+        return pytree.tree_map(torch.clone, self.hidden)
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, self.hidden = super().forward_chunk(x, self.hidden)
+        return y, pytree.tree_map(torch.clone, self.hidden)
+
+
+class GradientCutBetweenChunks(Twin):
+    clause = "gradients: chunks = forward"
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
+        return y, detach(after)
+
+
+class GradientCutBetweenSteps(Twin):
+    clause = "gradients from a state: steps"
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super().step(x, detach(state))
+
+
+class GradientIsNotANumber(Twin):
+    clause = "gradients: chunks = forward"
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
+        return y + (0 * self.core.weight).sqrt(), after
+
+
+class InitialStateCut(Twin):
+    clause = "gradients: chunks = forward"
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        return detach(super().init_state(batch_size))
+
+
+class InitialStateCutEverywhere(Twin):
+    """All verbs agree that the initial state learns nothing."""
+
+    clause = "every parameter gets its gradient"
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        return detach(super().init_state(batch_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward_chunk(x, self.init_state(len(x)))[0]
+
+
+class AccumulatorInHalfPrecision(Twin):
+    clause = "bfloat16 runs, accumulators float32"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core.keeps_float32 = False  # type: ignore[misc]
+
+
+class AccumulatorCastByAChunk(Twin):
+    clause = "bfloat16 runs, accumulators float32"
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
+        return y, after._replace(h=after.h.to(x.dtype))
+
+
+class OutputInFloat32(Twin):
+    clause = "bfloat16 runs, accumulators float32"
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.to(torch.promote_types(y.dtype, torch.float32))
+
+
+class OutputInFloat32InPlace(Twin):
+    clause = "bfloat16 runs, accumulators float32"
+
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        y = super().step_(x, state)
+        return y.to(torch.promote_types(y.dtype, torch.float32))
+
+
+class StateLargerThanTold(Twin):
+    clause = "state_bytes is true"
+
+    def state_bytes(self, length: int) -> int:
+        return super().state_bytes(length) - 8
+
+
+class GrowthNotTold(AttentionTwin):
+    clause = "state_bytes is true"
+
+    def state_bytes(self, length: int) -> int:
+        return super().state_bytes(1)
+
+
+class StepInPlaceDiffers(Twin):
+    clause = "step_ = step"
+
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x, state) * (1 + 1e-6)
+
+
+class StepInPlaceForgets(Twin):
+    clause = "step_ = step"
+
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return self.step(x, state)[0]
+
+
+class RetypedState(AttentionTwin):
+    """Attention with a state of a type of its own."""
+
+    kind: type[Any]
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        return self.kind(*super().init_state(batch_size, capacity=capacity))
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, AttentionState(*state))
+        return y, self.kind(*after)
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().step(x, AttentionState(*state))
+        return y, self.kind(*after)
+
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x, AttentionState(*state))
+
+
+class UnpaddedState(NamedTuple):
+    """A cache that does not say how to join rows of different lengths."""
+
+    k: Tensor
+    v: Tensor
+    length: Tensor
+
+
+class OneAgeState(NamedTuple):
+    """A cache that pads rows, but takes all for as long as the longest."""
+
+    k: Tensor
+    v: Tensor
+    length: Tensor
+
+    @staticmethod
+    def cat(states: Sequence[Any]) -> "OneAgeState":
+        k, v, length = cat_states([AttentionState(*state) for state in states])
+        return OneAgeState(k, v, length.max().repeat(len(length)))
+
+
+class RightState(NamedTuple):
+    """The same without the bug."""
+
+    k: Tensor
+    v: Tensor
+    length: Tensor
+
+    @staticmethod
+    def cat(states: Sequence[Any]) -> "RightState":
+        return RightState(*cat_states([AttentionState(*state) for state in states]))
+
+
+class RetypedTwin(RetypedState):
+    kind = RightState
+
+
+class AgesNotPadded(RetypedState):
+    clause = "States of different ages join"
+    kind = UnpaddedState
+
+
+class AgesIgnored(RetypedState):
+    clause = "states of different ages join"
+    kind = OneAgeState
+
+
+class ScaledTwin(Twin):
+    """Scales its output by a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep(torch.rand(WIDTH) + 1)
+
+    def keep(self, scale: Tensor) -> None:
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale.to(x.dtype)
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().forward_chunk(x, state)
+        return y * self.scale.to(x.dtype), state
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super().step(x, state)
+        return y * self.scale.to(x.dtype), state
+
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        return super().step_(x, state) * self.scale.to(x.dtype)
+
+
+class TensorMissingFromTheStateDict(ScaledTwin):
+    clause = "a state_dict loads"
+
+    def keep(self, scale: Tensor) -> None:
+        self.scale = scale
+
+
+class OnePositionForAllRows(Twin):
+    """A leaf of the state that has no row per sequence."""
+
+    clause = "Rows do not mix"
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        state = super().init_state(batch_size)
+        return state._replace(position=state.position[:1])
+
+
+class StepRaises(Twin):
+    clause = "Outputs agree"
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        raise RuntimeError("no such step\n(and much more)")
+
+
+CORRECT = [Twin, AttentionTwin, RetypedTwin, ScaledTwin]
+BUGS = [
+    bug
+    for bug in list(globals().values())
+    if isinstance(bug, type) and issubclass(bug, Twin) and hasattr(bug, "clause")
+]
+
+
+def check(layer: type[Twin], dtype: torch.dtype = torch.float64) -> LawReport:
+    torch.manual_seed(0)
+    return check_layer(layer(), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("layer", CORRECT)
+def test_a_layer_without_bugs_passes(layer: type[Twin], dtype: torch.dtype) -> None:
+    report = check(layer, dtype)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught_under_its_clause(bug: type[Twin]) -> None:
+    report = check(bug)
+    broken = [finding.clause for finding in report.findings if not finding.ok]
+    assert not report.ok
+    assert bug.clause in broken, str(report)
+
+
+def test_a_leak_is_located() -> None:
+    report = check(LeakAtOnePosition)
+    notes = {finding.clause: finding.note for finding in report.findings}
+    assert notes["no output sees a later input"] == "an input at position 8 shows earlier"
+
+
+def test_a_missing_tensor_is_named() -> None:
+    report = check(TensorMissingFromTheStateDict)
+    notes = {finding.clause: finding.note for finding in report.findings}
+    assert notes["a state_dict loads"] == "neither parameter nor buffer: scale"
+
+
+def test_a_parameter_without_its_gradient_is_named() -> None:
+    report = check(InitialStateCutEverywhere)
+    notes = {finding.clause: finding.note for finding in report.findings}
+    assert notes["every parameter gets its gradient"] == "core.start"
+
+
+def test_an_error_is_shown_in_one_line() -> None:
+    line = str(check(StepRaises)).splitlines()[1]
+    assert line.startswith("  BROKEN  Outputs agree ")
+    assert line.endswith("RuntimeError: no such step")
+
+
+def test_the_text_of_a_report_is_a_table_with_a_line_per_clause() -> None:
+    good, bad = check(Twin), check(StateLargerThanTold)
+    assert str(good).startswith("Twin: the law holds\n  ok      chunks = forward ")
+    assert str(bad).startswith("StateLargerThanTold: THE LAW IS BROKEN\n")
+    last = str(bad).splitlines()[-1]
+    assert last.startswith("  BROKEN  state_bytes is true ")
+    assert last.endswith("told 32, found 40 bytes")
+    assert len(str(good).splitlines()) == 1 + len(good.findings)
+
+
+def test_checking_changes_neither_the_layer_nor_the_random_state() -> None:
+    layer = Twin().train()
+    before = [parameter.clone() for parameter in layer.parameters()]
+    random_state = torch.get_rng_state()
+    check_layer(layer)
+    assert layer.training
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for parameter, old in zip(layer.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+
+
+class Sum(SequenceLayer[Tensor]):
+    """A layer without parameters, in float32."""
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Tensor:
+        return torch.zeros(batch_size, self.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(dim=1)
+
+    def forward_chunk(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        total = state[:, None] + x.to(state.dtype).cumsum(dim=1)
+        return total.to(x.dtype), total[:, -1].clone()
+
+
+def test_a_layer_without_parameters_can_be_checked() -> None:
+    report = check_layer(Sum(WIDTH), dtype=torch.float32)
+    assert report.ok, str(report)

@@ -1,0 +1,107 @@
+"""What the smaller layers compute."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stateline.errors import InputError
+from stateline.layers import H3, LSTM, NORMS, S4D, FeedForward, Ladder, Residual, Stack
+
+WIDTH = 6
+X = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [("gelu", lambda h: F.gelu(h, approximate="tanh")), ("relu", F.relu)],
+)
+def test_a_feed_forward_widens_and_narrows(activation, function) -> None:
+    layer = FeedForward(WIDTH, activation=activation)
+    h = function(X @ layer.in_proj.weight.T + layer.in_proj.bias)
+    assert h.shape[-1] == 4 * WIDTH
+    torch.testing.assert_close(layer(X), h @ layer.out_proj.weight.T + layer.out_proj.bias)
+
+
+def test_swiglu_gates_the_second_half_by_the_first() -> None:
+    layer = FeedForward(WIDTH, activation="swiglu")
+    gate, h = (X @ w.T for w in layer.in_proj.weight.chunk(2))
+    wanted = (gate * torch.sigmoid(gate) * h) @ layer.out_proj.weight.T
+    torch.testing.assert_close(layer(X), wanted)
+    assert layer.in_proj.bias is layer.out_proj.bias is None
+
+
+@pytest.mark.parametrize("width", [48, 64, 100])
+def test_swiglu_has_about_as_many_parameters_as_gelu(width: int) -> None:
+    gelu, swiglu = (
+        sum(p.numel() for p in FeedForward(width, activation=activation).parameters())
+        for activation in ("gelu", "swiglu")
+    )
+    assert swiglu == pytest.approx(gelu, rel=0.05)
+
+
+@pytest.mark.usefixtures("unannotated")
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown activation 'glu': did you mean 'gelu'"):
+        FeedForward(WIDTH, activation="glu")  # type: ignore[arg-type]
+
+
+def test_an_lstm_is_pytorchs_lstm_with_its_weights() -> None:
+    layer, theirs = LSTM(WIDTH, n_layers=2), torch.nn.LSTM(WIDTH, WIDTH, 2, batch_first=True)
+    theirs.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(X), theirs(X)[0])
+
+
+def test_lstm_weights_begin_uniform_within_the_root_of_the_width() -> None:
+    for parameter in LSTM(16).parameters():
+        assert 0.2 < parameter.abs().max() <= 0.25
+
+
+def test_s4d_mixes_the_channels_after_the_nonlinearity() -> None:
+    layer = S4D(WIDTH, d_state=4)
+    wanted = F.gelu(layer.ssm(X)) @ layer.out_proj.weight.T + layer.out_proj.bias
+    torch.testing.assert_close(layer(X), wanted)
+
+
+def test_s4d_and_h3_discretise_as_their_papers_do() -> None:
+    assert S4D(WIDTH).ssm.discretization == "zoh"
+    assert H3(WIDTH).diagonal.discretization == "bilinear"
+
+
+def test_a_residual_adds_the_layer_of_the_norm() -> None:
+    layer, norm = FeedForward(WIDTH), NORMS["layer"](WIDTH)
+    torch.testing.assert_close(Residual(layer, norm)(X), X + layer(norm(X)))
+
+
+def test_a_stack_applies_its_layers_in_order() -> None:
+    first, second = FeedForward(WIDTH), LSTM(WIDTH)
+    assert torch.equal(Stack(first, second)(X), second(first(X)))
+
+
+def test_a_ladder_applies_its_core_again_and_again_with_the_same_weights() -> None:
+    core = Stack(FeedForward(WIDTH), LSTM(WIDTH))
+    ladder = Ladder(core, passes=3)
+    assert torch.equal(ladder(X), core(core(core(X))))
+    assert sum(p.numel() for p in ladder.parameters()) == sum(p.numel() for p in core.parameters())
+
+
+def test_a_ladder_keeps_a_state_per_pass_and_pays_per_pass() -> None:
+    core = LSTM(WIDTH)
+    ladder = Ladder(core, passes=3)
+    assert len(ladder.init_state(2)) == 3
+    assert ladder.state_bytes(5) == 3 * core.state_bytes(5)
+    assert ladder.flops_per_token(5) == 3 * core.flops_per_token(5)
+
+
+def test_impossible_counts_are_refused() -> None:
+    with pytest.raises(InputError, match="passes must be at least 1, got passes=0"):
+        Ladder(LSTM(WIDTH), passes=0)
+    with pytest.raises(InputError, match="n_layers must be at least 1, got n_layers=0"):
+        LSTM(WIDTH, n_layers=0)
+
+
+def test_norms_normalise_each_position() -> None:
+    centred = X - X.mean(dim=-1, keepdim=True)
+    scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(NORMS["layer"](WIDTH)(X), scaled)
+    root = X / (X.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(NORMS["rms"](WIDTH)(X), root)

@@ -1,0 +1,240 @@
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.utils import _pytree as pytree
+
+from stateline.errors import InputError
+from stateline.layers import (
+    H3,
+    LSTM,
+    Attention,
+    Stack,
+    cat_states,
+    detach,
+    load_state,
+    nbytes,
+    save_state,
+    select_rows,
+    to,
+)
+from stateline.layers.state import State
+
+WIDTH = 8
+
+
+@pytest.fixture
+def layer() -> Stack:
+    torch.manual_seed(0)
+    return Stack(Attention(WIDTH, position="rope"), H3(WIDTH, d_state=4), LSTM(WIDTH))
+
+
+def after(layer: Stack, length: int, batch_size: int = 2) -> State:
+    """State after some random tokens."""
+    x = torch.randn(batch_size, length, WIDTH, generator=torch.Generator().manual_seed(length))
+    with torch.no_grad():
+        return layer.forward_chunk(x, layer.init_state(batch_size))[1]
+
+
+def same(a: State, b: State) -> bool:
+    return all(map(torch.equal, pytree.tree_leaves(a), pytree.tree_leaves(b)))
+
+
+def test_select_rows_takes_rows_in_the_given_order(layer: Stack) -> None:
+    state = after(layer, 5, batch_size=3)
+    for chosen in ([2, 0], torch.tensor([2, 0])):
+        leaves = zip(
+            pytree.tree_leaves(select_rows(state, chosen)), pytree.tree_leaves(state), strict=True
+        )
+        assert all(torch.equal(leaf, old[[2, 0]]) for leaf, old in leaves)
+
+
+def test_a_fork_does_not_change_its_origin_or_its_twin(layer: Stack) -> None:
+    state = after(layer, 5)
+    fork = select_rows(state, [1, 1])
+    before, twin = pytree.tree_map(torch.clone, state), select_rows(fork, [1])
+    for leaf in pytree.tree_leaves(fork):
+        leaf[0] = 7
+    assert same(state, before)
+    assert same(select_rows(fork, [1]), twin)
+
+
+def test_forks_go_on_as_their_origin_would(layer: Stack) -> None:
+    state, x = after(layer, 5, batch_size=1), torch.randn(3, 4, WIDTH)
+    with torch.no_grad():
+        y, _ = layer.forward_chunk(x, select_rows(state, [0, 0, 0]))
+        alone = [layer.forward_chunk(row[None], state)[0] for row in x]
+    torch.testing.assert_close(y, torch.cat(alone))
+
+
+def test_states_of_different_ages_join_and_part_again(layer: Stack) -> None:
+    young, old, x = after(layer, 3), after(layer, 8, batch_size=1), torch.randn(3, 4, WIDTH)
+    joined = cat_states([young, old])
+    with torch.no_grad():
+        y, _ = layer.forward_chunk(x, joined)
+        y_young, _ = layer.forward_chunk(x[:2], young)
+        y_parted, _ = layer.forward_chunk(x[:2], select_rows(joined, [0, 1]))
+        y_old, _ = layer.forward_chunk(x[2:], old)
+    torch.testing.assert_close(y, torch.cat([y_young, y_old]))
+    torch.testing.assert_close(y_parted, y_young)
+
+
+def test_joining_one_state_is_that_state(layer: Stack) -> None:
+    state = after(layer, 3)
+    assert same(cat_states([state]), state)
+
+
+def test_a_joined_state_is_of_the_same_type(layer: Stack) -> None:
+    state = after(layer, 3)
+    structure = pytree.tree_structure(state)
+    assert pytree.tree_structure(cat_states([state, state])) == structure
+    assert pytree.tree_structure(to(state, dtype=torch.bfloat16)) == structure
+
+
+def test_detach_cuts_the_graph_and_keeps_the_values(layer: Stack) -> None:
+    _, state = layer.forward_chunk(torch.randn(2, 3, WIDTH), layer.init_state(2))
+    assert any(leaf.requires_grad for leaf in pytree.tree_leaves(state))
+    cut = detach(state)
+    assert not any(leaf.requires_grad for leaf in pytree.tree_leaves(cut))
+    assert same(cut, state)
+
+
+def test_to_casts_keys_and_past_inputs_but_no_accumulators_or_positions(layer: Stack) -> None:
+    attention, h3, lstm = to(after(layer, 3), dtype=torch.bfloat16)
+    assert attention.k.dtype == attention.v.dtype == torch.bfloat16
+    assert attention.length.dtype == torch.int64
+    assert h3.shift.past.dtype == torch.bfloat16
+    assert h3.diagonal.h.dtype == torch.float32
+    assert lstm.h.dtype == lstm.c.dtype == torch.float32
+
+
+def test_to_moves_all_leaves(layer: Stack) -> None:
+    moved = to(after(layer, 3), device="meta")
+    assert {leaf.device.type for leaf in pytree.tree_leaves(moved)} == {"meta"}
+
+
+def test_to_a_device_keeps_all_dtypes(layer: Stack) -> None:
+    state = after(layer, 3)
+    assert same(to(state, device="cpu"), state)
+
+
+def test_nbytes_counts_every_leaf() -> None:
+    layer = Attention(WIDTH, n_heads=2)
+    state = layer.forward_chunk(torch.randn(3, 5, WIDTH), layer.init_state(3))[1]
+    assert nbytes(state) == 3 * (2 * 5 * WIDTH * 4 + 8)  # keys and values in float32, a length
+
+
+def test_a_loaded_state_equals_the_saved_one(layer: Stack, tmp_path: Path) -> None:
+    state = after(layer, 5)
+    save_state(tmp_path / "new" / "state", state, layer)
+    loaded = load_state(tmp_path / "new" / "state", layer)
+    assert same(loaded, state)
+    assert pytree.tree_structure(loaded) == pytree.tree_structure(state)
+
+
+def test_a_slice_of_a_state_can_be_saved(layer: Stack, tmp_path: Path) -> None:
+    state = pytree.tree_map(lambda t: t[1:], after(layer, 5, batch_size=3))
+    save_state(tmp_path / "state", state, layer)
+    assert same(load_state(tmp_path / "state", layer), state)
+
+
+def altered_weights(layer: Stack) -> Stack:
+    with torch.no_grad():
+        next(layer.parameters()).add_(1)
+    return layer
+
+
+def test_a_state_of_other_weights_is_refused(layer: Stack, tmp_path: Path) -> None:
+    save_state(tmp_path / "state", after(layer, 5), layer)
+    with pytest.raises(InputError, match="state was saved by a model with other weights; load it"):
+        load_state(tmp_path / "state", altered_weights(layer))
+
+
+def test_a_state_of_other_weights_is_accepted_by_force(layer: Stack, tmp_path: Path) -> None:
+    state = after(layer, 5)
+    save_state(tmp_path / "state", state, layer)
+    assert same(load_state(tmp_path / "state", altered_weights(layer), force=True), state)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"n_heads": 2}, {"position": "rope", "rope_base": 100.0}, {"position": "hard_alibi"}],
+)
+def test_a_state_of_another_configuration_is_refused(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Even where all weights are the same."""
+    layer, other = Attention(WIDTH), Attention(WIDTH, **options)
+    other.load_state_dict(layer.state_dict())
+    save_state(tmp_path / "state", layer.init_state(1), layer)
+    with pytest.raises(InputError, match="saved by a model with another configuration; load it"):
+        load_state(tmp_path / "state", other)
+
+
+def test_a_state_of_another_kind_is_refused_even_by_force(layer: Stack, tmp_path: Path) -> None:
+    save_state(tmp_path / "state", after(layer, 5), layer)
+    with pytest.raises(InputError, match="holds the state of another kind of layer"):
+        load_state(tmp_path / "state", LSTM(WIDTH), force=True)
+
+
+def test_damaged_and_foreign_files_are_refused_in_one_line(layer: Stack, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    save_state(whole, after(layer, 5), layer)
+    (tmp_path / "truncated").write_bytes(whole.read_bytes()[:-100])
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "text").write_text("not a state at all, but long enough to have a header")
+    save_file({"weight": torch.ones(2)}, tmp_path / "weights")
+    expected = {
+        "truncated": "cannot read .*truncated as a state: ",
+        "empty": "cannot read .*empty as a state: ",
+        "text": "cannot read .*text as a state: ",
+        "weights": "weights is not a state file ",
+        "missing": "no such state file: .*missing",
+        "": "cannot read ",  # a folder
+    }
+    for name, message in expected.items():
+        with pytest.raises(InputError, match=message) as caught:
+            load_state(tmp_path / name, layer)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(layer: Stack, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write ") as caught:
+        save_state(tmp_path / "file" / "state", after(layer, 5), layer)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    layer: Stack, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    path = tmp_path / "state"
+    save_state(path, after(layer, 5), layer)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="cannot write ") as caught, full_disk(1000):
+        save_state(path, after(layer, 40), layer)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
+    layer: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state"
+    save_state(path, after(layer, 5), layer)
+    before = path.read_bytes()
+
+    def interrupted(_: object, file: Path, **__: object) -> None:
+        file.write_bytes(b"half of")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stateline.layers.state.save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_state(path, after(layer, 6), layer)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

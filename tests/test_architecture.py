@@ -1,0 +1,189 @@
+"""Imports only go down; complex numbers stay where they belong; help needs no PyTorch."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stateline
+
+SOURCE = Path(stateline.__file__).parent
+FILES = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
+
+PARTS = [
+    "cli",
+    "reports",
+    "compare",
+    "bench",
+    "train",
+    "evaluate",
+    "generate",
+    "tasks",
+    "models",
+    "layers",
+    "ops",
+    "files",
+    "errors",
+]
+"""From top to bottom: a part may import itself and what stands below."""
+
+FORBIDDEN = {("reports", "compare")}
+"""What may not be imported although it stands below: a report knows results, not runs."""
+
+COMPLEX = {"complex", "complex32", "complex64", "complex128", "chalf", "cfloat", "cdouble"}
+COMPLEX |= {"view_as_complex", "view_as_real", "is_complex", "polar", "conj", "conj_physical"}
+COMPLEX |= {"fft", "rfft", "irfft", "hfft", "ihfft", "ifft"}
+
+
+def part_of(module: str) -> str:
+    """``stateline.layers.state`` is of the part ``layers``; the package itself is no part."""
+    _, _, inside = module.partition(".")
+    return inside.partition(".")[0]
+
+
+def imported(path: str, source: str) -> Iterator[str]:
+    """Modules of ours that a file imports, wherever in the file; ``path`` is below stateline."""
+    package = ["stateline", *path.split("/")[:-1]]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*home, *([node.module] if node.module else [])])
+            whole = module == "stateline"
+            yield from (f"stateline.{alias.name}" if whole else module for alias in node.names)
+        elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__"):
+            first = node.args[0]
+            yield str(first.value) if isinstance(first, ast.Constant) else ""
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def violations(path: str, source: str) -> list[str]:
+    """Imports of a file that do not go down."""
+    own = part_of("stateline." + path.removesuffix(".py").replace("/", "."))
+    ours = {name for name in imported(path, source) if name.split(".")[0] == "stateline"}
+    found = [] if own in PARTS else [f"{path} is of the part {own!r}, which nobody knows"]
+    for module in sorted(ours):
+        part = part_of(module)
+        down = own in PARTS and part in PARTS and PARTS.index(part) >= PARTS.index(own)
+        if not down or (own, part) in FORBIDDEN:
+            found.append(f"{path} imports {module}")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(FILES.keys() - {"__init__.py"}))
+def test_imports_go_down(path: str) -> None:
+    assert violations(path, FILES[path]) == []
+
+
+def test_the_package_itself_imports_nothing_of_ours_before_it_is_used() -> None:
+    tree = ast.parse(FILES["__init__.py"])
+    at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert [node.module for node in at_once if isinstance(node, ast.ImportFrom)] == [
+        "importlib",
+        "typing",
+    ]
+
+
+def test_every_part_exists() -> None:
+    assert {path.split("/")[0].removesuffix(".py") for path in FILES} - {"__init__"} == set(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("ops/a.py", "import stateline.layers"),
+        ("ops/a.py", "from stateline.layers import state"),
+        ("ops/a.py", "def late():\n    from stateline.layers.state import nbytes"),
+        ("ops/a.py", "from stateline import layers"),
+        ("ops/a.py", "from stateline import LAYERS"),
+        ("ops/a.py", "import stateline"),
+        ("ops/a.py", "from .. import layers"),
+        ("ops/a.py", "from ..layers import state"),
+        ("ops/fft_conv/a.py", "from ...layers import state"),
+        ("ops/a.py", "from importlib import import_module\nimport_module('stateline.layers')"),
+        ("errors.py", "from stateline import files"),
+        ("reports/html.py", "from stateline.compare import Comparison"),
+        ("generate.py", "import stateline.evaluate"),
+        ("layers/a.py", "from stateline.utils import helper"),
+        ("utils/a.py", "import torch"),
+    ],
+)
+def test_an_import_that_goes_up_is_noticed(path: str, source: str) -> None:
+    assert len(violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("layers/a.py", "from stateline.ops import fft_conv\nimport torch"),
+        ("layers/a.py", "from . import base\nfrom .state import nbytes\nfrom ..ops import slide"),
+        ("evaluate.py", "from stateline.generate import generate"),
+        ("cli/a.py", "import stateline.errors"),
+    ],
+)
+def test_an_import_that_goes_down_is_allowed(path: str, source: str) -> None:
+    assert violations(path, source) == []
+
+
+def complex_words(source: str) -> set[str]:
+    """Names for complex numbers that code (not text) uses."""
+    nodes = list(ast.walk(ast.parse(source)))
+    words = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    words |= {node.name for node in nodes if isinstance(node, ast.alias)}
+    literals = (node.value for node in nodes if isinstance(node, ast.Constant))
+    return (words & COMPLEX) | {str(value) for value in literals if isinstance(value, complex)}
+
+
+@pytest.mark.parametrize("path", sorted(FILES))
+def test_complex_numbers_stay_inside_definitions_and_the_fft(path: str) -> None:
+    allowed = path.startswith("ops/") and path.endswith("/reference.py")
+    allowed = allowed or path == "ops/fft_conv/pytorch.py"
+    assert allowed or complex_words(FILES[path]) == set()
+
+
+def test_complex_numbers_are_noticed() -> None:
+    for source in (
+        "torch.complex(a, b)",
+        "x.to(torch.cfloat)",
+        "from torch import complex64",
+        "1j * x",
+        "torch.fft.rfft(u)",
+    ):
+        assert complex_words(source)
+
+
+WITHOUT_TORCH = """
+import json, sys
+from importlib import import_module
+
+guilty = {}
+def load(name, use=lambda module: None):
+    use(import_module(name))
+    if "torch" in sys.modules and not guilty:
+        guilty[name] = "torch"
+
+load("stateline")
+load("stateline.cli")
+load("stateline.reports")
+from stateline.cli import COMMANDS, Parser
+for command in COMMANDS:
+    load(f"stateline.cli.{command}", lambda module: module.add_arguments(Parser()))
+print(json.dumps([guilty, list(COMMANDS)]))
+"""
+
+
+def test_help_needs_no_torch() -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    guilty, commands = json.loads(done.stdout)
+    assert commands
+    assert guilty == {}

@@ -1,0 +1,360 @@
+import dataclasses
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from io import StringIO
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stateline import compare as module
+from stateline.compare import Comparison, Job, News, compare, plan
+from stateline.errors import InputError
+from stateline.models.checkpoint import load_model
+from stateline.models.size import count_parameters
+from stateline.reports import print_results, write_report
+from stateline.tasks import make_task
+from stateline.train.loop import Metrics
+
+RECALL = "associative_recall(length=4, batch_size=4)"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """A task on a small text."""
+    (tmp_path / "text").write_text("the quick brown fox " * 30)
+    return f"text(path={tmp_path / 'text'}, length=16, batch_size=2)"
+
+
+def tiny(*tasks: str, **changes: Any) -> Comparison:
+    settings = {"patterns": ["attention", "h3"], "d_model": 8, "steps": 3, **changes}
+    return Comparison(tasks=tasks or (RECALL,), **settings)
+
+
+class TestPlan:
+    def test_the_first_pattern_sets_the_size_and_the_others_match_it(self) -> None:
+        first, *others = plan(tiny(patterns=["attention*2", "h3", "lstm*3"], d_model=24))
+        assert first.model.d_model == 24
+        assert {job.parameters_wanted for job in others} == {count_parameters(first.model)}
+        for job in others:
+            near = [
+                dataclasses.replace(job.model, d_model=job.model.d_model + step)
+                for step in (-4, 0, 4)
+            ]
+            off = [abs(count_parameters(m) - job.parameters_wanted) for m in near]
+            assert off[1] == min(off)
+
+    def test_a_number_of_parameters_may_be_asked_for(self) -> None:
+        jobs = plan(tiny(parameters=20_000))
+        assert all(abs(count_parameters(job.model) / 20_000 - 1) < 0.1 for job in jobs)
+        assert {job.parameters_wanted for job in jobs} == {20_000}
+
+    def test_the_vocabulary_is_that_of_each_task(self) -> None:
+        jobs = plan(tiny(RECALL, "copying"))
+        assert [job.model.vocab_size for job in jobs] == [10, 10, 30, 30]
+
+    def test_settings_override_those_of_the_task(self) -> None:
+        own = make_task(RECALL).training
+        for given, steps, rate in [(None, own["steps"], own["learning_rate"]), (7, 7, 7.0)]:
+            training = plan(tiny(steps=given, learning_rate=given and float(given)))[0].training
+            assert (training.steps, training.learning_rate) == (steps, rate)
+            assert training.schedule == own["schedule"]
+
+    def test_a_repeat_count_is_a_number_of_seeds(self) -> None:
+        jobs = plan(tiny(f"{RECALL}*3", patterns=["h3"]))
+        assert [job.training.seed for job in jobs] == [0, 1, 2]
+        assert {job.task for job in jobs} == {RECALL}
+
+    def test_what_is_given_twice_is_done_once(self) -> None:
+        once = plan(tiny(f"{RECALL}*2"))
+        spelled_otherwise = RECALL.replace(", ", " ,  ")
+        twice = tiny(RECALL, f"{spelled_otherwise}*2", patterns=["attention", "h3", " h3 "])
+        names = [job.name for job in plan(twice)]
+        assert sorted(names) == sorted(job.name for job in once)
+
+    def test_every_run_has_a_folder_of_its_own(self) -> None:
+        jobs = [
+            job
+            for steps in (3, 4)
+            for job in plan(tiny(f"{RECALL}*2", "copying", "copying(max_len=9)", steps=steps))
+        ]
+        assert len({job.name for job in jobs}) == len(jobs) == 16
+
+    def test_runs_on_another_text_are_other_runs(self, text: str, tmp_path: Path) -> None:
+        names = {job.name for job in plan(tiny(text))}
+        (tmp_path / "text").write_text("another text " * 30)
+        assert not names & {job.name for job in plan(tiny(text))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"patterns": ["attention", "h33"]}, "unknown layer 'h33': did you mean 'h3'"),
+        ({"patterns": ["h3("]}, "malformed pattern"),
+        ({"patterns": []}, "a comparison needs at least one pattern and one task"),
+        ({"tasks": [RECALL, "copyng"]}, "unknown task 'copyng': did you mean 'copying'"),
+        ({"tasks": ["copying(length=3)"]}, "unknown keyword of task 'copying' 'length'"),
+        ({"tasks": ["text(path=nowhere)"]}, "got 'nowhere', which does not exist"),
+        ({"d_model": 0}, "d_model must be at least 1, got 0"),
+        ({"d_model": 10}, "n_heads must divide d_model"),
+        ({"parameters": 0}, "parameters must be at least 1, got 0"),
+        ({"steps": 0}, "steps and log_every must be at least 1, got 0"),
+        ({"learning_rate": -1.0}, "learning_rate must be positive, got -1.0"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_written(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    comparison = dataclasses.replace(tiny(), **changes)
+    with pytest.raises(InputError, match=message):
+        compare(comparison, tmp_path / "run", command="")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_comparison_without_workers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="workers must be at least 1, got 0"):
+        compare(tiny(), tmp_path / "run", command="", workers=0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_any_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write .*/file/run/results\.json: "):
+        compare(tiny(), tmp_path / "file" / "run", command="")
+
+
+def without_times(results: dict[str, Any]) -> dict[str, Any]:
+    """Results but for what differs from run to run."""
+    runs = [
+        {key: value for key, value in run.items() if key not in ("seconds", "tokens_per_second")}
+        for run in results["runs"]
+    ]
+    speed = [
+        {key: value for key, value in entry.items() if not key.endswith("per_second")}
+        for entry in results["speed"]
+    ]
+    return {**results, "created": "", "runs": runs, "speed": speed}
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+class StopAfterOne(News):
+    """Somebody presses Ctrl-C when the first run is done."""
+
+    def finished(self, job: Job, run: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("quick_speed", "one_process")
+class TestResults:
+    def test_they_hold_all_that_reports_show(self, tmp_path: Path, text: str) -> None:
+        results = compare(tiny(f"{RECALL}*2", text), tmp_path, command="stateline compare ...")
+        assert json.loads(json.dumps(results)) == stored(tmp_path)
+        shown = StringIO()
+        print_results(stored(tmp_path), Console(file=shown, width=100))
+        write_report(stored(tmp_path), tmp_path / "report.html")
+        for told in ("Associative recall", "Text", "h3", "attention", "gzip"):
+            assert told in shown.getvalue()
+            assert told in (tmp_path / "report.html").read_text()
+
+    def test_there_is_a_run_for_every_model_task_and_seed(self, tmp_path: Path, text: str) -> None:
+        results = compare(tiny(f"{RECALL}*2", text), tmp_path, command="")
+        assert results["finished"]
+        assert [(run["task"], run["model"], run["seed"]) for run in results["runs"]] == [
+            *[(RECALL, "attention", 0), (RECALL, "attention", 1)],
+            *[(RECALL, "h3", 0), (RECALL, "h3", 1)],
+            *[(text, "attention", 0), (text, "h3", 0)],
+        ]
+
+    def test_a_run_tells_its_scores_at_every_length(self, tmp_path: Path, text: str) -> None:
+        recall, on_text = compare(tiny(RECALL, text, patterns=["h3"]), tmp_path, command="")["runs"]
+        assert list(recall["by_length"]) == ["4", "8", "16"]
+        assert all(0 <= scores["accuracy"] <= 1 for scores in recall["by_length"].values())
+        assert list(on_text["by_length"]) == ["16", "64"]
+        assert all(6 < s["bits_per_byte"] < 10 for s in on_text["by_length"].values())
+        assert (recall["steps"], recall["stopped"]) == (3, "finished")
+        assert [point["step"] for point in recall["curve"]] == [3]
+        assert recall["parameters"] == count_parameters(plan(tiny(patterns=["h3"]))[0].model)
+
+    def test_a_run_can_be_loaded_as_a_model(self, tmp_path: Path) -> None:
+        compare(tiny(), tmp_path, command="")
+        for job in plan(tiny()):
+            assert load_model(tmp_path / "runs" / job.name).config == job.model
+
+    def test_speed_is_measured_once_per_pattern_on_text_if_there_is_some(
+        self, tmp_path: Path, text: str
+    ) -> None:
+        speed = compare(tiny(f"{RECALL}*2", text), tmp_path, command="")["speed"]
+        assert [(entry["task"], entry["model"]) for entry in speed] == [
+            *[(text, "attention"), (text, "h3")]
+        ]
+        for entry in speed:
+            for figure in ("train_tokens_per_second", "decode_tokens_per_second"):
+                assert list(entry[figure]) == ["8", "16"]
+                assert all(0 < value < math.inf for value in entry[figure].values())
+
+    def test_the_baselines_of_a_text_are_there(self, tmp_path: Path, text: str) -> None:
+        (task,) = compare(tiny(text), tmp_path, command="")["tasks"]
+        assert set(task["baselines"]) == {"gzip", "xz"}
+        assert task["data"]["n_files"] == 1
+
+    def test_a_run_that_diverges_is_told_and_the_others_go_on(
+        self, tmp_path: Path, text: str
+    ) -> None:
+        results = compare(tiny(RECALL, text, learning_rate=1e38), tmp_path, command="")
+        assert len(results["runs"]) == 4
+        for run in results["runs"]:
+            assert run["stopped"].startswith("the loss became nan at step 2: ")
+            assert run["steps"] == 1
+            assert {score for scores in run["by_length"].values() for score in scores.values()} == {
+                None
+            }
+        print_results(stored(tmp_path), Console(file=StringIO()))
+        write_report(stored(tmp_path), tmp_path / "report.html")
+
+
+@pytest.mark.usefixtures("quick_speed", "one_process")
+class TestResuming:
+    def test_nothing_that_is_done_is_done_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = compare(tiny(), tmp_path, command="")
+
+        def fail(*_: object) -> None:
+            raise AssertionError("done again")
+
+        for name in ("run_job", "train_tokens_per_second", "decode_tokens_per_second"):
+            monkeypatch.setattr(module, name, fail)
+        again = compare(tiny(), tmp_path, command="")
+        assert {**again, "created": ""} == {**first, "created": ""}
+
+    def test_an_interrupted_comparison_ends_as_an_uninterrupted_one(
+        self, tmp_path: Path, text: str
+    ) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            compare(tiny(RECALL, text), tmp_path / "a", command="", news=StopAfterOne())
+        assert len(stored(tmp_path / "a")["runs"]) == 1
+        assert not stored(tmp_path / "a")["finished"]
+        resumed = compare(tiny(RECALL, text), tmp_path / "a", command="")
+        whole = compare(tiny(RECALL, text), tmp_path / "b", command="")
+        assert without_times(resumed) == without_times(whole)
+
+    def test_results_hold_what_was_done_before_from_the_start(self, tmp_path: Path) -> None:
+        class Look(News):
+            def planned(self, jobs: Sequence[Job], done: int) -> None:
+                assert (len(jobs), done) == (2, 1)
+                assert len(stored(tmp_path)["runs"]) == 1
+
+        with pytest.raises(KeyboardInterrupt):
+            compare(tiny(), tmp_path, command="", news=StopAfterOne())
+        compare(tiny(), tmp_path, command="", news=Look())
+
+    def test_a_comparison_can_be_extended(self, tmp_path: Path) -> None:
+        compare(tiny(), tmp_path, command="")
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+        results = compare(tiny(RECALL, f"{RECALL}*2"), tmp_path, command="")
+        assert len(results["runs"]) == 4
+        assert len(before) == 4  # two runs, two speeds
+        assert all(path.stat().st_mtime_ns == then for path, then in before.items())
+
+    @pytest.mark.parametrize("content", [b"", b'{"model": ', b"\xff\xfe", b"null"])
+    def test_a_damaged_result_is_done_again(self, tmp_path: Path, content: bytes) -> None:
+        whole = compare(tiny(), tmp_path, command="")
+        path = tmp_path / "runs" / plan(tiny())[0].name / "result.json"
+        path.write_bytes(content)
+        assert without_times(compare(tiny(), tmp_path, command="")) == without_times(whole)
+
+
+@pytest.mark.usefixtures("quick_speed")
+class TestWorkers:
+    @pytest.fixture(autouse=True)
+    def one_thread_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_cores", lambda: 1)
+
+    def test_workers_come_to_the_same_results(
+        self, tmp_path: Path, text: str, request: pytest.FixtureRequest
+    ) -> None:
+        told: list[tuple[str, int]] = []
+
+        class Listen(News):
+            def progress(self, job: Job, metrics: Metrics) -> None:
+                told.append((job.model.pattern, metrics.step))
+
+        by_workers = compare(tiny(text), tmp_path / "a", command="", workers=2, news=Listen())
+        request.getfixturevalue("one_process")
+        alone = compare(tiny(text), tmp_path / "b", command="")
+        assert without_times(by_workers) == {
+            **without_times(alone),
+            "environment": by_workers["environment"],
+        }
+        assert sorted(told) == [("attention", 3), ("h3", 3)]
+
+    def test_a_worker_that_is_killed_is_told_in_one_line(self, tmp_path: Path) -> None:
+        class Kill(News):
+            def progress(self, job: Job, metrics: Metrics) -> None:
+                for child in active_children():
+                    child.kill()
+
+        endless = tiny(patterns=["attention"], steps=1_000_000)
+        with pytest.raises(InputError, match=r"was killed, .* the same command resumes") as caught:
+            compare(endless, tmp_path, command="", workers=1, news=Kill())
+        assert len(str(caught.value).splitlines()) == 1
+        wait_for(lambda: not active_children())
+
+
+ON_ONE_CORE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one thread, however busy the machine
+from stateline.cli import main
+main()
+"""
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.usefixtures("quick_speed", "one_process")
+def test_a_comparison_that_is_killed_leaves_no_worker_and_resumes(tmp_path: Path) -> None:
+    patterns, steps = ["attention", "s4d"], 500
+    first, second = (
+        tmp_path / "runs" / job.name for job in plan(tiny(patterns=patterns, steps=steps))
+    )
+    options = f"--tasks;{RECALL};--d_model;8;--steps;{steps};--workers;1;--out;{tmp_path}"
+    whole = subprocess.Popen(
+        [sys.executable, "-c", ON_ONE_CORE, "compare", *patterns, *options.split(";")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    log = second / "metrics.jsonl"
+    wait_for(lambda: whole.poll() is not None or (log.exists() and log.stat().st_size))
+    workers = Path(f"/proc/{whole.pid}/task/{whole.pid}/children").read_text().split()
+    whole.send_signal(signal.SIGKILL)
+    assert whole.wait() == -signal.SIGKILL
+    assert not (second / "result.json").exists()
+    wait_for(lambda: not any(lives(int(worker)) for worker in workers))
+    assert workers
+
+    before = (first / "result.json").stat().st_mtime_ns
+    results = compare(tiny(patterns=patterns, steps=steps), tmp_path, command="")
+    assert (first / "result.json").stat().st_mtime_ns == before
+    assert [run["steps"] for run in results["runs"]] == [steps, steps]

@@ -1,0 +1,134 @@
+"""What users can import, and how it introduces itself."""
+
+import ast
+import inspect
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import stateline
+from stateline import layers, ops
+from stateline.layers import LAYERS, WRAPPERS
+
+EXPORTED = [
+    "LAYERS",
+    "TASKS",
+    "WRAPPERS",
+    "InputError",
+    "LanguageModel",
+    "ModelConfig",
+    "SequenceLayer",
+    "TrainConfig",
+    "cat_states",
+    "check_layer",
+    "count_parameters",
+    "detach",
+    "load_model",
+    "load_state",
+    "make_task",
+    "match_width",
+    "nbytes",
+    "save_model",
+    "save_state",
+    "select_rows",
+    "to",
+]
+
+
+def test_the_exported_names_are_these() -> None:
+    """A name that goes or comes is a decision, and an entry in the changelog."""
+    assert sorted(stateline.__all__) == sorted(EXPORTED)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_exported_name_is_what_its_home_defines(name: str) -> None:
+    home = import_module(f"stateline.{stateline._HOME[name]}")
+    assert getattr(stateline, name) is getattr(home, name)
+
+
+def test_type_checkers_see_the_same_names_from_the_same_homes() -> None:
+    tree = ast.parse(Path(stateline.__file__).read_text())
+    branch = next(node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(branch.test) == "TYPE_CHECKING"
+    seen = {
+        alias.name: node.module
+        for node in branch.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == {name: f"stateline.{home}" for name, home in stateline._HOME.items()}
+    assert set(seen) == set(stateline.__all__)
+
+
+@pytest.mark.parametrize("module", [stateline, layers, ops])
+def test_all_names_of_a_module_resolve_and_show(module) -> None:
+    for name in module.__all__:
+        getattr(module, name)
+    assert set(module.__all__) <= set(dir(module))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'stateline' has no attribute 'layer'"):
+        stateline.layer  # noqa: B018
+
+
+def reachable() -> Iterator[tuple[str, object]]:
+    """Public functions and classes, also those in tables, and the methods of the classes."""
+    for module in (stateline, layers, ops):
+        for name in module.__all__:
+            value = getattr(module, name)
+            entries = value.values() if isinstance(value, Mapping) else [value]
+            for entry in entries:
+                if inspect.isclass(entry) or inspect.isfunction(entry):
+                    yield f"{name}: {entry.__qualname__}", entry
+                if inspect.isclass(entry):
+                    yield from _methods(entry)
+
+
+def _methods(kind: type) -> Iterator[tuple[str, object]]:
+    for name, method in vars(kind).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            yield f"{kind.__qualname__}.{name}", method
+
+
+def test_everything_public_says_what_it_is() -> None:
+    silent = [
+        title
+        for title, value in reachable()
+        if not value.__doc__ or value.__doc__.startswith(f"{value.__name__}(")
+    ]
+    assert silent == ["NORMS: <lambda>"] * 2
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_needs_its_width_alone(name: str) -> None:
+    assert LAYERS[name](8).d_model == 8
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *WRAPPERS])
+def test_the_options_of_a_layer_are_keywords_with_defaults(name: str) -> None:
+    kind = {**LAYERS, **WRAPPERS}[name]
+    first, *options = inspect.signature(kind).parameters.values()
+    assert first.name == ("d_model" if name in LAYERS else "core")
+    assert first.default is inspect.Parameter.empty
+    for option in options:
+        assert option.kind is inspect.Parameter.KEYWORD_ONLY  # so no **kwargs either
+        assert option.default is not inspect.Parameter.empty
+        assert option.annotation is not inspect.Parameter.empty
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *WRAPPERS])
+def test_a_layer_is_named_after_its_class_and_lives_in_its_file(name: str) -> None:
+    kind = {**LAYERS, **WRAPPERS}[name]
+    assert kind.__name__.lower() == name.replace("_", "")
+    assert kind.__module__ == f"stateline.layers.{name}"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_optimizer_groups_name_parameters_of_the_layer(name: str) -> None:
+    for module in LAYERS[name](8).modules():
+        groups = getattr(module, "optimizer_groups", {})
+        assert set(groups) <= {key for key, _ in module.named_parameters(recurse=False)}
+        assert set(groups.values()) <= {"ssm", "no_decay"}
