@@ -69,8 +69,8 @@ def unannotated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons spend no time on measurements of speed."""
-    monkeypatch.setattr("stateline.compare.SPEED_LENGTHS", (8, 16))
-    monkeypatch.setattr("stateline.compare.STATE_LENGTHS", (8, 16))
+    monkeypatch.setattr("stateline.compare.run.SPEED_LENGTHS", (8, 16))
+    monkeypatch.setattr("stateline.compare.run.STATE_LENGTHS", (8, 16))
     monkeypatch.setattr("stateline.bench.speed.SECONDS", 0.0)
     monkeypatch.setattr("stateline.bench.speed.TOKENS_PER_BATCH", 32)
     monkeypatch.setattr("stateline.bench.speed.DECODE_STEPS", 2)
@@ -87,5 +87,5 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         for job in jobs:
             yield job, compare.run_job(job, folder / "runs" / job.name, partial(news.progress, job))
 
-    monkeypatch.setattr(compare, "_train_all", train_all)
-    monkeypatch.setattr(compare, "EVAL_BATCHES", 1)
+    monkeypatch.setattr(compare, "train_all", train_all)
+    monkeypatch.setattr("stateline.compare.run.EVAL_BATCHES", 1)

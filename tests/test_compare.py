@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stateline import compare as module
 from stateline.compare import Comparison, Job, News, compare, plan
 from stateline.errors import InputError
+from stateline.evaluate import evaluate
 from stateline.models.checkpoint import load_model
 from stateline.models.size import count_parameters
 from stateline.reports import print_results, write_report
@@ -185,6 +185,16 @@ class TestResults:
         assert [point["step"] for point in recall["curve"]] == [3]
         assert recall["parameters"] == count_parameters(plan(tiny(patterns=["h3"]))[0].model)
 
+    def test_a_text_is_scored_to_its_end(
+        self, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("stateline.tasks.text._TOKENS_PER_BATCH", 16)
+        comparison = tiny(text, patterns=["h3"])
+        (run,) = compare(comparison, tmp_path, command="")["runs"]
+        model = load_model(tmp_path / "runs" / plan(comparison)[0].name)
+        part, whole = (evaluate(model, make_task(text), 16, batches=n) for n in (1, 0))
+        assert run["by_length"]["16"] == whole != part
+
     def test_a_run_can_be_loaded_as_a_model(self, tmp_path: Path) -> None:
         compare(tiny(), tmp_path, command="")
         for job in plan(tiny()):
@@ -232,8 +242,8 @@ class TestResuming:
         def fail(*_: object) -> None:
             raise AssertionError("done again")
 
-        for name in ("run_job", "train_tokens_per_second", "decode_tokens_per_second"):
-            monkeypatch.setattr(module, name, fail)
+        for name in ("run_job", "run.train_tokens_per_second", "run.decode_tokens_per_second"):
+            monkeypatch.setattr(f"stateline.compare.{name}", fail)
         again = compare(tiny(), tmp_path, command="")
         assert {**again, "created": ""} == {**first, "created": ""}
 
@@ -278,7 +288,7 @@ class TestResuming:
 class TestWorkers:
     @pytest.fixture(autouse=True)
     def one_thread_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_cores", lambda: 1)
+        monkeypatch.setattr("stateline.compare.pool.cores", lambda: 1)
 
     def test_workers_come_to_the_same_results(
         self, tmp_path: Path, text: str, request: pytest.FixtureRequest
@@ -333,6 +343,7 @@ def lives(process: int) -> bool:
         return False
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.usefixtures("quick_speed", "one_process")
 def test_a_comparison_that_is_killed_leaves_no_worker_and_resumes(tmp_path: Path) -> None:
     patterns, steps = ["attention", "s4d"], 500

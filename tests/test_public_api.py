@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_type_checkers_see_the_same_names_from_the_same_homes() -> None:
 
 
 @pytest.mark.parametrize("module", [stateline, layers, ops])
-def test_all_names_of_a_module_resolve_and_show(module) -> None:
+def test_all_names_of_a_module_resolve_and_show(module: ModuleType) -> None:
     for name in module.__all__:
         getattr(module, name)
     assert set(module.__all__) <= set(dir(module))

@@ -21,7 +21,7 @@ COPYING = "copying(n_letters=3, max_len=3, context_len=12, batch_size=2)"
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Copying, "problems_per_batch", 4)
-    monkeypatch.setattr("stateline.compare.EVAL_BATCHES", 1)
+    monkeypatch.setattr("stateline.compare.run.EVAL_BATCHES", 1)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

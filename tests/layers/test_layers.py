@@ -1,8 +1,12 @@
 """What the smaller layers compute."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers import H3, LSTM, NORMS, S4D, FeedForward, Ladder, Residual, Stack
@@ -15,7 +19,9 @@ X = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
     ("activation", "function"),
     [("gelu", lambda h: F.gelu(h, approximate="tanh")), ("relu", F.relu)],
 )
-def test_a_feed_forward_widens_and_narrows(activation, function) -> None:
+def test_a_feed_forward_widens_and_narrows(
+    activation: Any, function: Callable[[Tensor], Tensor]
+) -> None:
     layer = FeedForward(WIDTH, activation=activation)
     h = function(X @ layer.in_proj.weight.T + layer.in_proj.bias)
     assert h.shape[-1] == 4 * WIDTH

@@ -102,16 +102,17 @@ def test_rows_that_start_anywhere_equal_the_definition(
     agrees(run(backend), run("reference"), inputs, **options)
 
 
-@pytest.mark.parametrize("backend", FASTER)
-@pytest.mark.parametrize("start", [None, [0, 11]])
-def test_lengths_beyond_one_block_of_scores_equal_the_definition(
-    agrees: Callable[..., None], backend: str, start: list[int] | None
+@pytest.mark.parametrize("start", [None, torch.tensor([0, 11])])
+@pytest.mark.parametrize("options", SCHEMES[1:])
+def test_blocks_of_scores_make_up_the_whole(
+    agrees: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Tensor],
+    start: Tensor | None,
 ) -> None:
-    inputs = case(401, slots=412 if start else 401, n_heads=2)
-    options = scheme(2, slopes=True, windows=True)
-    if start:
-        options["start"] = torch.tensor(start)
-    agrees(run(backend), run("reference"), inputs, **options)
+    monkeypatch.setitem(OPS["attention"]["torch"].SCORES_PER_BLOCK, "cpu", 1)  # the smallest
+    inputs = case(40, slots=40 if start is None else 51)
+    agrees(run("torch"), run("reference"), inputs, start=start, **options)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -38,6 +38,9 @@ def test_the_definition_is_a_convolution(op: str) -> None:
 
 @pytest.mark.parametrize(("op", "backend"), FASTER)
 @settings(max_examples=15)
+@example(length=37, taps=15, channels=2, batch=(2,))
+@example(length=37, taps=16, channels=2, batch=(2,))
+@example(length=1, taps=40, channels=1, batch=())
 @given(length=LENGTHS, taps=TAPS, channels=st.integers(1, 3), batch=st.sampled_from([(), (2,)]))
 def test_equals_the_definition(
     agrees: Callable[..., None],

@@ -183,7 +183,7 @@ def test_verdict_without_a_solution_scores_nobody(make):
 
 def test_headline_says_what_was_compared(make):
     assert headline(make.results()) == (
-        "3 models of about 120k parameters, trained alike with 1 seed each on 2 tasks: "
+        "3 models matched in parameters, trained alike with 1 seed each on 2 tasks: "
         "Copying and Text."
     )
 

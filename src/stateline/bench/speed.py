@@ -1,8 +1,12 @@
-"""How fast a model trains and decodes on this machine."""
+"""How fast a model trains and decodes on one core of this machine.
+
+One thread: more of them wait for each other longer than they work as soon as anything else runs.
+"""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +44,8 @@ def train_tokens_per_second(model: LanguageModel, length: int) -> float:
         F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
         optimizer.step()
 
-    return tokens.numel() / _median_seconds(step)
+    with _one_thread():
+        return tokens.numel() / _median_seconds(step)
 
 
 @torch.inference_mode()
@@ -62,7 +67,18 @@ def decode_tokens_per_second(model: LanguageModel, context: int) -> float:
         for _ in range(DECODE_STEPS):
             model.step_(token, donated)
 
-    return DECODE_STEPS / _median_seconds(decode)
+    with _one_thread():
+        return DECODE_STEPS / _median_seconds(decode)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _median_seconds(run: Callable[[], None]) -> float:

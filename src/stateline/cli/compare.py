@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
+WIDTH = 120
+"""Columns of the table where there is no terminal to ask."""
+
 TASKS = ("associative_recall", "copying", "text")
 
 
@@ -65,6 +68,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         learning_rate=given.learning_rate,
     )
     console, folder = Console(), Path(given.out)
+    if not console.is_terminal:
+        console.width = WIDTH
     command = shlex.join(["stateline", "compare", *arguments])
     with show_news(console) as news:
         results = compare(comparison, folder, command=command, workers=given.workers, news=news)

@@ -53,7 +53,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         text = given.prompt.encode(errors="surrogateescape")
         prompt = list(text) if of_bytes else [int(number) for number in text.split()]
         tokens = torch.tensor([prompt], dtype=torch.int64)
-    except (ValueError, RuntimeError) as error:  # not a number, or one beyond 64 bits
+    except ValueError as error:  # not a number, or one beyond 64 bits
         raise InputError(
             f"the model in {given.run} has {model.config.vocab_size} tokens, not bytes: give "
             f"the prompt as token numbers, got {given.prompt!r}"

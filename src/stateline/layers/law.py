@@ -78,10 +78,10 @@ def check_layer(
     """Check everything that a sequence layer promises, on random input.
 
     Parallel = chunks = steps = ``step_``, in outputs and in gradients with respect to parameters,
-    input and the incoming state; no output depends on a later input, at any position; rows do not
-    mix; the given state is unchanged; states of different ages joined give what each gives alone;
-    saving and loading changes nothing; bfloat16 runs and keeps its accumulators; ``state_bytes`` is
-    true.
+    input and the incoming state; no parameter is cut off from its gradient; no output depends on a
+    later input, at any position; rows do not mix; the given state is unchanged, and every initial
+    state a fresh one; states of different ages joined give what each gives alone; saving and
+    loading changes nothing; bfloat16 runs and keeps its accumulators; ``state_bytes`` is true.
 
     Args:
         layer: The layer; it is copied, not changed.

@@ -58,5 +58,6 @@ def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> Lan
             f"the weights in {folder} do not fit its {CONFIG}: they differ in {differing[0][0]!r}; "
             "the two files must come from one model"
         )
-    model.load_state_dict(tensors)
+    aligned = {name: tensor.clone() for name, tensor in tensors.items()}
+    model.load_state_dict(aligned, assign=True)  # in the precision in which they were saved
     return model.to(device).eval()

@@ -41,7 +41,8 @@ def diagonal_ssm_chunk(
     inner, outer = inner.to(state.dtype), outer.to(state.dtype)
     from_state = _readout(multiply(c, state), inner, outer)[..., :length].mT
     y = diagonal_ssm(signal, log_a, b, c) + from_state
-    kept = multiply(exponential(length * log_a), state)
+    decay = _powers(log_a, start=length, stride=1, count=1).squeeze(-2).to(state.dtype)
+    kept = multiply(decay, state)
     return y.to(u.dtype), kept + multiply(b, _driven(signal, log_a))
 
 

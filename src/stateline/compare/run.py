@@ -1,0 +1,98 @@
+"""One run of a comparison: train and score a model, or time it, and keep the result."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stateline.bench.speed import decode_tokens_per_second, train_tokens_per_second
+from stateline.compare.jobs import Job, digest, slug
+from stateline.evaluate import evaluate
+from stateline.files import write_text
+from stateline.models.checkpoint import save_model
+from stateline.models.language_model import LanguageModel
+from stateline.models.size import count_parameters, meta_model
+from stateline.tasks import CorpusTask, make_task
+from stateline.train.loop import Metrics, TrainingDiverged, train
+
+EVAL_BATCHES = 16
+"""Batches of fresh problems behind each final score of a generated task."""
+
+SPEED_LENGTHS = (256, 1024)
+"""Tokens in a training row; tokens in the state when decoding is timed."""
+
+STATE_LENGTHS = (256, 1024, 4096, 16384, 65536)
+"""Tokens after which the state is weighed, and lengths at which operations are counted."""
+
+Results = dict[str, Any]
+
+
+def run_job(job: Job, folder: Path, on_log: Callable[[Metrics], None]) -> Results:
+    """Train and score one model; its files appear in ``folder``, the result last."""
+    task = make_task(job.task, seed=job.training.seed)
+    torch.manual_seed(job.training.seed)
+    model = LanguageModel(job.model)
+    run: Results = {
+        "model": job.model.pattern,
+        "task": job.task,
+        "seed": job.training.seed,
+        "d_model": job.model.d_model,
+        "parameters": count_parameters(job.model),
+        "parameters_wanted": job.parameters_wanted,
+    }
+    try:
+        result = train(model, task, job.training, log_file=folder / "metrics.jsonl", on_log=on_log)
+    except TrainingDiverged as error:
+        scores = {str(length): {task.metric: None} for length in task.eval_lengths}
+        run |= {"stopped": str(error), "steps": error.steps, "seconds": 0.0, "curve": []}
+        run |= {"tokens_per_second": 0.0, "steps_to_solve": None, "by_length": scores}
+    else:
+        batches = 0 if isinstance(task, CorpusTask) else EVAL_BATCHES
+        run |= {
+            "stopped": result.stopped,
+            "steps": result.steps,
+            "seconds": result.seconds,
+            "tokens_per_second": result.tokens / result.seconds,
+            "steps_to_solve": result.steps_to_solve,
+            "curve": [{"step": m.step, "loss": m.loss, "metric": m.metric} for m in result.curve],
+            "by_length": {
+                str(length): evaluate(model, task, length, batches=batches)
+                for length in task.eval_lengths
+            },
+        }
+        save_model(model, folder)
+    run["training"] = dataclasses.asdict(job.training)
+    write_text(folder / "result.json", json.dumps(run))
+    return run
+
+
+def time_job(job: Job, folder: Path) -> Results:
+    """Speed, state size and operations of one model, measured now or before."""
+    path = folder / "speed" / f"{slug(job.model.pattern)}--{digest(job.model)}"
+    if (entry := stored(path)) is not None:
+        return entry
+    torch.manual_seed(0)
+    model, counted = LanguageModel(job.model), meta_model(job.model)
+    entry = {
+        "model": job.model.pattern,
+        "task": job.task,
+        "d_model": job.model.d_model,
+        "parameters": count_parameters(job.model),
+        "train_tokens_per_second": {n: train_tokens_per_second(model, n) for n in SPEED_LENGTHS},
+        "decode_tokens_per_second": {n: decode_tokens_per_second(model, n) for n in SPEED_LENGTHS},
+        "state_bytes": {n: counted.state_bytes(n) for n in STATE_LENGTHS},
+        "flops_per_token": {n: counted.flops_per_token(n) for n in STATE_LENGTHS},
+    }
+    write_text(path / "result.json", json.dumps(entry))
+    return json.loads(json.dumps(entry))  # keys as text, as in the file
+
+
+def stored(folder: Path) -> Results | None:
+    """Result of an earlier run, if it is there and whole."""
+    try:
+        return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
