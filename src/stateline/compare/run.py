@@ -17,6 +17,7 @@ from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
 from stateline.tasks import CorpusTask, make_task
 from stateline.train.loop import Metrics, TrainingDiverged, train
+from stateline.train.run import environment
 
 EVAL_BATCHES = 16
 """Batches of fresh problems behind each final score of a generated task."""
@@ -64,7 +65,7 @@ def run_job(job: Job, folder: Path, on_log: Callable[[Metrics], None]) -> Result
             },
         }
         save_model(model, folder)
-    run["training"] = dataclasses.asdict(job.training)
+    run |= {"training": dataclasses.asdict(job.training), "environment": environment()}
     write_text(folder / "result.json", json.dumps(run))
     return run
 

@@ -14,7 +14,7 @@ from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.files import append_line, write_text
 from stateline.models.language_model import LanguageModel
-from stateline.tasks.base import IGNORE, Task
+from stateline.tasks.base import IGNORE, Batch, Task
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import make_optimizer, set_learning_rate
 
@@ -107,23 +107,9 @@ def train(
     started, tokens_before = time.perf_counter(), 0
     for step in range(config.steps):
         share = set_learning_rate(optimizer, config, step)
-        tokens, targets = task.train_batch(step)
-        loss = F.cross_entropy(
-            model(tokens).flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE
-        )
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
-            raise TrainingDiverged(
-                f"the loss became {losses[-1]} at step {step + 1}: lower learning_rate "
-                f"(now {config.learning_rate}) or clip (now {config.clip})",
-                steps=step,
-            )
-        optimizer.zero_grad()
-        loss.backward()
-        if config.clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-        optimizer.step()
-        result.steps, result.tokens = step + 1, result.tokens + tokens.numel()
+        batch = task.train_batch(step)
+        losses.append(_update(model, optimizer, batch, config, step))
+        result.steps, result.tokens = step + 1, result.tokens + batch.tokens.numel()
 
         last = result.steps == config.steps
         evaluating = last or (config.eval_every and result.steps % config.eval_every == 0)
@@ -154,6 +140,31 @@ def train(
         started, tokens_before = time.perf_counter(), result.tokens
     model.eval()
     return result
+
+
+def _update(
+    model: LanguageModel,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    config: TrainConfig,
+    step: int,
+) -> float:
+    """Make one update, and return the loss before it."""
+    logits = model(batch.tokens).flatten(0, 1).float()
+    loss = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORE)
+    value = loss.item()
+    if not math.isfinite(value):
+        raise TrainingDiverged(
+            f"the loss became {value} at step {step + 1}: lower learning_rate "
+            f"(now {config.learning_rate}) or clip (now {config.clip})",
+            steps=step,
+        )
+    optimizer.zero_grad()
+    loss.backward()
+    if config.clip:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    optimizer.step()
+    return value
 
 
 def _as_good(task: Task, score: float | None, goal: float | None) -> bool:

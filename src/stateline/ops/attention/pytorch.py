@@ -99,10 +99,12 @@ def _blocks(
     for first in range(0, length, n_times):
         times = slice(first, min(first + n_times, length))
         seen = slice(0, times.stop if start is None else slots)
-        bias = _bias(q, times, seen, start, slopes, windows)
         for row in range(0, batch, n_rows):
             rows = slice(row, row + n_rows)
-            yield rows, times, seen, bias if start is None else bias[rows]
+            if start is not None or row == 0:  # without it, all rows have the same bias
+                first_of_rows = None if start is None else start[rows]
+                bias = _bias(q, times, seen, first_of_rows, slopes, windows)
+            yield rows, times, seen, bias
 
 
 def _bias(
@@ -113,7 +115,7 @@ def _bias(
     slopes: Tensor | None,
     windows: Tensor | None,
 ) -> Tensor:
-    """What is added to the scores: (batch, or 1 without start; head or 1; query; slot)."""
+    """What is added to the scores: (row, or 1 without start; head or 1; query; slot)."""
     positions = torch.arange(times.start, times.stop, device=q.device)[None]
     if start is not None:
         positions = start[:, None] + positions
