@@ -62,9 +62,9 @@ class TestPlan:
 
     def test_settings_override_those_of_the_task(self) -> None:
         own = make_task(RECALL).training
-        for given, steps, rate in [(None, own["steps"], own["learning_rate"]), (7, 7, 7.0)]:
-            training = plan(tiny(steps=given, learning_rate=given and float(given)))[0].training
-            assert (training.steps, training.learning_rate) == (steps, rate)
+        for given, steps, rate in [(None, own["steps"], own["lr"]), (7, 7, 7.0)]:
+            training = plan(tiny(steps=given, lr=given and float(given)))[0].training
+            assert (training.steps, training.lr) == (steps, rate)
             assert training.schedule == own["schedule"]
 
     def test_a_repeat_count_is_a_number_of_seeds(self) -> None:
@@ -106,7 +106,7 @@ class TestPlan:
         ({"d_model": 10}, "n_heads must divide d_model"),
         ({"parameters": 0}, "parameters must be at least 1, got 0"),
         ({"steps": 0}, "steps and log_every must be at least 1, got 0"),
-        ({"learning_rate": -1.0}, "learning_rate must be positive, got -1.0"),
+        ({"lr": -1.0}, "lr must be positive, got -1.0"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_written(
@@ -220,7 +220,7 @@ class TestResults:
     def test_a_run_that_diverges_is_told_and_the_others_go_on(
         self, tmp_path: Path, text: str
     ) -> None:
-        results = compare(tiny(RECALL, text, learning_rate=1e38), tmp_path, command="")
+        results = compare(tiny(RECALL, text, lr=1e38), tmp_path, command="")
         assert len(results["runs"]) == 4
         for run in results["runs"]:
             assert run["stopped"].startswith("the loss became nan at step 2: ")

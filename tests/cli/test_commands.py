@@ -74,7 +74,7 @@ class TestTrain:
     def test_training_that_diverges_is_a_mistake_of_one_line(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        diverging = ["--train.learning_rate", "1e38", "--train.warmup_steps", "0"]
+        diverging = ["--train.lr", "1e38", "--train.warmup_steps", "0"]
         assert main(train(tmp_path, "h3", *diverging)) == 2
         error = capsys.readouterr().err
         assert error.startswith("stateline: error: the loss became nan at step 2: lower learning_")

@@ -42,7 +42,7 @@ MISTAKES = [
     (["train", "h3)", *TASK], "expected a layer name at <here>: h3<here>)"),
     (["train", "attention", *TASK, "--model.d_model", "6"], "n_heads must divide d_model"),
     (["train", "h3", *TASK, "--train.steps", "0"], "steps and log_every must be at least 1, got 0"),
-    (["train", "h3", *TASK, "--train.learning_rate", "-1"], "learning_rate must be positive"),
+    (["train", "h3", *TASK, "--train.lr", "-1"], "lr must be positive"),
     (["train", "h3", *TASK, "--train.schedule", "lineer"], "Got value: lineer"),
     (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/metrics.jsonl: "),
     # Comparisons

@@ -11,7 +11,7 @@ from stateline.tasks import IGNORE, TASKS, Batch, GeneratedTask, Problems, Task,
 GENERATED = ["associative_recall", "copying", "induction_head"]
 TRAINING_KEYWORDS = {
     "steps",
-    "learning_rate",
+    "lr",
     "schedule",
     "warmup_steps",
     "weight_decay",

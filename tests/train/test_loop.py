@@ -36,7 +36,7 @@ def run(on: Task | None = None, *, of: LanguageModel | None = None, **settings: 
 
 
 def test_the_loss_falls() -> None:
-    curve = run(steps=60, learning_rate=1e-2, log_every=10).curve
+    curve = run(steps=60, lr=1e-2, log_every=10).curve
     assert curve[-1].loss < 0.6 * curve[0].loss
 
 
@@ -62,7 +62,7 @@ def weights(of: LanguageModel) -> torch.Tensor:
 
 def test_updates_are_those_of_adamw() -> None:
     ours, by_hand = model(), model()
-    settings = {"clip": 0.0, "weight_decay": 0.0, "schedule": "constant", "learning_rate": 1e-2}
+    settings = {"clip": 0.0, "weight_decay": 0.0, "schedule": "constant", "lr": 1e-2}
     run(of=ours, steps=5, **settings)
     adamw = torch.optim.AdamW(by_hand.parameters(), lr=1e-2, weight_decay=0.0)
     for step in range(5):
@@ -128,7 +128,7 @@ def test_without_clipping_the_gradient_is_as_it_is(monkeypatch: pytest.MonkeyPat
 
 def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:
     with pytest.raises(TrainingDiverged, match="the loss became nan at step 2: lower learn") as c:
-        run(learning_rate=1e38, clip=0.0)
+        run(lr=1e38, clip=0.0)
     assert c.value.steps == 1
 
 
@@ -190,8 +190,8 @@ def test_a_log_of_an_earlier_run_is_replaced(tmp_path: Path) -> None:
 
 
 def test_the_log_tells_rates_and_what_is_left() -> None:
-    first, second = run(steps=4, schedule="constant", learning_rate=1e-3).curve
-    assert first.learning_rate == 1e-3
+    first, second = run(steps=4, schedule="constant", lr=1e-3).curve
+    assert first.lr == 1e-3
     assert 0 < first.tokens_per_second < math.inf
     assert first.seconds_left > second.seconds_left == 0
 

@@ -72,15 +72,15 @@ def test_only_the_group_that_decays_has_a_weight_decay(model: LanguageModel) -> 
 
 
 @pytest.mark.parametrize(
-    ("learning_rate", "own", "wanted"),
+    ("lr", "own", "wanted"),
     [(1e-2, None, 1e-3), (1e-4, None, 1e-4), (1e-2, 5e-3, 5e-3), (1e-4, 5e-3, 5e-3)],
 )
 def test_state_spaces_learn_at_most_at_a_thousandth_unless_told(
-    model: LanguageModel, learning_rate: float, own: float | None, wanted: float
+    model: LanguageModel, lr: float, own: float | None, wanted: float
 ) -> None:
-    config = TrainConfig(learning_rate=learning_rate, ssm_learning_rate=own)
+    config = TrainConfig(lr=lr, ssm_lr=own)
     peaks = {name: group["peak"] for name, group in grouped(model, config).items()}
-    assert peaks == {"decay": learning_rate, "no_decay": learning_rate, "ssm": wanted}
+    assert peaks == {"decay": lr, "no_decay": lr, "ssm": wanted}
 
 
 def test_a_model_without_state_spaces_has_no_such_group() -> None:
@@ -89,7 +89,7 @@ def test_a_model_without_state_spaces_has_no_such_group() -> None:
 
 
 def test_all_groups_follow_the_schedule_each_to_its_own_height(model: LanguageModel) -> None:
-    config = TrainConfig(learning_rate=1e-2, warmup_steps=10)
+    config = TrainConfig(lr=1e-2, warmup_steps=10)
     optimizer = make_optimizer(model, config)
     assert set_learning_rate(optimizer, config, 4) == 0.5
     rates = {group["name"]: group["lr"] for group in optimizer.param_groups}

@@ -39,9 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--parameters", type=int | None, default=None, help="number of parameters to match instead"
     )
     parser.add_argument("--steps", type=int | None, default=None, help="instead of the task's own")
-    parser.add_argument(
-        "--learning_rate", type=float | None, default=None, help="instead of the task's own"
-    )
+    parser.add_argument("--lr", type=float | None, default=None, help="instead of the task's own")
     parser.add_argument(
         "--workers", type=int | None, default=None, help="runs at a time; by default one per core"
     )
@@ -65,7 +63,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         d_model=given.d_model,
         parameters=given.parameters,
         steps=given.steps,
-        learning_rate=given.learning_rate,
+        lr=given.lr,
     )
     console, folder = Console(), Path(given.out)
     if not console.is_terminal:

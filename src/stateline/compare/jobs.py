@@ -27,7 +27,7 @@ class Comparison:
         d_model: Width of the first pattern, whose number of parameters the others match.
         parameters: Number of parameters to match instead.
         steps: Training steps; by default what suits the task.
-        learning_rate: By default what suits the task.
+        lr: By default what suits the task.
     """
 
     patterns: Sequence[str]
@@ -35,7 +35,7 @@ class Comparison:
     d_model: int = 64
     parameters: int | None = None
     steps: int | None = None
-    learning_rate: float | None = None
+    lr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def _training(comparison: Comparison, task: Task, seed: int) -> TrainConfig:
     settings: dict[str, Any] = {**task.training, "seed": seed}
     if comparison.steps is not None:
         settings["steps"] = comparison.steps
-    if comparison.learning_rate is not None:
-        settings["learning_rate"] = comparison.learning_rate
+    if comparison.lr is not None:
+        settings["lr"] = comparison.lr
     return TrainConfig(**settings)
 
 

@@ -63,7 +63,7 @@ class AssociativeRecall(GeneratedTask):
     solved_at = 0.97
     training: ClassVar[Mapping[str, float | str]] = {
         "steps": 3000,
-        "learning_rate": 1e-3,
+        "lr": 1e-3,
         "schedule": "constant",
         "eval_every": 100,
         "stop_at": 0.99,

@@ -59,7 +59,7 @@ class Copying(GeneratedTask):
     solved_at = 0.95
     training: ClassVar[Mapping[str, float | str]] = {
         "steps": 1600,
-        "learning_rate": 4e-3,
+        "lr": 4e-3,
         "schedule": "linear",
     }
     problems_per_batch: ClassVar[int] = 64

@@ -60,7 +60,7 @@ class Text(CorpusTask):
     higher_is_better = False
     training: ClassVar[Mapping[str, float | str]] = {
         "steps": 600,
-        "learning_rate": 4e-3,
+        "lr": 4e-3,
         "schedule": "cosine",
     }
     vocab_size = 256

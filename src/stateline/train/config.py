@@ -13,9 +13,9 @@ class TrainConfig:
 
     Attributes:
         steps: Number of updates.
-        learning_rate: Highest learning rate.
-        ssm_learning_rate: The same for the steps, transitions and input maps of state space layers;
-            by default the lower of ``learning_rate`` and 0.001, as in the official H3
+        lr: Highest learning rate.
+        ssm_lr: The same for the steps, transitions and input maps of state space layers;
+            by default the lower of ``lr`` and 0.001, as in the official H3
             configurations.
         weight_decay: On matrices; not on norms, biases and the parameters just named.
         beta1: Decay of the mean of gradients.
@@ -31,8 +31,8 @@ class TrainConfig:
     """
 
     steps: int = 1000
-    learning_rate: float = 1e-3
-    ssm_learning_rate: float | None = None
+    lr: float = 1e-3
+    ssm_lr: float | None = None
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.999
@@ -50,7 +50,7 @@ class TrainConfig:
             raise InputError(
                 f"steps and log_every must be at least 1, got {self.steps} and {self.log_every}"
             )
-        for name in ("learning_rate", "ssm_learning_rate"):
+        for name in ("lr", "ssm_lr"):
             rate = getattr(self, name)
             if rate is not None and rate <= 0:
                 raise InputError(f"{name} must be positive, got {rate}")

@@ -40,7 +40,7 @@ class Metrics:
         steps: Updates planned.
         loss: Mean over the updates since the last line, in nats per target.
         metric: Score at the training length, where it was measured.
-        learning_rate: Of the last update.
+        lr: Of the last update.
         tokens_per_second: Since the last line, without evaluation.
         seconds_left: To the end of the plan, at this speed.
     """
@@ -49,7 +49,7 @@ class Metrics:
     steps: int
     loss: float
     metric: float | None
-    learning_rate: float
+    lr: float
     tokens_per_second: float
     seconds_left: float
 
@@ -123,7 +123,7 @@ def train(
             steps=config.steps,
             loss=sum(losses) / len(losses),
             metric=score,
-            learning_rate=share * config.learning_rate,
+            lr=share * config.lr,
             tokens_per_second=(result.tokens - tokens_before) / elapsed,
             seconds_left=(config.steps - result.steps) * result.seconds / result.steps,
         )
@@ -155,8 +155,8 @@ def _update(
     value = loss.item()
     if not math.isfinite(value):
         raise TrainingDiverged(
-            f"the loss became {value} at step {step + 1}: lower learning_rate "
-            f"(now {config.learning_rate}) or clip (now {config.clip})",
+            f"the loss became {value} at step {step + 1}: lower lr "
+            f"(now {config.lr}) or clip (now {config.clip})",
             steps=step,
         )
     optimizer.zero_grad()

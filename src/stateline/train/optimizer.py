@@ -33,14 +33,14 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
                 seen.add(parameter)
                 default = "decay" if parameter.ndim > 1 else "no_decay"
                 members[declared.get(name, default)].append(parameter)
-    ssm_rate = config.ssm_learning_rate
+    ssm_rate = config.ssm_lr
     if ssm_rate is None:
-        ssm_rate = min(1e-3, config.learning_rate)
+        ssm_rate = min(1e-3, config.lr)
     return [
         {
             "name": name,
             "params": parameters,
-            "peak": ssm_rate if name == "ssm" else config.learning_rate,
+            "peak": ssm_rate if name == "ssm" else config.lr,
             "weight_decay": config.weight_decay if name == "decay" else 0.0,
         }
         for name, parameters in members.items()
@@ -51,9 +51,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW over the groups of a model."""
     groups = parameter_groups(model, config)
-    return torch.optim.AdamW(
-        groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True
-    )
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> float:
