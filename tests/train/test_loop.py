@@ -127,7 +127,7 @@ def test_without_clipping_the_gradient_is_as_it_is(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:
-    with pytest.raises(TrainingDiverged, match="the loss became nan at step 2: lower learn") as c:
+    with pytest.raises(TrainingDiverged, match="the loss became nan at step 2: lower lr") as c:
         run(lr=1e38, clip=0.0)
     assert c.value.steps == 1
 
