@@ -23,6 +23,7 @@ PARTS = [
     "evaluate",
     "generate",
     "tasks",
+    "data",
     "models",
     "layers",
     "ops",

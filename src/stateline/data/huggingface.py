@@ -1,0 +1,138 @@
+"""Tokenizers of Hugging Face: the only file that imports their package."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from stateline.data.tokenizer import FILE, Decoder, Tokenizer
+from stateline.errors import InputError
+
+_VOCABULARY, _MERGES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
+_HALF = "\ufffd"  # stands for what is not, or not yet, a character
+_LONGEST, _KEPT = 32, 8
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer of the package ``tokenizers``, without its truncation and padding.
+
+    Special tokens are neither added when encoding nor left out when decoding.
+
+    Args:
+        text: What its file says.
+        source: Where it was read, for messages.
+
+    Raises:
+        InputError: If the text is not a tokenizer, or the package is missing.
+    """
+
+    def __init__(self, text: str, source: str = "the given text") -> None:
+        package = _package()
+        try:
+            self._tokenizer = package.Tokenizer.from_str(text)
+        except Exception as error:  # the package raises nothing more special
+            raise InputError(
+                f"{source} is no tokenizer: {' '.join(str(error).split())}; give a {FILE} of "
+                "Stateline or Hugging Face, or a folder with GPT-2's two files"
+            ) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._text = text
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
+
+    def encode(self, text: str) -> Int[np.ndarray, " length"]:
+        """The tokens of a text, which must be valid Unicode."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"this tokenizer needs text in UTF-8, got {text[error.start]!r} at character "
+                f"{error.start}: convert the text, or use the tokenizer 'byte'"
+            ) from error
+        # The fast batch leaves out where each token stands in the text, which nobody asks.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return np.array(encoding.ids, dtype=np.int64)
+
+    def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:
+        """The text of tokens; bytes that are no character become U+FFFD."""
+        self.check(tokens)
+        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
+
+    def decoder(self) -> Decoder:
+        """A decoder that looks back over the last few tokens."""
+        return _WindowDecoder(self)
+
+    def to_json(self) -> str:
+        """The text that it was made from."""
+        return self._text
+
+
+class _WindowDecoder(Decoder):
+    """Decodes the last tokens anew with each that comes, and shows what is new.
+
+    Trailing U+FFFD are held back, since the next token may complete them to a character. In a long
+    run of them only the last can be such a beginning.
+    """
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
+        self.tokenizer, self.window, self.shown = tokenizer, list[int](), 0
+
+    def push(self, token: int) -> str:
+        self.window.append(token)
+        text = self.tokenizer.decode(self.window)
+        long = len(self.window) == _LONGEST
+        settled = len(text.removesuffix(_HALF) if long else text.rstrip(_HALF))
+        new = text[self.shown : settled]
+        self.shown = max(self.shown, settled)
+        if long:
+            held_back = len(text) - self.shown
+            self.window = self.window[-_KEPT:]
+            self.shown = len(self.tokenizer.decode(self.window)) - held_back
+        return new
+
+    def finish(self) -> str:
+        rest = self.tokenizer.decode(self.window)[self.shown :]
+        self.shown += len(rest)
+        return rest
+
+
+def load_pair(folder: Path) -> HuggingFaceTokenizer:
+    """Read the byte-level BPE of a folder that has GPT-2's two files.
+
+    Args:
+        folder: Where they lie.
+
+    Raises:
+        InputError: If one is missing or damaged, or the package is missing.
+    """
+    vocabulary, merges = (
+        next((folder / name for name in names if (folder / name).is_file()), None)
+        for names in (_VOCABULARY, _MERGES)
+    )
+    if vocabulary is None or merges is None:
+        raise InputError(
+            f"no tokenizer in {folder}: it needs {FILE}, or {' or '.join(_VOCABULARY)} and "
+            f"{' or '.join(_MERGES)}"
+        )
+    package = _package()
+    try:
+        tokenizer = package.Tokenizer(package.models.BPE.from_file(str(vocabulary), str(merges)))
+    except Exception as error:  # the package raises nothing more special
+        raise InputError(
+            f"the tokenizer in {folder} is damaged: {' '.join(str(error).split())}; copy it again"
+        ) from error
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = package.decoders.ByteLevel()
+    return HuggingFaceTokenizer(tokenizer.to_str(), str(folder))
+
+
+def _package() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise InputError(
+            'this tokenizer needs the package tokenizers: pip install "stateline[hf]"'
+        ) from error
+    return tokenizers

@@ -1,0 +1,215 @@
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateline.data import ByteTokenizer, CharacterTokenizer, Tokenizer, load_tokenizer
+from stateline.errors import InputError
+
+KINDS = ["byte", "character", "bpe"]
+TEXT = "Hé 😀 naïve 日本語, the theory of the thing\r\n"
+GPT2_WORLD = [15496, 995]
+
+
+@pytest.fixture(scope="session")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a small byte-level BPE, trained here."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=270,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture
+def tokenizer(kind: str, bpe: Path) -> Tokenizer:
+    if kind == "character":
+        return CharacterTokenizer.of([TEXT])
+    return load_tokenizer("byte" if kind == "byte" else bpe)
+
+
+def in_pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    decoder = tokenizer.decoder()
+    return [*map(decoder.push, tokens), decoder.finish()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_comes_back_from_its_tokens(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_text_is_no_token(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("").shape == (0,)
+    assert tokenizer.decode([]) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_64_bit_integers_below_the_vocabulary_size(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode(TEXT)
+    assert tokens.dtype == "int64"
+    assert 0 <= tokens.min() <= tokens.max() < tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decoder_says_the_same_and_never_half_a_character(tokenizer: Tokenizer) -> None:
+    pieces = in_pieces(tokenizer, tokenizer.encode(TEXT).tolist())
+    assert "".join(pieces) == TEXT
+    assert pieces[-1] == ""
+    assert not any("\ufffd" in piece or not piece.isprintable() for piece in pieces[:20])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_decoder_says_the_same_of_any_tokens(tokenizer: Tokenizer, seed: int) -> None:
+    drawn = random.Random(seed)
+    largest = drawn.choice([tokenizer.vocab_size, min(200, tokenizer.vocab_size)]) - 1
+    tokens = [drawn.randint(0, largest) for _ in range(150)]
+    assert "".join(in_pieces(tokenizer, tokens)) == tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_is_read_back_from_its_file_or_folder(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for spec in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path)):
+        again = load_tokenizer(spec)
+        assert again.to_json() == tokenizer.to_json()
+        assert again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_outside_the_vocabulary_is_refused(tokenizer: Tokenizer, token: int) -> None:
+    for use in (tokenizer.decode, lambda tokens: tokenizer.decoder().push(tokens[0])):
+        with pytest.raises(InputError, match=rf"^tokens must be from 0 to \d+, got {token} to "):
+            use([token])
+
+
+@given(text=st.text())
+def test_bytes_are_those_of_utf_8(text: str) -> None:
+    tokens = ByteTokenizer().encode(text)
+    assert bytes(tokens.tolist()) == text.encode()
+    assert ByteTokenizer().decode(tokens) == text
+
+
+@given(contents=st.binary())
+def test_bytes_that_are_not_utf_8_pass_unharmed(contents: bytes) -> None:
+    text = contents.decode(errors="surrogateescape")
+    tokens = ByteTokenizer().encode(text).tolist()
+    assert bytes(tokens) == contents
+    assert "".join(in_pieces(ByteTokenizer(), tokens)) == ByteTokenizer().decode(tokens) == text
+
+
+@given(texts=st.lists(st.text(min_size=1), min_size=1))
+def test_characters_are_sorted_and_come_back(texts: list[str]) -> None:
+    tokenizer = CharacterTokenizer.of(texts)
+    assert list(tokenizer.characters) == sorted(set("".join(texts)))
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == texts
+
+
+def test_an_unknown_character_is_named() -> None:
+    with pytest.raises(InputError, match="has no character 'z'"):
+        CharacterTokenizer("abc").encode("abz")
+
+
+def test_truncation_and_padding_of_a_file_are_ignored(bpe: Path, tmp_path: Path) -> None:
+    described = json.loads(bpe.read_text())
+    described["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    wanted = load_tokenizer(bpe).encode(TEXT).tolist()
+    assert load_tokenizer(tmp_path).encode(TEXT).tolist() == wanted
+
+
+@pytest.mark.parametrize("names", [("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")])
+def test_the_two_files_of_gpt2_make_the_same_tokenizer(
+    bpe: Path, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    model = json.loads(bpe.read_text())["model"]
+    (tmp_path / names[0]).write_text(json.dumps(model["vocab"]))
+    merges = "".join(" ".join(pair) + "\n" for pair in model["merges"])
+    (tmp_path / names[1]).write_text("#version: 0.2\n" + merges)
+    tokens = load_tokenizer(tmp_path).encode(TEXT)
+    assert tokens.tolist() == load_tokenizer(bpe).encode(TEXT).tolist()
+
+
+def test_gpt2_has_the_tokens_that_everyone_knows(data: Path) -> None:
+    tokenizer = load_tokenizer(data / "tokenizer" / "gpt2")
+    assert tokenizer.vocab_size == 50257
+    assert tokenizer.encode("Hello world").tolist() == GPT2_WORLD
+    assert tokenizer.encode(" world").tolist() == GPT2_WORLD[1:]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-neox-20b/20B_tokenizer.json"])
+def test_real_tokenizers_never_give_half_a_character(data: Path, name: str) -> None:
+    tokenizer = load_tokenizer(data / "tokenizer" / name)
+    pieces = in_pieces(tokenizer, tokenizer.encode(TEXT).tolist())
+    assert "".join(pieces) == TEXT
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({}, r"no tokenizer in .*: it needs tokenizer.json, or encoder.json or vocab.json and "),
+        ({"encoder.json": "{}"}, "no tokenizer in "),
+        ({"encoder.json": "{", "vocab.bpe": ""}, "the tokenizer in .* is damaged: "),
+        ({"tokenizer.json": "{"}, "the tokenizer .*/tokenizer.json is damaged: "),
+        ({"tokenizer.json": "{}"}, "tokenizer.json is no tokenizer: .*; give a tokenizer.json"),
+        ({"tokenizer.json": "[1]"}, "tokenizer.json is no tokenizer: "),
+        ({"tokenizer.json": '{"type": "stateline-character"}'}, "is damaged: it has no characters"),
+        (
+            {"tokenizer.json": '{"type": "stateline-character", "characters": "aa"}'},
+            "must be some and all different, got 'aa'",
+        ),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_one_line(
+    tmp_path: Path, contents: dict[str, str], message: str
+) -> None:
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_tokenizer_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"^no tokenizer 'bytes': No such file .*; give 'byte', a "):
+        load_tokenizer("bytes")
+
+
+@pytest.mark.parametrize("pair", [True, False])
+def test_a_missing_package_is_named(
+    bpe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: bool
+) -> None:
+    for name in ("encoder.json", "vocab.bpe"):
+        (tmp_path / name).write_text("{}")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(InputError, match=r'pip install "stateline\[hf\]"'):
+        load_tokenizer(tmp_path if pair else bpe)
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe"])
+def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match=r"got .*ud800.* at character 1"):
+        tokenizer.encode("a\ud800")
