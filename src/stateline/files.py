@@ -1,6 +1,7 @@
 """Writing files so that no reader ever meets half of one."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,28 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         raise _cannot_write(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_folder(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a temporary folder beside ``path``, then put it in place in one step.
+
+    Args:
+        path: Where the folder shall be; one of that name is replaced.
+        write: Called with the path of the temporary folder.
+
+    Raises:
+        InputError: If it cannot be written, or the disk is full; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        write(temporary)
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

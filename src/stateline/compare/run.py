@@ -45,7 +45,7 @@ def run_job(job: Job, folder: Path, on_log: Callable[[Metrics], None]) -> Result
         "parameters_wanted": job.parameters_wanted,
     }
     try:
-        result = train(model, task, job.training, log_file=folder / "metrics.jsonl", on_log=on_log)
+        result = train(model, task, job.training, folder=folder, on_log=on_log)
     except TrainingDiverged as error:
         scores = {str(length): {task.metric: None} for length in task.eval_lengths}
         run |= {"stopped": str(error), "steps": error.steps, "seconds": 0.0, "curve": []}

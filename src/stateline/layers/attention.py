@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
-from stateline.layers.base import SequenceLayer, values_at_hand
+from stateline.layers.base import SequenceLayer, values_at_hand, zeros
 from stateline.ops import attention
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows, rotate
 
@@ -107,7 +107,7 @@ class Attention(SequenceLayer[AttentionState]):
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> AttentionState:
         """Empty cache with ``capacity`` free slots."""
-        free = self.qkv.weight.new_zeros(batch_size, capacity, self.n_heads, self.d_head)
+        free = zeros(self.qkv.weight, batch_size, capacity, self.n_heads, self.d_head)
         length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
         return AttentionState(free, free.clone(), length)
 

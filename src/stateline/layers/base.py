@@ -129,6 +129,11 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
 AnyLayer = SequenceLayer[Any]
 
 
+def zeros(weight: Tensor, *shape: int) -> Tensor:
+    """Zeros for a state, of a weight's dtype and on its device, but whole where that is sharded."""
+    return torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+
+
 def values_at_hand(tensor: Tensor) -> bool:
     """Whether a look at the values is free: a check of input is not worth a wait for a GPU."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -1,11 +1,13 @@
 """Layers made of layers."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from stateline.layers.base import AnyLayer, SequenceLayer
 
@@ -65,7 +67,13 @@ class Chain(SequenceLayer[tuple[Any, ...]]):
     """Layers one after the other, each with its own state.
 
     Abstract: it does not say where they come from.
+
+    Attributes:
+        recomputes: Whether training keeps only the input of every link for the backward pass, and
+            computes what is inside again (activation checkpointing).
     """
+
+    recomputes = False
 
     @property
     @abstractmethod
@@ -81,7 +89,7 @@ class Chain(SequenceLayer[tuple[Any, ...]]):
     ) -> Float[Tensor, "batch length d_model"]:
         """Apply the links in order."""
         for link in self.links:
-            x = link(x)
+            x = self._run(link, x)
         return x
 
     def forward_chunk(
@@ -90,7 +98,7 @@ class Chain(SequenceLayer[tuple[Any, ...]]):
         """Apply the links in order, each to its own state."""
         after = []
         for link, before in zip(self.links, state, strict=True):
-            x, new = link.forward_chunk(x, before)
+            x, new = self._run(link.forward_chunk, x, before)
             after.append(new)
         return x, tuple(after)
 
@@ -119,6 +127,11 @@ class Chain(SequenceLayer[tuple[Any, ...]]):
     def flops_per_token(self, length: int) -> float:
         """Operations of all links."""
         return sum(link.flops_per_token(length) for link in self.links)
+
+    def _run(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        if self.recomputes and torch.is_grad_enabled():
+            return checkpoint(function, *inputs, use_reentrant=False)
+        return function(*inputs)
 
 
 class Stack(Chain):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
-from stateline.layers.base import SequenceLayer
+from stateline.layers.base import SequenceLayer, zeros
 from stateline.ops import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
 from stateline.ops.hippo import Init, diagonal_frequencies
 from stateline.ops.planes import divide, exponential, multiply
@@ -99,7 +99,7 @@ class DiagonalSSM(SequenceLayer[DiagonalSSMState]):
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> DiagonalSSMState:  # noqa: ARG002
         """Zero state."""
-        return DiagonalSSMState(self.c.new_zeros(batch_size, *self.c.shape))
+        return DiagonalSSMState(zeros(self.c, batch_size, *self.c.shape))
 
     def forward(
         self, x: Float[Tensor, "*batch length d_model"]

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer
+from stateline.layers.base import SequenceLayer, zeros
 from stateline.ops import lstm
 
 
@@ -67,8 +67,8 @@ class LSTM(SequenceLayer[LSTMState]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LSTMState:  # noqa: ARG002
         """Zero state."""
         weight = next(self.parameters())
-        zeros = weight.new_zeros(batch_size, self.n_layers, self.d_model)
-        return LSTMState(zeros, zeros.clone())
+        h = zeros(weight, batch_size, self.n_layers, self.d_model)
+        return LSTMState(h, h.clone())
 
     def forward(
         self, x: Float[Tensor, "batch length d_model"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer
+from stateline.layers.base import SequenceLayer, zeros
 from stateline.ops import fft_conv, short_conv, slide
 
 
@@ -55,7 +55,7 @@ class ShiftSSM(SequenceLayer[ShiftSSMState]):
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> ShiftSSMState:  # noqa: ARG002
         """No input yet: zeros."""
-        past = self.c.new_zeros(batch_size, self.c.shape[1] - 1, self.d_model)
+        past = zeros(self.c, batch_size, self.c.shape[1] - 1, self.d_model)
         return ShiftSSMState(past)
 
     def forward(

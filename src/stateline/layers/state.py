@@ -46,6 +46,31 @@ def cat_states(states: Sequence[State]) -> State:
     return _like(first, [cat_states(parts) for parts in zip(*states, strict=True)])
 
 
+def renew_rows(state: State, fresh: Tensor, initial: Callable[[int], State]) -> State:
+    """The same state, with some rows begun anew.
+
+    Args:
+        state: State of a batch.
+        fresh: For each row, whether it begins anew.
+        initial: ``init_state`` of the layer; what is learned in it stays learned.
+
+    Returns:
+        A state whose other rows are as they were.
+
+    Example:
+        >>> renew_rows((torch.tensor([1, 2, 3]),), torch.tensor([False, True, False]),
+        ...            lambda rows: (torch.zeros(rows, dtype=torch.int64),))
+        (tensor([1, 0, 3]),)
+    """
+    kept, renewed = (~fresh).nonzero().flatten(), fresh.nonzero().flatten()
+    if not len(renewed):
+        return state
+    if not len(kept):
+        return initial(len(renewed))
+    joined = cat_states([select_rows(state, kept), initial(len(renewed))])
+    return select_rows(joined, torch.cat([kept, renewed]).argsort())
+
+
 def detach(state: State) -> State:
     """The same state, cut off from the graph that computed it."""
     return pytree.tree_map(lambda t: t.detach(), state)
@@ -154,7 +179,7 @@ def fingerprint(layer: nn.Module) -> dict[str, str]:
         settings = {
             name: value
             for name, value in vars(module).items()
-            if isinstance(value, int | float | str) and name != "training"
+            if isinstance(value, int | float | str) and name not in ("training", "recomputes")
         }
         config.update(f"{path} {type(module).__name__} {sorted(settings.items())}".encode())
     for name, tensor in {**dict(layer.named_buffers()), **layer.state_dict()}.items():

@@ -1,10 +1,12 @@
 """A model on disk: ``config.json`` beside ``model.safetensors``."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.files import write_atomically, write_text
@@ -14,13 +16,21 @@ from stateline.models.language_model import LanguageModel
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def save_model(model: LanguageModel, folder: str | Path) -> None:
+def save_model(
+    model: LanguageModel, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
+) -> None:
     """Write a model into a folder, each file atomically.
+
+    Args:
+        model: The model.
+        folder: Where its two files shall lie.
+        weights: Its parameters and buffers, where the model itself has only a share of them.
 
     Raises:
         InputError: If the folder cannot be written to.
     """
-    tensors = {name: t.detach().contiguous() for name, t in model.state_dict().items()}
+    named = model.state_dict() if weights is None else weights
+    tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
     write_atomically(Path(folder) / WEIGHTS, lambda file: save_file(tensors, file))
     write_text(Path(folder) / CONFIG, model.config.to_json())
 

@@ -20,6 +20,16 @@ class TrainConfig:
         weight_decay: On matrices; not on norms, biases and the parameters just named.
         beta1: Decay of the mean of gradients.
         beta2: Decay of the mean of their squares.
+        accumulate: Batches whose gradients make one update.
+        precision: ``bfloat16`` computes matrix products in it (autocast); weights, the optimizer
+            and accumulating states stay in float32.
+        checkpoint_activations: Keep only the input of every block for the backward pass, and
+            compute the rest again: less memory, about a third more time.
+        carry_state: The state after a batch is where the next batch starts (truncated
+            backpropagation through time); the task must be a text, which is then read in order.
+        carry_cap: Tokens after which a carried state starts anew; needed if the state grows.
+        segment_len: Cut backpropagation, and detach the state, every so many tokens of a row; by
+            default not within a row.
         schedule: Learning rate after the warm-up: ``constant``, ``linear`` (to zero) or
             ``cosine`` (to a tenth).
         warmup_steps: Updates over which the learning rate rises linearly from zero.
@@ -27,6 +37,10 @@ class TrainConfig:
         log_every: Updates between two lines of metrics.
         eval_every: Updates between two scores at the training length; 0 for none.
         stop_at: Stop when that score is as good as this.
+        save_every: Updates between two checkpoints; 0 for none but the last.
+        keep: Number of checkpoints kept.
+        parallel: With more than one process: ``ddp`` (each has the whole model) or ``fsdp`` (each
+            has a part of every parameter).
         seed: Of the initial weights and of the data.
     """
 
@@ -36,20 +50,31 @@ class TrainConfig:
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.999
+    accumulate: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    checkpoint_activations: bool = False
+    carry_state: bool = False
+    carry_cap: int | None = None
+    segment_len: int | None = None
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_steps: int = 100
     clip: float = 1.0
     log_every: int = 50
     eval_every: int = 100
     stop_at: float | None = None
+    save_every: int = 500
+    keep: int = 2
+    parallel: Literal["ddp", "fsdp"] = "ddp"
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_settings("the training configuration", self)
-        if self.steps < 1 or self.log_every < 1:
-            raise InputError(
-                f"steps and log_every must be at least 1, got {self.steps} and {self.log_every}"
-            )
+        for name in ("steps", "log_every", "accumulate", "keep", "segment_len", "carry_cap"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        if self.carry_cap is not None and not self.carry_state:
+            raise InputError("carry_cap limits a carried state: set carry_state, too")
         for name in ("lr", "ssm_lr"):
             rate = getattr(self, name)
             if rate is not None and rate <= 0:
@@ -57,7 +82,7 @@ class TrainConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
-        for name in ("weight_decay", "warmup_steps", "clip", "eval_every", "seed"):
+        for name in ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.seed >= 2**63:

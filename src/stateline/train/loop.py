@@ -3,24 +3,35 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.files import append_line, write_text
+from stateline.layers.state import detach, renew_rows, select_rows
 from stateline.models.language_model import LanguageModel
-from stateline.tasks.base import IGNORE, Batch, Task
+from stateline.tasks.base import IGNORE, CorpusTask, Task
+from stateline.train import checkpoint
+from stateline.train.checkpoint import Progress, Snapshot
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import make_optimizer, set_learning_rate
+from stateline.train.processes import Processes
+from stateline.train.segment import Segment
+
+ALONE = Processes()
+METRICS = "metrics.jsonl"
 
 
 class TrainingDiverged(InputError):
-    """The loss is no longer a finite number.
+    """The loss or its gradient is no longer a finite number.
 
     Attributes:
         steps: Updates before that.
@@ -40,7 +51,7 @@ class Metrics:
         steps: Updates planned.
         loss: Mean over the updates since the last line, in nats per target.
         metric: Score at the training length, where it was measured.
-        lr: Of the last update.
+        lr: Learning rate of the last update.
         tokens_per_second: Since the last line, without evaluation.
         seconds_left: To the end of the plan, at this speed.
     """
@@ -59,7 +70,8 @@ class TrainResult:
     """What a training run came to.
 
     Attributes:
-        stopped: ``finished`` (all steps done) or ``solved`` (``stop_at`` reached).
+        stopped: ``finished`` (all steps done), ``solved`` (``stop_at`` reached) or
+            ``interrupted``.
         steps: Updates done.
         seconds: Time spent in updates.
         tokens: Tokens trained on.
@@ -67,11 +79,11 @@ class TrainResult:
         curve: All lines of metrics.
     """
 
-    stopped: str = "finished"
-    steps: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    steps_to_solve: int | None = None
+    stopped: str
+    steps: int
+    seconds: float
+    tokens: int
+    steps_to_solve: int | None
     curve: list[Metrics] = field(default_factory=list)
 
 
@@ -80,91 +92,245 @@ def train(
     task: Task,
     config: TrainConfig,
     *,
-    log_file: Path | None = None,
+    folder: Path | None = None,
+    run: Any = None,
+    processes: Processes = ALONE,
     on_log: Callable[[Metrics], None] = lambda _: None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
-    """Train a model on a task.
+    """Train a model on a task, from the newest checkpoint in ``folder`` if there is one.
+
+    A run that is stopped and started again ends with the very weights of one that was not, on the
+    same machine with the same PyTorch and number of threads.
 
     Args:
         model: The model; its weights are changed.
         task: Gives the batches and the score.
-        config: Optimizer, schedule, length.
-        log_file: Where a line of metrics is written at every ``log_every`` steps.
-        on_log: Called with the same metrics.
+        config: Optimizer, schedule, length, state.
+        folder: Where metrics and checkpoints are written; by default nowhere.
+        run: What else defines the run, as plain data: a checkpoint of another is refused.
+        processes: Those that share the work; each calls this function.
+        on_log: Called with every line of metrics, in the main process.
+        interrupted: Asked after every update; if it says so, the run saves and stops.
 
     Returns:
         How it went.
 
     Raises:
-        TrainingDiverged: If the loss becomes infinite or not a number; the message names the step.
-        InputError: If the log cannot be written.
+        TrainingDiverged: If the loss becomes infinite or not a number; the message names the step
+            and the last good checkpoint.
+        InputError: If the state cannot be carried as the configuration wants, the folder cannot be
+            written to, or its checkpoint cannot be used.
     """
-    optimizer = make_optimizer(model, config)
-    result, losses = TrainResult(), list[float]()
-    if log_file is not None:
-        write_text(log_file, "")  # a folder that cannot be written to shows now
+    trainer = _Trainer(model, task, config, processes, folder, run)
+    trainer.resume()
     model.train()
-    started, tokens_before = time.perf_counter(), 0
-    for step in range(config.steps):
-        share = set_learning_rate(optimizer, config, step)
-        batch = task.train_batch(step)
-        losses.append(_update(model, optimizer, batch, config, step))
-        result.steps, result.tokens = step + 1, result.tokens + batch.tokens.numel()
-
-        last = result.steps == config.steps
-        evaluating = last or (config.eval_every and result.steps % config.eval_every == 0)
-        if not (evaluating or result.steps % config.log_every == 0):
-            continue
-        elapsed = time.perf_counter() - started
-        result.seconds += elapsed
-        score = evaluate(model, task, task.train_length)[task.metric] if evaluating else None
-        metrics = Metrics(
-            step=result.steps,
-            steps=config.steps,
-            loss=sum(losses) / len(losses),
-            metric=score,
-            lr=share * config.lr,
-            tokens_per_second=(result.tokens - tokens_before) / elapsed,
-            seconds_left=(config.steps - result.steps) * result.seconds / result.steps,
-        )
-        result.curve.append(metrics)
-        if log_file is not None:
-            append_line(log_file, json.dumps(asdict(metrics)))
-        on_log(metrics)
-        if _as_good(task, score, task.solved_at) and result.steps_to_solve is None:
-            result.steps_to_solve = result.steps
-        if _as_good(task, score, config.stop_at):
-            result.stopped = "solved"
-            break
-        losses.clear()
-        started, tokens_before = time.perf_counter(), result.tokens
-    model.eval()
-    return result
+    model.stack.recomputes = config.checkpoint_activations
+    try:
+        trainer.run(on_log, interrupted)
+    finally:
+        model.stack.recomputes = False
+        model.eval()
+    return TrainResult(**_result(trainer.progress), curve=trainer.curve)
 
 
-def _update(
-    model: LanguageModel,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    config: TrainConfig,
-    step: int,
-) -> float:
-    """Make one update, and return the loss before it."""
-    logits = model(batch.tokens).flatten(0, 1).float()
-    loss = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORE)
-    value = loss.item()
-    if not math.isfinite(value):
+def _result(progress: Progress) -> dict[str, Any]:
+    return {name: value for name, value in vars(progress).items() if name != "losses"}
+
+
+class _Trainer:
+    """A run under way: the optimizer, the carried state, and how far it has come."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        task: Task,
+        config: TrainConfig,
+        processes: Processes,
+        folder: Path | None,
+        run: Any,
+    ) -> None:
+        check_carried_state(model, task, config)
+        self.model, self.task, self.config = model, task, config
+        self.processes, self.folder = processes, folder
+        self.defined_by = {"run": run, "train": asdict(config)}
+        self.rows = processes.rows(task.batch_size)
+        segment = Segment(model, getattr(torch, config.precision))
+        self.segment = processes.wrap(segment, config.parallel)
+        self.optimizer = make_optimizer(model, config)
+        self.state: Any = None
+        self.progress, self.curve = Progress(), list[Metrics]()
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint; without one, begin the file of metrics."""
+        if self.folder is None:
+            return
+        if kept := checkpoint.found(self.folder):
+            snapshot = checkpoint.read(kept[-1], self.model, self.optimizer, self.defined_by)
+            self.progress = snapshot.progress
+            if snapshot.carried is not None:
+                rows = range(self.task.batch_size)[self.rows]
+                self.state = select_rows(snapshot.carried, rows)
+            lines = (self.folder / METRICS).read_text(encoding="utf-8").splitlines()
+            curve = [Metrics(**json.loads(line)) for line in lines if line.endswith("}")]
+            self.curve = [metrics for metrics in curve if metrics.step <= self.progress.steps]
+        if self.processes.main:
+            lines = [json.dumps(asdict(metrics)) + "\n" for metrics in self.curve]
+            write_text(self.folder / METRICS, "".join(lines))
+
+    def run(self, on_log: Callable[[Metrics], None], interrupted: Callable[[], bool]) -> None:
+        """Update, score, log and save until the end."""
+        progress, config = self.progress, self.config
+        progress.stopped = "finished" if progress.steps == config.steps else ""
+        tokens, seconds = progress.tokens, progress.seconds
+        while not progress.stopped:
+            started = time.perf_counter()
+            share = set_learning_rate(self.optimizer, config, progress.steps)
+            progress.losses.append(self._update())
+            progress.seconds += time.perf_counter() - started
+            progress.steps += 1
+            last = progress.steps == config.steps
+            score = self._score() if last or _due(progress.steps, config.eval_every) else None
+            if last:
+                progress.stopped = "finished"
+            if _as_good(self.task, score, self.task.solved_at) and progress.steps_to_solve is None:
+                progress.steps_to_solve = progress.steps
+            if _as_good(self.task, score, config.stop_at):
+                progress.stopped = "solved"
+            if score is not None or _due(progress.steps, config.log_every):
+                speed = (progress.tokens - tokens) / (progress.seconds - seconds)
+                tokens, seconds = progress.tokens, progress.seconds
+                self._log(score, share * config.lr, speed, on_log)
+            if not progress.stopped and self.processes.sum(interrupted()):
+                progress.stopped = "interrupted"
+            if progress.stopped or _due(progress.steps, config.save_every):
+                self._save()
+
+    def _update(self) -> float:
+        """Make one update, and return the loss before it."""
+        config, step = self.config, self.progress.steps
+        first = step * config.accumulate
+        pieces = [p for i in range(config.accumulate) for p in self._pieces(first + i)]
+        targets_here = sum(int((targets != IGNORE).sum()) for _, targets, _ in pieces)
+        targets_in_all = max(1.0, self.processes.sum(targets_here))
+        self.optimizer.zero_grad()
+        value = 0.0
+        for number, (tokens, targets, fresh) in enumerate(pieces, start=1):
+            with self.processes.local(self.segment, last=number == len(pieces)):
+                logits, self.state = self.segment(tokens, self._enter(fresh))
+                summed = F.cross_entropy(
+                    logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum"
+                )
+                loss = summed / targets_in_all
+                (loss * self.processes.count).backward()  # gradients are averaged over processes
+            self.state = detach(self.state)
+            value += loss.item()
+            self.progress.tokens += tokens.numel() * self.processes.count
+        value = self.processes.sum(value)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
+        self._check_finite(value, norm.item())
+        self.optimizer.step()
+        return value
+
+    def _pieces(self, index: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """This process's rows of a batch, cut along the sequence.
+
+        Yields:
+            Tokens, targets, and which rows begin anew; ``None`` where training needs no state.
+        """
+        if self.config.carry_state:
+            assert isinstance(self.task, CorpusTask)
+            tokens, targets, fresh = self.task.consecutive_batch(index)
+        else:
+            tokens, targets = self.task.train_batch(index)
+            fresh = torch.ones(len(tokens), dtype=torch.bool)
+        whole = self.config.segment_len is None and not self.config.carry_state
+        length = tokens.shape[1] if self.config.segment_len is None else self.config.segment_len
+        for at in range(0, tokens.shape[1], length):
+            piece = (part[self.rows, at : at + length] for part in (tokens, targets))
+            here = [part.to(self.processes.device) for part in piece]
+            anew = fresh[self.rows] & (at == 0)
+            yield here[0], here[1], None if whole else anew
+
+    def _enter(self, fresh: Bool[Tensor, " batch"] | None) -> Any:
+        """The state that a segment starts from."""
+        if fresh is None:
+            return None
+        if self.state is None:
+            return self.model.init_state(len(fresh))
+        cap = self.config.carry_cap
+        if cap is not None:
+            position: Int[Tensor, " batch"] = self.state.position.cpu()
+            fresh = fresh | (position + self.task.train_length > cap)
+        return renew_rows(self.state, fresh, self.model.init_state)
+
+    def _check_finite(self, loss: float, norm: float) -> None:
+        what = "loss" if not math.isfinite(loss) else "gradient"
+        value = loss if what == "loss" else norm
+        if math.isfinite(value):
+            return
+        kept = [] if self.folder is None else checkpoint.found(self.folder)
+        good = f"; the last good checkpoint is {kept[-1]}" if kept else ""
         raise TrainingDiverged(
-            f"the loss became {value} at step {step + 1}: lower lr "
-            f"(now {config.lr}) or clip (now {config.clip})",
-            steps=step,
+            f"the {what} became {value} at step {self.progress.steps + 1}: lower lr "
+            f"(now {self.config.lr}) or clip (now {self.config.clip}){good}",
+            steps=self.progress.steps,
         )
-    optimizer.zero_grad()
-    loss.backward()
-    if config.clip:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-    optimizer.step()
-    return value
+
+    def _score(self) -> float:
+        return evaluate(self.model, self.task, self.task.train_length)[self.task.metric]
+
+    def _log(
+        self, score: float | None, lr: float, speed: float, on_log: Callable[[Metrics], None]
+    ) -> None:
+        progress, planned = self.progress, self.config.steps
+        metrics = Metrics(
+            step=progress.steps,
+            steps=planned,
+            loss=sum(progress.losses) / len(progress.losses),
+            metric=score,
+            lr=lr,
+            tokens_per_second=speed,
+            seconds_left=(planned - progress.steps) * progress.seconds / progress.steps,
+        )
+        progress.losses.clear()
+        self.curve.append(metrics)
+        if self.processes.main:
+            if self.folder is not None:
+                append_line(self.folder / METRICS, json.dumps(asdict(metrics)))
+            on_log(metrics)
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        weights, moments = checkpoint.gather(self.model, self.optimizer)
+        carried = self.processes.join_rows(self.state)
+        if self.processes.main:
+            snapshot = Snapshot(weights, moments, carried, self.progress)
+            checkpoint.write(self.folder, self.model, snapshot, self.defined_by, self.config.keep)
+        self.processes.wait()
+
+
+def check_carried_state(model: LanguageModel, task: Task, config: TrainConfig) -> None:
+    """Raise InputError unless the state can be carried as the configuration wants."""
+    if not config.carry_state:
+        return
+    if not isinstance(task, CorpusTask):
+        raise InputError("carry_state needs a text that goes on: take the task text or tokens")
+    length = task.train_length
+    if config.carry_cap is None and model.state_bytes(2 * length) > model.state_bytes(length):
+        raise InputError(
+            "the state of this model grows with the length: limit what is carried with carry_cap, "
+            "or use layers whose state is bounded"
+        )
+    if config.carry_cap is not None and config.carry_cap < length:
+        raise InputError(
+            f"carry_cap must be at least the task's length of {length}, got {config.carry_cap}"
+        )
+
+
+def _due(steps: int, every: int) -> bool:
+    return bool(every) and steps % every == 0
 
 
 def _as_good(task: Task, score: float | None, goal: float | None) -> bool:
