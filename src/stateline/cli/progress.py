@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from stateline.compare import Job, News, Results
 from stateline.train.loop import Metrics
+from stateline.train.tensorboard import open_board
 
 SECONDS_BETWEEN_LINES = 5.0
 """Where there is no terminal, at least so long between two lines about one run."""
@@ -26,11 +28,27 @@ def describe(metrics: Metrics) -> str:
 
 
 @contextmanager
-def print_metrics(job: Job) -> Iterator[Callable[[Metrics], None]]:
-    """Give a function that shows the metrics of one run."""
-    with show_news(Console()) as news:
+def print_metrics(
+    job: Job, folder: Path, *, quiet: bool = False
+) -> Iterator[Callable[[Metrics], None]]:
+    """Give a function that shows the metrics of one run, also to TensorBoard where it is installed.
+
+    Args:
+        job: The run.
+        folder: Where TensorBoard's files go.
+        quiet: Show nothing.
+    """
+    if quiet:
+        yield lambda _: None
+        return
+    with show_news(Console()) as news, open_board(folder) as write:
         news.planned([job], 0)
-        yield lambda metrics: news.progress(job, metrics)
+
+        def show(metrics: Metrics) -> None:
+            news.progress(job, metrics)
+            write(metrics)
+
+        yield show
 
 
 @contextmanager

@@ -1,6 +1,13 @@
-"""Train one architecture on one task, and keep the model, the metrics and what was run."""
+"""Train one architecture on one task, and keep the model, the metrics and what was run.
 
-from collections.abc import Sequence
+RECIPE is a YAML file with the options below, or a pattern. Options given override it. Under
+``torchrun``, the processes share the rows of each batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser
 
@@ -8,40 +15,166 @@ from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.train.config import TrainConfig
 
+if TYPE_CHECKING:
+    from stateline.compare import Job, Results
+
+NOT_OF_THE_RECIPE = ("recipe", "resume", "dry_run", "print_config", "device")
+CONFIG = "config.yaml"
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("pattern", type=str, help='layers, for example "attention h3*2"')
+    parser.add_argument(
+        "recipe", type=str, help='a YAML file, or layers, for example "attention h3*2"'
+    )
+    parser.add_argument("--pattern", type=str | None, default=None, help="layers, in a recipe")
     parser.add_argument("--task", type=str, default="text", help='for example "text(path=books)"')
     parser.add_argument("--out", type=str, default="runs/train", help="folder for the run")
-    parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size", "layers"})
+    parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size"})
     parser.add_class_arguments(TrainConfig, "train")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint in the folder"
+    )
+    parser.add_argument(
+        "--dry_run", action="store_true", help="show size, operations and memory; train nothing"
+    )
+    parser.add_argument(
+        "--print_config", action="store_true", help="print the whole recipe; train nothing"
+    )
+    parser.add_argument("--device", type=str, default="auto", help="cpu, cuda or auto")
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Train, score, save."""
-    task_name = parser.parse_args(arguments).task
-
-    from pathlib import Path
+    given = _read(arguments, parser)
 
     from stateline.cli.progress import print_metrics
-    from stateline.compare import Job, run_job
+    from stateline.compare import Job, record_run, run_job
     from stateline.models.size import count_parameters
     from stateline.tasks import make_task
+    from stateline.train.processes import join_processes
 
-    task = make_task(task_name)
+    task = make_task(given.task)
     parser.set_defaults({f"train.{name}": value for name, value in task.training.items()})
-    given = parser.parse_args(arguments)
+    given = _read(arguments, parser)
+    resolved = given.clone()
+    for name in NOT_OF_THE_RECIPE:
+        resolved.pop(name)
+    recipe = parser.dump(resolved, skip_validation=True)
+    if given.print_config:
+        print(recipe, end="")
+        return 0
     config = ModelConfig(given.pattern, task.vocab_size, **given.model.as_dict())
     training = TrainConfig(**given.train.as_dict())
-    job = Job(task_name, count_parameters(config), config, training)
-    with print_metrics(job) as show:
-        result = run_job(job, Path(given.out), show)
+    data = str(task.describe().get("sha256", ""))
+    job = Job(given.task, count_parameters(config), config, training, data)
+    if given.dry_run:
+        _print_costs(job)
+        return 0
+    folder = Path(given.out)
+    with join_processes(given.device) as processes, _signals() as caught:
+        if processes.main:
+            _enter(folder, recipe, given.resume)
+        processes.wait()
+        with print_metrics(job, folder, quiet=not processes.main) as show:
+            result = run_job(
+                job, folder, show, processes=processes, interrupted=lambda: bool(caught)
+            )
+        if processes.main:
+            record_run(job, result, folder, command=_command(arguments))
+            _print_result(job, result, folder)
+    return 128 + caught[0] if result["stopped"] == "interrupted" else 0
+
+
+def _read(arguments: Sequence[str], parser: ArgumentParser) -> Any:
+    """What was given: the recipe's settings, under those of the command line."""
+    given = parser.parse_args(arguments)
+    if not given.recipe.endswith((".yaml", ".yml")):
+        if given.pattern is not None:
+            raise InputError("give one pattern: --pattern changes that of a recipe")
+        given.pattern = given.recipe
+        return given
+    if not Path(given.recipe).is_file():
+        raise InputError(f"no such recipe: {given.recipe}")
+    parser.default_config_files = [given.recipe]
+    given = parser.parse_args(arguments)
+    if given.pattern is None:
+        raise InputError(f"the recipe {given.recipe} names no pattern: add a line such as h3*2")
+    return given
+
+
+def _enter(folder: Path, recipe: str, resume: bool) -> None:
+    """Begin a run's folder, or see that one may go on there."""
+    from stateline.files import write_text
+    from stateline.train import checkpoint
+
+    begun = checkpoint.found(folder) or (folder / "result.json").exists()
+    if begun and not resume:
+        raise InputError(
+            f"{folder} holds a run: add --resume to go on with it, or choose another with --out"
+        )
+    if not begun:
+        write_text(folder / CONFIG, recipe)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM, so that the run can save and leave; a second one ends it."""
+    import signal
+
+    caught: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_costs(job: "Job") -> None:
+    from stateline.models.size import meta_model, training_bytes
+    from stateline.reports.format import short_bytes, short_number
+    from stateline.tasks import make_task
+
+    task, training = make_task(job.task), job.training
+    tokens = task.train_batch(0).tokens
+    rows, length = tokens.shape
+    model = meta_model(job.model)
+    per_update = 3 * model.flops_per_token(length) * tokens.numel() * training.accumulate
+    memory = training_bytes(model, rows, length, recompute=training.checkpoint_activations)
+    print(f"{job.model.pattern} on {job.task}: d_model {job.model.d_model}")
+    print(f"  parameters      {sum(p.numel() for p in model.parameters()):,}")
+    print(f"  an update       {rows} x {length} tokens, {training.accumulate} time(s)")
+    print(
+        f"  operations      {short_number(per_update)} an update, "
+        f"{short_number(per_update * training.steps)} in {training.steps:,} updates"
+    )
+    for name, size in memory.items():
+        print(f"  {name:<15} {short_bytes(size)}")
+    print(f"  state of a row  {short_bytes(model.state_bytes(length))} after {length} tokens")
+
+
+def _print_result(job: "Job", result: "Results", folder: Path) -> None:
+    pattern, steps = job.model.pattern, result["steps"]
+    if result["stopped"] == "interrupted":
+        print(f"{pattern}: stopped and saved after {steps} steps; go on with --resume")
+        return
     if result["stopped"] not in ("finished", "solved"):
         raise InputError(result["stopped"])
-    print(f"{given.pattern}: {result['parameters']:,} parameters, {result['stopped']}")
+    print(f"{pattern}: {result['parameters']:,} parameters, {result['stopped']}")
     for length, scores in result["by_length"].items():
         shown = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         print(f"  at length {length}: {shown}")
-    print(f"the model is in {given.out}: stateline generate {given.out}")
-    return 0
+    print(f"the model is in {folder}: stateline generate {folder}")
+
+
+def _command(arguments: Sequence[str]) -> str:
+    import shlex
+
+    return shlex.join(["stateline", "train", *arguments])

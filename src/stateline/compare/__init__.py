@@ -15,7 +15,7 @@ from stateline.models.pattern import parse_pattern
 from stateline.tasks import CorpusTask, Task, make_task
 from stateline.train.run import environment
 
-__all__ = ["Comparison", "Job", "News", "Results", "compare", "plan", "run_job"]
+__all__ = ["Comparison", "Job", "News", "Results", "compare", "plan", "record_run", "run_job"]
 
 FORMAT = "stateline-results-1"
 
@@ -72,6 +72,13 @@ def compare(
     results["finished"] = True
     _write(folder, results)
     return results
+
+
+def record_run(job: Job, run: Results, folder: Path, *, command: str) -> None:
+    """Write ``results.json`` of a single training run, as a comparison of one."""
+    finished = run["stopped"] != "interrupted"
+    results = {**_outline([job], command), "runs": [run] if finished else [], "finished": finished}
+    _write(folder, results)
 
 
 def _jobs_to_time(jobs: Sequence[Job]) -> list[Job]:

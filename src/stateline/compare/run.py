@@ -16,7 +16,9 @@ from stateline.models.checkpoint import save_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
 from stateline.tasks import CorpusTask, make_task
-from stateline.train.loop import Metrics, TrainingDiverged, train
+from stateline.train.checkpoint import whole_weights
+from stateline.train.loop import ALONE, Metrics, TrainingDiverged, train
+from stateline.train.processes import Processes
 from stateline.train.run import environment
 
 EVAL_BATCHES = 16
@@ -31,11 +33,29 @@ STATE_LENGTHS = (256, 1024, 4096, 16384, 65536)
 Results = dict[str, Any]
 
 
-def run_job(job: Job, folder: Path, on_log: Callable[[Metrics], None]) -> Results:
-    """Train and score one model; its files appear in ``folder``, the result last."""
+def run_job(
+    job: Job,
+    folder: Path,
+    on_log: Callable[[Metrics], None],
+    *,
+    processes: Processes = ALONE,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Results:
+    """Train and score one model; its files appear in ``folder``, the result last.
+
+    Args:
+        job: What to train on what.
+        folder: Where; a run that lies there unfinished is continued.
+        on_log: Called with every line of metrics.
+        processes: Those that share the work; each calls this function.
+        interrupted: Asked after every update; if it says so, the run is saved and stops.
+
+    Returns:
+        The result; its ``stopped`` is ``interrupted`` if it is not yet one.
+    """
     task = make_task(job.task, seed=job.training.seed)
     torch.manual_seed(job.training.seed)
-    model = LanguageModel(job.model)
+    model = LanguageModel(job.model).to(processes.device)
     run: Results = {
         "model": job.model.pattern,
         "task": job.task,
@@ -45,16 +65,26 @@ def run_job(job: Job, folder: Path, on_log: Callable[[Metrics], None]) -> Result
         "parameters_wanted": job.parameters_wanted,
     }
     try:
-        result = train(model, task, job.training, folder=folder, on_log=on_log)
+        result = train(
+            model,
+            task,
+            job.training,
+            folder=folder,
+            run={"task": job.task, "model": dataclasses.asdict(job.model), "data": job.data},
+            processes=processes,
+            on_log=on_log,
+            interrupted=interrupted,
+        )
     except TrainingDiverged as error:
         scores = {str(length): {task.metric: None} for length in task.eval_lengths}
         run |= {"stopped": str(error), "steps": error.steps, "seconds": 0.0, "curve": []}
         run |= {"tokens_per_second": 0.0, "steps_to_solve": None, "by_length": scores}
     else:
+        run |= {"stopped": result.stopped, "steps": result.steps}
+        if result.stopped == "interrupted":
+            return run
         batches = 0 if isinstance(task, CorpusTask) else EVAL_BATCHES
         run |= {
-            "stopped": result.stopped,
-            "steps": result.steps,
             "seconds": result.seconds,
             "tokens_per_second": result.tokens / result.seconds,
             "steps_to_solve": result.steps_to_solve,
@@ -64,9 +94,15 @@ def run_job(job: Job, folder: Path, on_log: Callable[[Metrics], None]) -> Result
                 for length in task.eval_lengths
             },
         }
-        save_model(model, folder)
-    run |= {"training": dataclasses.asdict(job.training), "environment": environment()}
-    write_text(folder / "result.json", json.dumps(run))
+        weights = whole_weights(model)
+        if processes.main:
+            save_model(model, folder, weights=weights)
+    run |= {
+        "training": dataclasses.asdict(job.training),
+        "environment": {**environment(), "processes": processes.count},
+    }
+    if processes.main:
+        write_text(folder / "result.json", json.dumps(run))
     return run
 
 

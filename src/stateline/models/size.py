@@ -3,6 +3,7 @@
 import dataclasses
 
 import torch
+from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
@@ -27,6 +28,61 @@ def count_parameters(config: ModelConfig) -> int:
         368
     """
     return sum(p.numel() for p in meta_model(config).parameters())
+
+
+def training_bytes(
+    model: LanguageModel, batch_size: int, length: int, *, recompute: bool = False
+) -> dict[str, int]:
+    """Memory that an update in float32 with AdamW needs, as far as it can be foretold.
+
+    What autograd keeps is counted by running the model on tensors without data; temporary memory
+    inside an operation, and the allocator's own, come on top.
+
+    Args:
+        model: From :func:`meta_model`.
+        batch_size: Rows of a batch.
+        length: Tokens in a row.
+        recompute: Whether activations are computed again in the backward pass.
+
+    Returns:
+        Bytes of weights, gradients, optimizer, activations and logits.
+
+    Example:
+        >>> model = meta_model(ModelConfig("attention", vocab_size=10, d_model=8))
+        >>> training_bytes(model, 4, 16)["gradients"]
+        3616
+    """
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    x = torch.zeros(batch_size, length, model.d_model, device="meta", requires_grad=True)
+    kept = [_kept_bytes(link, x) for link in model.stack.links]
+    entrances = len(kept) * x.numel() * x.element_size()
+    logits = 4 * batch_size * length * model.config.vocab_size
+    return {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": 2 * weights,
+        "activations": entrances + max(kept) if recompute else sum(kept),
+        "logits": 2 * logits,  # and their gradient
+    }
+
+
+def _kept_bytes(layer: nn.Module, x: Tensor) -> int:
+    """Bytes that autograd keeps of one layer's forward pass, beside its parameters."""
+    own = {id(p) for p in layer.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        base = tensor if tensor._base is None else tensor._base
+        if id(base) not in own:
+            storage = tensor.untyped_storage()
+            kept[storage._cdata] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    alive: list[Tensor] = []  # a storage that was freed would lend its number to the next
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(x)
+    return sum(kept.values())
 
 
 def match_width(config: ModelConfig, parameters: int) -> ModelConfig:

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.files import write_folder, write_text
+from stateline.layers.state import to
 from stateline.models.checkpoint import WEIGHTS, save_model
 from stateline.models.language_model import LanguageModel
 
@@ -66,16 +67,19 @@ class Snapshot(NamedTuple):
     progress: Progress
 
 
-def gather(model: LanguageModel, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """Weights, and the optimizer's state by parameter name; all processes must call this."""
-    weights = get_model_state_dict(model, options=_WHOLE)
-    state = get_optimizer_state_dict(model, optimizer, options=_WHOLE).get("state", {})
-    moments = {
+def whole_weights(model: LanguageModel) -> dict[str, Tensor]:
+    """All weights, even of a model that is sharded: on the main process, but all must call this."""
+    return get_model_state_dict(model, options=_WHOLE)
+
+
+def whole_moments(model: LanguageModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter and kind, likewise."""
+    state: Any = get_optimizer_state_dict(model, optimizer, options=_WHOLE).get("state", {})
+    return {
         f"{parameter}/{kind}": value
         for parameter, kinds in state.items()
         for kind, value in kinds.items()
     }
-    return weights, moments
 
 
 def write(folder: Path, model: LanguageModel, snapshot: Snapshot, run: Any, keep: int) -> Path:
@@ -95,7 +99,8 @@ def write(folder: Path, model: LanguageModel, snapshot: Snapshot, run: Any, keep
         InputError: If it cannot be written; the older ones are as they were.
     """
     tensors = {f"moments/{name}": tensor for name, tensor in snapshot.moments.items()}
-    for number, leaf in enumerate(pytree.tree_leaves(snapshot.carried)):
+    leaves = [] if snapshot.carried is None else pytree.tree_leaves(snapshot.carried)
+    for number, leaf in enumerate(leaves):
         tensors[f"carried/{number}"] = leaf.detach().cpu()
     tensors["random"] = torch.get_rng_state()
     record = {"progress": asdict(snapshot.progress), "run": run}
@@ -147,11 +152,19 @@ def read(path: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, run
     set_model_state_dict(model, weights, options=_WHOLE)
     _set_moments(model, optimizer, _below(tensors, "moments/"))
     torch.set_rng_state(tensors["random"])
-    leaves = [
-        tensor.clone() for _, tensor in sorted(_below(tensors, "carried/").items(), key=_number)
-    ]
-    carried = pytree.tree_unflatten(leaves, pytree.tree_structure(model.init_state(1)))
-    return Snapshot(weights, {}, carried if leaves else None, progress)
+    return Snapshot(weights, {}, _carried(model, _below(tensors, "carried/")), progress)
+
+
+def _carried(model: LanguageModel, tensors: Mapping[str, Tensor]) -> Any:
+    """The carried state, on the model's device; nothing if none was kept."""
+    if not tensors:
+        return None
+    template = model.init_state(1)
+    leaves = [tensors[str(number)].clone() for number in range(len(tensors))]
+    return to(
+        pytree.tree_unflatten(leaves, pytree.tree_structure(template)),
+        device=template.position.device,
+    )
 
 
 def _set_moments(
@@ -174,10 +187,6 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
-
-
-def _number(item: tuple[str, Tensor]) -> int:
-    return int(item[0])
 
 
 def _difference(before: Any, now: Any, name: str = "run") -> str:

@@ -6,6 +6,11 @@ from typing import Literal
 from stateline.errors import InputError
 from stateline.models.pattern import check_settings
 
+_LEAST = {
+    1: ("steps", "log_every", "accumulate", "keep", "segment_len", "carry_cap"),
+    0: ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed"),
+}
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -69,10 +74,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_settings("the training configuration", self)
-        for name in ("steps", "log_every", "accumulate", "keep", "segment_len", "carry_cap"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        for least, names in _LEAST.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and value < least:
+                    raise InputError(f"{name} must be at least {least}, got {value}")
         if self.carry_cap is not None and not self.carry_state:
             raise InputError("carry_cap limits a carried state: set carry_state, too")
         for name in ("lr", "ssm_lr"):
@@ -82,8 +88,5 @@ class TrainConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
-        for name in ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.seed >= 2**63:
             raise InputError(f"seed must be below 2**63, got {self.seed}")

@@ -153,7 +153,8 @@ class _Trainer:
         check_carried_state(model, task, config)
         self.model, self.task, self.config = model, task, config
         self.processes, self.folder = processes, folder
-        self.defined_by = {"run": run, "train": asdict(config)}
+        settings = {k: v for k, v in asdict(config).items() if k not in ("save_every", "keep")}
+        self.defined_by = {"run": run, "train": settings}
         self.rows = processes.rows(task.batch_size)
         segment = Segment(model, getattr(torch, config.precision))
         self.segment = processes.wrap(segment, config.parallel)
@@ -223,7 +224,7 @@ class _Trainer:
                 )
                 loss = summed / targets_in_all
                 (loss * self.processes.count).backward()  # gradients are averaged over processes
-            self.state = detach(self.state)
+            self.state = None if self.state is None else detach(self.state)
             value += loss.item()
             self.progress.tokens += tokens.numel() * self.processes.count
         value = self.processes.sum(value)
@@ -303,10 +304,13 @@ class _Trainer:
     def _save(self) -> None:
         if self.folder is None:
             return
-        weights, moments = checkpoint.gather(self.model, self.optimizer)
-        carried = self.processes.join_rows(self.state)
+        snapshot = Snapshot(
+            checkpoint.whole_weights(self.model),
+            checkpoint.whole_moments(self.model, self.optimizer),
+            self.processes.join_rows(self.state) if self.config.carry_state else None,
+            self.progress,
+        )
         if self.processes.main:
-            snapshot = Snapshot(weights, moments, carried, self.progress)
             checkpoint.write(self.folder, self.model, snapshot, self.defined_by, self.config.keep)
         self.processes.wait()
 

@@ -19,6 +19,7 @@ from stateline.models.language_model import LanguageModel
 from stateline.train.segment import Segment
 
 Device = Literal["auto", "cpu", "cuda"]
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Processes:
 
     rank: int = 0
     count: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     @property
     def main(self) -> bool:
@@ -115,7 +116,7 @@ def join_processes(device: Device = "auto") -> Iterator[Processes]:
         raise InputError("device must be cpu or auto here: PyTorch finds no CUDA device")
     on_gpu = device != "cpu" and torch.cuda.is_available()
     place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    place = place if on_gpu else torch.device("cpu")
+    place = place if on_gpu else CPU
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield Processes(device=place)
         return
