@@ -21,7 +21,7 @@ extensions = [
     "mathml",
 ]
 exclude_patterns = ["_build", "_ext"]
-smartquotes = False  # what is quoted shall be copied as it is
+smartquotes_action = "De"  # dashes, not quotes: what is quoted shall be copied as it is
 
 html_theme = "furo"
 html_static_path = ["_static"]

@@ -67,7 +67,8 @@ class CommandOptions(SphinxDirective):
         for group in parser._action_groups:
             rows = [_option(action) for action in group._group_actions if _is_shown(action)]
             if rows:
-                text += [f"**{str(group.title).capitalize()}**", ""]
+                title = str(group.title)
+                text += [f"**{title[0].upper()}{title[1:]}**", ""]
                 text += [*_table(("name", "value", "default", "meaning"), rows), ""]
         return self.parse_text_to_nodes("\n".join(text))
 
@@ -162,6 +163,8 @@ def _default(action: Action) -> str:
         return "" if action.nargs in ("?", "*") else "required"
     if value is None or action.nargs == 0:
         return ""
+    if isinstance(value, bool):
+        value = str(value).lower()
     values = [str(v) for v in value] if isinstance(value, list) else [str(value)]
     return " ".join(f"`{v}`" if v.strip() else f"`{v!r}`" for v in values)
 
