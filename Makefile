@@ -1,10 +1,10 @@
-# make demo | test | lint: each sets up .venv by itself; nothing is written outside this folder.
+# make demo | test | lint | docs: each sets up .venv by itself; nothing is written outside this folder.
 PYTHON ?= python3
 # Elsewhere than the default: make TORCH="torch==2.13.0 --index-url ..." picks another build.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 .DEFAULT_GOAL := test
 
 # Eight minutes on two cores. Started again, it goes on where it stopped.
@@ -22,6 +22,10 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/ready
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "the documentation is in docs/_build/html/index.html"
+
 .venv/ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  "stateline needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -31,4 +35,4 @@ lint: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build docs/_build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -27,6 +27,7 @@ PARTS = [
     "models",
     "layers",
     "ops",
+    "workers",
     "files",
     "errors",
 ]

@@ -188,7 +188,7 @@ class TestResults:
     def test_a_text_is_scored_to_its_end(
         self, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("stateline.tasks.text._TOKENS_PER_BATCH", 16)
+        monkeypatch.setattr("stateline.tasks.corpus.TOKENS_PER_BATCH", 16)
         comparison = tiny(text, patterns=["h3"])
         (run,) = compare(comparison, tmp_path, command="")["runs"]
         model = load_model(tmp_path / "runs" / plan(comparison)[0].name)

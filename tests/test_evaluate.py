@@ -8,7 +8,7 @@ from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.tasks import IGNORE, Batch, CorpusTask, GeneratedTask, Problems
+from stateline.tasks import IGNORE, Batch, ConsecutiveBatch, CorpusTask, GeneratedTask, Problems
 
 VOCAB = 5
 
@@ -49,6 +49,9 @@ class Numbers(CorpusTask):
     def train_batch(self, index: int) -> Batch:
         raise NotImplementedError
 
+    def consecutive_batch(self, index: int) -> ConsecutiveBatch:
+        raise NotImplementedError
+
     def held_out(self, length: int) -> Iterator[Batch]:
         yield Batch(torch.tensor([[0, 1, 2], [4, 3, 3]]), torch.tensor([[1, 2, 3], [0, 0, IGNORE]]))
         yield Batch(torch.tensor([[2, 2, 2]]), torch.tensor([[1, IGNORE, IGNORE]]))
@@ -59,6 +62,15 @@ class Numbers(CorpusTask):
 
 def test_a_model_that_is_always_right_scores_one() -> None:
     assert evaluate(successor_model(), Counting(), 4, batches=1) == {"accuracy": 1.0}
+
+
+def test_bits_per_token_become_bits_per_byte() -> None:
+    task = Numbers()
+    task.bytes_per_token = 4.0
+    uniform = successor_model()
+    torch.nn.init.zeros_(uniform.head.weight)
+    wanted = math.log2(VOCAB) / 4
+    assert evaluate(uniform, task, 3, batches=0)["bits"] == pytest.approx(wanted)
 
 
 def test_the_score_is_the_mean_over_the_batches() -> None:

@@ -17,7 +17,7 @@ def evaluate(
     """Score a model at one length.
 
     Generated tasks: the mean over ``batches`` batches of problems, answered by greedy decoding on
-    the model's state. Corpora: bits per token over the held-out text, in windows of ``length``,
+    the model's state. Corpora: bits per byte over the held-out text, in windows of ``length``,
     each from an empty state; ``batches`` limits how many batches of windows are read, 0 reads all.
 
     Args:
@@ -35,7 +35,7 @@ def evaluate(
         if isinstance(task, GeneratedTask):
             return _answered(model, task, length, batches)
         assert isinstance(task, CorpusTask)
-        return {task.metric: _bits_per_token(model, task, length, batches)}
+        return {task.metric: _bits_per_byte(model, task, length, batches)}
     finally:
         model.train(was_training)
 
@@ -53,7 +53,7 @@ def _answered(
 
 
 @torch.inference_mode()
-def _bits_per_token(model: LanguageModel, task: CorpusTask, length: int, batches: int) -> float:
+def _bits_per_byte(model: LanguageModel, task: CorpusTask, length: int, batches: int) -> float:
     bits, count = 0.0, 0
     for index, (tokens, targets) in enumerate(task.held_out(length)):
         if batches and index == batches:
@@ -62,4 +62,4 @@ def _bits_per_token(model: LanguageModel, task: CorpusTask, length: int, batches
         loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
         bits += loss.item() / math.log(2)
         count += int((targets != IGNORE).sum())
-    return bits / count
+    return bits / count / task.bytes_per_token

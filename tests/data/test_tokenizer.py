@@ -194,7 +194,7 @@ def test_a_tokenizer_that_cannot_be_read_is_one_line(
 
 
 def test_a_missing_tokenizer_is_one_line() -> None:
-    with pytest.raises(InputError, match=r"^no tokenizer 'bytes': No such file .*; give 'byte', a "):
+    with pytest.raises(InputError, match=r"^no tokenizer 'bytes': No such file .*; give 'byte'"):
         load_tokenizer("bytes")
 
 

@@ -1,9 +1,6 @@
 """Training runs in processes of their own, as many at a time as there are cores."""
 
 import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +14,7 @@ from stateline.compare.jobs import Job
 from stateline.compare.run import Results, run_job
 from stateline.errors import InputError
 from stateline.train.loop import Metrics
+from stateline.workers import cores, serve_parent
 
 
 class News:
@@ -75,17 +73,8 @@ _news: Any = None
 def _start_worker(queue: Any, threads: int) -> None:
     global _news
     _news = queue
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers itself
     torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would go on, and at last wait for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    serve_parent()
 
 
 def _work(job: Job, folder: Path) -> Results:
@@ -98,9 +87,3 @@ def _drain(queue: Any) -> Iterator[tuple[Job, Metrics]]:
             yield queue.get_nowait()
         except Empty:
             return
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -37,12 +37,19 @@ class AttentionState(NamedTuple):
             torch.cat([state.length for state in states]),
         )
 
+    @staticmethod
+    def trim(state: "AttentionState") -> "AttentionState":
+        """Leave out the slots that no row has filled."""
+        used = int(state.length.max())
+        return AttentionState(state.k[:, :used], state.v[:, :used], state.length)
+
 
 class Attention(SequenceLayer[AttentionState]):
     r"""Multi-head causal attention.
 
-    .. math:: y_i = W_o \Big[\sum_{j \le i} \mathrm{softmax}_j(q_i \cdot k_j / \sqrt d + b_{ij})\,
-    v_j\Big]_h
+    .. math::
+        y_i = W_o \left[ \sum_{j \le i}
+        \mathrm{softmax}_j(q_i \cdot k_j / \sqrt d + b_{ij})\, v_j \right]_h
 
     The state is the cache of all keys and values: it grows with the length, and so does the cost of
     a step.

@@ -37,7 +37,7 @@ class DiagonalSSM(SequenceLayer[DiagonalSSMState]):
     :math:`\bar A = e^{z}`, :math:`\bar B = (e^{z} - 1) B / A` with :math:`z = \mathrm{dt}\, A`; by
     the bilinear rule, :math:`\bar A = (1 + z/2) / (1 - z/2)` and
     :math:`\bar B = \mathrm{dt}\, B / (1 - z/2)`. Training convolves with the kernel
-    :math:`2\,\mathrm{Re} \sum_n C_n \bar B_n \bar A_n^t`.
+    :math:`2\,\mathrm{Re} \sum_n C_n {\bar B}_n {\bar A}_n^t`.
 
     All parameters and the state stay float32 under a cast to half precision. Inputs may have any
     number of batch axes.

@@ -22,8 +22,9 @@ class H3State(NamedTuple):
 class H3(SequenceLayer[H3State]):
     r"""Hungry Hungry Hippos: linear attention with state space models in place of the sum.
 
-    .. math:: y = W_o \big( q \odot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{SSM}_{\mathrm{shift}}(k)
-    \odot v) \big)
+    .. math::
+        y = W_o \left( q \odot \mathrm{SSM}_{\mathrm{diag}}(
+        \mathrm{SSM}_{\mathrm{shift}}(k) \odot v ) \right)
 
     with projections q, k, v of the input. Heads wider than one use the outer product of the shifted
     key and the value, and the query contracts the key's axis. The shift SSM lets a key meet the

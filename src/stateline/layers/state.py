@@ -19,8 +19,8 @@ State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
 
 A named tuple may say more about itself, in static methods: ``accumulators()`` names the fields
-whose precision :func:`to` leaves alone, and ``cat(states)`` joins states whose tensors differ in
-shape.
+whose precision :func:`to` leaves alone, ``cat(states)`` joins states whose tensors differ in shape,
+and ``trim(state)`` gives up free room.
 """
 
 _FORMAT = "stateline-state-1"
@@ -69,6 +69,15 @@ def renew_rows(state: State, fresh: Tensor, initial: Callable[[int], State]) -> 
         return initial(len(renewed))
     joined = cat_states([select_rows(state, kept), initial(len(renewed))])
     return select_rows(joined, torch.cat([kept, renewed]).argsort())
+
+
+def trim(state: State) -> State:
+    """The same state without the room that ``capacity`` made and no step has used; no copy."""
+    if isinstance(state, Tensor):
+        return state
+    if hasattr(state, "trim"):
+        return state.trim(state)
+    return _like(state, [trim(part) for part in state])
 
 
 def detach(state: State) -> State:
@@ -136,22 +145,31 @@ def save_state(path: str | Path, state: State, layer: nn.Module) -> None:
     write_atomically(Path(path), lambda file: save_file(tensors, file, metadata=metadata))
 
 
-def load_state(path: str | Path, layer: Any, *, force: bool = False) -> State:
+def load_state(
+    path: str | Path,
+    layer: Any,
+    *,
+    force: bool = False,
+    template: Callable[[int], State] | None = None,
+) -> State:
     """Read a state written by :func:`save_state`, onto the layer's device.
 
     Args:
         path: File to read.
         layer: The layer or model that will go on from it.
         force: Accept a state that other weights or another configuration computed.
+        template: Given a capacity, a state of one row of the kind that was saved, where that holds
+            more than the layer's own.
 
     Returns:
         The state, ready for ``layer.forward_chunk``.
 
     Raises:
-        InputError: If the file is missing, damaged, not a state, or of another layer.
+        InputError: If the file is missing, damaged, not a state, or of another layer; if a tensor
+            has another shape, or holds NaN.
     """
-    template = layer.init_state(1)
-    names = [name for name, _ in _named_leaves(template)]
+    blank = template or (lambda capacity: layer.init_state(1, capacity=capacity))
+    names = [name for name, _ in _named_leaves(blank(0))]
     device = next(layer.parameters(), torch.empty(0)).device
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
@@ -164,7 +182,9 @@ def load_state(path: str | Path, layer: Any, *, force: bool = False) -> State:
         raise InputError(f"no such state file: {path}") from error
     except (SafetensorError, OSError) as error:
         raise InputError(f"cannot read {path} as a state: {error}; save it again") from error
-    return pytree.tree_unflatten(leaves, pytree.tree_structure(template))
+    state = pytree.tree_unflatten(leaves, pytree.tree_structure(blank(0)))
+    _check_leaves(Path(path), state, blank(0), blank(1))
+    return state
 
 
 def fingerprint(layer: nn.Module) -> dict[str, str]:
@@ -199,6 +219,25 @@ def _check_fingerprint(
                 f"{path} was saved by a model with {meaning}; load it with the model that saved "
                 "it, or with force to override"
             )
+
+
+def _check_leaves(path: Path, state: State, least: State, roomy: State) -> None:
+    """Sizes may differ from the template's in the batch, and where a capacity makes them grow."""
+    found, wanted = _named_leaves(state), _named_leaves(least)
+    for (name, leaf), (_, small), large in zip(
+        found, wanted, pytree.tree_leaves(roomy), strict=True
+    ):
+        fixed = [axis for axis in range(1, small.ndim) if small.shape[axis] == large.shape[axis]]
+        fits = leaf.ndim == small.ndim and leaf.shape[:1] == found[0][1].shape[:1]
+        fits = fits and leaf.is_floating_point() == small.is_floating_point()
+        if not fits or any(leaf.shape[axis] != small.shape[axis] for axis in fixed):
+            raise InputError(
+                f"{path} does not fit: its {name} is {leaf.dtype} of shape {tuple(leaf.shape)}, "
+                f"that of this layer {small.dtype} of shape {tuple(small.shape)} per row; load it "
+                "with the model that saved it"
+            )
+        if leaf.is_floating_point() and bool(leaf.isnan().any()):
+            raise InputError(f"{path} holds NaN in {name}: save a state that is sound")
 
 
 def _named_leaves(state: State) -> list[tuple[str, Tensor]]:

@@ -9,6 +9,7 @@ from stateline.tasks.associative_recall import AssociativeRecall
 from stateline.tasks.base import (
     IGNORE,
     Batch,
+    ConsecutiveBatch,
     CorpusTask,
     GeneratedTask,
     Problems,
@@ -24,6 +25,7 @@ __all__ = [
     "TASKS",
     "AssociativeRecall",
     "Batch",
+    "ConsecutiveBatch",
     "Copying",
     "CorpusTask",
     "GeneratedTask",

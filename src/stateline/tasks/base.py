@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
+
+from stateline.data import Tokenizer
 
 IGNORE = -100
 """Target of a position that no loss or score looks at (PyTorch's own ``ignore_index``)."""
@@ -17,6 +19,14 @@ class Batch(NamedTuple):
 
     tokens: Int[Tensor, "batch length"]
     targets: Int[Tensor, "batch length"]
+
+
+class ConsecutiveBatch(NamedTuple):
+    """A batch whose rows go on where they ended in the batch before, but for the fresh ones."""
+
+    tokens: Int[Tensor, "batch length"]
+    targets: Int[Tensor, "batch length"]
+    fresh: Bool[Tensor, " batch"]
 
 
 class Problems(NamedTuple):
@@ -82,7 +92,19 @@ class GeneratedTask(Task):
 
 
 class CorpusTask(Task):
-    """A task on a given text, scored by the loss on its held-out part."""
+    """A task on a given text, scored by the loss on its held-out part.
+
+    Attributes:
+        tokenizer: Makes the tokens from text, and text from tokens.
+        bytes_per_token: Of the held-out text; bits per token over this are bits per byte.
+    """
+
+    tokenizer: Tokenizer
+    bytes_per_token: float = 1.0
+
+    @abstractmethod
+    def consecutive_batch(self, index: int) -> ConsecutiveBatch:
+        """Training batch number ``index`` of consecutive text, for training with carried state."""
 
     @abstractmethod
     def held_out(self, length: int) -> Iterator[Batch]:

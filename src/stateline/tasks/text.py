@@ -1,28 +1,27 @@
 """Text: predict the next byte of files that training has not seen."""
 
-import gzip
 import hashlib
-import lzma
 import os
 import platform
 import sysconfig
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
 
+from stateline.data import ByteTokenizer, Tokenizer
+from stateline.data.folder import is_text, list_folder
+from stateline.data.token_text import TokenText
 from stateline.errors import InputError
-from stateline.tasks.base import IGNORE, Batch, CorpusTask, generator
+from stateline.tasks.corpus import TextTask, eval_lengths
 
 # In the library's folder but not of it, or (pydoc_data) not code.
 _PASSED_OVER = {"site-packages", "dist-packages", "__pycache__", "pydoc_data"}
 _PASSED_OVER |= {"test", "tests", "idlelib", "lib2to3", "turtledemo"}
-_TOKENS_PER_BATCH = 16_384
 
 
-class Text(CorpusTask):
+class Text(TextTask):
     """Predict the next byte of a file or a folder of files, the Python library by default.
 
     The split is by file: a file is held out when the hash of its relative path says so, about one
@@ -39,6 +38,8 @@ class Text(CorpusTask):
         length: Bytes in a training window.
         held_out_bytes: Most bytes to hold out for scoring.
         batch_size: Windows in a training batch.
+        longest: Longest window to score at: then the length is doubled up to it. By default the
+            length and four times the length.
 
     Raises:
         InputError: If there is no text at ``path``, if it cannot be read, or if it is shorter
@@ -56,14 +57,13 @@ class Text(CorpusTask):
         "the marks to beat. Scores compare only between runs on the same text (same sha256): the "
         "default text is the library of the running Python and differs between versions."
     )
-    metric = "bits_per_byte"
-    higher_is_better = False
     training: ClassVar[Mapping[str, float | str]] = {
         "steps": 600,
         "lr": 4e-3,
         "schedule": "cosine",
     }
-    vocab_size = 256
+    tokenizer: Tokenizer = ByteTokenizer()
+    vocab_size = tokenizer.vocab_size
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class Text(CorpusTask):
         length: int = 256,
         held_out_bytes: int = 262_144,
         batch_size: int = 16,
+        longest: int | None = None,
     ) -> None:
         if length < 1 or batch_size < 1 or held_out_bytes < 2:
             raise InputError(
@@ -80,7 +81,7 @@ class Text(CorpusTask):
                 f"length={length}, batch_size={batch_size} and held_out_bytes={held_out_bytes}"
             )
         self.seed, self.batch_size = seed, batch_size
-        self.train_length, self.eval_lengths = length, (length, 4 * length)
+        self.train_length, self.eval_lengths = length, eval_lengths(length, longest)
         library = f"standard library of Python {platform.python_version()}"
         self.source = library if path is None else path
         files = _read_files(path)
@@ -90,49 +91,13 @@ class Text(CorpusTask):
         self._sha256 = _fingerprint(files)
         self._held_out_files, training, held_out = _split(files, held_out_bytes)
         self._training, self._held_out = (
-            np.frombuffer(text, dtype=np.uint8) for text in (training, held_out)
+            TokenText.of(np.frombuffer(text, dtype=np.uint8)) for text in (training, held_out)
         )
         if len(training) <= length or len(held_out) < 2:
             raise InputError(
                 f"{self.source} must give {length + 1} bytes to train on (length + 1) and 2 to "
                 f"hold out, got {len(training)} and {len(held_out)}: give more text or lower length"
             )
-
-    def train_batch(self, index: int) -> Batch:
-        """Training batch number ``index``: windows at random places."""
-        rng = generator(self.seed, "train", index)
-        starts = rng.integers(len(self._training) - self.train_length, size=(self.batch_size, 1))
-        windows = self._training[starts + np.arange(self.train_length + 1)].astype(np.int64)
-        return Batch(torch.from_numpy(windows[:, :-1]), torch.from_numpy(windows[:, 1:]))
-
-    def held_out(self, length: int) -> Iterator[Batch]:
-        """The held-out text once, in windows of ``length``, about 16,000 tokens to a batch.
-
-        Every byte but the first is a target once. A window knows nothing of the one before, so
-        longer windows give better scores. The last one is filled up with ``IGNORE``.
-        """
-        if length < 1:
-            raise InputError(f"length must be at least 1 byte, got length={length}")
-        n_targets = len(self._held_out) - 1
-        n_windows = -(-n_targets // length)
-        tokens = np.zeros(n_windows * length, dtype=np.int64)
-        targets = np.full_like(tokens, IGNORE)
-        tokens[:n_targets], targets[:n_targets] = self._held_out[:-1], self._held_out[1:]
-        rows = max(1, _TOKENS_PER_BATCH // length)
-        return map(
-            Batch,
-            torch.from_numpy(tokens).view(n_windows, length).split(rows),
-            torch.from_numpy(targets).view(n_windows, length).split(rows),
-        )
-
-    def baselines(self) -> Mapping[str, float]:
-        """Bits per byte of gzip and xz at their best on the held-out text."""
-        text = self._held_out.tobytes()
-        packed = {
-            "gzip": gzip.compress(text, compresslevel=9, mtime=0),
-            "xz": lzma.compress(text, preset=9 | lzma.PRESET_EXTREME),
-        }
-        return {name: 8 * len(result) / len(text) for name, result in packed.items()}
 
     def describe(self) -> Mapping[str, object]:
         """Where the text comes from, its size and hash, and which files are held out."""
@@ -159,28 +124,14 @@ def _read_files(path: str | None) -> dict[str, bytes]:
         if root.is_file():
             contents = root.read_bytes()
             return {root.name: contents} if contents else {}
-        names = _list_folder(root, ".py", _PASSED_OVER) if path is None else _list_folder(root)
+        names = list_folder(root, ".py", _PASSED_OVER) if path is None else list_folder(root)
         files = {name: (root / name).read_bytes() for name in names}
     except OSError as error:
         raise InputError(
             f"cannot read {error.filename!r} of the text: {error.strerror}; make it readable or "
             "give another path"
         ) from error
-    return {name: text for name, text in files.items() if text and b"\0" not in text[:1024]}
-
-
-def _list_folder(root: Path, suffix: str = "", passed_over: Collection[str] = ()) -> list[str]:
-    """Relative paths of the regular files below ``root``, in order, without hidden ones."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    names = []
-    for folder, subfolders, files in os.walk(root, onerror=fail):
-        subfolders[:] = [name for name in subfolders if name[0] != "." and name not in passed_over]
-        paths = [Path(folder, name) for name in files if name[0] != "." and name.endswith(suffix)]
-        names += [path.relative_to(root).as_posix() for path in paths if path.is_file()]
-    return sorted(names)
+    return {name: text for name, text in files.items() if is_text(text)}
 
 
 def _split(files: Mapping[str, bytes], most: int) -> tuple[tuple[str, ...], bytes, bytes]:

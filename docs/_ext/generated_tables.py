@@ -1,0 +1,185 @@
+"""Directives whose content is taken from the code when the pages are built.
+
+``command-table``, ``command-options``, ``layer-table``, ``layer-cost``, ``task-table`` and
+``script-output``.
+"""
+
+import subprocess
+import sys
+import tempfile
+from argparse import SUPPRESS, Action
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from stateline.cli import COMMANDS, Parser
+from stateline.cli.info import LENGTHS
+from stateline.layers import LAYERS, WRAPPERS, AnyLayer
+from stateline.models.config import ModelConfig
+from stateline.reports.format import short_bytes, short_number
+from stateline.tasks import TASKS
+
+WIDTH = ModelConfig("h3", vocab_size=1).d_model
+CORE = "h3"
+"""What stands inside a wrapper whose cost is shown."""
+
+VALUES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "none"}
+"""What a person writes for a value of a type."""
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Add the directives."""
+    app.add_directive("command-table", CommandTable)
+    app.add_directive("command-options", CommandOptions)
+    app.add_directive("layer-cost", LayerCost)
+    app.add_directive("layer-table", LayerTable)
+    app.add_directive("task-table", TaskTable)
+    app.add_directive("script-output", ScriptOutput)
+    app.connect("env-get-outdated", _pages_that_show_code)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+class CommandTable(SphinxDirective):
+    """All commands."""
+
+    def run(self) -> list[nodes.Node]:
+        """A line each: a link to its page, what it does."""
+        rows = [(f"[`{name}`]({name}.md)", about) for name, about in COMMANDS.items()]
+        return self.parse_text_to_nodes("\n".join(_table(("command", "what it does"), rows)))
+
+
+class CommandOptions(SphinxDirective):
+    """Every argument of a command, as its parser declares them."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """A table per group of arguments."""
+        name = self.arguments[0]
+        parser = Parser(prog=f"stateline {name}")
+        import_module(f"stateline.cli.{name}").add_arguments(parser)
+        text = []
+        for group in parser._action_groups:
+            rows = [_option(action) for action in group._group_actions if _is_shown(action)]
+            if rows:
+                title = str(group.title)
+                text += [f"**{title[0].upper()}{title[1:]}**", ""]
+                text += [*_table(("name", "value", "default", "meaning"), rows), ""]
+        return self.parse_text_to_nodes("\n".join(text))
+
+
+class LayerCost(SphinxDirective):
+    """What ``stateline info`` tells of one layer, from the layer itself."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """A sentence and a table by length."""
+        name = self.arguments[0]
+        layer = _layer(name)
+        shown = f"`{name}({CORE})`" if name in WRAPPERS else f"`{name}`"
+        parameters = sum(p.numel() for p in layer.parameters())
+        rows = [
+            (f"{n:,}", short_bytes(layer.state_bytes(n)), short_number(layer.flops_per_token(n)))
+            for n in (1, *LENGTHS)
+        ]
+        head = ("tokens", "state of one sequence", "FLOPs per token in `forward`")
+        said = f"{shown} at `d_model` {WIDTH}, all else by default: {parameters:,} parameters."
+        return self.parse_text_to_nodes("\n".join([said, "", *_table(head, rows)]))
+
+
+class LayerTable(SphinxDirective):
+    """All layers and wrappers."""
+
+    def run(self) -> list[nodes.Node]:
+        """A line each: a link to its page, its first sentence, whether its state grows."""
+        rows = []
+        for name, kind in {**LAYERS, **WRAPPERS}.items():
+            layer = _layer(name)
+            first, last = (layer.state_bytes(n) for n in (1, LENGTHS[-1]))
+            state = "grows" if last > first else short_bytes(first) if first else "none"
+            if name in WRAPPERS:
+                state = f"{layer.passes} states of its core"
+            about = (kind.__doc__ or "").split("\n\n")[0].split(" :math:")[0].strip().rstrip(".:")
+            rows.append((f"[`{name}`]({name}.md)", " ".join(about.split()), state))
+        head = ("name", "what it is", f"state at `d_model` {WIDTH}")
+        return self.parse_text_to_nodes("\n".join(_table(head, rows)))
+
+
+class TaskTable(SphinxDirective):
+    """All tasks."""
+
+    def run(self) -> list[nodes.Node]:
+        """A line each: its name, its score, what its scores tell."""
+        rows = [(f"`{name}`", f"`{kind.metric}`", kind.about) for name, kind in TASKS.items()]
+        return self.parse_text_to_nodes("\n".join(_table(("task", "score", "about"), rows)))
+
+
+class ScriptOutput(SphinxDirective):
+    """What a script prints, run when the pages are built."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """The output as it is."""
+        relative, path = self.env.relfn2path(self.arguments[0])
+        self.env.note_dependency(relative)
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [sys.executable, path], cwd=folder, capture_output=True, text=True, check=False
+            )
+        if done.returncode:
+            raise self.error(f"{relative} failed:\n{done.stderr}")
+        return [nodes.literal_block(done.stdout, done.stdout, language="text")]
+
+
+def _layer(name: str) -> AnyLayer:
+    return WRAPPERS[name](LAYERS[CORE](WIDTH)) if name in WRAPPERS else LAYERS[name](WIDTH)
+
+
+def _is_shown(action: Action) -> bool:
+    return action.help != SUPPRESS and action.default != SUPPRESS
+
+
+def _option(action: Action) -> tuple[str, str, str, str]:
+    """Name, type, default and help of one argument."""
+    names = " ".join(f"`{name}`" for name in action.option_strings) or f"`{action.dest}`"
+    hint: Any = getattr(action, "_typehint", action.type)
+    choices = () if action.nargs == 0 or hint is None else get_args(hint) or (hint,)
+    kind = " or ".join(VALUES.get(choice, str(choice)) for choice in choices)
+    if action.nargs in ("+", "*"):
+        kind += ", several"
+    return names, kind, _default(action), " ".join((action.help or "").split())
+
+
+def _default(action: Action) -> str:
+    value = action.default
+    if not action.option_strings:
+        return "" if action.nargs in ("?", "*") else "required"
+    if value is None or action.nargs == 0:
+        return ""
+    if isinstance(value, bool):
+        value = str(value).lower()
+    values = [str(v) for v in value] if isinstance(value, list) else [str(value)]
+    return " ".join(f"`{v}`" if v.strip() else f"`{v!r}`" for v in values)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
+
+
+def _pages_that_show_code(app: Sphinx, *_: object) -> list[str]:
+    """Pages whose content is the code's: an incremental build reads them again."""
+    directives = ("command-", "layer-", "task-table", "script-output")
+    return [
+        page
+        for page in app.env.found_docs
+        if any(f"{{{name}" in Path(app.env.doc2path(page)).read_text() for name in directives)
+    ]

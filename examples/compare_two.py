@@ -1,0 +1,33 @@
+"""Compare two architectures from Python, as `stateline compare` does it.
+
+Run it: python examples/compare_two.py
+"""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from stateline.compare import Comparison, compare
+from stateline.reports import print_results, write_report
+
+COMMAND = "python examples/compare_two.py"
+
+
+def main(folder: Path, steps: int) -> None:
+    """Train both at one size on one task, print the table, write the report."""
+    comparison = Comparison(
+        patterns=["attention(position=hard_alibi, n_heads=8)*2", "h3*2"],
+        tasks=["copying"],
+        d_model=32,
+        steps=steps,
+    )
+    results = compare(comparison, folder, command=COMMAND)
+    print_results(results, Console())
+    write_report(results, folder / "report.html")
+    for run in results["runs"]:
+        at_length, scores = next(iter(run["by_length"].items()))
+        print(f"{run['model']}: {scores['string_accuracy']:.3f} at length {at_length}")
+
+
+if __name__ == "__main__":
+    main(Path("runs/compare_two"), steps=400)

@@ -1,0 +1,81 @@
+"""A sequence layer of one's own: an exponential moving average, held to the law.
+
+Run it: python examples/custom_layer.py
+"""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline import InputError, SequenceLayer, check_layer
+from stateline.ops import fft_conv
+
+
+class MovingAverageState(NamedTuple):
+    """The mean so far, one per channel."""
+
+    mean: Float[Tensor, "batch d_model"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The mean, since its rounding accumulates."""
+        return ("mean",)
+
+
+class MovingAverage(SequenceLayer[MovingAverageState]):
+    r"""Exponential moving average of each channel, then a map across channels.
+
+    .. math:: m_t = a\, m_{t-1} + (1 - a)\, x_t, \qquad y_t = W m_t
+
+    Args:
+        d_model: Number of channels.
+        slowest: Memory of the slowest channel in tokens; the fastest has one of one token.
+
+    Raises:
+        InputError: If ``slowest`` is below one.
+    """
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"log_memory": "ssm"}
+
+    def __init__(self, d_model: int, *, slowest: float = 100.0) -> None:
+        super().__init__(d_model)
+        if slowest < 1:
+            raise InputError(f"slowest must be at least 1 token, got {slowest=}")
+        self.log_memory = nn.Parameter(torch.linspace(0, math.log(slowest), d_model))
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> MovingAverageState:
+        """Zero mean."""
+        return MovingAverageState(self.log_memory.new_zeros(batch_size, self.d_model))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Average from the zero state."""
+        return self.forward_chunk(x, self.init_state(x.shape[0]))[0]
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: MovingAverageState
+    ) -> tuple[Float[Tensor, "batch length d_model"], MovingAverageState]:
+        """Convolve with the decay, and add what the mean so far still contributes."""
+        decay = self.log_memory.sigmoid()
+        powers = decay ** torch.arange(x.shape[1] + 1, device=x.device)[:, None]
+        new = fft_conv(x.to(decay.dtype), ((1 - decay) * powers[:-1]).mT)
+        mean = new + powers[1:] * state.mean[:, None]
+        return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean[:, -1])
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: MovingAverageState
+    ) -> tuple[Float[Tensor, "batch d_model"], MovingAverageState]:
+        """Move the mean by one input."""
+        mean = torch.lerp(x.to(state.mean.dtype), state.mean, self.log_memory.sigmoid())
+        return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean)
+
+
+if __name__ == "__main__":
+    print(check_layer(MovingAverage(8)))

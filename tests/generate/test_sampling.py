@@ -1,0 +1,133 @@
+import pytest
+import torch
+
+from stateline.errors import InputError
+from stateline.generate import GREEDY, Sampling, choose, uniform
+
+FREE = Sampling(temperature=1.0)
+
+
+def numbers(seed: int, row: int, count: int) -> torch.Tensor:
+    """The first numbers of a row."""
+    return uniform(torch.stack([torch.tensor([seed, row, i]) for i in range(count)]))
+
+
+# In descending order of probability: tokens 2, 0, 3, 1.
+PROBABILITIES = torch.tensor([0.3, 0.05, 0.5, 0.15])
+
+
+def shares(sampling: Sampling) -> list[float]:
+    """How often each token is drawn."""
+    draws = 5_000
+    logits = PROBABILITIES.log().expand(draws, -1)
+    tokens = choose(logits, sampling, numbers(0, 0, draws))
+    return (tokens.bincount(minlength=4) / draws).tolist()
+
+
+def test_free_sampling_follows_the_probabilities() -> None:
+    assert shares(FREE) == pytest.approx(PROBABILITIES.tolist(), abs=0.02)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_is_the_root_of_the_probabilities(temperature: float) -> None:
+    powers = PROBABILITIES ** (1 / temperature)
+    wanted = (powers / powers.sum()).tolist()
+    assert shares(Sampling(temperature)) == pytest.approx(wanted, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "nucleus"),
+    [
+        (0.1, [2]),
+        (0.49, [2]),
+        (0.51, [2, 0]),
+        (0.79, [2, 0]),
+        (0.81, [2, 0, 3]),
+        (1.0, [0, 1, 2, 3]),
+    ],
+)
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, nucleus: list[int]) -> None:
+    kept = torch.zeros(4)
+    kept[nucleus] = PROBABILITIES[nucleus]
+    assert shares(Sampling(1.0, top_p=top_p)) == pytest.approx(
+        (kept / kept.sum()).tolist(), abs=0.02
+    )
+    assert {token for token, share in enumerate(shares(Sampling(1.0, top_p=top_p))) if share} == {
+        *nucleus
+    }
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 9])
+def test_top_k_keeps_so_many_tokens(top_k: int) -> None:
+    drawn = [token for token, share in enumerate(shares(Sampling(1.0, top_k=top_k))) if share]
+    assert drawn == sorted([2, 0, 3, 1][:top_k])
+
+
+def test_top_p_counts_the_probabilities_after_top_k() -> None:
+    """Of the two likeliest, 0.5 and 0.3, the first alone has 0.625."""
+    assert shares(Sampling(1.0, top_k=2, top_p=0.6)) == [0, 0, 1, 0]
+    assert shares(Sampling(1.0, top_p=0.6)) != [0, 0, 1, 0]
+
+
+def test_ties_are_broken_towards_the_first_token() -> None:
+    assert choose(torch.zeros(2, 4), GREEDY).tolist() == [0, 0]
+
+
+def test_the_numbers_of_rows_are_fixed_by_seed_row_and_count_alone() -> None:
+    keys = torch.tensor([[3, 0, 0], [3, 1, 0], [3, 0, 1], [4, 0, 0]])
+    together = uniform(keys)
+    assert torch.cat([uniform(key[None]) for key in keys]).equal(together)
+    assert len(together.unique()) == 4
+
+
+@pytest.mark.parametrize(("seed", "row"), [(0, 0), (0, 1), (2**63 - 1, 5)])
+def test_the_numbers_of_a_row_are_uniform_and_unrelated(seed: int, row: int) -> None:
+    found = numbers(seed, row, 4_000)
+    assert 0 < float(found.min()) < 0.01
+    assert 0.99 < float(found.max()) <= 1
+    assert float(found.mean()) == pytest.approx(0.5, abs=0.02)
+    assert float(found.var()) == pytest.approx(1 / 12, abs=0.005)
+    pairs = torch.stack([found[:-1], found[1:]])
+    assert abs(float(torch.corrcoef(pairs)[0, 1])) < 0.05
+
+
+@pytest.mark.parametrize("number", [1e-300, 0.5, 1.0])
+def test_a_token_of_no_probability_is_never_chosen(number: float) -> None:
+    none = float("-inf")
+    logits = torch.tensor([[none, 0.0, none, 0.3, none]])
+    token = int(choose(logits, FREE, torch.tensor([number], dtype=torch.float64)))
+    assert token == (1 if number < 0.4 else 3)
+
+
+def test_rows_are_chosen_by_their_own_numbers() -> None:
+    logits = PROBABILITIES.log().expand(3, -1)  # cumulated: 0.3, 0.35, 0.85, 1
+    assert choose(logits, FREE, torch.tensor([0.29, 0.84, 0.9])).tolist() == [0, 2, 3]
+
+
+def test_the_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
+    logits = torch.tensor([[2.0, 1.5, -1.0], [-2.0, -1.5, -3.0]])
+    seen = torch.tensor([[True, False, False], [False, True, False]])
+    for penalty, wanted in ((1.3, [0, 1]), (1.34, [1, 0])):
+        sampling = Sampling(repetition_penalty=penalty)
+        assert choose(logits, sampling, seen=seen).tolist() == wanted
+
+
+def test_the_repetition_penalty_comes_before_the_temperature() -> None:
+    logits, seen = torch.tensor([[2.0, 0.0]]), torch.tensor([[True, False]])
+    sampling = Sampling(0.5, repetition_penalty=4.0)
+    share = float(torch.tensor([0.5 / 0.5, 0.0]).softmax(dim=0)[0])
+    for number, token in ((share - 0.01, 0), (share + 0.01, 1)):
+        assert choose(logits, sampling, torch.tensor([number]), seen).tolist() == [token]
+
+
+def test_choosing_leaves_its_input_alone() -> None:
+    logits, seen = torch.randn(2, 9), torch.ones(2, 9, dtype=torch.bool)
+    before = logits.clone()
+    choose(logits, Sampling(0.7, 3, 0.5, 1.2), torch.tensor([0.2, 0.6]), seen)
+    assert logits.equal(before)
+
+
+@pytest.mark.parametrize("penalty", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_penalty_must_be_positive_and_finite(penalty: float) -> None:
+    with pytest.raises(InputError, match="repetition_penalty must be positive and finite, got"):
+        Sampling(repetition_penalty=penalty)

@@ -1,0 +1,305 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from stateline.errors import InputError
+from stateline.generate import (
+    Choice,
+    Sampling,
+    Session,
+    SessionState,
+    begin,
+    generate,
+    read,
+    seeded,
+    stream,
+)
+from stateline.layers import cat_states, nbytes, select_rows
+from stateline.models.language_model import LanguageModel
+
+Build = Callable[..., LanguageModel]
+
+VOCAB = 11
+PROMPT = torch.tensor([[1, 2, 3, 1, 2], [5, 5, 5, 5, 5], [9, 0, 10, 4, 7]])
+RAGGED = [torch.tensor(row) for row in ([1, 2, 3], [5], [9, 0, 10, 4, 7, 7, 8], [4, 4, 1])]
+FREE = Sampling(temperature=1.0)
+NARROW = Sampling(1.5, top_k=5, top_p=0.9, repetition_penalty=1.3)
+
+KINDS = ["attention(position=rope)", "h3(d_state=8) attention", "lstm s4d(d_state=8)"]
+KINDS += ["h3(d_state=8)", "attention(position=hard_alibi)"]
+KINDS += ["ladder(attention(position=alibi) h3(d_state=8))"]
+
+
+@torch.no_grad()
+def greedy_without_state(of: LanguageModel, tokens: Tensor, count: int) -> Tensor:
+    """Run the whole sequence again for every token."""
+    for _ in range(count):
+        tokens = torch.cat([tokens, of(tokens)[:, -1].argmax(dim=-1)[:, None]], dim=1)
+    return tokens[:, -count:]
+
+
+@pytest.mark.parametrize("pattern", KINDS)
+def test_greedy_tokens_are_the_likeliest_of_the_whole_forward_pass(
+    build: Build, pattern: str
+) -> None:
+    made = build(pattern)
+    found = generate(made, PROMPT, 12)
+    assert found.equal(greedy_without_state(made, PROMPT, 12))
+    assert len(found.unique()) > 3  # or it would not tell much
+
+
+@pytest.mark.parametrize("length", [7, 8, 9, 17])
+def test_prompts_longer_than_a_prefill_chunk_are_no_different(
+    build: Build, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    monkeypatch.setattr("stateline.generate.session.PREFILL_CHUNK", 8)
+    made = build("attention(position=rope) h3(d_state=8)", max_len=30)
+    prompt = torch.randint(VOCAB, (2, length), generator=torch.Generator().manual_seed(0))
+    assert generate(made, prompt, 5).equal(greedy_without_state(made, prompt, 5))
+
+
+@pytest.mark.parametrize("room", [1, 3])
+def test_room_in_the_state_is_made_as_the_text_grows(build: Build, room: int) -> None:
+    made = build("attention(position=rope) h3(d_state=8)")
+    session = Session(made, begin(made, RAGGED), room=room)
+    found = torch.stack([session.step().tokens for _ in range(8)], dim=1)
+    assert found.equal(generate(made, RAGGED, 8))
+
+
+def together_and_alone(
+    model: LanguageModel, sampling: Sampling
+) -> tuple[list[Choice], list[list[Choice]]]:
+    """Choices for prompts of different lengths, in one batch and each by itself."""
+    together = list(stream(model, RAGGED, 9, sampling=sampling, seed=4))
+    alone = []
+    for row, prompt in enumerate(RAGGED):
+        state = seeded(begin(model, prompt[None]), 4)
+        state = state._replace(random=torch.tensor([[4, row, 0]]))
+        session = Session(model, state, sampling=sampling)
+        alone.append([session.step() for _ in range(9)])
+    return together, alone
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), FREE, NARROW], ids=["greedy", "free", "narrow"])
+@pytest.mark.parametrize("pattern", KINDS)
+def test_a_row_of_a_ragged_batch_is_as_it_is_alone(
+    build: Build, pattern: str, sampling: Sampling
+) -> None:
+    together, alone = together_and_alone(build(pattern), sampling)
+    for step, choice in enumerate(together):
+        for row, own in enumerate(alone):
+            assert choice.tokens[row] == own[step].tokens[0]
+            torch.testing.assert_close(
+                choice.logits[row], own[step].logits[0], rtol=1e-10, atol=1e-10
+            )
+
+
+@pytest.mark.parametrize("pattern", KINDS)
+def test_a_row_of_a_ragged_batch_has_its_logits_in_single_precision_too(
+    build: Build, pattern: str
+) -> None:
+    together, alone = together_and_alone(build(pattern).float(), Sampling())
+    for row, own in enumerate(alone):
+        torch.testing.assert_close(together[0].logits[row], own[0].logits[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_left_alone_goes_on_as_before(build: Build) -> None:
+    made = build("h3(d_state=8) attention")
+    wanted = generate(made, RAGGED, 8, sampling=FREE)
+    session = Session(made, begin(made, RAGGED), sampling=FREE)
+    found = [session.step().tokens[[3, 0]] for _ in range(3)]
+    session.select([3, 0])
+    found += [session.step().tokens for _ in range(5)]
+    assert torch.stack(found, dim=1).equal(wanted[[3, 0]])
+
+
+def test_a_stream_yields_what_generate_returns(build: Build) -> None:
+    made = build("h3(d_state=8) attention")
+    choices = stream(made, PROMPT, 6, sampling=FREE, seed=3)
+    tokens = torch.stack([choice.tokens for choice in choices], dim=1)
+    assert tokens.equal(generate(made, PROMPT, 6, sampling=FREE, seed=3))
+
+
+def test_a_stream_computes_no_more_than_is_taken(build: Build) -> None:
+    made = build("h3(d_state=8)", max_len=8)
+    steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    made.norm.register_forward_hook(count)
+    tokens = stream(made, PROMPT, 4)
+    next(tokens), next(tokens)
+    assert steps == 3  # the prompt but its last token, and two steps
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), NARROW], ids=["greedy", "narrow"])
+def test_log_probabilities_are_those_of_the_model_whatever_the_sampling(
+    build: Build, sampling: Sampling
+) -> None:
+    made = build("h3(d_state=8) attention")
+    choices = list(stream(made, PROMPT, 6, sampling=sampling))
+    tokens = torch.stack([choice.tokens for choice in choices], dim=1)
+    with torch.no_grad():
+        logits = made(torch.cat([PROMPT, tokens], dim=1))[:, PROMPT.shape[1] - 1 : -1]
+    wanted = logits.log_softmax(dim=-1).gather(2, tokens[..., None])[..., 0]
+    found = torch.stack([choice.log_probs for choice in choices], dim=1)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_no_new_tokens_is_an_empty_answer(build: Build) -> None:
+    assert generate(build("h3(d_state=8)"), PROMPT, 0).shape == (3, 0)
+
+
+def test_one_seed_gives_one_text_and_another_another(build: Build) -> None:
+    made = build("h3(d_state=8)")
+    first, again, other = (generate(made, PROMPT, 9, sampling=FREE, seed=s) for s in (1, 1, 2))
+    assert first.equal(again)
+    assert not first.equal(other)
+
+
+def test_equal_prompts_in_a_batch_get_different_texts(build: Build) -> None:
+    first, second = generate(build("h3(d_state=8)"), PROMPT[[0, 0]], 9, sampling=FREE)
+    assert not first.equal(second)
+
+
+def test_sampling_leaves_the_global_random_numbers_alone(build: Build) -> None:
+    made = build("h3(d_state=8)")
+    torch.manual_seed(5)
+    wanted = torch.rand(1)
+    torch.manual_seed(5)
+    generate(made, PROMPT, 2, sampling=FREE)
+    assert torch.rand(1).equal(wanted)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1.0, top_k=1), Sampling(1.0, top_p=1e-6), Sampling(1e-3), Sampling(1e-40)],
+)
+def test_narrow_sampling_is_greedy(build: Build, sampling: Sampling) -> None:
+    made = build("h3(d_state=8)")
+    assert generate(made, PROMPT, 9, sampling=sampling).equal(generate(made, PROMPT, 9))
+
+
+def test_the_penalty_is_for_the_tokens_of_prompt_and_output(build: Build) -> None:
+    """So strong a penalty that any new token with a positive logit comes before all others."""
+    made = build("h3(d_state=8)")
+    session = Session(made, begin(made, PROMPT), sampling=Sampling(repetition_penalty=1e9))
+    texts, tried = PROMPT, 0
+    for _ in range(5):
+        tokens, logits = session.step()
+        for row, token in enumerate(tokens.tolist()):
+            new = [t for t in range(VOCAB) if t not in texts[row] and logits[row, t] > 0]
+            assert not new or token == max(new, key=logits[row].__getitem__)
+            tried += bool(new) and token != int(logits[row].argmax())
+        texts = torch.cat([texts, tokens[:, None]], dim=1)
+    assert tried > 3
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), NARROW], ids=["greedy", "narrow"])
+@pytest.mark.parametrize("pattern", KINDS)
+def test_a_state_kept_midway_goes_on_as_if_nothing_had_been(
+    build: Build, pattern: str, sampling: Sampling
+) -> None:
+    made = build(pattern)
+    session = Session(made, begin(made, RAGGED), sampling=sampling)
+    head = [session.step().tokens for _ in range(4)]
+    kept = session.state()
+    for _ in range(3):
+        session.step()
+    again = Session(made, kept, sampling=sampling)
+    tail = [again.step().tokens for _ in range(5)]
+    wanted = generate(made, RAGGED, 9, sampling=sampling)
+    assert torch.stack([*head, *tail], dim=1).equal(wanted)
+
+
+def test_a_session_leaves_the_state_it_starts_from_alone(build: Build) -> None:
+    made = build("attention h3(d_state=8) lstm")
+    state = begin(made, RAGGED)
+    before = pytree.tree_map(torch.clone, state)
+    session = Session(made, state, sampling=FREE)
+    for _ in range(3):
+        session.step()
+    assert all(map(torch.equal, pytree.tree_leaves(state), pytree.tree_leaves(before)))
+
+
+def test_a_kept_state_has_no_free_room(build: Build) -> None:
+    made = build("attention(position=rope)").float()
+    session = Session(made, begin(made, PROMPT[:1]))
+    for _ in range(3):
+        session.step()
+    assert nbytes(session.state().model) == made.state_bytes(7)  # 5 + 3 tokens, the last not fed
+
+
+@pytest.mark.parametrize("pattern", KINDS)
+@pytest.mark.parametrize("cut", [1, 2, 4])
+def test_reading_in_pieces_is_reading_at_once(build: Build, pattern: str, cut: int) -> None:
+    made = build(pattern)
+    pieces = read(made, begin(made, PROMPT[:, :cut]), PROMPT[:, cut:])
+    whole = begin(made, PROMPT)
+    for found, wanted in zip(pytree.tree_leaves(pieces), pytree.tree_leaves(whole), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_read_after_a_text_counts_as_its_continuation(build: Build) -> None:
+    made = build("attention(position=rope) h3(d_state=8)")
+    session = Session(made, begin(made, PROMPT))
+    said = torch.stack([session.step().tokens for _ in range(3)], dim=1)
+    more = torch.tensor([[1, 1], [2, 2], [3, 3]])
+    state = read(made, session.state(), more)
+    whole = begin(made, torch.cat([PROMPT, said, more], dim=1))
+    torch.testing.assert_close(state.model.position, whole.model.position)
+    torch.testing.assert_close(
+        Session(made, state).step().logits, Session(made, whole).step().logits
+    )
+
+
+def test_forks_of_a_state_go_different_ways(build: Build) -> None:
+    made = build("attention h3(d_state=8)")
+    state = begin(made, PROMPT[:1])
+    forks = cat_states([read(made, state, torch.tensor([[token]])) for token in (3, 8)])
+    session = Session(made, forks)
+    found = torch.stack([session.step().tokens for _ in range(4)], dim=1)
+    for row, token in enumerate((3, 8)):
+        prompt = torch.cat([PROMPT[:1], torch.tensor([[token]])], dim=1)
+        assert found[row].equal(generate(made, prompt, 4)[0])
+
+
+def test_the_state_of_a_batch_is_a_tree_of_rows(build: Build) -> None:
+    state: SessionState = begin(build("h3(d_state=8)"), RAGGED)
+    assert select_rows(state, [1]).token.tolist() == [5]
+    assert state.token.tolist() == [3, 5, 8, 1]
+    assert (state.model.position + 1).tolist() == [3, 1, 7, 3]
+    assert state.length == 7
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda m: generate(m, PROMPT[:, :0], 3), "the prompt is empty: give at least one token"),
+        (lambda m: generate(m, PROMPT[:0], 3), "the prompt is empty: give at least one token"),
+        (lambda m: generate(m, [], 3), "the prompt is empty: give at least one token"),
+        (lambda m: generate(m, [PROMPT[0], PROMPT[0, :0]], 3), "the prompt is empty: give at"),
+        (lambda m: generate(m, PROMPT + 1, 3), "must be from 0 to 10, got 1 to 11"),
+        (lambda m: generate(m, PROMPT - 1, 3), "must be from 0 to 10, got -1 to 9"),
+        (lambda m: generate(m, PROMPT, -1), "max_new_tokens must not be negative, got -1"),
+        (lambda m: generate(m, PROMPT, 3, seed=-1), r"seed must be from 0 to 2\*\*63 - 1, got -1"),
+        (lambda m: generate(m, PROMPT, 9), "prompt and new tokens make 13 positions, but the mod"),
+        (lambda m: read(m, begin(m, PROMPT), PROMPT + 1), "must be from 0 to 10, got 1 to 11"),
+        (lambda _: Sampling(-0.1), "temperature must not be negative, got -0.1"),
+        (lambda _: Sampling(float("nan")), "temperature must not be negative, got nan"),
+        (lambda _: Sampling(1.0, top_k=0), "top_k must be at least 1, got 0"),
+        (lambda _: Sampling(1.0, top_p=0.0), "top_p must be above 0 and at most 1, got 0.0"),
+        (lambda _: Sampling(1.0, top_p=1.1), "top_p must be above 0 and at most 1, got 1.1"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused(
+    build: Build, run: Callable[[LanguageModel], Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        run(build("h3(d_state=8)", max_len=12))
