@@ -68,9 +68,16 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
     command: Any = import_module(f"stateline.cli.{name}")
-    parser = Parser(prog=f"stateline {name}", description=command.__doc__, exit_on_error=True)
+    parser = Parser(prog=f"stateline {name}", description=command.__doc__, print_config=None)
     command.add_arguments(parser)
-    return command.run(arguments[1:], parser)
+    return command.run([_underscored(argument) for argument in arguments[1:]], parser)
+
+
+def _underscored(argument: str) -> str:
+    """An option with dashes in its name, as ``--save-state``, is the one with underscores."""
+    name, equals, value = argument.partition("=")
+    name = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
+    return name + equals + value
 
 
 def _help() -> str:

@@ -115,6 +115,10 @@ def _enter(folder: Path, recipe: str, resume: bool) -> None:
         )
     if not begun:
         write_text(folder / CONFIG, recipe)
+    for newest in checkpoint.found(folder)[-1:]:
+        print(f"going on from {newest}")
+        if changes := checkpoint.other_environment(newest):
+            print(f"not to the bit as without a stop: {changes}")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from stateline.errors import InputError
 from stateline.files import write_text
 from stateline.models.pattern import parse_pattern
 from stateline.tasks import CorpusTask, Task, make_task
-from stateline.train.run import environment
+from stateline.train.environment import environment
 
 __all__ = ["Comparison", "Job", "News", "Results", "compare", "plan", "record_run", "run_job"]
 

@@ -17,9 +17,9 @@ from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
 from stateline.tasks import CorpusTask, make_task
 from stateline.train.checkpoint import whole_weights
+from stateline.train.environment import environment
 from stateline.train.loop import ALONE, Metrics, TrainingDiverged, train
 from stateline.train.processes import Processes
-from stateline.train.run import environment
 
 EVAL_BATCHES = 16
 """Batches of fresh problems behind each final score of a generated task."""

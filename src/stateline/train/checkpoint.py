@@ -31,6 +31,7 @@ from stateline.files import write_folder, write_text
 from stateline.layers.state import to
 from stateline.models.checkpoint import WEIGHTS, save_model
 from stateline.models.language_model import LanguageModel
+from stateline.train.environment import environment
 
 FOLDER = "checkpoints"
 TENSORS, RECORD = "training.safetensors", "training.json"
@@ -69,7 +70,8 @@ class Snapshot(NamedTuple):
 
 def whole_weights(model: LanguageModel) -> dict[str, Tensor]:
     """All weights, even of a model that is sharded: on the main process, but all must call this."""
-    return get_model_state_dict(model, options=_WHOLE)
+    weights: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
+    return weights
 
 
 def whole_moments(model: LanguageModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -103,7 +105,7 @@ def write(folder: Path, model: LanguageModel, snapshot: Snapshot, run: Any, keep
     for number, leaf in enumerate(leaves):
         tensors[f"carried/{number}"] = leaf.detach().cpu()
     tensors["random"] = torch.get_rng_state()
-    record = {"progress": asdict(snapshot.progress), "run": run}
+    record = {"progress": asdict(snapshot.progress), "run": run, "environment": environment()}
 
     def fill(draft: Path) -> None:
         save_model(model, draft, weights=snapshot.weights)
@@ -120,6 +122,17 @@ def write(folder: Path, model: LanguageModel, snapshot: Snapshot, run: Any, keep
 def found(folder: Path) -> list[Path]:
     """Checkpoints of a run, oldest first."""
     return sorted((folder / FOLDER).glob("step-????????"))
+
+
+def other_environment(path: Path) -> str:
+    """What of the machine or PyTorch differs from where a checkpoint was written, in words."""
+    now = environment()
+    try:
+        then = json.loads((path / RECORD).read_text(encoding="utf-8"))["environment"]
+    except (OSError, ValueError, KeyError):
+        return ""  # what is wrong with it, ``read`` will say
+    names = ("torch", "cpu", "threads")
+    return ", ".join(f"{n} {then[n]} then, {now[n]} now" for n in names if then[n] != now[n])
 
 
 def read(path: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, run: Any) -> Snapshot:
@@ -149,7 +162,7 @@ def read(path: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, run
         raise InputError(
             f"{path} is of a run with another {different}: give the same, or choose another folder"
         )
-    set_model_state_dict(model, weights, options=_WHOLE)
+    set_model_state_dict(model, {**weights}, options=_WHOLE)
     _set_moments(model, optimizer, _below(tensors, "moments/"))
     torch.set_rng_state(tensors["random"])
     return Snapshot(weights, {}, _carried(model, _below(tensors, "carried/")), progress)
@@ -171,14 +184,13 @@ def _set_moments(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
     """Give the optimizer its state back; learning rates and groups come from the configuration."""
-    state: dict[str, dict[str, Tensor]] = {}
+    state: dict[str, Any] = {}
     for name, tensor in tensors.items():
         parameter, _, kind = name.rpartition("/")
         state.setdefault(parameter, {})[kind] = tensor.clone()
     groups = get_optimizer_state_dict(model, optimizer, options=_WHOLE)["param_groups"]
-    set_optimizer_state_dict(
-        model, optimizer, {"state": state, "param_groups": groups}, options=_WHOLE
-    )
+    whole: dict[str, Any] = {"state": state, "param_groups": groups}
+    set_optimizer_state_dict(model, optimizer, whole, options=_WHOLE)
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

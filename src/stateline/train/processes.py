@@ -1,6 +1,7 @@
 """Several processes that train one model, started by ``torchrun``."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -99,7 +100,8 @@ class Processes:
 
 def _shard(model: LanguageModel) -> None:
     """FSDP2: a share of every block's parameters, which are whole only while they are used."""
-    for module in (*model.stack.links, model):
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+    for module in (*model.stack.links, model):  # no output is changed in place
         fully_shard(module)
         for verb in ("forward_chunk", "step", "step_"):
             register_fsdp_forward_method(module, verb)
