@@ -48,5 +48,10 @@ pygments_dark_style = "native"
 
 
 def setup(app: Sphinx) -> None:
-    """Commands stand without a prompt, and so are not mistaken for output."""
+    """Commands stand without a prompt; fields of named tuples are in the signature already."""
     app.add_lexer("console", BashLexer)
+    app.connect("autodoc-skip-member", _skip_fields)
+
+
+def _skip_fields(_app: Sphinx, _what: str, _name: str, value: object, *_: object) -> bool | None:
+    return True if type(value).__name__ == "_tuplegetter" else None

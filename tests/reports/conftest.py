@@ -103,5 +103,11 @@ def results(**changes: Any) -> Results:
 def make() -> SimpleNamespace:
     """Builders of results, tasks, runs and speed entries; keywords replace fields."""
     return SimpleNamespace(
-        results=results, task=task, text_task=text_task, run=run, speed=speed, models=MODELS
+        results=results,
+        task=task,
+        text_task=text_task,
+        run=run,
+        speed=speed,
+        models=MODELS,
+        scores=SCORES,
     )

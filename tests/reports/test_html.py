@@ -1,12 +1,18 @@
+import base64
+import hashlib
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 
 import matplotlib
+import PIL.Image
+import PIL.ImageChops
 import pytest
 
+from stateline.errors import InputError
 from stateline.reports import write_report
+from stateline.reports.html import page as page_of
 
 VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
 
@@ -45,16 +51,22 @@ def written(results, folder):
 
 
 @pytest.fixture(scope="module")
-def page(make, tmp_path_factory):
-    return written(make.results(), tmp_path_factory.mktemp("page"))
+def page(make):
+    return page_of(make.results())
 
 
 def test_the_page_is_self_contained(page):
     assert "http://" not in page
     assert "https://" not in page
-    assert "<script" not in page
     assert "@import" not in page
+    assert page.count("<script") == page.count("<script>") == 1
     assert all(reference.startswith("#") for reference in Page(page).references)
+
+
+def test_only_the_script_of_the_page_may_run(page):
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page
 
 
 def test_every_reference_leads_to_one_element(page):
@@ -67,10 +79,16 @@ def test_elements_nest(page):
     assert Page(page).open == []
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_the_same_results_give_the_same_bytes(make, tmp_path):
-    first = written(make.results(), tmp_path)
+    written(make.results(), tmp_path / "a")
     with matplotlib.rc_context({"axes.labelsize": 30, "lines.dash_capstyle": "round"}):
-        assert written(make.results(), tmp_path) == first
+        written(make.results(), tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert len(contents(tmp_path / "a")) == 1 + 2 * 10
 
 
 def test_settings_of_matplotlib_are_left_as_they_were(make, tmp_path):
@@ -116,8 +134,8 @@ def test_a_model_that_did_not_solve_its_task_is_dashed(make, tmp_path):
     scores = {"10": 0.5, "20": 0.4, "40": 0.3}
     failed = make.results(tasks=[task], runs=[make.run("h3*2", task, scores)])
     dashed = r"stroke-dasharray: [^;]*; stroke-dashoffset: 0; stroke: var\(--model-1\)"
-    assert re.search(dashed, written(failed, tmp_path))
-    assert not re.search(dashed, written(make.results(), tmp_path))
+    assert re.search(dashed, page_of(failed))
+    assert not re.search(dashed, page_of(make.results()))
 
 
 def test_text_is_escaped(make, tmp_path):
@@ -134,15 +152,15 @@ def test_text_is_escaped(make, tmp_path):
         command=evil,
         environment={"cpu": evil},
     )
-    page = written(results, tmp_path)
-    assert "<script" not in page
+    page = page_of(results)
+    assert page.count("<script") == 1
     assert evil in "".join(Page(page).text)
 
 
 def test_unfinished_results_still_make_a_report(make, tmp_path):
     results = make.results(finished=False)
     for runs in (results["runs"][:1], []):
-        page = written(results | {"runs": runs, "speed": []}, tmp_path)
+        page = page_of(results | {"runs": runs, "speed": []})
         assert "This comparison has not finished" in page
         assert "No run on this task is there yet." in page
         assert "<h2>Cost</h2>" not in page
@@ -151,7 +169,7 @@ def test_unfinished_results_still_make_a_report(make, tmp_path):
 def test_speeds_measured_at_one_length_or_not_at_all_still_make_a_report(make, tmp_path):
     one = make.speed("h3*2", state_bytes={"256": 0}, flops_per_token={"256": 300_000})
     none = make.speed("lstm*2", decode_tokens_per_second={}, train_tokens_per_second={})
-    assert "<h2>Cost</h2>" in written(make.results(speed=[one, none]), tmp_path)
+    assert "<h2>Cost</h2>" in page_of(make.results(speed=[one, none]))
 
 
 def test_the_data_record_lists_the_held_out_files(page):
@@ -163,19 +181,114 @@ def test_more_models_than_colours_differ_in_shape(make, tmp_path):
     models = [f"h3*{n}" for n in range(1, 11)]
     task = make.text_task()
     runs = [make.run(model, task, {"256": 2.5, "1024": 2.0}) for model in models]
-    page = written(make.results(models=models, tasks=[task], runs=runs, speed=[]), tmp_path)
+    page = page_of(make.results(models=models, tasks=[task], runs=runs, speed=[]))
     keys = re.findall(r'<svg id="key-\d+".*?</svg>', page, flags=re.DOTALL)
     shapes = [re.sub(r"key-\d+|m[0-9a-f]{10}|aria-label=\"[^\"]*\"", "", key) for key in keys]
     assert len(set(shapes)) == 10
 
 
-def test_a_failed_write_leaves_the_old_report_and_nothing_else(make, tmp_path, monkeypatch):
-    old = written(make.results(), tmp_path)
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+def test_a_full_disk_leaves_the_old_report_and_nothing_else(make, tmp_path, full_disk):
+    written(make.results(), tmp_path)
+    old = contents(tmp_path)
+    with full_disk(1000), pytest.raises(InputError, match=r"cannot write .*report.html: File too"):
         write_report(make.results(command="other"), tmp_path / "report.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == old
+    assert contents(tmp_path) == old
+
+
+def test_a_plot_that_finds_no_room_is_a_mistake_of_one_line(make, tmp_path, full_disk):
+    room = len(page_of(make.results()).encode())
+    large = make.results(speed=[], tasks=[make.task()])
+    large["runs"] = [run for run in large["runs"] if run["task"] == large["tasks"][0]["spec"]]
+    (tmp_path / "plots").write_text("")
+    with (
+        full_disk(room),
+        pytest.raises(InputError, match=r"cannot write .*plots/copying-by-length"),
+    ):
+        write_report(large, tmp_path / "report.html")
+
+
+def test_every_plot_lies_beside_the_page_as_png_and_svg(make, tmp_path):
+    page = written(make.results(), tmp_path)
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    shown = re.findall("<figcaption>", page)
+    assert len(names) == 2 * len(shown)
+    assert {name.partition(".")[2] for name in names} == {"png", "svg"}
+    assert {"copying-by-length.png", "text-while-training.svg", "cost-state-size.svg"} <= names
+    assert "10 plots of this page lie in the folder <code>plots</code> beside it" in page
+
+
+def test_a_plot_for_a_paper_is_sharp_on_white_and_in_real_colours(make, tmp_path):
+    written(make.results(), tmp_path)
+    with PIL.Image.open(tmp_path / "plots" / "copying-by-length.png") as picture:
+        assert [round(dots) for dots in picture.info["dpi"]] == [300, 300]
+        assert picture.getpixel((0, 0)) == (255, 255, 255, 255)
+        colours = {colour[:3] for _, colour in picture.getcolors(1 << 20)}
+    assert {(0x00, 0x67, 0xA8), (0xD1, 0x50, 0x0A), (0x00, 0x87, 0x5F)} <= colours
+
+
+def test_a_plot_for_a_paper_has_its_legend_inside(make, tmp_path):
+    task = make.task()
+    for name in ("h3", "attention(position=hard_alibi, n_heads=8)*2 h3(d_state=64)*2 lstm"):
+        runs = [make.run(name, task, {"10": 1.0, "20": 1.0, "40": 1.0})]
+        written(make.results(models=[name], tasks=[task], runs=runs, speed=[]), tmp_path)
+        with PIL.Image.open(tmp_path / "plots" / "copying-by-length.png") as picture:
+            white = PIL.Image.new("RGB", picture.size, "white")
+            drawn = PIL.ImageChops.difference(picture.convert("RGB"), white)
+            edges = drawn.getbbox()
+            legend = drawn.crop((0, picture.height - 40, picture.width, picture.height)).getbbox()
+        assert legend is not None
+        assert edges[0] > 0
+        assert edges[2] < picture.width
+
+
+def test_loss_by_position_is_shown_where_a_run_has_it(make):
+    results = make.results()
+    title = "<figcaption>Loss by position</figcaption>"
+    assert title not in page_of(results)
+    results["runs"][1]["by_position"] = {"64": 3.0, "256": 2.5, "512": None, "4096": 2.4}
+    page = page_of(results)
+    assert page.count(title) == 1
+    figure = page[page.index(title) :].partition("</figure>")[0]
+    assert figure.count("<li>") == 1
+    assert {"64", "256", "4096", "trained"} <= set(re.findall(r"<text[^>]*>([^<]*)</text>", figure))
+
+
+def test_what_a_model_wrote_is_shown_folded_and_escaped(make):
+    results = make.results()
+    assert "Written by" not in page_of(results)
+    results["runs"][1]["sample"] = "<b>\x00\udce9é\n\tx & y"
+    page = page_of(results)
+    summary = f"<details><summary>Written by {make.models[0]}, seed 0</summary>"
+    assert f'{summary}<pre class="sample">&lt;b&gt;\ufffd\ufffdé\n\tx &amp; y</pre>' in page
+    page.encode()
+
+
+def test_the_training_configuration_of_every_run_is_shown_folded(make):
+    results = make.results()
+    assert "Training configuration" not in page_of(results)
+    for seed, run in enumerate(results["runs"]):
+        run["training"] = {"lr": 0.001 + seed, "ssm_lr": None, "schedule": "cosine"}
+    page = page_of(results)
+    assert page.count("<details><summary>Training configuration</summary>") == 2
+    assert all(f">{run['training']['lr']}</td>" in page for run in results["runs"])
+
+
+def test_every_number_can_be_sorted_by(make):
+    results = make.results()
+    results["runs"][0]["steps_to_solve"] = None
+    page = page_of(results)
+    cells = re.findall(r"<td[^>]*?(data-value=\"[^\"]*\")?>([^<]*)", page)
+    assert len(cells) > 50
+    assert {text for value, text in cells if not value} == {"never"}
+
+
+def test_columns_are_numbered_as_they_stand(page):
+    tables = re.findall("<table>.*?</table>", page, flags=re.DOTALL)
+    for table in tables:
+        numbers = re.findall(r'data-column="(\d+)"', table)
+        row = table.partition("<tbody>")[2].partition("</tr>")[0]
+        assert sorted(map(int, numbers)) == list(range(1 + row.count("<td")))
+    assert len(tables) == 6
 
 
 def test_importing_reports_imports_neither_torch_nor_pyplot():

@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, str] = {
     "compare": "train architectures at the same size, score them, time them, write a report",
     "train": "train one architecture on one task",
     "generate": "continue a prompt with a trained model",
+    "report": "show the results of several runs side by side, and write their report",
     "info": "parameters, operations and state of an architecture, before it is built",
     "check": "check the law of sequence layers",
 }

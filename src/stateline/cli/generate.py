@@ -122,7 +122,7 @@ def _read(
 
     pieces: Iterable[Tensor] = ()
     if given.stream:
-        pieces = token_pieces(sys.stdin.buffer, tokenizer)
+        pieces = token_pieces(sys.stdin.buffer.read, tokenizer)
     elif given.prompt is not None:
         pieces = [torch.from_numpy(tokenizer.encode(given.prompt))]
     state = read_pieces(model, pieces, None if kept is None else kept.session)

@@ -2,8 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from jaxtyping import Int
@@ -21,7 +20,7 @@ _BORDER = re.compile(r".*\S(?=\s\S)", flags=re.DOTALL)
 
 
 def token_pieces(
-    file: BinaryIO, tokenizer: Tokenizer, *, size: int = PIECE
+    read_bytes: Callable[[int], bytes], tokenizer: Tokenizer, *, size: int = PIECE
 ) -> Iterator[Int[Tensor, " length"]]:
     """The tokens of a text in UTF-8, in pieces.
 
@@ -30,18 +29,19 @@ def token_pieces(
     elsewhere; for tokens of bytes or characters that makes no difference either.
 
     Args:
-        file: Read from where it stands, to its end.
+        read_bytes: Gives the next bytes, at most so many; none at the end. A file's ``read``.
         tokenizer: Of the model.
         size: Bytes to read at a time.
 
     Example:
         >>> import io
         >>> from stateline.data import ByteTokenizer
-        >>> [len(p) for p in token_pieces(io.BytesIO(b"to be or not"), ByteTokenizer(), size=7)]
+        >>> file = io.BytesIO(b"to be or not")
+        >>> [len(piece) for piece in token_pieces(file.read, ByteTokenizer(), size=7)]
         [5, 3, 4]
     """
     decoder, text = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape"), ""
-    while data := file.read(size):
+    while data := read_bytes(size):
         text += decoder.decode(data)
         border = _BORDER.match(text)
         cut = border.end() if border else len(text)
@@ -52,7 +52,7 @@ def token_pieces(
 
 def read_pieces(
     model: LanguageModel,
-    pieces: Iterable[Int[Tensor, " length"]],
+    pieces: Iterable[Int[Tensor, "_"]],
     state: SessionState | None = None,
     *,
     seed: int = 0,

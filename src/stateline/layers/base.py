@@ -20,7 +20,7 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
     """A causal map from a sequence to a sequence of the same length.
 
     A layer computes one function in three ways. ``forward`` takes the whole sequence at once,
-    ``forward_chunk`` takes the next piece of it, ``step`` takes the next token. The three agree:
+    ``forward_chunk`` takes the next piece of it, ``step`` takes the next token. The three agree::
 
         y = layer(x)
         state = layer.init_state(batch_size)

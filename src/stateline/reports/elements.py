@@ -2,14 +2,14 @@
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 
-from matplotlib.axes import Axes
-
-from stateline.reports import plots
-from stateline.reports.summary import MISSING, NOT_SOLVED, Cell, Column, Table
+from stateline.reports import drawing
+from stateline.reports.cells import MISSING, NOT_SOLVED, Cell
+from stateline.reports.figures import Figure
+from stateline.reports.summary import Column, Table
 
 
 def pattern(text: str) -> str:
@@ -21,51 +21,64 @@ def keys(models: Sequence[str]) -> str:
     """The line of each model once, unseen, for tables and legends to refer to."""
     drawn = []
     for index, model in enumerate(models):
-        svg = plots.svg(partial(plots.key, index=index), _key(index), model, plots.KEY_SIZE)
+        draw = partial(drawing.key, index=index)
+        svg = drawing.svg(draw, _key(index), model, drawing.KEY_SIZE)
         drawn.append(svg.replace("<svg", f'<svg id="{_key(index)}"', 1))
     return f'<div class="keys" aria-hidden="true">{"".join(drawn)}</div>'
 
 
-def legend(models: Sequence[str], kind: str = "") -> str:
-    """Each model beside its line."""
-    entries = "".join(f"<li>{_named(index, model)}</li>" for index, model in enumerate(models))
+def legend(models: Iterable[tuple[int, str]], kind: str = "") -> str:
+    """Each model, by its number and name, beside its line."""
+    entries = "".join(f"<li>{_named(index, model)}</li>" for index, model in models)
     return f'<ul class="legend {kind}">{entries}</ul>'
 
 
-def figure(
-    draw: Callable[[Axes], None], models: Sequence[str], name: str, title: str, note: str
-) -> str:
+def figure(content: Figure) -> str:
     """A plot under its title and legend, with a sentence on how to read it."""
-    svg = plots.svg(draw, name, f"{title}: line plot with one line per model. {note}")
-    caption = f"<figcaption>{escape(title)}</figcaption>"
-    return f'<figure>{caption}{legend(models)}{svg}<p class="quiet">{escape(note)}</p></figure>'
+    label = f"{content.title}: line plot with one line per model. {content.note}"
+    svg = drawing.svg(content.draw, content.name, label)
+    return f"""<figure><figcaption>{escape(content.title)}</figcaption>
+{legend(content.models)}{svg}<p class="quiet">{escape(content.note)}</p></figure>"""
 
 
-def table(content: Table, links: Mapping[str, str] | None = None) -> str:
+def table(
+    content: Table, links: Mapping[str, str] | None = None, shown: Container[str] | None = None
+) -> str:
     """A table that scrolls inside its own box, its best cells tinted.
+
+    What a script needs to sort it stands in it: the number of each column, the value of each cell.
 
     Args:
         content: What to show.
         links: The id of the section that a group of columns should lead to.
+        shown: The models that have a row; by default all.
     """
     starts = _starts(content.columns)
-    groups = itertools.groupby(content.columns, key=lambda column: column.group)
+    numbered = list(enumerate(content.columns, start=1))
+    groups = itertools.groupby(numbered, key=lambda pair: pair[1].group)
     top = "".join(_group(name, list(columns), links or {}) for name, columns in groups)
     below = "".join(
-        f'<th scope="col" class="{start}">{escape(column.heading)}</th>'
-        for column, start in zip(content.columns, starts, strict=True)
+        f'<th scope="col" data-column="{number}" class="{start}">{escape(column.heading)}</th>'
+        for (number, column), start in zip(numbered, starts, strict=True)
         if column.group
     )
-    head = f'<tr><th class="model" scope="col" rowspan="2">model</th>{top}</tr><tr>{below}</tr>'
+    first = '<th class="model" scope="col" data-column="0" rowspan="2">model</th>'
+    head = f"<tr>{first}{top}</tr><tr>{below}</tr>"
     body = "".join(
         f'<tr><th class="model" scope="row">{_named(index, model)}</th>'
         f"{''.join(map(_cell, cells, starts))}</tr>"
         for index, (model, cells) in enumerate(content.rows())
+        if shown is None or model in shown
     )
     return f"""<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>
 <thead>{head}</thead>
 <tbody>{body}</tbody>
 </table></div>"""
+
+
+def folded(title: str, content: str) -> str:
+    """Markup that shows when its title is clicked."""
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
 def definitions(content: Mapping[str, object]) -> str:
@@ -94,11 +107,13 @@ def _starts(columns: Sequence[Column]) -> list[str]:
     ]
 
 
-def _group(name: str, columns: list[Column], links: Mapping[str, str]) -> str:
+def _group(name: str, columns: list[tuple[int, Column]], links: Mapping[str, str]) -> str:
     """The upper line of headings: a group's name, or whole headings where there is none."""
     if not name:
-        headings = (escape(column.heading) for column in columns)
-        return "".join(f'<th scope="col" rowspan="2">{heading}</th>' for heading in headings)
+        return "".join(
+            f'<th scope="col" data-column="{number}" rowspan="2">{escape(column.heading)}</th>'
+            for number, column in columns
+        )
     text = f'<a href="#{links[name]}">{escape(name)}</a>' if name in links else escape(name)
     return f'<th class="group start" scope="colgroup" colspan="{len(columns)}">{text}</th>'
 
@@ -107,7 +122,8 @@ def _cell(cell: Cell, start: str) -> str:
     quiet = "none" if cell.text in (MISSING.text, NOT_SOLVED.text) else ""
     kind = " ".join(filter(None, [start, "best" if cell.best else quiet]))
     note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
-    return f'<td class="{kind}">{"†" if cell.off else ""}{escape(cell.text)}{note}</td>'
+    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+    return f'<td class="{kind}"{value}>{"†" if cell.off else ""}{escape(cell.text)}{note}</td>'
 
 
 def _value(value: object) -> str:
@@ -115,5 +131,5 @@ def _value(value: object) -> str:
         return definitions(value)
     if isinstance(value, list | tuple):
         items = "".join(f"<li>{escape(str(item))}</li>" for item in value)
-        return f"<details><summary>{len(value)} in all</summary><ul>{items}</ul></details>"
+        return folded(f"{len(value)} in all", f"<ul>{items}</ul>")
     return escape(f"{value:,}" if type(value) is int else str(value))

@@ -1,5 +1,6 @@
 """Numbers and names as people read them."""
 
+import re
 from collections.abc import Mapping
 
 DASH = "\N{EN DASH}"
@@ -62,3 +63,28 @@ def listing(names: list[str]) -> str:
         'recall, copying and text'
     """
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def slug(text: str) -> str:
+    """What of a text can stand in a file name and in an id.
+
+    Example:
+        >>> slug("FLOPs per token")
+        'flops-per-token'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
+
+
+def fold(text: str, width: int) -> str:
+    r"""A pattern or a spread on lines of ``width``, broken where a reader would.
+
+    Example:
+        >>> fold("attention(position=rope) h3*2", 18)
+        'attention(\nposition=rope) \nh3*2'
+    """
+    lines = [""]
+    for piece in re.split(f"(?<=[(,=_ {DASH}])", text):
+        if lines[-1] and len(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)

@@ -1,52 +1,18 @@
-"""The plots of a report, as SVG that takes its colours from the page around it.
+"""What the plots of a report show; how they look is in ``drawing``."""
 
-Text and axes are drawn in the page's text colour, and model number i in the page's ``--model-i``:
-one drawing serves a light page and a dark one. Nothing here touches pyplot or lasting settings.
-"""
-
-import html
-import io
 import math
-import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from stateline.reports.costs import STATE, Cost, cost_lengths
+from stateline.reports.drawing import colour, ink, line_style
 from stateline.reports.format import words
-from stateline.reports.summary import STATE, Cost, Record, cost_lengths, runs_of, score, solved_runs
-
-PLOT_SIZE = (3.6, 2.6)
-KEY_SIZE = (0.36, 0.16)
-
-_INK = "#010203"
-_MODELS = [f"#0102f{index}" for index in range(8)]
-_MARKERS = "os^DvPX*"
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "stateline",
-    "text.parse_math": False,
-    "font.size": 8,
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": _INK,
-    "grid.alpha": 0.12,
-    "grid.linewidth": 0.5,
-}
+from stateline.reports.records import Record, runs_of, score, solved_runs
 
 
 class Line(NamedTuple):
@@ -55,53 +21,6 @@ class Line(NamedTuple):
     x: Sequence[int]
     y: Sequence[float]
     style: dict[str, Any]
-
-
-def svg(
-    draw: Callable[[Axes], None], name: str, label: str, size: tuple[float, float] = PLOT_SIZE
-) -> str:
-    """Draw one plot.
-
-    Args:
-        draw: Draws on empty axes.
-        name: Unlike that of any other plot of the page; the ids in the SVG begin with it.
-        label: What a reader who does not see the plot should know of it.
-        size: Width and height in inches; text is 8 points high.
-
-    Returns:
-        An ``<svg>`` element, the same for the same drawing, that names nothing outside itself.
-    """
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure.subplots())
-        file = io.StringIO()
-        nothing = dict.fromkeys(["Date", "Creator", "Format", "Type"])
-        figure.savefig(file, format="svg", metadata=nothing, transparent=True)
-    return _inline(file.getvalue(), name, label)
-
-
-def _inline(document: str, name: str, label: str) -> str:
-    """An SVG document as an element of a page that holds others."""
-    text = document[document.index("<svg") :]
-    text = re.sub(r"<defs>\s*<style.*?</defs>", "", text, flags=re.DOTALL)
-    text = re.sub(r' xmlns(:xlink)?="[^"]*"| font-family: [^;"]*;', "", text)
-    text = re.sub(r'<g id="[^"]*"', "<g", text).replace("xlink:href", "href")
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", text)
-    text = re.sub('^<svg width="[^"]*" height="[^"]*"', "", text)
-    for index, colour in enumerate(_MODELS):
-        text = text.replace(colour, f"var(--model-{index})")
-    text = text.replace(_INK, "currentColor")
-    return f'<svg role="img" aria-label="{html.escape(label)}"{text}'
-
-
-def key(axes: Axes, index: int) -> None:
-    """A short piece of the line of one model, for legends."""
-    axes.set_axis_off()
-    axes.set_position((0, 0, 1, 1))
-    axes.set_xlim(0, 2)
-    axes.plot([0, 1, 2], [0, 0, 0], **_style(index), markevery=[1], clip_on=False)
 
 
 def by_length(axes: Axes, results: Record, task: Record) -> None:
@@ -114,36 +33,44 @@ def by_length(axes: Axes, results: Record, task: Record) -> None:
         if not runs:
             continue
         scores = [[score(run, task, length) for run in solved or runs] for length in lengths]
-        style = {} if solved else {"linestyle": (0, (4, 3)), "alpha": 0.45}
-        medians = [statistics.median(s) for s in scores]
-        lines.append(Line(lengths, medians, _style(index) | style))
-        lowest, highest = [min(s) for s in scores], [max(s) for s in scores]
-        axes.fill_between(lengths, lowest, highest, color=_colour(index), alpha=0.15, linewidth=0)
+        dashed = {} if solved else {"linestyle": (0, (4, 3)), "alpha": 0.45}
+        lines.append(_median(axes, index, lengths, scores, dashed))
     _draw(axes, lines)
     _length_axis(axes, lengths, "length, as the task counts it")
     axes.set_ylabel(words(task["metric"]))
     _levels(axes, task)
-    axes.axvline(task["train_length"], color=_INK, linewidth=0.8, alpha=0.6, zorder=1)
-    axes.annotate(
-        "trained",
-        (task["train_length"], 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="center",
-    )
+    _trained_here(axes, task)
+
+
+def by_position(axes: Axes, results: Record, task: Record) -> None:
+    """Bits per byte against the position in the text: median and spread over the seeds."""
+    lines, ends = [], {task["train_length"]}
+    for index, model in enumerate(results["models"]):
+        losses = positions(results, model, task)
+        if losses:
+            lines.append(_median(axes, index, list(losses), list(losses.values()), {}))
+            ends.update(losses)
+    _draw(axes, lines)
+    _length_axis(axes, sorted(ends), "position in the text (tokens)")
+    axes.set_ylabel("bits per byte")
+    _trained_here(axes, task)
+
+
+def positions(results: Record, model: str, task: Record) -> dict[int, list[float]]:
+    """The losses of a model's seeds, by the position up to which they were taken, in order."""
+    records = [run["by_position"] for run in runs_of(results, model, task) if "by_position" in run]
+    shared = set(records[0]).intersection(*records[1:]) if records else set()
+    return {end: [_number(r[str(end)]) for r in records] for end in sorted(map(int, shared))}
 
 
 def learning_curve(axes: Axes, results: Record, task: Record, field: str) -> None:
     """``"loss"`` or ``"metric"`` against the training step, a line per seed, marked at its end."""
     for index, model in enumerate(results["models"]):
-        for run in runs_of(results, model, task):
-            points = [(p["step"], p[field]) for p in run["curve"] if p[field] is not None]
-            style = _style(index) | {"linewidth": 1.0, "alpha": 0.85}
-            if points:
-                axes.plot(*zip(*points, strict=True), **style, markevery=[len(points) - 1])
+        for points in curves(results, model, task, field):
+            thin = line_style(index) | {"linewidth": 1.0, "alpha": 0.85}
+            axes.plot(*zip(*points, strict=True), **thin, markevery=[len(points) - 1])
     axes.set_xlabel("training step")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     if field == "loss":
         axes.set_ylabel("training loss (nats per token)")
@@ -152,13 +79,20 @@ def learning_curve(axes: Axes, results: Record, task: Record, field: str) -> Non
         _levels(axes, task)
 
 
+def curves(results: Record, model: str, task: Record, field: str) -> list[list[tuple[int, float]]]:
+    """Step and value of each seed of a model, as far as the value was taken."""
+    runs = runs_of(results, model, task)
+    found = [[(p["step"], p[field]) for p in run["curve"] if p[field] is not None] for run in runs]
+    return [points for points in found if points]
+
+
 def cost_by_length(axes: Axes, results: Record, cost: Cost) -> None:
     """A cost against length, both on logarithmic axes."""
     lines = []
     for entry in results["speed"]:
         values = {int(length): value for length, value in entry[cost.field].items()}
         lengths = sorted(values)
-        style = _style(results["models"].index(entry["model"]))
+        style = line_style(results["models"].index(entry["model"]))
         lines.append(Line(lengths, [values[length] for length in lengths], style))
     _draw(axes, lines)
     axes.set_yscale("log")
@@ -171,29 +105,44 @@ def cost_by_length(axes: Axes, results: Record, cost: Cost) -> None:
     _length_axis(axes, cost_lengths(results, cost), cost.length)
 
 
-def _colour(index: int) -> str:
-    return _MODELS[index % len(_MODELS)]
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
-def _style(index: int) -> dict[str, Any]:
-    """How the line of one model looks; shapes move on where the colours begin again."""
-    turn, place = divmod(index, len(_MODELS))
-    return {
-        "color": _colour(index),
-        "marker": _MARKERS[(place + turn) % len(_MARKERS)],
-        "markersize": 4.5,
-        "markeredgewidth": 0,
-        "linewidth": 1.4,
-    }
+def _median(
+    axes: Axes,
+    index: int,
+    x: Sequence[int],
+    scores: Sequence[Sequence[float]],
+    changes: Mapping[str, Any],
+) -> Line:
+    """The median of the scores at each x as a line yet to be drawn; their spread is drawn now."""
+    lowest, highest = [min(s) for s in scores], [max(s) for s in scores]
+    axes.fill_between(x, lowest, highest, color=colour(index), alpha=0.15, linewidth=0)
+    return Line(x, [statistics.median(s) for s in scores], {**line_style(index), **changes})
+
+
+def _trained_here(axes: Axes, task: Record) -> None:
+    """A vertical line at the length that the models trained at."""
+    axes.axvline(task["train_length"], color=ink(), linewidth=0.8, alpha=0.6, zorder=1)
+    axes.annotate(
+        "trained",
+        (task["train_length"], 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+    )
 
 
 def _draw(axes: Axes, lines: Sequence[Line]) -> None:
     """Draw lines over one another; one that others coincide with is wider and shows beneath."""
+    wider = min(2.0, 8 / max(len(lines), 1))
     for rank, line in enumerate(lines):
         beneath = sum(_coincide(line, other) for other in lines[rank + 1 :])
         style = line.style | {
-            "linewidth": line.style["linewidth"] + 2 * beneath,
-            "markersize": line.style["markersize"] + 2.5 * beneath,
+            "linewidth": line.style["linewidth"] + wider * beneath,
+            "markersize": line.style["markersize"] + 1.25 * wider * beneath,
         }
         axes.plot(line.x, line.y, **style)
 
@@ -222,10 +171,10 @@ def _levels(axes: Axes, task: Record) -> None:
     solved = {} if task["solved_at"] is None else {"solved": task["solved_at"]}
     levels: Mapping[str, float] = solved | task["baselines"]
     for rank, (name, value) in enumerate(sorted(levels.items(), key=lambda level: level[1])):
-        axes.axhline(value, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        axes.axhline(value, color=ink(), linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         side = "center" if len(levels) == 1 else "bottom" if rank else "top"
         axes.annotate(
-            f"{name} {value:g}",
+            f"{name} {value:.3g}",
             (1, value),
             xycoords=("axes fraction", "data"),
             xytext=(3, 0),

@@ -1,28 +1,57 @@
 """A comparison in words: what was compared, and what came out of each task."""
 
+import json
+
+from stateline.reports.cells import PARAMETER_TOLERANCE, score_cells
 from stateline.reports.format import count, listing, words
-from stateline.reports.summary import Record, runs_of, score_cells, solved_runs, task_label
+from stateline.reports.records import Record, runs_of, solved_runs, sources, task_label
 
 
 def headline(results: Record) -> str:
-    """One sentence on what was compared."""
+    """One sentence on what was trained, and whether it was all alike."""
     models, tasks = results["models"], results["tasks"]
     runs = max((len(runs_of(results, m, t)) for m in models for t in tasks), default=0)
     seeds = f" with {'up to ' if runs > 1 else ''}{count(runs, 'seed')} each" if runs else ""
+    how = f" {_sizes(results)}, {_trainings(results)}"
+    if len(models) == 1:
+        how, seeds = " trained", seeds.removesuffix(" each")
     return (
-        f"{count(len(models), 'model')} matched in parameters, trained alike{seeds} on "
-        f"{count(len(tasks), 'task')}: "
+        f"{count(len(models), 'model')}{how}{seeds} on {count(len(tasks), 'task')}: "
         f"{listing([task_label(results, task) for task in tasks])}."
     )
 
 
+def _sizes(results: Record) -> str:
+    """Whether, on each task, the models were to have the same number of parameters."""
+    for task in results["tasks"]:
+        wanted = [r["parameters_wanted"] for r in results["runs"] if r["task"] == task["spec"]]
+        if wanted and max(wanted) > (1 + PARAMETER_TOLERANCE) * min(wanted):
+            return "of different sizes"
+    return "matched in parameters"
+
+
+def _trainings(results: Record) -> str:
+    """Whether, on each task, the models had the same training configuration but for the seed."""
+    for task in results["tasks"]:
+        runs = [run for run in results["runs"] if run["task"] == task["spec"]]
+        settings = [run.get("training", {}) | {"seed": 0} for run in runs]
+        if len({json.dumps(s, sort_keys=True) for s in settings}) > 1:
+            return "trained in different ways"
+    return "trained alike"
+
+
 def unfinished(results: Record) -> str:
-    """What is there of a comparison that has not finished; nothing if it has."""
+    """What is there of runs that have not finished; nothing if all have."""
     if results["finished"]:
         return ""
     pairs = [(model, task) for model in results["models"] for task in results["tasks"]]
     done = sum(bool(runs_of(results, model, task)) for model, task in pairs)
     runs = count(len(results["runs"]), "run")
+    still = [source["folder"] for source in sources(results) if not source["finished"]]
+    if all(still):
+        return f"Not finished yet: {listing(still)}. There are {runs} in all."
+    if len(pairs) == 1:
+        return "This run has not finished."
     return (
         f"This comparison has not finished: it holds {runs}, for {done} of {len(pairs)} pairs of "
         "a model and a task."

@@ -1,7 +1,6 @@
 """A comparison as one table in the terminal."""
 
 import math
-import re
 from collections.abc import Iterator
 
 from rich import box
@@ -9,18 +8,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from stateline.reports.format import DASH, words
+from stateline.reports.cells import NOT_SOLVED, PARAMETER_TOLERANCE, Cell
+from stateline.reports.format import fold, words
+from stateline.reports.records import Record, task_label
 from stateline.reports.sentences import baselines, headline, unfinished
-from stateline.reports.summary import (
-    NOT_SOLVED,
-    PARAMETER_TOLERANCE,
-    Cell,
-    Column,
-    Record,
-    Table,
-    main_table,
-    task_label,
-)
+from stateline.reports.summary import Column, Table, main_table
 
 NARROWEST = 10
 """Characters that a model's column has at least; longer cells break at a space or a dash."""
@@ -33,17 +25,18 @@ def print_results(results: Record, console: Console) -> None:
     100 characters. Where the models do not fit beside each other, more tables follow.
 
     Args:
-        results: What ``stateline compare`` wrote.
+        results: What ``stateline compare`` wrote, or several such, merged.
         console: Where to print.
     """
     table = main_table(results)
     console.print(Text(headline(results), style="bold"))
-    if not results["finished"]:
+    if unfinished(results):
         console.print(Text(unfinished(results), style="yellow"))
     label_width = max(len(label) for column in table.columns for label in _labels(column))
     for piece in _pieces(table, (console.width - label_width) // (NARROWEST + 1)):
         console.print(_draw(piece, (console.width - label_width) // len(piece.models) - 1))
-    console.print(Text(_legend(table), style="dim"))
+    if legend := _legend(table):
+        console.print(Text(legend, style="dim"))
     for task in results["tasks"]:
         label = f"\n{task_label(results, task)}: {words(task['metric'])}. "
         about = f"{task['about']} {baselines(task)}".rstrip()
@@ -69,7 +62,7 @@ def _draw(table: Table, model_width: int) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     drawn.add_column("", no_wrap=True)
     for model in table.models:
-        heading = Text(_fold(model, model_width))
+        heading = Text(fold(model, model_width))
         drawn.add_column(heading, justify="right", overflow="fold", max_width=model_width)
     above = ""
     for column in table.columns:
@@ -81,20 +74,10 @@ def _draw(table: Table, model_width: int) -> RichTable:
     return drawn
 
 
-def _fold(text: str, width: int) -> str:
-    """A pattern or a spread on lines of ``width``, broken where a reader would."""
-    lines = [""]
-    for piece in re.split(f"(?<=[(,=_ {DASH}])", text):
-        if lines[-1] and len(lines[-1] + piece) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(lines)
-
-
 def _cell(cell: Cell, width: int) -> Text:
     mark = "*" if cell.best else "!" if cell.off else ""
-    drawn = Text(_fold(mark + cell.text, width), style="bold" if cell.best else "")
-    return drawn.append(f"\n{_fold(cell.note, width)}" if cell.note else "", style="not bold dim")
+    drawn = Text(fold(mark + cell.text, width), style="bold" if cell.best else "")
+    return drawn.append(f"\n{fold(cell.note, width)}" if cell.note else "", style="not bold dim")
 
 
 def _legend(table: Table) -> str:

@@ -1,0 +1,56 @@
+"""Show the results of comparisons and training runs, side by side: one table and one report.
+
+Tasks on the same data are joined, models of the same pattern told apart. The report is one page
+that needs nothing beside itself; its plots lie as PNG and SVG in the folder plots beside it.
+"""
+
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser
+
+OUT = "runs/report"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "runs", nargs="+", type=str, help="folders that compare or train wrote, with results.json"
+    )
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        default=None,
+        help=f"folder for the report; by default that of the run, and {OUT} for several",
+    )
+
+
+def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+    """Print the table, write the report."""
+    given = parser.parse_args(arguments)
+
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from stateline.cli.compare import WIDTH
+    from stateline.reports import (
+        folder_names,
+        merge,
+        print_results,
+        read_results,
+        write_report,
+    )
+
+    folders = [Path(name) for name in given.runs]
+    names = folder_names(folders)
+    results = [read_results(folder) for folder in folders]
+    merged = merge(dict(zip(names, results, strict=True))) if len(results) > 1 else results[0]
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH
+    folder = Path(given.out or (folders[0] if len(folders) == 1 else OUT))
+    write_report(merged, folder / "report.html")
+    print_results(merged, console)
+    where = f"\nreport: {folder / 'report.html'}    plots: {folder / 'plots'}"
+    console.print(where, markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,277 @@
+"""``stateline generate``: what it prints, what it keeps, and what it refuses."""
+
+import io
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateline.cli import main
+from stateline.data import CharacterTokenizer
+from stateline.generate import generate, stream
+from stateline.models.checkpoint import load_model, save_model
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.reports.format import short_bytes
+
+pytestmark = pytest.mark.usefixtures("unannotated")
+
+KINDS = ["h3(d_state=8)", "attention(position=rope) lstm", "ladder(attention h3(d_state=8))"]
+LETTERS = "abcdefgh \n"
+Say = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders with a model each: of letters, of bytes, of numbers."""
+    folder = tmp_path_factory.mktemp("models")
+    names = {f"letters{number}": (pattern, len(LETTERS)) for number, pattern in enumerate(KINDS)}
+    names |= {"bytes": ("h3(d_state=8)", 256), "numbers": ("attention", 10)}
+    for name, (pattern, vocab_size) in names.items():
+        torch.manual_seed(1)
+        model = LanguageModel(ModelConfig(pattern, vocab_size, 8, tie_embeddings=False)).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3)
+        save_model(model, folder / name)
+        if name.startswith("letters"):
+            CharacterTokenizer(LETTERS).save(folder / name / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture
+def say(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+    """What ``stateline generate MODEL ...`` prints; files are in a temporary folder."""
+
+    def said(model: str, *arguments: object, code: int = 0, err: bool = False) -> str:
+        capsys.readouterr()
+        assert main(["generate", str(models / model), *map(str, arguments)]) == code
+        shown = capsys.readouterr()
+        return shown.err if err else shown.out
+
+    return said
+
+
+def numbers(text: str) -> list[int]:
+    return [LETTERS.index(letter) for letter in text]
+
+
+def test_the_text_is_the_prompt_and_what_the_model_gives(say: Say, models: Path) -> None:
+    shown = say("letters0", "--prompt", "bad cab", "--temperature", 0, "--max_new_tokens", 9)
+    found = generate(load_model(models / "letters0"), torch.tensor([numbers("bad cab")]), 9)
+    assert shown == "bad cab" + "".join(LETTERS[token] for token in found[0]) + "\n"
+
+
+SAMPLINGS: dict[str, list[Any]] = {
+    "greedy": ["--temperature", 0],
+    "greedy_penalty": ["--temperature", 0, "--repetition_penalty", 1.5],
+    "sampled": ["--temperature", 1.2, "--top_k", 8, "--repetition_penalty", 1.3],
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("model", ["letters0", "letters1", "letters2", "bytes"])
+def test_an_interrupted_text_is_the_uninterrupted_one(
+    say: Say, tmp_path: Path, model: str, sampling: str
+) -> None:
+    options = SAMPLINGS[sampling]
+    whole = say(model, "--prompt", "bad", *options, "--seed", 5, "--max_new_tokens", 40)
+    for cut in (0, 1, 17):
+        kept = tmp_path / f"kept{cut}"
+        first = ["--seed", 5, "--max_new_tokens", cut, "--save_state", kept]
+        head = say(model, "--prompt", "bad", *options, *first)
+        middle = say(model, "--state", kept, *options, "--max_new_tokens", 3, "--save_state", kept)
+        tail = say(model, "--state", kept, *options, "--max_new_tokens", 37 - cut)
+        assert head + middle + tail == whole
+
+
+def test_a_stop_string_begun_before_the_interruption_is_found_after_it(
+    say: Say, tmp_path: Path
+) -> None:
+    options = ["--temperature", 0, "--max_new_tokens"]
+    text = say("letters0", "--prompt", "bad", *options, 12)[3:-1]
+    stop = text[4:7]
+    wanted = text[: text.index(stop)]
+    start = text.index(stop) + 1  # interrupted inside the stop string
+    kept = tmp_path / "kept"
+    head = say(
+        *["letters0", "--prompt", "bad", *options, start, "--stop", stop, "--save_state", kept]
+    )
+    tail = say("letters0", "--state", kept, *options, 12 - start, "--stop", stop)
+    assert (head, tail) == ("bad" + wanted, "\n")
+
+
+def test_another_process_goes_on(say: Say, models: Path, tmp_path: Path) -> None:
+    options = ["--temperature", "1.1", "--repetition_penalty", "1.2", "--max_new_tokens"]
+    whole = say("bytes", "--prompt", "né", *options, 30, "--seed", 2)
+    kept = str(tmp_path / "kept")
+    head = say("bytes", "--prompt", "né", *options, 13, "--seed", 2, "--save_state", kept)
+    program = [sys.executable, "-c", "import sys; from stateline.cli import main; sys.exit(main())"]
+    command = [*program, "generate", str(models / "bytes"), *options, "17", "--state", kept]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert head + done.stdout.decode() == whole
+
+
+def test_a_prompt_after_a_state_goes_on_with_the_conversation(
+    say: Say, models: Path, tmp_path: Path
+) -> None:
+    options = ["--temperature", 0, "--max_new_tokens", 6]
+    head = say("letters1", "--prompt", "bad", *options, "--save_state", tmp_path / "kept")
+    tail = say("letters1", "--prompt", "cafe", *options, "--state", tmp_path / "kept")
+    found = generate(load_model(models / "letters1"), torch.tensor([numbers(head + "cafe")]), 6)
+    assert tail == "cafe" + "".join(LETTERS[token] for token in found[0]) + "\n"
+
+
+def test_the_size_of_a_state_and_its_tokens_are_told(
+    say: Say, models: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    told = say("letters1", "--prompt", "bad", "--max_new_tokens", 4, "--save_state", kept, err=True)
+    size = short_bytes(load_model(models / "letters1").state_bytes(6))
+    assert told == f"state: {size} after 7 tokens, in {kept}\n"
+    told = say("letters1", "--state", kept, err=True)
+    assert told == f"state: {size} after 7 tokens, from {kept}\n"
+
+
+def test_a_seed_begins_the_random_numbers_of_a_kept_state_anew(say: Say, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    say("letters0", "--prompt", "bad", "--max_new_tokens", 4, "--save_state", kept)
+    texts = [say("letters0", "--state", kept, *seed) for seed in ([], ["--seed", 7], ["--seed", 8])]
+    assert len(set(texts)) == 3
+    assert say("letters0", "--state", kept, "--seed", 7) == texts[1]
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("bad\na\ncabbage had\n")
+    options = ["--temperature", 0, "--max_new_tokens", 12, "--stop", "a"]
+    shown = say("letters1", "--prompts", tmp_path / "prompts", *options)
+    results = [json.loads(line) for line in shown.splitlines()]
+    assert [result["prompt"] for result in results] == ["bad", "a", "cabbage had"]
+    for result in results:
+        alone = say("letters1", "--prompt", result["prompt"], *options)
+        assert alone == result["prompt"] + result["text"] + "\n"
+
+
+def test_a_batch_from_a_state_forks_it(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("bad\na\n")
+    options = ["--temperature", 0, "--max_new_tokens", 7]
+    say("letters1", "--prompt", "cab", *options, "--save_state", tmp_path / "kept")
+    options += ["--state", tmp_path / "kept"]
+    shown = say("letters1", "--prompts", tmp_path / "prompts", *options)
+    for result in map(json.loads, shown.splitlines()):
+        alone = say("letters1", "--prompt", result["prompt"], *options)
+        assert alone == result["prompt"] + result["text"] + "\n"
+
+
+def test_log_probabilities_come_as_a_table(say: Say, models: Path) -> None:
+    options = ["--temperature", 0, "--max_new_tokens", 5]
+    shown = say("letters0", "--prompt", "bad", *options, "--log_probs")
+    head, *lines = [line.split("\t") for line in shown.splitlines()]
+    assert head == ["token", "log_prob", "text"]
+    wanted = stream(load_model(models / "letters0"), torch.tensor([numbers("bad")]), 5)
+    for line, choice in zip(lines, wanted, strict=True):
+        assert int(line[0]) == int(choice.tokens)
+        assert float(line[1]) == pytest.approx(float(choice.log_probs), abs=1e-6)
+        assert json.loads(line[2]) == LETTERS[int(choice.tokens)]
+
+
+def test_log_probabilities_of_a_batch_come_with_its_texts(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("bad\na\n")
+    options = ["--temperature", 0, "--max_new_tokens", 5, "--log_probs"]
+    shown = say("letters0", "--prompts", tmp_path / "prompts", *options)
+    for result in map(json.loads, shown.splitlines()):
+        table = say("letters0", "--prompt", result["prompt"], *options).splitlines()[1:]
+        assert result["tokens"] == [int(line.split("\t")[0]) for line in table]
+        wanted = [float(line.split("\t")[1]) for line in table]
+        assert result["log_probs"] == pytest.approx(wanted, abs=1e-6)
+        assert all(-math.inf < value < 0 for value in result["log_probs"])
+
+
+class Stdin:
+    """A standard input that says how much was asked of it at a time."""
+
+    def __init__(self, text: bytes) -> None:
+        self.file, self.buffer, self.asked = io.BytesIO(text), self, set[int]()
+
+    def read(self, size: int) -> bytes:
+        self.asked.add(size)
+        return self.file.read(size)
+
+
+def test_a_prompt_from_stdin_is_read_in_pieces(
+    say: Say, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "bad cab\nfeed a " * 4_500  # more than one piece
+    stdin = Stdin(text.encode())
+    monkeypatch.setattr("sys.stdin", stdin)
+    shown = say("letters0", "--stream", "--temperature", 0, "--max_new_tokens", 6)
+    found = generate(load_model(models / "letters0"), torch.tensor([numbers(text)]), 6)
+    assert shown == "".join(LETTERS[token] for token in found[0]) + "\n"
+    assert stdin.asked == {1 << 16}
+
+
+def test_a_stream_goes_on_from_a_state(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--temperature", 0, "--max_new_tokens", 6, "--state", tmp_path / "kept"]
+    say("letters0", "--prompt", "cab", *options[:4], "--save_state", tmp_path / "kept")
+    monkeypatch.setattr("sys.stdin", Stdin(b"a bad cafe"))
+    wanted = say("letters0", "--prompt", "a bad cafe", *options)
+    assert "a bad cafe" + say("letters0", "--stream", *options) == wanted
+
+
+def test_a_stream_through_a_state_that_grows_wants_force(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = say("letters1", "--stream", code=2, err=True)
+    assert told == (
+        "stateline: error: --stream wants a state that does not grow, but that of 0 Attention "
+        "does: give --force to let memory grow with the text\n"
+    )
+    monkeypatch.setattr("sys.stdin", Stdin(b"bad"))
+    assert say("letters1", "--stream", "--force", "--max_new_tokens", 3)
+
+
+MISTAKES = [
+    (["letters0", "--prompt", "a", "--stream"], "one of --prompt, --prompts and --stream, got pro"),
+    (["letters0", "--prompts", "nowhere"], "cannot read the prompts in nowhere: No such file"),
+    (["letters0", "--prompts", "empty"], "empty must have a prompt in every line, got an empty"),
+    (["letters0", "--prompts", "gap"], "gap must have a prompt in every line, got an empty one"),
+    (["letters0", "--prompts", "gap", "--save_state", "s"], "--save_state keeps one text, got"),
+    (["letters0", "--prompt", "xyz"], "the tokenizer has no character 'x'"),
+    (["letters0", "--prompt", "a", "--stop", ""], "a stop string must not be empty"),
+    (["letters0", "--prompt", "a", "--repetition_penalty", "0"], "repetition_penalty must be pos"),
+    (["letters0", "--prompt", "a", "--seed", "-1"], "seed must be from 0 to 2**63 - 1, got -1"),
+    (["letters0", "--state", "nowhere"], "no such state file: nowhere"),
+    (["letters0", "--state", "gap"], "cannot read gap as a state: "),
+    (["letters1", "--state", "kept"], "kept was saved by a model with another configuration"),
+    (["letters1", "--state", "kept", "--force"], "kept holds the state of another kind of layer"),
+    (["letters0", "--state", "kept", "--max_new_tokens", "-2"], "max_new_tokens must not be neg"),
+    (["letters0", "--prompt", "a", "--save_state", "gap/s"], "cannot write gap/s: "),
+    (["numbers", "--prompt", "1 b"], "no tokenizer.json: give the prompt as token numbers, got '1"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_a_mistake_is_one_line(
+    say: Say,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "gap").write_text("a\n\nb\n")
+    say("letters0", "--prompt", "a", "--max_new_tokens", 2, "--save_state", "kept")
+    told = say(*arguments, code=2, err=True)
+    *news, last = told.splitlines()
+    assert all(line.startswith("state: ") for line in news)
+    assert last.startswith("stateline: error: ")
+    assert message in last

@@ -1,0 +1,149 @@
+"""An interrupted text on disk, and what is not one."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.utils import _pytree as pytree
+
+from stateline.data import ByteTokenizer
+from stateline.errors import InputError
+from stateline.generate import Kept, Session, TextStream, begin, load_kept, save_kept
+from stateline.layers import save_state
+from stateline.models.language_model import LanguageModel
+
+Build = Callable[..., LanguageModel]
+KINDS = ["attention(position=rope)", "h3(d_state=8)", "lstm s4d(d_state=8)", "h3 attention"]
+KINDS += ["ladder(attention(position=alibi) h3(d_state=8))", "shift_ssm(d_state=1)"]
+
+
+def kept_by(model: LanguageModel, steps: int = 3) -> Kept:
+    """After a prompt and some steps; the text holds half a character and half a stop string."""
+    session = Session(model, begin(model, torch.tensor([[1, 2, 3]])))
+    for _ in range(steps):
+        session.step()
+    text = TextStream(ByteTokenizer(), ["abc"])
+    for token in b"xxab\xc3":
+        text.push(token)
+    return Kept(session.state(), text.hold())
+
+
+@pytest.mark.parametrize("pattern", KINDS)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_loaded_text_is_the_saved_one(
+    build: Build, tmp_path: Path, pattern: str, steps: int
+) -> None:
+    model = build(pattern)
+    kept = kept_by(model, steps)
+    save_kept(tmp_path / "kept", kept, model)
+    loaded = load_kept(tmp_path / "kept", model)
+    assert pytree.tree_structure(loaded) == pytree.tree_structure(kept)
+    assert all(map(torch.equal, pytree.tree_leaves(loaded), pytree.tree_leaves(kept)))
+
+
+def test_an_empty_text_can_be_kept(build: Build, tmp_path: Path) -> None:
+    """One token: nothing fed, nothing shown."""
+    model = build("attention h3(d_state=8)")
+    kept = Kept(begin(model, torch.tensor([[4]])), TextStream(ByteTokenizer()).hold())
+    save_kept(tmp_path / "kept", kept, model)
+    assert load_kept(tmp_path / "kept", model).session.token.tolist() == [4]
+
+
+def test_a_text_of_other_weights_is_refused_but_by_force(build: Build, tmp_path: Path) -> None:
+    model = build("h3(d_state=8)")
+    save_kept(tmp_path / "kept", kept_by(model), model)
+    with torch.no_grad():
+        model.embedding.weight.add_(1)
+    with pytest.raises(InputError, match="was saved by a model with other weights"):
+        load_kept(tmp_path / "kept", model)
+    assert load_kept(tmp_path / "kept", model, force=True).session.length == 6
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("h3(d_state=8) attention", "kept holds the state of another kind of layer"),
+        ("h3(d_state=4)", "kept does not fit: its .* of this layer .* of shape"),
+        ("lstm", "kept holds the state of another kind of layer"),
+    ],
+)
+def test_a_text_of_a_model_of_another_shape_is_refused_even_by_force(
+    build: Build, tmp_path: Path, other: str, message: str
+) -> None:
+    model = build("h3(d_state=8)")
+    save_kept(tmp_path / "kept", kept_by(model), model)
+    with pytest.raises(InputError, match="another configuration"):
+        load_kept(tmp_path / "kept", build(other))
+    with pytest.raises(InputError, match=message):
+        load_kept(tmp_path / "kept", build(other), force=True)
+
+
+def test_a_text_of_another_vocabulary_is_refused_even_by_force(
+    build: Build, tmp_path: Path
+) -> None:
+    model = build("h3(d_state=8)")
+    save_kept(tmp_path / "kept", kept_by(model), model)
+    with pytest.raises(InputError, match=r"its .*seen is torch.bool of shape \(1, 11"):
+        load_kept(tmp_path / "kept", build("h3(d_state=8)", vocab_size=12), force=True)
+
+
+def test_the_state_of_a_layer_alone_is_no_interrupted_text(build: Build, tmp_path: Path) -> None:
+    model = build("h3(d_state=8)")
+    save_state(tmp_path / "state", model.init_state(1), model)
+    with pytest.raises(InputError, match="holds the state of another kind of layer"):
+        load_kept(tmp_path / "state", model)
+
+
+def altered(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Write a state file again with other tensors, its fingerprint unchanged."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    change(tensors)
+    save_file(tensors, path, metadata=metadata)
+
+
+def replace(part: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        (name,) = [name for name in tensors if part in name]
+        tensors[name] = value(tensors[name]).contiguous()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replace(".k", lambda t: t * float("nan")), r"holds NaN in .*\.k: save a state that is s"),
+        (
+            replace(".k", lambda t: t[..., :-1]),
+            r"does not fit: its .*\.k is torch.float64 of",
+        ),
+        (replace(".k", lambda t: t[0]), r"does not fit: its .*\.k"),
+        (replace(".k", lambda t: torch.cat([t, t])), r"does not fit: its .*\.k"),
+        (replace(".length", lambda t: t.double()), r"does not fit: its .*\.length"),
+        (replace(".session.token", lambda t: t + 1000), "tokens must be from 0 to 10, got 10"),
+    ],
+)
+def test_a_damaged_text_is_refused_even_by_force(
+    build: Build, tmp_path: Path, change: Callable[..., None], message: str
+) -> None:
+    model = build("attention(position=rope)")
+    save_kept(tmp_path / "kept", kept_by(model), model)
+    altered(tmp_path / "kept", change)
+    with pytest.raises(InputError, match=message):
+        load_kept(tmp_path / "kept", model, force=True)
+
+
+@pytest.mark.parametrize("part", [0, 7, 300, -1])
+def test_a_truncated_file_is_refused_in_one_line(build: Build, tmp_path: Path, part: int) -> None:
+    model = build("attention(position=rope)")
+    path = tmp_path / "kept"
+    save_kept(path, kept_by(model), model)
+    path.write_bytes(path.read_bytes()[:part])
+    with pytest.raises(InputError, match=r"cannot read .*kept as a state") as caught:
+        load_kept(path, model, force=True)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,110 @@
+"""What a folder of a run holds, and texts that come in pieces."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from stateline.data import ByteTokenizer, CharacterTokenizer, Tokenizer, load_tokenizer
+from stateline.errors import InputError
+from stateline.generate import (
+    NumberTokenizer,
+    begin,
+    growing_layers,
+    load_run,
+    read_pieces,
+    token_pieces,
+)
+from stateline.models.checkpoint import save_model
+from stateline.models.language_model import LanguageModel
+
+Build = Callable[..., LanguageModel]
+
+
+def test_the_newest_checkpoint_of_a_run_is_its_model(build: Build, tmp_path: Path) -> None:
+    for step, vocab_size in ((9, 5), (10, 6), (200, 7)):
+        save_model(build("lstm", vocab_size), tmp_path / "checkpoints" / f"step-{step:08}")
+    (tmp_path / "checkpoints" / "step-00000300").mkdir()  # nothing in it yet
+    assert load_run(tmp_path)[0].config.vocab_size == 7
+    assert load_run(tmp_path / "checkpoints" / "step-00000010")[0].config.vocab_size == 6
+    save_model(build("lstm", 8), tmp_path)
+    assert load_run(tmp_path)[0].config.vocab_size == 8
+
+
+@pytest.mark.parametrize("home", [".", "checkpoints/step-00000010"])
+@pytest.mark.parametrize("asked", [".", "checkpoints/step-00000010"])
+def test_a_tokenizer_lies_beside_the_model_or_the_checkpoints(
+    build: Build, tmp_path: Path, home: str, asked: str
+) -> None:
+    save_model(build("lstm", 3), tmp_path / "checkpoints" / "step-00000010")
+    CharacterTokenizer("abc").save(tmp_path / home / "tokenizer.json")
+    assert load_run(tmp_path / asked)[1].decode([2, 0]) == "ca"
+
+
+def test_without_a_tokenizer_256_tokens_are_bytes_and_others_numbers(
+    build: Build, tmp_path: Path
+) -> None:
+    for size, kind in ((256, ByteTokenizer), (255, NumberTokenizer)):
+        save_model(build("lstm", size), tmp_path / str(size))
+        assert type(load_run(tmp_path / str(size))[1]) is kind
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(build: Build, tmp_path: Path) -> None:
+    save_model(build("lstm", 3), tmp_path)
+    CharacterTokenizer("abcd").save(tmp_path / "tokenizer.json")
+    with pytest.raises(InputError, match=r"tokenizer.json has 4 tokens, but the model in .* 3: "):
+        load_run(tmp_path)
+
+
+def test_layers_that_grow_are_named(build: Build) -> None:
+    assert growing_layers(build("h3 lstm s4d")) == []
+    assert growing_layers(build("h3 attention ladder(attention) ladder(h3)")) == [
+        "2 Attention",
+        "4 Ladder",
+    ]
+
+
+def test_numbers_go_there_and_back() -> None:
+    numbers = NumberTokenizer(300)
+    assert numbers.encode(numbers.decode([3, 299, 0])).tolist() == [3, 299, 0]
+    decoder = numbers.decoder()
+    assert [decoder.push(3), decoder.push(299), decoder.finish()] == ["3 ", "299 ", ""]
+
+
+TEXT = "It's said -- so  \n\n they say:\tπ is 3.14159, né?\n" * 5 + "end\udcff\udcc3"
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 10_000])
+@pytest.mark.parametrize(
+    "tokenizer", [ByteTokenizer(), CharacterTokenizer.of([TEXT])], ids=["bytes", "characters"]
+)
+def test_the_pieces_of_a_text_are_the_text(tokenizer: Tokenizer, size: int) -> None:
+    file = io.BytesIO(TEXT.encode(errors="surrogateescape"))
+    pieces = list(token_pieces(file.read, tokenizer, size=size))
+    assert torch.cat(pieces).tolist() == tokenizer.encode(TEXT).tolist()
+    assert max(map(len, pieces)) <= size + 20  # what was left of the piece before
+
+
+@pytest.mark.parametrize("size", [64, 100, 1000])
+def test_byte_pairs_of_the_pieces_are_those_of_the_text(data: Path, size: int) -> None:
+    gpt2 = load_tokenizer(data / "tokenizer" / "gpt2")
+    text = TEXT[:-2] * 9
+    pieces = token_pieces(io.BytesIO(text.encode()).read, gpt2, size=size)
+    assert torch.cat(list(pieces)).tolist() == gpt2.encode(text).tolist()
+
+
+def test_a_prompt_in_pieces_is_read_as_one(build: Build) -> None:
+    model = build("attention(position=rope) h3(d_state=8)")
+    tokens = torch.tensor([1, 2, 3, 4, 5, 6, 7])
+    pieces = [tokens[:0], tokens[:1], tokens[1:4], tokens[:0], tokens[4:]]
+    found, wanted = read_pieces(model, pieces, seed=3), begin(model, tokens[None], seed=3)
+    for leaf, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
+        torch.testing.assert_close(leaf, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_prompt_without_a_token_is_refused(build: Build) -> None:
+    with pytest.raises(InputError, match="the prompt is empty: give at least one token"):
+        read_pieces(build("lstm"), [torch.zeros(0, dtype=torch.int64)])
