@@ -16,24 +16,6 @@ TEXT = "Hé 😀 naïve 日本語, the theory of the thing\r\n"
 GPT2_WORLD = [15496, 995]
 
 
-@pytest.fixture(scope="session")
-def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a small byte-level BPE, trained here."""
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=270,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
-    tokenizer.save(str(path))
-    return path
-
-
 @pytest.fixture
 def tokenizer(kind: str, bpe: Path) -> Tokenizer:
     if kind == "character":

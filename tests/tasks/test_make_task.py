@@ -4,8 +4,8 @@ from stateline.errors import InputError
 from stateline.tasks import TASKS, Copying, Task, make_task
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_every_task_is_made_from_its_name_alone(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"tokens"}))
+def test_a_task_is_made_from_its_name_alone(name: str) -> None:
     assert type(make_task(name)) is TASKS[name]
 
 
@@ -32,6 +32,7 @@ def test_anything_but_one_plain_item_is_refused(text: str) -> None:
         ("copying(seed=1)", "unknown keyword of task 'copying' 'seed'"),
         ("copying(max_len=1.5)", "wants max_len to be int, got 1.5"),
         ("copying(", "malformed pattern"),
+        ("tokens", "the task tokens needs the folder of a corpus"),
     ],
 )
 def test_mistakes_are_named(text: str, message: str) -> None:

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from stateline.tasks import IGNORE, TASKS, Batch, GeneratedTask, Problems, Task, Text, make_task
+from stateline.data import write_corpus
+from stateline.tasks import (
+    IGNORE,
+    TASKS,
+    Batch,
+    GeneratedTask,
+    Problems,
+    Task,
+    Text,
+    Tokens,
+    make_task,
+)
 
 GENERATED = ["associative_recall", "copying", "induction_head"]
 TRAINING_KEYWORDS = {
@@ -25,6 +36,7 @@ GOLDEN_TRAINING = {
     "Copying": "5145725bc7a77d3b",
     "InductionHead": "4c5b4f727e6325ba",
     "Text": "7c70256a46ecda39",
+    "Tokens": "7c70256a46ecda39",
 }
 GOLDEN_PROBLEMS = {
     "associative_recall": "b0a252b21e46d1c8",
@@ -36,11 +48,14 @@ GOLDEN_PROBLEMS = {
 @pytest.fixture(params=TASKS)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Task]:
     """Makes one of the tasks from its seed; the text is one that no Python version changes."""
-    if request.param != "text":
+    if request.param not in ("text", "tokens"):
         return lambda seed=0: make_task(request.param, seed=seed)
     path = tmp_path / "text"
     path.write_bytes(bytes(place * place % 251 for place in range(5000)))
-    return lambda seed=0: Text(seed, path=str(path))
+    if request.param == "text":
+        return lambda seed=0: Text(seed, path=str(path))
+    write_corpus([path], tmp_path / "corpus", workers=1)
+    return lambda seed=0: Tokens(seed, path=str(tmp_path / "corpus"))
 
 
 def _fingerprint(value: Batch | Problems) -> str:

@@ -15,8 +15,10 @@ from stateline.errors import InputError, unknown_name
 
 COMMANDS: Mapping[str, str] = {
     "compare": "train architectures at the same size, score them, time them, write a report",
+    "data": "turn text into tokens on disk, to train on",
     "train": "train one architecture on one task",
     "generate": "continue a prompt with a trained model",
+    "evaluate": "score a trained model on texts of any length",
     "report": "show the results of several runs side by side, and write their report",
     "info": "parameters, operations and state of an architecture, before it is built",
     "check": "check the law of sequence layers",

@@ -1,5 +1,7 @@
 """Data: tokenizers, and text as tokens on disk."""
 
+from stateline.data.corpus import Corpus, Split, open_corpus
+from stateline.data.recipe import Recipe
 from stateline.data.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,
@@ -7,5 +9,18 @@ from stateline.data.tokenizer import (
     Tokenizer,
     load_tokenizer,
 )
+from stateline.data.write import Progress, write_corpus
 
-__all__ = ["ByteTokenizer", "CharacterTokenizer", "Decoder", "Tokenizer", "load_tokenizer"]
+__all__ = [
+    "ByteTokenizer",
+    "CharacterTokenizer",
+    "Corpus",
+    "Decoder",
+    "Progress",
+    "Recipe",
+    "Split",
+    "Tokenizer",
+    "load_tokenizer",
+    "open_corpus",
+    "write_corpus",
+]

@@ -19,6 +19,7 @@ from stateline.tasks.base import (
 from stateline.tasks.copying import Copying
 from stateline.tasks.induction_head import InductionHead
 from stateline.tasks.text import Text
+from stateline.tasks.tokens import Tokens
 
 __all__ = [
     "IGNORE",
@@ -33,6 +34,7 @@ __all__ = [
     "Problems",
     "Task",
     "Text",
+    "Tokens",
     "generator",
     "make_task",
 ]
@@ -42,6 +44,7 @@ TASKS: dict[str, type[Task]] = {
     "copying": Copying,
     "induction_head": InductionHead,
     "text": Text,
+    "tokens": Tokens,
 }
 
 
@@ -66,7 +69,7 @@ def make_task(text: str, *, seed: int = 0) -> Task:
         Traceback (most recent call last):
         ...
         stateline.errors.InputError: unknown task 'copyng': did you mean 'copying'? \
-Known: associative_recall, copying, induction_head, text
+Known: associative_recall, copying, induction_head, text, tokens
     """
     item, *others = parse_pattern(text)
     if others or item.core or item.repeat > 1:

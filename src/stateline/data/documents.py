@@ -1,0 +1,110 @@
+"""A document: a name, a size, and how to read its text again in another process."""
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stateline.errors import InputError
+
+Newlines = Literal["unify", "keep"]
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document(ABC):
+    """One text of a corpus.
+
+    Attributes:
+        name: Decides whether it is held out; where it comes from, below its source.
+        path: Full path of the file that it stands in.
+        size: Bytes of the whole text in UTF-8.
+        begin: Byte where the document begins in that text.
+        end: Byte where it ends; ``None`` for the end of the text.
+    """
+
+    name: str
+    path: str
+    size: int
+    begin: int = 0
+    end: int | None = None
+
+    @abstractmethod
+    def contents(self) -> bytes:
+        """The whole text in UTF-8."""
+
+    def text(self, newlines: Newlines) -> str:
+        r"""The document as a string; what is not UTF-8 as ``surrogateescape`` has it.
+
+        Args:
+            newlines: ``"unify"`` makes ``\r\n`` one ``\n`` and drops a byte order mark.
+        """
+        text = self.contents()[self.begin : self.end].decode(errors="surrogateescape")
+        if newlines == "keep":
+            return text
+        return text.removeprefix(_BYTE_ORDER_MARK).replace("\r\n", "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDocument(Document):
+    """A whole file."""
+
+    def contents(self) -> bytes:
+        """The file as it is."""
+        return Path(self.path).read_bytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineDocument(Document):
+    """A field of an object in one line of JSON.
+
+    Attributes:
+        line: Number of the line, from 1.
+        offset: Byte where the line begins.
+        key: The field.
+    """
+
+    line: int
+    offset: int
+    key: str
+
+    def contents(self) -> bytes:
+        """The field of the line."""
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            return field_of_line(file.readline(), self.key, f"{self.path}, line {self.line},")
+
+
+def field_of_line(line: bytes, key: str, place: str) -> bytes:
+    """The text in a line of JSON.
+
+    Args:
+        line: The line.
+        key: The field of its object that holds the text.
+        place: What the line is called in messages.
+
+    Raises:
+        InputError: If the line is not JSON, or has no such text.
+    """
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{place} is not JSON: {error}; correct it or leave it out") from error
+    return field_of_row(row, key, place)
+
+
+def field_of_row(row: Any, key: str, place: str) -> bytes:
+    """The text in a row.
+
+    Raises:
+        InputError: If there is none.
+    """
+    text = row.get(key) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        known = ", ".join(map(repr, row)) if isinstance(row, dict) else f"no fields: {type(row)}"
+        raise InputError(
+            f"{place} must have text in the field {key!r}, but it has {known}: name the field of "
+            "the text with --text_key"
+        )
+    return text.encode(errors="surrogatepass")

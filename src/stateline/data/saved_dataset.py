@@ -1,0 +1,92 @@
+"""Folders of ``Dataset.save_to_disk``: the only file that imports the package ``datasets``."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from stateline.data.documents import Document, field_of_row
+from stateline.errors import InputError
+
+_ONE, _SEVERAL = "state.json", "dataset_dict.json"
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether a folder was written by ``save_to_disk`` of a data set, or of a dictionary of them.
+
+    Args:
+        folder: The folder.
+    """
+    return (folder / _SEVERAL).is_file() or (
+        (folder / _ONE).is_file() and (folder / "dataset_info.json").is_file()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowDocument(Document):
+    """A field of a row of a data set.
+
+    Attributes:
+        row: Number of the row, from 0.
+        key: The field.
+    """
+
+    row: int
+    key: str
+
+    def contents(self) -> bytes:
+        """The field of the row."""
+        place = f"{self.path}, row {self.row},"
+        return field_of_row(_open(self.path)[self.row], self.key, place)
+
+
+def split_folder(folder: Path, split: str) -> Path:
+    """The folder of one split of what was saved: itself, where there are no splits.
+
+    Raises:
+        InputError: If there is no such split.
+    """
+    if not (folder / _SEVERAL).is_file():
+        return folder
+    if not is_saved_dataset(folder / split):
+        known = ", ".join(sorted(path.parent.name for path in folder.glob(f"*/{_ONE}")))
+        raise InputError(
+            f"the data set {folder} has no split {split!r}, it has {known}: name one with "
+            "--split_name"
+        )
+    return folder / split
+
+
+def rows(folder: Path, name: str, key: str) -> Iterator[RowDocument]:
+    """A document for each row of a data set.
+
+    Args:
+        folder: Where one data set was saved.
+        name: What it is called.
+        key: The field that holds the text.
+
+    Raises:
+        InputError: If it cannot be read, a row has no text, or the package is missing.
+    """
+    path = str(folder)
+    _open.cache_clear()  # it may have been saved anew
+    for number, row in enumerate(_open(path)):
+        size = len(field_of_row(row, key, f"{path}, row {number},"))
+        yield RowDocument(name=f"{name}:{number}", path=path, size=size, row=number, key=key)
+
+
+@lru_cache(maxsize=4)
+def _open(folder: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(
+            f"the data set {folder} needs the package datasets: pip install 'stateline[data]'"
+        ) from error
+    try:
+        return datasets.load_from_disk(folder)
+    except Exception as error:  # whatever its many readers raise
+        raise InputError(
+            f"the data set {folder} is damaged: {' '.join(str(error).split())}; save it again"
+        ) from error

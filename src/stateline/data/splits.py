@@ -1,0 +1,120 @@
+"""Which documents are trained on, which are held out, and which are kept for the test."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stateline.data.documents import Document
+from stateline.errors import InputError
+
+SPLITS = ("train", "held_out", "test")
+_NAMES = {"train": "train", "held_out": "held_out", "valid": "held_out", "test": "test"}
+
+Splits = Mapping[str, Sequence[Document]]
+
+
+def split_by_hash(documents: Sequence[Document], share: float) -> Splits:
+    """Hold out a share of the documents, by the hash of their names.
+
+    At least one document is on either side. Of a single document the last part is held out.
+
+    Args:
+        documents: At least one.
+        share: From 0 (nothing is held out) to less than 1.
+    """
+    if share == 0:
+        return {"train": documents}
+    if len(documents) == 1:
+        return _cut(documents[0], share)
+    hashes = [hashlib.sha256(os.fsencode(document.name)).digest() for document in documents]
+    ranked = sorted(range(len(documents)), key=lambda number: (hashes[number], number))
+    count = sum(int.from_bytes(each[:8], "big") < share * 2**64 for each in hashes)
+    chosen = set(ranked[: min(max(count, 1), len(documents) - 1)])
+    return {
+        "train": [d for number, d in enumerate(documents) if number not in chosen],
+        "held_out": [documents[number] for number in sorted(chosen)],
+    }
+
+
+def _cut(document: Document, share: float) -> Splits:
+    """The document in two, between two characters and not within a line's end."""
+    contents = document.contents()
+    cut = len(contents) - max(2, int(len(contents) * share))
+    while cut > 0 and (contents[cut] & 0xC0 == 0x80 or contents[cut - 1 : cut + 1] == b"\r\n"):
+        cut -= 1
+    if cut < 1:
+        raise InputError(
+            f"{document.name} is too short to hold out a part of it, {len(contents)} bytes: give "
+            "more text, or --held_out 0"
+        )
+    return {
+        "train": [dataclasses.replace(document, end=cut)],
+        "held_out": [dataclasses.replace(document, begin=cut)],
+    }
+
+
+def split_by_names(documents: Sequence[Document], file: Path) -> Splits:
+    """Split as a file says: a JSON object with a list of names for each split.
+
+    A name is the end of a file's path; rows of one file go together. What no list names is left
+    out.
+
+    Args:
+        documents: To be split.
+        file: Has lists "train", "held_out" (or "valid") and, if need be, "test".
+
+    Raises:
+        InputError: If the file is not such an object, or a name is not that of one file.
+    """
+    split_of = _read_names(file)
+    paths: dict[str, str] = {}  # by name
+    splits: dict[str, list[Document]] = {split: [] for split in SPLITS}
+    for document in documents:
+        parts = document.path.split("/")
+        ends = ("/".join(parts[start:]) for start in range(len(parts)))
+        named = [end for end in ends if end in split_of]
+        if len({split_of[end] for end in named}) > 1:
+            raise InputError(f"{file} names {document.path} in two splits: {' and '.join(named)}")
+        for end in named:
+            if paths.setdefault(end, document.path) != document.path:
+                raise InputError(
+                    f"{end!r} in {file} must name one file, but it names {paths[end]} and "
+                    f"{document.path}: write more of the path"
+                )
+        if named:
+            splits[split_of[named[0]]].append(document)
+    for name in sorted(split_of.keys() - paths.keys()):
+        raise InputError(f"{name!r} in {file} names none of the files: correct it or leave it out")
+    return {split: chosen for split, chosen in splits.items() if chosen}
+
+
+def _read_names(file: Path) -> dict[str, str]:
+    """The split of each name."""
+    try:
+        lists = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"cannot read the splits {str(file)!r}: {error.strerror}; correct the path"
+        ) from error
+    except ValueError as error:
+        raise InputError(f"the splits {file} are not JSON: {error}; correct them") from error
+    if not (
+        isinstance(lists, dict)
+        and lists.keys() <= _NAMES.keys()
+        and lists.get("train")
+        and all(isinstance(names, list) for names in lists.values())
+        and all(isinstance(name, str) for names in lists.values() for name in names)
+    ):
+        raise InputError(
+            f'the splits {file} must be {{"train": [NAME, ...], "held_out": [...], "test": '
+            '[...]} with at least one name to train on; "valid" is "held_out"'
+        )
+    split_of: dict[str, str] = {}
+    for key, names in lists.items():
+        for name in names:
+            if split_of.setdefault(name, _NAMES[key]) != _NAMES[key]:
+                raise InputError(f"{file} has {name!r} in two splits: leave it in one")
+    return split_of

@@ -1,0 +1,74 @@
+"""Losses of single tokens, and their sums by how much of the text came before."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from stateline.tasks.base import IGNORE
+
+
+def token_losses(
+    logits: Float[Tensor, "batch length vocab"], targets: Int[Tensor, "batch length"]
+) -> Float[Tensor, "batch length"]:
+    """Negative log-likelihood of each target in nats, in float32 or better; 0 where ignored."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.mT, targets, ignore_index=IGNORE, reduction="none")
+
+
+class Buckets:
+    """Sums of losses at positions 1 to ``first``, from there to twice that, and so on.
+
+    The position of a token is the number of tokens that it is predicted from.
+
+    Args:
+        first: End of the first bucket.
+        last: Where the last bucket ends; by default there is no end.
+
+    Attributes:
+        sums: Sum of the losses by end of bucket.
+        counts: Their number.
+
+    Example:
+        >>> buckets = Buckets(2)
+        >>> buckets.add(torch.tensor([1, 2, 3, 4, 5]), torch.tensor([8.0, 6.0, 3.0, 1.0, 1.0]))
+        >>> buckets.means()
+        {2: 7.0, 4: 2.0, 8: 1.0}
+    """
+
+    def __init__(self, first: int, last: int | None = None) -> None:
+        self.first, self.last = first, last
+        self.sums: dict[int, float] = {}
+        self.counts: dict[int, int] = {}
+
+    def add(self, positions: Int[Tensor, " n"], losses: Float[Tensor, " n"]) -> None:
+        """Count losses in."""
+        doublings = ((positions - 1) // self.first + 1).double().log2().ceil()
+        for doubling in doublings.unique().tolist():
+            here = losses[doublings == doubling]
+            end = self.first * 2 ** int(doubling)
+            end = end if self.last is None else min(end, self.last)
+            self._add(end, float(here.double().sum()), len(here))
+
+    def merge(self, other: "Buckets") -> None:
+        """Count in what others have counted, whose buckets are the same."""
+        for end, total in other.sums.items():
+            self._add(end, total, other.counts[end])
+
+    @property
+    def count(self) -> int:
+        """Losses in all buckets."""
+        return sum(self.counts.values())
+
+    @property
+    def mean(self) -> float:
+        """Mean of all."""
+        return sum(self.sums.values()) / self.count
+
+    def means(self) -> dict[int, float]:
+        """Mean loss by end of bucket."""
+        return {end: self.sums[end] / self.counts[end] for end in sorted(self.sums)}
+
+    def _add(self, end: int, total: float, count: int) -> None:
+        self.sums[end] = self.sums.get(end, 0.0) + total
+        self.counts[end] = self.counts.get(end, 0) + count

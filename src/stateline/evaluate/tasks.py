@@ -1,0 +1,99 @@
+"""Scores of a model on a task."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from stateline.evaluate.losses import Buckets, token_losses
+from stateline.generate import generate
+from stateline.models.language_model import LanguageModel
+from stateline.tasks.base import IGNORE, CorpusTask, GeneratedTask, Task
+
+
+def evaluate(
+    model: LanguageModel, task: Task, length: int, *, batches: int = 4
+) -> dict[str, float]:
+    """Score a model at one length.
+
+    Generated tasks: the mean over ``batches`` batches of problems, answered by greedy decoding on
+    the model's state. Corpora: bits per byte over the held-out text, in windows of ``length``,
+    each from an empty state; ``batches`` limits how many batches of windows are read, 0 reads all.
+
+    Args:
+        model: The model; it is in evaluation mode afterwards as it was before.
+        task: The task.
+        length: In the task's own unit.
+        batches: See above.
+
+    Returns:
+        Scores by name; the task's ``metric`` is among them.
+    """
+    with _evaluating(model):
+        if isinstance(task, GeneratedTask):
+            return _answered(model, task, length, batches)
+        assert isinstance(task, CorpusTask)
+        buckets = _read(model, task, Buckets(length, length), batches)
+        return {task.metric: buckets.mean / _nats_per_bit_per_byte(task)}
+
+
+def loss_by_position(
+    model: LanguageModel, task: CorpusTask, length: int, *, batches: int = 0
+) -> dict[int, float]:
+    """How the score depends on the position in a window: whether what came before is of use.
+
+    Args:
+        model: The model; it is in evaluation mode afterwards as it was before.
+        task: A corpus.
+        length: Of the windows, in tokens; each is read from an empty state.
+        batches: How many batches of windows are read; 0 reads all.
+
+    Returns:
+        Bits per byte by end of bucket: positions up to an eighth of the training length, from
+        there to twice as far, and so on to ``length``.
+    """
+    with _evaluating(model):
+        buckets = _read(model, task, Buckets(max(1, task.train_length // 8), length), batches)
+    unit = _nats_per_bit_per_byte(task)
+    return {end: mean / unit for end, mean in buckets.means().items()}
+
+
+@contextmanager
+def _evaluating(model: LanguageModel) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _answered(
+    model: LanguageModel, task: GeneratedTask, length: int, batches: int
+) -> dict[str, float]:
+    totals: dict[str, float] = defaultdict(float)
+    for index in range(batches):
+        prompts, answers = task.problems(length, index)
+        predictions = generate(model, prompts, answers.shape[1])
+        for name, score in task.score(answers, predictions).items():
+            totals[name] += score / batches
+    return dict(totals)
+
+
+@torch.inference_mode()
+def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: int) -> Buckets:
+    """The losses on the held-out text, in windows as long as the buckets reach."""
+    assert buckets.last is not None
+    for index, (tokens, targets) in enumerate(task.held_out(buckets.last)):
+        if batches and index == batches:
+            break
+        losses, scored = token_losses(model(tokens), targets), targets != IGNORE
+        positions = torch.arange(1, targets.shape[1] + 1).expand_as(targets)
+        buckets.add(positions[scored], losses[scored])
+    return buckets
+
+
+def _nats_per_bit_per_byte(task: CorpusTask) -> float:
+    return math.log(2) * task.bytes_per_token

@@ -1,0 +1,168 @@
+"""Scores of a model on texts of any length, no more than a piece of which is in memory."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from stateline.data import Tokenizer
+from stateline.data.tokenizer import utf8
+from stateline.errors import InputError
+from stateline.evaluate.losses import Buckets, token_losses
+from stateline.generate import token_pieces
+from stateline.models.language_model import LanguageModel
+
+CHUNK = 1024
+"""Tokens whose logits are in memory at a time."""
+
+FIRST_BUCKET = 64
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """How well a model predicts a text. The first token has nothing before it and is not scored.
+
+    Attributes:
+        losses: Nats, by number of tokens before.
+        n_bytes: Of the tokens that are scored; 0 if nobody counted.
+        seconds: Time it took.
+    """
+
+    losses: Buckets
+    n_bytes: int
+    seconds: float
+
+    @property
+    def perplexity(self) -> float:
+        """Number of equally likely tokens that would be as surprising; may be infinite."""
+        return float(torch.tensor(self.losses.mean, dtype=torch.float64).exp())
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits that the model needs for a byte of the text."""
+        return self.losses.mean * self.losses.count / math.log(2) / self.n_bytes
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed of the reading."""
+        return self.losses.count / self.seconds
+
+    def __add__(self, other: "TextScore") -> "TextScore":
+        losses = Buckets(self.losses.first)
+        losses.merge(self.losses)
+        losses.merge(other.losses)
+        return TextScore(losses, self.n_bytes + other.n_bytes, self.seconds + other.seconds)
+
+
+@torch.inference_mode()
+def score_text(
+    model: LanguageModel,
+    pieces: Iterable[Int[Tensor, "_"]],
+    *,
+    chunk: int = CHUNK,
+    window: int | None = None,
+    stride: int | None = None,
+) -> TextScore:
+    """Score one text, whose tokens may come in pieces of any length.
+
+    The state is carried from chunk to chunk, so that each token is predicted from all before it:
+    the result is that of one forward pass over the whole text. With a ``window``, each window is
+    read from an empty state, and windows overlap so that every token is predicted from at least
+    ``window - stride`` others, if there are so many.
+
+    Args:
+        model: A language model in evaluation mode.
+        pieces: The tokens, at least two.
+        chunk: Tokens to read at a time where the state is carried.
+        window: Tokens in a window; by default there are no windows.
+        stride: Tokens from the beginning of one window to the next; half a window by default.
+
+    Returns:
+        The score, without a count of bytes.
+
+    Raises:
+        InputError: If there are fewer than two tokens, one is outside the vocabulary, a length is
+            not positive, or learned positions end before the window or the text.
+
+    Example:
+        >>> from stateline.models.config import ModelConfig
+        >>> model = LanguageModel(ModelConfig("h3", vocab_size=10, d_model=8)).eval()
+        >>> score_text(model, torch.arange(10).split(4)).losses.count
+        9
+    """
+    step = stride if stride is not None else max(1, (window or 2) // 2)
+    if chunk < 1 or (window is not None and not 1 <= step <= window):
+        raise InputError(
+            f"chunk must be at least 1, and stride from 1 to window, got chunk={chunk}, "
+            f"window={window} and stride={stride}"
+        )
+    start, position, buckets = time.perf_counter(), 0, Buckets(FIRST_BUCKET)
+    found = _carried(model, pieces, chunk) if not window else _windowed(model, pieces, window, step)
+    for losses in found:
+        positions = torch.arange(position + 1, position + 1 + len(losses), device=losses.device)
+        buckets.add(positions, losses)
+        position += len(losses)
+    if not position:
+        raise InputError("a text to score must have at least two tokens: give a longer one")
+    return TextScore(buckets, 0, time.perf_counter() - start)
+
+
+def score_file(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    path: str | Path,
+    *,
+    chunk: int = CHUNK,
+    window: int | None = None,
+    stride: int | None = None,
+) -> TextScore:
+    """Score the text of a file in UTF-8; further as :func:`score_text`.
+
+    Raises:
+        InputError: If the file cannot be read, or is too short; further as :func:`score_text`.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            pieces = token_pieces(file.read, tokenizer)
+            first = next(pieces)
+            unscored = len(utf8(tokenizer.decode(first[:1].tolist())))
+            score = score_text(
+                model, chain([first], pieces), chunk=chunk, window=window, stride=stride
+            )
+            return TextScore(score.losses, file.tell() - unscored, score.seconds)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; give a file of text") from error
+
+
+def _carried(
+    model: LanguageModel, pieces: Iterable[Int[Tensor, "_"]], chunk: int
+) -> Iterator[Float[Tensor, "_"]]:
+    """Losses of all tokens but the first, in order."""
+    state, tokens = model.init_state(1), torch.zeros(1, 0, dtype=torch.int64)
+    for part in (part for piece in pieces for part in piece.split(chunk)):
+        tokens = torch.cat([tokens.to(part.device), part[None]], dim=1)
+        if tokens.shape[1] > 1:
+            logits, state = model.forward_chunk(tokens[:, :-1], state)
+            yield token_losses(logits, tokens[:, 1:])[0]
+        tokens = tokens[:, -1:]  # not yet fed
+
+
+def _windowed(
+    model: LanguageModel, pieces: Iterable[Int[Tensor, "_"]], window: int, stride: int
+) -> Iterator[Float[Tensor, "_"]]:
+    """The same, each window from an empty state."""
+    tokens, scored = torch.zeros(1, 0, dtype=torch.int64), 0
+    for piece in pieces:
+        tokens = torch.cat([tokens.to(piece.device), piece[None]], dim=1)
+        while tokens.shape[1] > window:
+            losses = token_losses(model(tokens[:, :window]), tokens[:, 1 : window + 1])
+            yield losses[0, scored:]
+            tokens, scored = tokens[:, stride:], window - stride
+    if tokens.shape[1] - 1 > scored:
+        yield token_losses(model(tokens[:, :-1]), tokens[:, 1:])[0, scored:]

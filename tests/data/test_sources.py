@@ -1,0 +1,145 @@
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stateline.data.sources import Sources, read_sources
+from stateline.errors import InputError
+
+Write = Callable[..., Path]
+
+
+def read(*paths: Path, text_key: str = "text", split_name: str = "train") -> Sources:
+    return read_sources(paths, text_key, split_name)
+
+
+def texts(*paths: Path, **keys: str) -> dict[str, str]:
+    return {document.name: document.text("unify") for document in read(*paths, **keys).documents}
+
+
+def test_a_file_is_a_document(write: Write) -> None:
+    root = write("books", **{"a.txt": "alpha"})
+    assert texts(root / "a.txt") == {"a.txt": "alpha"}
+
+
+def test_a_folder_is_read_to_its_depths_in_order(write: Write) -> None:
+    root = write("books", **{"b": "beta", "a/c": "gamma", "a/b/d": "delta"})
+    assert list(texts(root).items()) == [
+        ("books/a/b/d", "delta"),
+        ("books/a/c", "gamma"),
+        ("books/b", "beta"),
+    ]
+
+
+def test_hidden_empty_and_binary_files_of_a_folder_are_passed_over(write: Write) -> None:
+    passed_over = {".git/config": "text", "d/.hidden": "text", "empty": "", "image": b"GIF\0 8"}
+    assert texts(write("books", a="alpha", **passed_over)) == {"books/a": "alpha"}
+
+
+def test_a_file_that_is_named_is_read_whatever_is_in_it(write: Write) -> None:
+    assert texts(write("books", a=b"\0\xff") / "a") == {"a": "\0\udcff"}
+
+
+def test_a_line_of_json_is_a_document(write: Write) -> None:
+    lines = [json.dumps({"text": text, "id": 1}) for text in ("one é", "", "three 😀")]
+    root = write("rows", **{"a.jsonl": "\n".join([*lines[:2], "", lines[2]])})
+    assert texts(root / "a.jsonl") == {"a.jsonl:1": "one é", "a.jsonl:4": "three 😀"}
+
+
+def test_the_field_of_the_text_may_be_chosen(write: Write) -> None:
+    root = write("rows", **{"a.jsonl": '{"text": "no", "body": "yes"}\n'})
+    assert texts(root / "a.jsonl", text_key="body") == {"a.jsonl:1": "yes"}
+
+
+@pytest.fixture
+def saved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Path:
+    """A folder with a data set ``one`` and a dictionary of two ``several``."""
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": ["one é", "", "three"], "id": [1, 2, 3]})
+    rows.save_to_disk(tmp_path / "one")
+    both = {"train": rows, "test": rows.select([2])}
+    datasets.DatasetDict(both).save_to_disk(tmp_path / "several")
+    capfd.readouterr()
+    return tmp_path
+
+
+def test_a_row_of_a_saved_data_set_is_a_document(saved: Path) -> None:
+    assert texts(saved / "one") == {"one:0": "one é", "one:2": "three"}
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 2), ("test", 1)])
+def test_of_several_data_sets_one_is_chosen(saved: Path, split: str, count: int) -> None:
+    found = texts(saved / "several", split_name=split)
+    assert len(found) == count
+    assert all(name.startswith(f"several/{split}:") for name in found)
+
+
+def test_an_unknown_split_is_named_with_those_that_there_are(saved: Path) -> None:
+    with pytest.raises(InputError, match="has no split 'dev', it has test, train: name one with"):
+        read(saved / "several", split_name="dev")
+
+
+def test_rows_without_text_are_refused(saved: Path) -> None:
+    with pytest.raises(InputError, match=r"row 0, must have text in the field 'id', but it has "):
+        read(saved / "one", text_key="id")
+
+
+def test_a_damaged_data_set_is_refused(saved: Path) -> None:
+    (arrow,) = (saved / "one").glob("*.arrow")
+    arrow.write_bytes(b"broken")
+    with pytest.raises(InputError, match=r"the data set .*/one is damaged: ") as caught:
+        read(saved / "one")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_is_named(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"pip install 'stateline\[data\]'"):
+        read(saved / "one")
+
+
+def test_the_hash_of_a_file_tells_any_change(write: Write) -> None:
+    hashes = [read(write("books", a=text, b="same")).files for text in ("one", "two")]
+    assert hashes[0][0] != hashes[1][0]
+    assert hashes[0][1] == hashes[1][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "newlines", "wanted"),
+    [
+        ("\ufeffa\r\nb\n\rc\r\n", "unify", "a\nb\n\rc\n"),
+        ("\ufeffa\r\nb", "keep", "\ufeffa\r\nb"),
+        ("a\ufeff", "unify", "a\ufeff"),
+    ],
+)
+def test_newlines_are_made_one_unless_told(
+    write: Write, text: str, newlines: str, wanted: str
+) -> None:
+    (document,) = read(write("books", a=text)).documents
+    assert document.text(newlines) == wanted
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["nowhere"], "cannot read the source .*/nowhere': No such file or directory"),
+        (["empty"], "found no text in .*/empty: give a path"),
+        (["files", "files/a"], "files/a is given twice"),
+        (["files/a", "files/a"], "files/a is given twice"),
+        (["json/broken.jsonl"], "broken.jsonl, line 2, is not JSON: "),
+        (["json/list.jsonl"], "line 1, must have text in the field 'text', but it has no fields: "),
+        (["json/other.jsonl"], "but it has 'body', 'id': name the field of the text with --text"),
+    ],
+)
+def test_a_source_that_cannot_be_used_is_one_line(
+    write: Write, tmp_path: Path, names: list[str], message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    write("files", a="alpha")
+    broken, rows = '{"text": "a"}\n{"text": \n', '{"body": "a", "id": 3}'
+    write("json", **{"broken.jsonl": broken, "list.jsonl": "[1]", "other.jsonl": rows})
+    with pytest.raises(InputError, match=message) as caught:
+        read(*(tmp_path / name for name in names))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,370 @@
+"""Writing a corpus: what is in it, and that nothing but the sources and the recipe decides that."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stateline.data import Corpus, Progress, Recipe, open_corpus, write_corpus
+from stateline.errors import InputError
+
+Write = Callable[..., Path]
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from stateline.data import Recipe, write_corpus
+
+def tell(progress):
+    print(progress.done, flush=True)
+
+if __name__ == "__main__":
+    source, out, workers = sys.argv[1:]
+    write_corpus([source], out, Recipe(shard_tokens=300), workers=int(workers), progress=tell)
+"""
+
+
+@pytest.fixture
+def source(write: Write) -> Path:
+    """Forty documents of about 100 to 500 bytes, some with characters of several bytes."""
+    drawn = random.Random(0)
+    words = ["the", "naïve", "quick", "日本", "fox", "jumps\r\n", "over"]
+    texts = [" ".join(drawn.choices(words, k=drawn.randint(20, 100))) for _ in range(40)]
+    return write("source", **{f"{number:02}.txt": text for number, text in enumerate(texts)})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def make(source: Path, out: Path, **settings: Any) -> Corpus:
+    return write_corpus([source], out, Recipe(**{"shard_tokens": 300, **settings}), workers=1)
+
+
+def texts(corpus: Corpus, split: str) -> dict[str, str]:
+    """The text of each document, decoded from its tokens."""
+    part = corpus.splits[split]
+    borders = part.text.borders.tolist()
+    places = zip(part.names, borders[:-1], borders[1:], strict=True)
+    return {name: corpus.tokenizer.decode(part.text.read(a, b)) for name, a, b in places}
+
+
+@pytest.mark.parametrize("kind", ["byte", "character", "bpe"])
+def test_the_documents_come_back_from_their_tokens(
+    source: Path, tmp_path: Path, bpe: Path, kind: str
+) -> None:
+    corpus = make(source, tmp_path / "out", tokenizer=str(bpe) if kind == "bpe" else kind)
+    found = texts(corpus, "train") | texts(corpus, "held_out")
+    wanted = {path.name: path.read_bytes().decode() for path in source.iterdir()}
+    assert found == {f"source/{name}": text.replace("\r\n", "\n") for name, text in wanted.items()}
+
+
+def test_bytes_of_documents_are_those_of_their_text(source: Path, tmp_path: Path) -> None:
+    corpus = make(source, tmp_path / "out", tokenizer="character")
+    for name, split in corpus.splits.items():
+        assert split.bytes.tolist() == [len(text.encode()) for text in texts(corpus, name).values()]
+
+
+def test_shards_are_of_about_the_size_that_was_asked_for(source: Path, tmp_path: Path) -> None:
+    corpus = make(source, tmp_path / "out", shard_tokens=1500)
+    *full, last = [shard["tokens"] for shard in corpus.index["splits"]["train"]]
+    assert len(full) > 3
+    assert all(1450 <= size < 2200 for size in full)
+    assert last < 2200
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(256, "<u2"), (65537, "<u4")])
+def test_numbers_are_as_wide_as_the_vocabulary_needs(
+    tmp_path: Path, write: Write, size: int, dtype: str
+) -> None:
+    characters = "".join(map(chr, range(0x10000, 0x10000 + size)))
+    corpus = make(
+        write("source", a=characters, b=characters), tmp_path / "o", tokenizer="character"
+    )
+    assert corpus.index["dtype"] == dtype
+    raw = np.fromfile(tmp_path / "o" / "train-00000.bin", dtype)
+    assert raw.tolist() == list(range(size))
+
+
+def test_a_corpus_does_not_depend_on_the_number_of_workers(source: Path, tmp_path: Path) -> None:
+    for workers in (1, 3):
+        write_corpus(
+            [source], tmp_path / str(workers), Recipe(shard_tokens=3000), workers=workers
+        ).verify()
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
+    assert active_children() == []
+
+
+def test_a_corpus_does_not_depend_on_where_its_sources_lie(source: Path, tmp_path: Path) -> None:
+    first = contents(make(source, tmp_path / "out").folder)
+    (tmp_path / "elsewhere").mkdir()
+    moved = source.rename(tmp_path / "elsewhere" / "source")
+    assert contents(make(moved, tmp_path / "again").folder) == first
+
+
+def test_progress_is_told_from_nothing_to_all(source: Path, tmp_path: Path) -> None:
+    told: list[Progress] = []
+    corpus = write_corpus([source], tmp_path / "out", workers=1, progress=told.append)
+    assert [news.done for news in told] == list(range(told[0].shards + 1))
+    assert told[-1].tokens == sum(len(split.text) for split in corpus.splits.values())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_corpus_that_is_killed_goes_on_to_the_same_bytes(
+    source: Path, tmp_path: Path, workers: int
+) -> None:
+    make(source, tmp_path / "whole")
+    script, out = tmp_path / "slow.py", tmp_path / "out"
+    script.write_text(SLOW)
+    command = [sys.executable, str(script), str(source), str(out), str(workers)]
+    drawn = random.Random(workers)
+    for stop_at in drawn.sample(range(3, 20), 2):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        while int(process.stdout.readline() or 99) < stop_at:
+            pass
+        time.sleep(drawn.random() * 0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        process.stdout.close()
+    assert (out / "unfinished.json").exists()
+    _wait_until_nobody_works(script)
+    done = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(done[0]) >= 3
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def _wait_until_nobody_works(script: Path) -> None:
+    """Workers of a parent that was killed end by themselves, and soon."""
+    for _ in range(100):
+        commands = [_command_line(pid) for pid in os.listdir("/proc") if pid.isdecimal()]
+        if not any(str(script) in command for command in commands):
+            return
+        time.sleep(0.05)
+    raise AssertionError("a worker outlived its parent")
+
+
+def _command_line(pid: str) -> str:
+    try:
+        return Path("/proc", pid, "cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("name", ["train-00001.bin", "train-00001.json"])
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_what_is_missing_is_written_again(
+    source: Path, tmp_path: Path, name: str, damage: str
+) -> None:
+    whole = contents(make(source, tmp_path / "out").folder)
+    path = tmp_path / "out" / name
+    path.unlink() if damage == "missing" else path.write_bytes(path.read_bytes()[:-2])
+    assert contents(make(source, tmp_path / "out").folder) == whole
+
+
+def test_shards_of_another_plan_are_not_taken_over(source: Path, tmp_path: Path) -> None:
+    wanted = contents(make(source, tmp_path / "wanted").folder)
+    make(source, tmp_path / "out", newlines="keep")
+    (tmp_path / "out" / "index.json").unlink()
+    found = contents(make(source, tmp_path / "out").folder)
+    assert wanted.items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokenizer": "character"}, "made with a different tokenizer: choose another folder"),
+        ({"newlines": "keep"}, "made with newlines='unify', not 'keep'"),
+        ({"held_out": 0.3}, "made with held_out=0.1, not 0.3"),
+        ({"shard_tokens": 9}, "made with shard_tokens=300, not 9"),
+        ({"splits": "splits.json"}, "made with "),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_recipe_is_refused_and_nothing_is_overwritten(
+    source: Path, tmp_path: Path, settings: dict[str, Any], message: str, finished: bool
+) -> None:
+    if "splits" in settings:
+        lists = {"train": ["00.txt"], "valid": ["01.txt"]}
+        (tmp_path / "splits.json").write_text(json.dumps(lists))
+        settings = {"splits": str(tmp_path / "splits.json")}
+    out = make(source, tmp_path / "out").folder
+    if not finished:
+        (out / "index.json").rename(out / "unfinished.json")
+    before = contents(out)
+    with pytest.raises(InputError, match=message):
+        make(source, out, **settings)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"00.txt": "new"}, "source/00.txt"), ({"new": "new"}, "source/new")],
+)
+def test_other_sources_are_refused(
+    source: Path, tmp_path: Path, write: Write, changes: dict[str, str], name: str
+) -> None:
+    make(source, tmp_path / "out")
+    write("source", **changes)
+    with pytest.raises(InputError, match=rf"made from other sources \({name} differs\): choose"):
+        make(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_line_and_what_was_written_stays(
+    source: Path,
+    tmp_path: Path,
+    full_disk: Callable[[int], AbstractContextManager[None]],
+    workers: int,
+) -> None:
+    long = tmp_path / "source" / "35.txt"  # only its shard does not fit
+    long.write_text("long " * 5000)
+    recipe, out = Recipe(shard_tokens=300, held_out=0.0), tmp_path / "out"
+    with full_disk(20_000), pytest.raises(InputError, match=r"^cannot write .*: File too large"):
+        write_corpus([source], out, recipe, workers=workers)
+    assert not (out / "index.json").exists()
+    kept = {name: text for name, text in contents(out).items() if name != "unfinished.json"}
+    assert len(kept) > 20
+    write_corpus([source], out, recipe, workers=workers)
+    assert kept.items() <= contents(out).items()
+    assert not any(name.startswith(".") for name in contents(out))
+
+
+def test_a_splits_file_decides_and_the_rest_is_left_out(source: Path, tmp_path: Path) -> None:
+    lists = {"train": ["source/03.txt"], "valid": ["04.txt"], "test": ["05.txt", "06.txt"]}
+    (tmp_path / "splits.json").write_text(json.dumps(lists))
+    told: list[Progress] = []
+    recipe = Recipe(splits=str(tmp_path / "splits.json"))
+    corpus = write_corpus([source], tmp_path / "out", recipe, workers=1, progress=told.append)
+    assert {name: split.names for name, split in corpus.splits.items()} == {
+        "train": ["source/03.txt"],
+        "held_out": ["source/04.txt"],
+        "test": ["source/05.txt", "source/06.txt"],
+    }
+    assert told[0].left_out == 36
+
+
+def test_rows_of_a_data_set_are_documents(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [f"row {number} 日本" for number in range(30)]
+    datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "saved")
+    capfd.readouterr()
+    corpus = write_corpus([tmp_path / "saved"], tmp_path / "out", workers=2)
+    found = texts(corpus, "train") | texts(corpus, "held_out")
+    assert found == {f"saved:{number}": text for number, text in enumerate(rows)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"held_out": 1.0}, "held_out must be from 0 to less than 1, got 1.0"),
+        ({"held_out": -0.1}, "held_out must be from 0 to less than 1, got -0.1"),
+        ({"shard_tokens": 0}, "shard_tokens must be at least 1, got 0"),
+        ({"tokenizer": "nowhere"}, "no tokenizer 'nowhere'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_leaves_nothing_behind(
+    source: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make(source, tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_that_the_tokenizer_cannot_read_is_named(
+    write: Write, tmp_path: Path, bpe: Path
+) -> None:
+    source = write("source", a="alpha", b=b"b\xe9ta")
+    with pytest.raises(InputError, match=r"^source/b: this tokenizer needs text in UTF-8"):
+        make(source, tmp_path / "out", tokenizer=str(bpe))
+
+
+def test_no_workers_are_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="workers must be at least 1, got 0"):
+        write_corpus([source], tmp_path / "out", workers=0)
+
+
+def test_a_corpus_inside_its_source_is_refused(source: Path) -> None:
+    with pytest.raises(InputError, match="must not be inside the source"):
+        write_corpus([source], source / "out")
+
+
+def test_a_folder_that_cannot_be_is_one_line(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write "):
+        make(source, tmp_path / "file" / "out")
+
+
+class TestOpening:
+    @pytest.fixture
+    def out(self, source: Path, tmp_path: Path) -> Path:
+        return make(source, tmp_path / "out").folder
+
+    def test_a_corpus_that_is_whole_verifies(self, out: Path) -> None:
+        open_corpus(str(out)).verify()
+
+    @pytest.mark.parametrize(
+        ("name", "change", "message"),
+        [
+            ("train-00001.bin", None, r"train-00001.bin must have \d+ bytes, but is missing: the"),
+            ("train-00001.bin", b"\0" * 3, "train-00001.bin must have .* bytes, but has 3 bytes:"),
+            ("train-00001.json", None, "train-00001.json is damaged: No such file"),
+            ("train-00001.json", b"{", "train-00001.json is damaged: "),
+            ("train-00001.json", b"{}", "is damaged: 'names'; "),
+            ("train-00001.json", b'{"names": [], "tokens": [], "bytes": []}', "its sizes differ"),
+            ("index.json", None, "no corpus in .*: index.json is missing; make one with stateline"),
+            ("index.json", b"{", "index.json is damaged: "),
+            ("index.json", b"[]", "index.json is damaged: it is no JSON object"),
+            ("index.json", b"{}", "must be of the format stateline-corpus, version 1, got None"),
+            (
+                "index.json",
+                b'{"format": "stateline-corpus", "version": 1}',
+                r"index.json is damaged: KeyError\('dtype'\)",
+            ),
+        ],
+    )
+    def test_damage_is_one_line_that_names_the_file(
+        self, out: Path, name: str, change: bytes | None, message: str
+    ) -> None:
+        (out / name).unlink() if change is None else (out / name).write_bytes(change)
+        with pytest.raises(InputError, match=message) as caught:
+            open_corpus(out)
+        assert "\n" not in str(caught.value)
+
+    def test_an_unfinished_corpus_says_so(self, out: Path) -> None:
+        (out / "index.json").rename(out / "unfinished.json")
+        with pytest.raises(InputError, match="is unfinished: the command that makes it, run again"):
+            open_corpus(out)
+
+    @pytest.mark.parametrize("name", ["held_out-00000.bin", "train-00002.json"])
+    def test_a_changed_byte_is_found(self, out: Path, name: str) -> None:
+        changed = bytearray((out / name).read_bytes())
+        place = changed.index(b"source/") if name.endswith("json") else 10
+        changed[place] ^= 1
+        (out / name).write_bytes(changed)
+        with pytest.raises(InputError, match=f"{name} is damaged: delete it; "):
+            open_corpus(out).verify()
+
+    def test_a_tokenizer_that_was_exchanged_is_found(self, out: Path) -> None:
+        text = '{"type": "stateline-character", "characters": "ab"}'
+        (out / "tokenizer.json").write_text(text)
+        with pytest.raises(InputError, match=r"tokenizer.json is not what made the corpus"):
+            open_corpus(out).verify()
+
+    def test_the_hash_tells_another_corpus(self, out: Path, source: Path, tmp_path: Path) -> None:
+        other = make(source, tmp_path / "other", newlines="keep")
+        assert open_corpus(out).sha256 != other.sha256
+        assert open_corpus(out).sha256 == make(source, tmp_path / "same").sha256
