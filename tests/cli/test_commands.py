@@ -77,7 +77,7 @@ class TestTrain:
         diverging = ["--train.lr", "1e38", "--train.warmup_steps", "0"]
         assert main(train(tmp_path, "h3", *diverging)) == 2
         error = capsys.readouterr().err
-        assert error.startswith("stateline: error: the loss became nan at step 2: lower learning_")
+        assert error.startswith("stateline: error: the loss became nan at step 2: lower lr")
         assert len(error.splitlines()) == 1
 
 

@@ -58,10 +58,10 @@ class Processes:
             )
         return slice(self.rank * share, (self.rank + 1) * share)
 
-    def sum(self, value: float) -> float:
+    def sum(self, value: int | float) -> float:
         """Sum over all processes."""
         if self.count == 1:
-            return value
+            return float(value)
         total = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return total.item()
