@@ -1,14 +1,28 @@
 import math
+import weakref
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from stateline.data import ByteTokenizer, CharacterTokenizer
 from stateline.errors import InputError
-from stateline.evaluate import evaluate
+from stateline.evaluate import Buckets, evaluate, loss_by_position, score_file, score_text
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.tasks import IGNORE, Batch, ConsecutiveBatch, CorpusTask, GeneratedTask, Problems
+from stateline.tasks import (
+    IGNORE,
+    Batch,
+    ConsecutiveBatch,
+    CorpusTask,
+    GeneratedTask,
+    Problems,
+    Text,
+)
 
 VOCAB = 5
 
@@ -45,6 +59,7 @@ class Numbers(CorpusTask):
 
     metric = "bits"
     vocab_size = VOCAB
+    train_length = 8
 
     def train_batch(self, index: int) -> Batch:
         raise NotImplementedError
@@ -105,6 +120,36 @@ def test_a_corpus_is_read_as_far_as_asked() -> None:
     assert found == {"bits": pytest.approx((4 * right + wrong) / 5)}
 
 
+def test_losses_come_by_position_in_buckets_that_double() -> None:
+    right, wrong = bits_by_hand()
+    assert loss_by_position(successor_model(), Numbers(), 3) == {
+        1: pytest.approx((2 * right + wrong) / 3),
+        2: pytest.approx((right + wrong) / 2),
+        3: pytest.approx(right),
+    }
+
+
+def test_losses_by_position_are_per_byte() -> None:
+    task = Numbers()
+    task.bytes_per_token = 2.0
+    whole = loss_by_position(successor_model(), Numbers(), 3)
+    half = loss_by_position(successor_model(), task, 3)
+    assert half == {end: pytest.approx(bits / 2) for end, bits in whole.items()}
+    found = evaluate(successor_model(), task, 3, batches=0)["bits"]
+    assert found == pytest.approx(evaluate(successor_model(), Numbers(), 3, batches=0)["bits"] / 2)
+
+
+def test_the_mean_of_the_losses_by_position_is_the_score() -> None:
+    task = Text(length=64, held_out_bytes=700)
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("h3(d_state=8)", 256, 8))
+    buckets = loss_by_position(model, task, 100)
+    assert list(buckets) == [8, 16, 32, 64, 100]
+    shares = [8 * 7, 8 * 7, 16 * 7, 32 * 7, 36 * 6 + 35]  # six windows of 100, one of 99
+    mean = sum(n * bits for n, bits in zip(shares, buckets.values(), strict=True)) / 699
+    assert mean == pytest.approx(evaluate(model, task, 100, batches=0)["bits_per_byte"], 1e-5)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("task", [Counting(), Numbers()], ids=["generated", "corpus"])
 def test_the_mode_is_as_it_was_and_evaluation_inside(
@@ -123,3 +168,139 @@ def test_the_mode_is_as_it_was_after_a_mistake() -> None:
     with pytest.raises(InputError):
         evaluate(made, Counting(), 0)
     assert made.training
+
+
+KINDS = ["h3(d_state=8)", "lstm s4d(d_state=8)", "attention(position=rope)", "h3 attention"]
+KINDS += ["ladder(attention(position=alibi) h3(d_state=8))"]
+
+
+def text_model(pattern: str, **settings: Any) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(ModelConfig(pattern, VOCAB, 8, **settings)).double().eval()
+
+
+TOKENS = torch.randint(VOCAB, (150,), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def losses_at_once(model: LanguageModel, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens[None, :-1])[0], tokens[1:], reduction="none")
+
+
+def pieces_of(tokens: Tensor) -> list[Tensor]:
+    return list(tokens.split([1, 0, 7, 70, 1, len(tokens) - 79]))
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 1000])
+@pytest.mark.parametrize("pattern", KINDS)
+def test_a_text_scored_with_carried_state_is_scored_as_at_once(pattern: str, chunk: int) -> None:
+    model = text_model(pattern)
+    losses = losses_at_once(model, TOKENS)
+    found = score_text(model, pieces_of(TOKENS), chunk=chunk).losses
+    wanted = {64: losses[:64].mean(), 128: losses[64:128].mean(), 256: losses[128:].mean()}
+    assert found.means() == {end: pytest.approx(float(m), 1e-10) for end, m in wanted.items()}
+    assert found.counts == {64: 64, 128: 64, 256: 21}
+
+
+@pytest.mark.parametrize(("window", "stride"), [(16, 4), (16, 16), (10, 7), (149, 3), (500, 1)])
+@pytest.mark.parametrize("pattern", ["attention(position=rope)", "h3(d_state=8)"])
+def test_windows_score_every_token_once_after_enough_others(
+    pattern: str, window: int, stride: int
+) -> None:
+    model = text_model(pattern)
+    wanted = []
+    for place in range(1, len(TOKENS)):  # the first window that reaches this far
+        start = max(0, -(-(place - window) // stride) * stride)
+        assert place - start >= min(place, window - stride)
+        wanted.append(float(losses_at_once(model, TOKENS[start : place + 1])[-1]))
+    found = score_text(model, pieces_of(TOKENS), window=window, stride=stride).losses
+    assert found.count == len(wanted)
+    assert found.mean == pytest.approx(sum(wanted) / len(wanted), 1e-10)
+
+
+def test_windows_overlap_by_half_unless_told() -> None:
+    model = text_model("h3(d_state=8)")
+    found, wanted = (score_text(model, [TOKENS], window=20, stride=s) for s in (None, 10))
+    assert found.losses.means() == wanted.losses.means()
+
+
+def test_windows_fit_learned_positions_however_long_the_text() -> None:
+    model = text_model("attention", max_len=12)
+    assert score_text(model, [TOKENS], window=12).losses.count == 149
+    with pytest.raises(InputError, match="learned positions for max_len=12 tokens, got 13"):
+        score_text(model, [TOKENS], window=13)
+
+
+def test_scoring_a_text_keeps_no_more_than_the_state() -> None:
+    """Each piece is gone before the next but one comes."""
+    model, alive = text_model("lstm"), []
+
+    def pieces() -> Iterator[Tensor]:
+        for _ in range(8):
+            piece = torch.randint(VOCAB, (50,))
+            alive.append(weakref.ref(piece))
+            yield piece
+            del piece
+            assert sum(ref() is not None for ref in alive) <= 2
+
+    score_text(model, pieces(), chunk=16)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunk": 0}, "chunk must be at least 1, and stride from 1 to window, got chunk=0"),
+        ({"window": 8, "stride": 9}, "got chunk=1024, window=8 and stride=9"),
+        ({"window": 8, "stride": 0}, "got chunk=1024, window=8 and stride=0"),
+        ({"window": -1}, "got chunk=1024, window=-1 and stride=None"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        score_text(text_model("lstm"), [TOKENS], **options)
+
+
+@pytest.mark.parametrize("pieces", [[], [TOKENS[:0]], [TOKENS[:1]]])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_text_of_less_than_two_tokens_has_no_score(
+    pieces: list[Tensor], window: int | None
+) -> None:
+    with pytest.raises(InputError, match="a text to score must have at least two tokens: give a"):
+        score_text(text_model("lstm"), pieces, window=window)
+
+
+def test_scores_of_texts_add_up() -> None:
+    model = text_model("h3(d_state=8)")
+    first, second = (score_text(model, [part]) for part in (TOKENS[:100], TOKENS[30:]))
+    both = first + second
+    assert both.losses.count == 99 + 119
+    wanted = first.losses.mean * 99 + second.losses.mean * 119
+    assert both.losses.mean * both.losses.count == pytest.approx(wanted)
+    assert both.losses.counts == {64: 128, 128: 90}
+    assert first.losses.count == 99  # as it was
+
+
+def test_a_uniform_model_of_bytes_needs_eight_bits_a_byte(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes("né 🙂 and\xff".encode() + b"\xff\x00\r\n" * 50)
+    model = LanguageModel(ModelConfig("lstm", 256, 8)).eval()
+    torch.nn.init.zeros_(model.embedding.weight)
+    score = score_file(model, ByteTokenizer(), tmp_path / "text")
+    assert score.losses.count == score.n_bytes == (tmp_path / "text").stat().st_size - 1
+    assert score.bits_per_byte == pytest.approx(8)
+    assert score.perplexity == pytest.approx(256, 1e-5)
+
+
+def test_bytes_are_counted_whatever_the_tokens(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("né né né né")
+    letters = CharacterTokenizer("né ")
+    model = LanguageModel(ModelConfig("lstm", 3, 8)).eval()
+    torch.nn.init.zeros_(model.embedding.weight)
+    score = score_file(model, letters, tmp_path / "text")
+    assert (score.losses.count, score.n_bytes) == (10, 14)
+    assert score.bits_per_byte == pytest.approx(10 * math.log2(3) / 14)
+
+
+def test_positions_double_from_bucket_to_bucket() -> None:
+    buckets = Buckets(3)
+    buckets.add(torch.arange(1, 50), torch.ones(49))
+    assert buckets.counts == {3: 3, 6: 3, 12: 6, 24: 12, 48: 24, 96: 1}
