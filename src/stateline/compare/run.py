@@ -10,8 +10,10 @@ import torch
 
 from stateline.bench.speed import decode_tokens_per_second, train_tokens_per_second
 from stateline.compare.jobs import Job, digest, slug
-from stateline.evaluate import evaluate
+from stateline.evaluate import evaluate, loss_by_position
 from stateline.files import write_text
+from stateline.generate import Sampling, generate
+from stateline.generate.runs import TOKENIZER
 from stateline.models.checkpoint import save_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
@@ -23,6 +25,9 @@ from stateline.train.processes import Processes
 
 EVAL_BATCHES = 16
 """Batches of fresh problems behind each final score of a generated task."""
+
+SAMPLE_PROMPT, SAMPLE_TOKENS = 64, 256
+"""Tokens of held-out text that a sample begins with, and that the model adds."""
 
 SPEED_LENGTHS = (256, 1024)
 """Tokens in a training row; tokens in the state when decoding is timed."""
@@ -94,9 +99,14 @@ def run_job(
                 for length in task.eval_lengths
             },
         }
+        if isinstance(task, CorpusTask):
+            run["by_position"] = loss_by_position(model, task, task.eval_lengths[-1])
+            run["sample"] = _sample(model, task)
         weights = whole_weights(model)
         if processes.main:
             save_model(model, folder, weights=weights)
+            if isinstance(task, CorpusTask):
+                task.tokenizer.save(folder / TOKENIZER)
     run |= {
         "training": dataclasses.asdict(job.training),
         "environment": {**environment(), "processes": processes.count},
@@ -104,6 +114,13 @@ def run_job(
     if processes.main:
         write_text(folder / "result.json", json.dumps(run))
     return run
+
+
+def _sample(model: LanguageModel, task: CorpusTask) -> str:
+    """The beginning of the held-out text, and how the model goes on."""
+    prompt = next(task.held_out(SAMPLE_PROMPT)).tokens[:1].to(model.embedding.weight.device)
+    tokens = generate(model, prompt, SAMPLE_TOKENS, sampling=Sampling(temperature=0.8))
+    return task.tokenizer.decode(torch.cat([prompt, tokens], dim=1)[0].tolist())
 
 
 def time_job(job: Job, folder: Path) -> Results:

@@ -76,8 +76,9 @@ def _answered(
     totals: dict[str, float] = defaultdict(float)
     for index in range(batches):
         prompts, answers = task.problems(length, index)
-        predictions = generate(model, prompts, answers.shape[1])
-        for name, score in task.score(answers, predictions).items():
+        device = model.embedding.weight.device
+        predictions = generate(model, prompts.to(device), answers.shape[1])
+        for name, score in task.score(answers, predictions.cpu()).items():
             totals[name] += score / batches
     return dict(totals)
 
@@ -89,7 +90,8 @@ def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: int
     for index, (tokens, targets) in enumerate(task.held_out(buckets.last)):
         if batches and index == batches:
             break
-        losses, scored = token_losses(model(tokens), targets), targets != IGNORE
+        logits = model(tokens.to(model.embedding.weight.device))
+        losses, scored = token_losses(logits, targets.to(logits.device)).cpu(), targets != IGNORE
         positions = torch.arange(1, targets.shape[1] + 1).expand_as(targets)
         buckets.add(positions[scored], losses[scored])
     return buckets

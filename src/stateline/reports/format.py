@@ -14,7 +14,7 @@ def short_number(value: int | float) -> str:
         >>> short_number(310), short_number(21000), short_number(1_250_000)
         ('310', '21k', '1.25M')
     """
-    return _scaled(value, {"G": 1e9, "M": 1e6, "k": 1e3}) or f"{value:.3g}"
+    return _scaled(value, {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}) or f"{value:.3g}"
 
 
 def short_bytes(value: int | float) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.files import append_line, write_text
-from stateline.layers.state import detach, renew_rows, select_rows
+from stateline.layers.state import detach, renew_rows, select_rows, trim
 from stateline.models.language_model import LanguageModel
 from stateline.tasks.base import IGNORE, CorpusTask, Task
 from stateline.train import checkpoint
@@ -263,7 +263,7 @@ class _Trainer:
         if cap is not None:
             position: Int[Tensor, " batch"] = self.state.position.cpu()
             fresh = fresh | (position + self.task.train_length > cap)
-        return renew_rows(self.state, fresh, self.model.init_state)
+        return renew_rows(trim(self.state), fresh, self.model.init_state)
 
     def _check_finite(self, loss: float, norm: float) -> None:
         what = "loss" if not math.isfinite(loss) else "gradient"
