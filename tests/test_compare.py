@@ -105,7 +105,7 @@ class TestPlan:
         ({"d_model": 0}, "d_model must be at least 1, got 0"),
         ({"d_model": 10}, "n_heads must divide d_model"),
         ({"parameters": 0}, "parameters must be at least 1, got 0"),
-        ({"steps": 0}, "steps and log_every must be at least 1, got 0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"lr": -1.0}, "lr must be positive, got -1.0"),
     ],
 )

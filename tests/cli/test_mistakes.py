@@ -41,10 +41,10 @@ MISTAKES = [
     # Training
     (["train", "h3)", *TASK], "expected a layer name at <here>: h3<here>)"),
     (["train", "attention", *TASK, "--model.d_model", "6"], "n_heads must divide d_model"),
-    (["train", "h3", *TASK, "--train.steps", "0"], "steps and log_every must be at least 1, got 0"),
+    (["train", "h3", *TASK, "--train.steps", "0"], "steps must be at least 1, got 0"),
     (["train", "h3", *TASK, "--train.lr", "-1"], "lr must be positive"),
     (["train", "h3", *TASK, "--train.schedule", "lineer"], "Got value: lineer"),
-    (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/metrics.jsonl: "),
+    (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/config.yaml: "),
     # Comparisons
     (["compare", *TASKS], "the following arguments are required: patterns"),
     (["compare", "h3", "h33", *TASKS], "unknown layer 'h33': did you mean 'h3'?"),

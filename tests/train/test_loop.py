@@ -15,7 +15,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Copying, Task, Text
 from stateline.train.config import TrainConfig
-from stateline.train.loop import Metrics, TrainingDiverged, TrainResult, train
+from stateline.train.loop import METRICS, Metrics, TrainingDiverged, TrainResult, train
 
 
 def task(seed: int = 0) -> Copying:
@@ -173,18 +173,18 @@ def test_what_is_never_solved_has_no_steps_to_solve(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_line_of_the_log_is_a_point_of_the_curve(tmp_path: Path) -> None:
-    log_file, seen = tmp_path / "run" / "metrics.jsonl", list[Metrics]()
+    folder, seen = tmp_path / "run", list[Metrics]()
     config = TrainConfig(steps=5, log_every=2, eval_every=4, warmup_steps=2)
-    result = train(model(), task(), config, log_file=log_file, on_log=seen.append)
-    lines = [json.loads(line) for line in log_file.read_text().splitlines()]
+    result = train(model(), task(), config, folder=folder, on_log=seen.append)
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     assert lines == [asdict(metrics) for metrics in result.curve] == [asdict(m) for m in seen]
     assert [line["step"] for line in lines] == [2, 4, 5]
 
 
 def test_a_log_of_an_earlier_run_is_replaced(tmp_path: Path) -> None:
-    log_file = tmp_path / "metrics.jsonl"
+    log_file = tmp_path / METRICS
     log_file.write_text("old\n")
-    train(model(), task(), TrainConfig(steps=1), log_file=log_file)
+    train(model(), task(), TrainConfig(steps=1), folder=tmp_path)
     assert len(log_file.read_text().splitlines()) == 1
     assert "old" not in log_file.read_text()
 
@@ -213,7 +213,7 @@ def test_a_log_that_cannot_be_written_is_named_before_any_work(tmp_path: Path) -
     made = model()
     before = weights(made).clone()
     with pytest.raises(InputError, match=r"cannot write .*metrics\.jsonl: "):
-        train(made, task(), TrainConfig(steps=1), log_file=tmp_path / "file" / "metrics.jsonl")
+        train(made, task(), TrainConfig(steps=1), folder=tmp_path / "file")
     assert weights(made).equal(before)
 
 
@@ -221,4 +221,4 @@ def test_a_log_that_finds_no_room_is_a_mistake_of_one_line(
     tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     with full_disk(10), pytest.raises(InputError, match=r"cannot write .*: File too large"):
-        train(model(), task(), TrainConfig(steps=1), log_file=tmp_path / "metrics.jsonl")
+        train(model(), task(), TrainConfig(steps=1), folder=tmp_path)

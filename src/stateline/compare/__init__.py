@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from stateline.compare.jobs import Comparison, Job, plan
-from stateline.compare.pool import News, cores, train_all
+from stateline.compare.pool import News, train_all
 from stateline.compare.run import Results, run_job, stored, time_job
 from stateline.errors import InputError
 from stateline.files import write_text
 from stateline.models.pattern import parse_pattern
 from stateline.tasks import CorpusTask, Task, make_task
 from stateline.train.environment import environment
+from stateline.workers import cores
 
 __all__ = ["Comparison", "Job", "News", "Results", "compare", "plan", "record_run", "run_job"]
 

@@ -50,7 +50,7 @@ def training_bytes(
     Example:
         >>> model = meta_model(ModelConfig("attention", vocab_size=10, d_model=8))
         >>> training_bytes(model, 4, 16)["gradients"]
-        3616
+        3744
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     x = torch.zeros(batch_size, length, model.d_model, device="meta", requires_grad=True)
