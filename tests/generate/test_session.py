@@ -163,6 +163,13 @@ def test_one_seed_gives_one_text_and_another_another(build: Build) -> None:
     assert not first.equal(other)
 
 
+def test_every_step_draws_its_own_numbers(build: Build) -> None:
+    made = build("h3(d_state=8)")
+    torch.nn.init.zeros_(made.head.weight)  # all tokens equally likely
+    counts = generate(made, PROMPT, 60, sampling=FREE).flatten().bincount(minlength=VOCAB)
+    assert 5 < int(counts.min()) <= int(counts.max()) < 35
+
+
 def test_equal_prompts_in_a_batch_get_different_texts(build: Build) -> None:
     first, second = generate(build("h3(d_state=8)"), PROMPT[[0, 0]], 9, sampling=FREE)
     assert not first.equal(second)

@@ -1,3 +1,13 @@
+"""What tests of reports share: results to report, and a browser to see the report in."""
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,3 +121,126 @@ def make() -> SimpleNamespace:
         models=MODELS,
         scores=SCORES,
     )
+
+
+PROGRAM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "chrome"])), None)
+OPTIONS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
+    *("--remote-debugging-pipe",),
+]
+SECONDS = 60
+"""In which the browser must answer."""
+
+
+def _high(descriptor: int) -> int:
+    """The same file by a number out of the way of 3 and 4, which are those of the browser."""
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 64)
+    os.close(descriptor)
+    return copy
+
+
+class Browser:
+    """One page of a browser without a window.
+
+    Chromium is told what to do over a pipe, in the DevTools protocol: that needs nothing but it.
+    """
+
+    def __init__(self, profile: Path) -> None:
+        commands, self.commands = map(_high, os.pipe())
+        self.answers, answers = map(_high, os.pipe())
+        copy = f'exec "$0" "$@" 3<&{commands} 4>&{answers}'
+        self.process = subprocess.Popen(
+            ["bash", "-c", copy, str(PROGRAM), *OPTIONS, f"--user-data-dir={profile}"],
+            pass_fds=(commands, answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(commands)
+        os.close(answers)
+        self.pending, self.number, self.session = b"", 0, ""
+        self.events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Tell the browser to do something, and wait until it is done."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        message |= {"sessionId": self.session} if self.session else {}
+        os.write(self.commands, json.dumps(message).encode() + b"\0")
+        while (answer := self.read()).get("id") != self.number:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def read(self) -> dict[str, Any]:
+        while b"\0" not in self.pending:
+            assert select.select([self.answers], [], [], SECONDS)[0], "the browser does not answer"
+            self.pending += (read := os.read(self.answers, 1 << 20))
+            assert read, "the browser has gone"
+        message, _, self.pending = self.pending.partition(b"\0")
+        return json.loads(message)
+
+    def open(self, path: Path, width: int, scheme: str) -> None:
+        """Show a page, and wait until it is there; what went wrong before is forgotten."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            **{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+        )
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", features=features)
+        self.events.clear()
+        self.call("Page.navigate", url=path.as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self.read())
+
+    def ask(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def errors(self) -> list[dict[str, Any]]:
+        """What the console of the page says: exceptions, refused scripts, missing files."""
+        self.ask("0")  # what was said before has arrived when this is answered
+        kinds = {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"}
+        return [event for event in self.events if event.get("method") in kinds]
+
+    def click(self, element: str) -> None:
+        """Click with a mouse in the middle of an element, given as an expression."""
+        self.ask(f"{element}.scrollIntoView({{block: 'center', inline: 'center'}})")
+        box = self.ask(
+            f"(b => [b.x + b.width / 2, b.y + b.height / 2])({element}.getBoundingClientRect())"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            where = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
+            self.call("Input.dispatchMouseEvent", type=kind, **where)
+
+    def press(self, key: str, text: str = "") -> None:
+        """Press and release a key."""
+        for kind in ("keyDown", "keyUp"):
+            more = {"text": text} if text and kind == "keyDown" else {}
+            code = {"Enter": 13, "Tab": 9}[key]
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **more
+            )
+
+    def close(self) -> None:
+        self.session = ""
+        self.call("Browser.close")
+        os.close(self.commands)
+        self.process.wait(20)
+        os.close(self.answers)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if PROGRAM is None:
+        pytest.skip("there is no chromium: install it to see whether reports work in a browser")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()

@@ -5,13 +5,8 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 
-import matplotlib
-import PIL.Image
-import PIL.ImageChops
 import pytest
 
-from stateline.errors import InputError
-from stateline.reports import write_report
 from stateline.reports.html import page as page_of
 
 VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
@@ -45,11 +40,6 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def written(results, folder):
-    write_report(results, folder / "report.html")
-    return (folder / "report.html").read_text(encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 def page(make):
     return page_of(make.results())
@@ -77,24 +67,6 @@ def test_every_reference_leads_to_one_element(page):
 
 def test_elements_nest(page):
     assert Page(page).open == []
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_the_same_results_give_the_same_bytes(make, tmp_path):
-    written(make.results(), tmp_path / "a")
-    with matplotlib.rc_context({"axes.labelsize": 30, "lines.dash_capstyle": "round"}):
-        written(make.results(), tmp_path / "b")
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert len(contents(tmp_path / "a")) == 1 + 2 * 10
-
-
-def test_settings_of_matplotlib_are_left_as_they_were(make, tmp_path):
-    before = [(name, matplotlib.rcParams[name]) for name in matplotlib.rcParams]
-    written(make.results(), tmp_path)
-    assert [(name, matplotlib.rcParams[name]) for name in matplotlib.rcParams] == before
 
 
 def test_plots_take_their_colours_from_the_page(page):
@@ -185,60 +157,6 @@ def test_more_models_than_colours_differ_in_shape(make, tmp_path):
     keys = re.findall(r'<svg id="key-\d+".*?</svg>', page, flags=re.DOTALL)
     shapes = [re.sub(r"key-\d+|m[0-9a-f]{10}|aria-label=\"[^\"]*\"", "", key) for key in keys]
     assert len(set(shapes)) == 10
-
-
-def test_a_full_disk_leaves_the_old_report_and_nothing_else(make, tmp_path, full_disk):
-    written(make.results(), tmp_path)
-    old = contents(tmp_path)
-    with full_disk(1000), pytest.raises(InputError, match=r"cannot write .*report.html: File too"):
-        write_report(make.results(command="other"), tmp_path / "report.html")
-    assert contents(tmp_path) == old
-
-
-def test_a_plot_that_finds_no_room_is_a_mistake_of_one_line(make, tmp_path, full_disk):
-    room = len(page_of(make.results()).encode())
-    large = make.results(speed=[], tasks=[make.task()])
-    large["runs"] = [run for run in large["runs"] if run["task"] == large["tasks"][0]["spec"]]
-    (tmp_path / "plots").write_text("")
-    with (
-        full_disk(room),
-        pytest.raises(InputError, match=r"cannot write .*plots/copying-by-length"),
-    ):
-        write_report(large, tmp_path / "report.html")
-
-
-def test_every_plot_lies_beside_the_page_as_png_and_svg(make, tmp_path):
-    page = written(make.results(), tmp_path)
-    names = {path.name for path in (tmp_path / "plots").iterdir()}
-    shown = re.findall("<figcaption>", page)
-    assert len(names) == 2 * len(shown)
-    assert {name.partition(".")[2] for name in names} == {"png", "svg"}
-    assert {"copying-by-length.png", "text-while-training.svg", "cost-state-size.svg"} <= names
-    assert "10 plots of this page lie in the folder <code>plots</code> beside it" in page
-
-
-def test_a_plot_for_a_paper_is_sharp_on_white_and_in_real_colours(make, tmp_path):
-    written(make.results(), tmp_path)
-    with PIL.Image.open(tmp_path / "plots" / "copying-by-length.png") as picture:
-        assert [round(dots) for dots in picture.info["dpi"]] == [300, 300]
-        assert picture.getpixel((0, 0)) == (255, 255, 255, 255)
-        colours = {colour[:3] for _, colour in picture.getcolors(1 << 20)}
-    assert {(0x00, 0x67, 0xA8), (0xD1, 0x50, 0x0A), (0x00, 0x87, 0x5F)} <= colours
-
-
-def test_a_plot_for_a_paper_has_its_legend_inside(make, tmp_path):
-    task = make.task()
-    for name in ("h3", "attention(position=hard_alibi, n_heads=8)*2 h3(d_state=64)*2 lstm"):
-        runs = [make.run(name, task, {"10": 1.0, "20": 1.0, "40": 1.0})]
-        written(make.results(models=[name], tasks=[task], runs=runs, speed=[]), tmp_path)
-        with PIL.Image.open(tmp_path / "plots" / "copying-by-length.png") as picture:
-            white = PIL.Image.new("RGB", picture.size, "white")
-            drawn = PIL.ImageChops.difference(picture.convert("RGB"), white)
-            edges = drawn.getbbox()
-            legend = drawn.crop((0, picture.height - 40, picture.width, picture.height)).getbbox()
-        assert legend is not None
-        assert edges[0] > 0
-        assert edges[2] < picture.width
 
 
 def test_loss_by_position_is_shown_where_a_run_has_it(make):

@@ -102,6 +102,13 @@ def test_the_best_of_a_column_is_marked_with_all_that_read_the_same(make):
     assert not any(c.best for c in cells(table, "at 1024").values())
 
 
+def test_a_model_that_never_ran_makes_no_other_the_best(make):
+    task = make.text_task()
+    runs = [make.run(model, task, {"256": 2.5, "1024": 2.0}) for model in make.models[:2]]
+    table = main_table(make.results(tasks=[task], runs=runs))
+    assert not any(c.best for c in cells(table, "at 1024").values())
+
+
 def test_parameters_far_from_the_wanted_ones_are_marked(make):
     results = make.results()
     for run in results["runs"]:

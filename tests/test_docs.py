@@ -1,0 +1,162 @@
+"""The documentation does what it says.
+
+One rule for code: a ``python`` block is run, after those before it on its page, in an empty folder;
+a ``text`` block right after it is what it prints, where ``...`` stands for anything.
+"""
+
+import doctest
+import importlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import stateline
+from stateline.cli import COMMANDS, Parser
+from stateline.layers import LAYERS, WRAPPERS
+from stateline.tasks import TASKS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {
+    path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted(DOCS.rglob("*.md"))
+    if "_build" not in path.parts
+}
+
+_PYTHON = re.compile(
+    r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE
+)
+_CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every line that starts with ``stateline``, with the page it stands on."""
+    for page, text in {**PAGES, "README": (ROOT / "README.md").read_text("utf-8")}.items():
+        for block in _CONSOLE.findall(text):
+            lines = block.replace("\\\n", " ").splitlines()
+            yield from ((page, line) for line in lines if line.startswith("stateline "))
+
+
+def parse(name: str, arguments: list[str]) -> None:
+    """Let the parser of a command judge arguments; nothing is run."""
+    parser = Parser(prog=f"stateline {name}")
+    importlib.import_module(f"stateline.cli.{name}").add_arguments(parser)
+    parser.parse_args(arguments)
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Pages may turn gradients off and add to the path."""
+    path, enabled = sys.path.copy(), torch.is_grad_enabled()
+    yield
+    sys.path[:] = path
+    torch.set_grad_enabled(enabled)
+
+
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if _PYTHON.search(text)])
+def test_the_code_of_a_page_runs_and_prints_what_is_shown(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page", "EXAMPLES": ROOT / "examples"}
+    for code, shown in _PYTHON.findall(PAGES[page]):
+        exec(compile(code, f"{page}.md", "exec"), names)
+        printed = capsys.readouterr().out
+        assert doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS), printed
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
+def test_a_command_that_is_shown_can_be_given(page: str, line: str) -> None:
+    _, name, *arguments = shlex.split(line, comments=True)
+    if name in ("COMMAND", "--help", "--version"):
+        return
+    assert name in COMMANDS
+    parse(name, arguments)
+
+
+def test_every_command_has_its_page() -> None:
+    assert {page for page in PAGES if page.startswith("commands/")} == {
+        "commands/index",
+        *(f"commands/{name}" for name in COMMANDS),
+    }
+
+
+def test_every_page_of_a_command_shows_its_options_and_an_example() -> None:
+    for name in COMMANDS:
+        page = PAGES[f"commands/{name}"]
+        assert f"```{{command-options}} {name}\n" in page
+        assert any(line.startswith(f"stateline {name}") for line in page.splitlines()), name
+
+
+def test_every_layer_has_its_page() -> None:
+    assert {page for page in PAGES if page.startswith("layers/")} == {
+        "layers/index",
+        *(f"layers/{name}" for name in [*LAYERS, *WRAPPERS]),
+    }
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *WRAPPERS])
+def test_the_page_of_a_layer_has_its_equation_state_cost_and_use(name: str) -> None:
+    page, kind = PAGES[f"layers/{name}"], {**LAYERS, **WRAPPERS}[name]
+    assert f".. autoclass:: stateline.layers.{kind.__name__}\n" in page
+    assert f"```{{layer-cost}} {name}\n" in page
+    for heading in ("State", "Cost per token", "When to choose it"):
+        assert f"\n## {heading}\n" in page
+    assert ":math:" in (kind.__doc__ or "") or ".. math::" in (kind.__doc__ or "")
+
+
+def test_every_task_is_described() -> None:
+    for kind in TASKS.values():
+        assert f".. autoclass:: stateline.tasks.{kind.__name__}\n" in PAGES["tasks"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("papers/")])
+def test_what_a_page_says_is_not_there_yet_is_not_there(page: str) -> None:
+    _, _, rest = PAGES[page].partition("\n## Not yet\n")
+    named = set(re.findall(r"`(\w+)`(?!\])", rest.partition("\n## ")[0]))
+    assert named & {*LAYERS, *WRAPPERS, *TASKS, *COMMANDS} == set()
+
+
+def test_no_page_names_a_place_outside_the_repository() -> None:
+    assert [page for page, text in PAGES.items() if "/work/" in text or "shared/" in text] == []
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if missing := [n for n in ("sphinx", "myst_parser", "furo") if not importlib.util.find_spec(n)]:
+        pytest.skip(f"{', '.join(missing)} not installed: pip install 'stateline[docs]'")
+    folder = tmp_path_factory.mktemp("docs")
+    command = ["-m", "sphinx", "-W", "--keep-going", "-q", "-E", "-b", "html"]
+    places = ["-d", str(folder / "doctrees"), str(DOCS), str(folder / "html")]
+    done = subprocess.run(
+        [sys.executable, *command, *places], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "html"
+
+
+def test_the_reference_holds_every_public_name(built: Path) -> None:
+    api = "".join(page.read_text(encoding="utf-8") for page in (built / "api").glob("*.html"))
+    assert [name for name in stateline.__all__ if f'id="stateline.{name}"' not in api] == []
+
+
+def test_the_pages_load_nothing_from_a_network(built: Path) -> None:
+    loads = re.compile(r"<(?:script|img|iframe)[^>]+src=\"https?:|<link[^>]+href=\"https?:")
+    assert [page.name for page in built.rglob("*.html") if loads.search(page.read_text())] == []
+
+
+def test_formulas_are_mathml(built: Path) -> None:
+    page = (built / "layers" / "attention.html").read_text(encoding="utf-8")
+    assert '<div class="formula"><math' in page
+
+
+def test_options_come_from_the_parser(built: Path) -> None:
+    page = (built / "commands" / "compare.html").read_text(encoding="utf-8")
+    assert "width of the first pattern; others match its size" in page

@@ -1,0 +1,65 @@
+"""The examples run, at tiny size."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from stateline.layers.law import check_layer
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    """An example as a module: what stands under ``__main__`` is not run."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_custom_layer_obeys_the_law() -> None:
+    assert check_layer(example("custom_layer").MovingAverage(6)).ok
+
+
+def test_the_custom_layer_averages() -> None:
+    import torch
+
+    layer = example("custom_layer").MovingAverage(3, slowest=4.0).double()
+    x = torch.randn(1, 9, 3, dtype=torch.float64)
+    decay, mean = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64), torch.zeros(3)
+    decay = decay / (1 + decay)  # memory of one, two and four tokens
+    for x_t in x[0]:
+        mean = decay * mean + (1 - decay) * x_t
+    assert torch.allclose(layer(x)[0, -1], layer.out_proj(mean))
+
+
+def test_the_custom_layer_refuses_a_memory_below_one_token() -> None:
+    with pytest.raises(ValueError, match=r"slowest must be at least 1 token, got slowest=0\.5"):
+        example("custom_layer").MovingAverage(3, slowest=0.5)
+
+
+def test_a_state_is_forked(capsys: pytest.CaptureFixture[str]) -> None:
+    example("fork_a_state").main()
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("22 tokens read, ")
+    assert second.startswith("3 futures, ")
+    assert third == "joined with a younger state, the branch goes on as alone: True"
+
+
+@pytest.mark.usefixtures("quick_speed", "one_process")
+def test_two_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example("compare_two").main(tmp_path, steps=2)
+    shown = capsys.readouterr().out
+    assert "h3*2: 0.000 at length 10" in shown
+    assert (tmp_path / "report.html").exists()
+
+
+def test_every_example_says_how_it_is_run() -> None:
+    files = sorted(EXAMPLES.glob("*.py"))
+    assert files
+    silent = [f.name for f in files if f"Run it: python examples/{f.name}" not in f.read_text()]
+    assert silent == []
