@@ -54,8 +54,8 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         shutil.rmtree(path, ignore_errors=True)
         os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:
-        raise _cannot_write(path, error) from error
+    except (OSError, SafetensorError, InputError) as error:
+        raise _cannot_write(path, error.__cause__ or error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -78,6 +78,6 @@ def append_line(path: Path, line: str) -> None:
         raise _cannot_write(path, error) from error
 
 
-def _cannot_write(path: Path, error: Exception) -> InputError:
+def _cannot_write(path: Path, error: BaseException) -> InputError:
     reason = getattr(error, "strerror", None) or error
     return InputError(f"cannot write {path}: {reason}; choose another folder")

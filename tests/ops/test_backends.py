@@ -73,3 +73,17 @@ def test_the_inner_use_backend_counts() -> None:
 def test_a_backend_asked_for_by_name_beats_use_backend() -> None:
     with use_backend("missing"):
         assert fft_conv(U, KERNEL, backend="reference").flatten().tolist() == [1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_leaves_state_space_models_alone(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    u = torch.randn(2, 9, 3).to(dtype)
+    log_a = torch.randn(3, 4, 2) * 0.1 - 0.5
+    b, c, state = torch.randn(3, 4, 2), torch.randn(3, 4, 2), torch.randn(2, 3, 4, 2)
+    wanted = ops.diagonal_ssm_chunk(u, log_a, b, c, state)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ops.diagonal_ssm_chunk(u, log_a, b, c, state)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype
+        assert one.equal(other)

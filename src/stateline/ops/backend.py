@@ -4,12 +4,19 @@ Every op has a folder with one file per backend: ``reference`` is the definition
 every other one must match it in outputs and gradients.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
 
 from stateline.errors import unknown_name
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _preferred = "auto"
 
@@ -32,6 +39,20 @@ def choose(op: str, backends: Mapping[str, ModuleType], backend: str) -> Any:
     if name not in backends:
         raise unknown_name(f"backend of {op}", name, [*backends, "auto"])
     return backends[name]
+
+
+def own_precision(op: Callable[P, T]) -> Callable[P, T]:
+    """Let autocast leave an op alone: where rounding accumulates, it chooses its own precision."""
+
+    @wraps(op)
+    def run(*inputs: P.args, **keywords: P.kwargs) -> T:
+        device = next(x.device.type for x in inputs if isinstance(x, Tensor))
+        if not torch.is_autocast_enabled(device):
+            return op(*inputs, **keywords)
+        with torch.autocast(device, enabled=False):
+            return op(*inputs, **keywords)
+
+    return run
 
 
 @contextmanager

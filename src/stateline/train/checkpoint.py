@@ -162,6 +162,8 @@ def read(path: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, run
         raise InputError(
             f"{path} is of a run with another {different}: give the same, or choose another folder"
         )
+    if weights.keys() != model.state_dict().keys():
+        raise InputError(f"{path} has other weights than its run: remove it to go on from an older")
     set_model_state_dict(model, {**weights}, options=_WHOLE)
     _set_moments(model, optimizer, _below(tensors, "moments/"))
     torch.set_rng_state(tensors["random"])

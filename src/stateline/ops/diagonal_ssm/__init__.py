@@ -17,13 +17,14 @@ References:
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import choose
+from stateline.ops.backend import choose, own_precision
 from stateline.ops.diagonal_ssm import pytorch, reference
 from stateline.ops.planes import exponential, multiply
 
 BACKENDS = {"torch": pytorch, "reference": reference}
 
 
+@own_precision
 def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
     log_a: Float[Tensor, "channel mode 2"],
@@ -60,6 +61,7 @@ def diagonal_ssm(
     return choose("diagonal_ssm", BACKENDS, backend).diagonal_ssm(u, log_a, b, c)
 
 
+@own_precision
 def diagonal_ssm_chunk(
     u: Float[Tensor, "*batch length channel"],
     log_a: Float[Tensor, "channel mode 2"],

@@ -3,13 +3,14 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import choose
+from stateline.ops.backend import choose, own_precision
 from stateline.ops.convolution import convolve_after
 from stateline.ops.fft_conv import pytorch, reference
 
 BACKENDS = {"torch": pytorch, "reference": reference}
 
 
+@own_precision
 def fft_conv(
     u: Float[Tensor, "*batch length channel"],
     kernel: Float[Tensor, "channel taps"],

@@ -3,12 +3,13 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import choose
+from stateline.ops.backend import choose, own_precision
 from stateline.ops.lstm import pytorch, reference
 
 BACKENDS = {"torch": pytorch, "reference": reference}
 
 
+@own_precision
 def lstm(
     x: Float[Tensor, "batch length d_in"],
     h: Float[Tensor, "batch d_hidden"],

@@ -1,0 +1,180 @@
+"""A run that is stopped and started again ends as one that was not, to the bit."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stateline.errors import InputError
+from stateline.models.checkpoint import load_model
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.tasks import Text
+from stateline.train import checkpoint
+from stateline.train.config import TrainConfig
+from stateline.train.loop import METRICS, TrainingDiverged, TrainResult, train
+
+
+def model(pattern: str = "h3 lstm") -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(ModelConfig(pattern, vocab_size=256, d_model=8))
+
+
+def run(
+    text: Text, folder: Path, *, until: int = 99, of: LanguageModel | None = None, **settings: Any
+) -> TrainResult:
+    """Train, or go on; stop after ``until`` steps in all."""
+    defaults = {"steps": 8, "warmup_steps": 0, "eval_every": 0, "log_every": 1, "save_every": 3}
+    config = TrainConfig(**{**defaults, **settings})
+    done = [len(path.name) and int(path.name[5:]) for path in checkpoint.found(folder)]
+    steps = iter(range(max(done, default=0) + 1, 100))
+    return train(
+        of or model(), text, config, folder=folder, interrupted=lambda: next(steps) >= until
+    )
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All that the newest checkpoint holds."""
+    newest = checkpoint.found(folder)[-1]
+    return load_file(newest / "model.safetensors") | load_file(newest / "training.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def learned(folder: Path) -> list[tuple[int, float, float]]:
+    lines = map(json.loads, (folder / METRICS).read_text().splitlines())
+    return [(line["step"], line["loss"], line["lr"]) for line in lines]
+
+
+def test_a_run_killed_twenty_times_ends_with_the_same_bits(tmp_path: Path) -> None:
+    script = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ends = json.loads(done.stdout)
+    assert (ends[0], ends[-1]) == (0, 0)
+    assert ends[1:-1].count(SIGKILL) >= 15  # the others had come to their end before
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert same(tensors(whole), tensors(killed))
+    assert learned(whole) == learned(killed)
+
+
+def test_an_interrupted_run_saves_and_goes_on(text: Text, tmp_path: Path) -> None:
+    run(text, tmp_path / "whole")
+    first = run(text, tmp_path / "halves", until=4)
+    assert (first.stopped, first.steps) == ("interrupted", 4)
+    assert run(text, tmp_path / "halves").stopped == "finished"
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "halves"))
+    assert learned(tmp_path / "whole") == learned(tmp_path / "halves")
+
+
+def test_the_random_state_is_kept(text: Text, tmp_path: Path) -> None:
+    run(text, tmp_path, until=4)
+    wanted = torch.rand(3)
+    torch.manual_seed(1)
+    run(text, tmp_path, until=5)  # one step that draws nothing
+    assert torch.rand(3).equal(wanted)
+
+
+def test_the_newest_checkpoints_are_kept(text: Text, tmp_path: Path) -> None:
+    run(text, tmp_path, keep=2)
+    assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000006", "step-00000008"]
+
+
+def test_a_checkpoint_is_a_model(text: Text, tmp_path: Path) -> None:
+    trained = model()
+    run(text, tmp_path, of=trained)
+    kept = load_model(checkpoint.found(tmp_path)[-1])
+    tokens = text.train_batch(0).tokens
+    assert kept(tokens).equal(trained(tokens))
+
+
+def test_a_finished_run_trains_no_more(text: Text, tmp_path: Path) -> None:
+    first, second = (run(text, tmp_path) for _ in range(2))
+    assert first == second
+
+
+def test_lines_after_the_checkpoint_are_taken_back(text: Text, tmp_path: Path) -> None:
+    run(text, tmp_path, until=4)
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"step": 5, "steps": 8, "lo')
+    run(text, tmp_path)
+    assert [step for step, _, _ in learned(tmp_path)] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 0.5}, r"step-00000004 is of a run with another lr \(0.001 then, 0.5 now\)"),
+        ({"steps": 9}, r"of a run with another steps \(8 then, 9 now\)"),
+        ({"of": model("h3")}, "has other weights than its run"),
+    ],
+)
+def test_another_run_does_not_go_on(
+    text: Text, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    run(text, tmp_path, until=4)
+    before = tensors(tmp_path)
+    with pytest.raises(InputError, match=message):
+        run(text, tmp_path, **change)
+    assert same(before, tensors(tmp_path))
+
+
+def test_how_often_it_saves_may_change(text: Text, tmp_path: Path) -> None:
+    run(text, tmp_path, until=4)
+    assert run(text, tmp_path, save_every=1, keep=5).stopped == "finished"
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize("name", ["training.json", "training.safetensors", "model.safetensors"])
+@pytest.mark.parametrize("harm", [cut, Path.unlink, lambda file: file.write_bytes(b"{}")])
+def test_a_damaged_checkpoint_is_named_with_the_way_out(
+    text: Text, tmp_path: Path, name: str, harm: Callable[[Path], object]
+) -> None:
+    run(text, tmp_path, until=4)
+    harm(checkpoint.found(tmp_path)[-1] / name)
+    with pytest.raises(InputError, match="step-00000004 is damaged: .*remove it to go on"):
+        run(text, tmp_path)
+
+
+def test_an_older_checkpoint_serves_when_the_newest_is_removed(text: Text, tmp_path: Path) -> None:
+    run(text, tmp_path / "whole")
+    run(text, tmp_path / "again", until=7)
+    newest = checkpoint.found(tmp_path / "again")[-1]
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    run(text, tmp_path / "again")
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "again"))
+
+
+def test_a_full_disk_leaves_the_older_checkpoints(
+    text: Text, tmp_path: Path, full_disk: Callable[[int], Any]
+) -> None:
+    run(text, tmp_path, until=4)
+    before = tensors(tmp_path)
+    with full_disk(4000), pytest.raises(InputError, match="cannot write .*step-00000006: "):
+        run(text, tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
+        "step-00000003",
+        "step-00000004",
+    ]
+    assert same(before, tensors(tmp_path))
+
+
+def test_a_run_that_diverges_names_its_last_good_checkpoint(text: Text, tmp_path: Path) -> None:
+    with pytest.raises(TrainingDiverged, match=r"the last good checkpoint is .*step-00000001$"):
+        run(text, tmp_path, lr=1e37, clip=0.0, save_every=1)
+    (good,) = checkpoint.found(tmp_path)
+    assert all(t.isfinite().all() for t in load_file(good / "model.safetensors").values())
