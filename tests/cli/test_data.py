@@ -48,7 +48,7 @@ def test_options_reach_the_recipe(
     options += ["--splits", str(tmp_path / "splits.json"), "--workers", "1"]
     shown = said(capsys, str(source), "--out", str(tmp_path / "out"), *options)
     corpus = open_corpus(tmp_path / "out")
-    assert corpus.tokenizer.decode(corpus.splits["train"].text.read(0, 6)) == "\ufeffline"
+    assert corpus.tokenizer.decode(corpus.splits["train"].text.read(0, 6)) == "\ufeffline\r"
     assert "8 documents in no split" in shown
 
 
