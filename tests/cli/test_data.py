@@ -49,7 +49,7 @@ def test_options_reach_the_recipe(
     shown = said(capsys, str(source), "--out", str(tmp_path / "out"), *options)
     corpus = open_corpus(tmp_path / "out")
     assert corpus.tokenizer.decode(corpus.splits["train"].text.read(0, 6)) == "\ufeffline\r"
-    assert "8 documents in no split" in shown
+    assert "documents in no split: 8" in shown
 
 
 def test_a_task_is_trained_on_the_corpus(
