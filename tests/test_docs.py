@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import stateline
-from stateline.cli import COMMANDS, Parser
+from stateline.cli import COMMANDS, Parser, _underscored, train
 from stateline.layers import LAYERS, WRAPPERS
 from stateline.tasks import TASKS
 
@@ -46,9 +46,9 @@ def commands() -> Iterator[tuple[str, str]]:
 
 def parse(name: str, arguments: list[str]) -> None:
     """Let the parser of a command judge arguments; nothing is run."""
-    parser = Parser(prog=f"stateline {name}")
+    parser = Parser(prog=f"stateline {name}", print_config=None)
     importlib.import_module(f"stateline.cli.{name}").add_arguments(parser)
-    parser.parse_args(arguments)
+    parser.parse_args([_underscored(argument) for argument in arguments])
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +79,17 @@ def test_a_command_that_is_shown_can_be_given(page: str, line: str) -> None:
         return
     assert name in COMMANDS
     parse(name, arguments)
+
+
+def test_a_recipe_that_is_shown_can_be_read(tmp_path: Path) -> None:
+    recipes = re.findall(r"^```yaml\n(.*?)^```$", PAGES["commands/train"], re.DOTALL | re.MULTILINE)
+    assert recipes
+    for number, text in enumerate(recipes):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text, encoding="utf-8")
+        parser = Parser(default_config_files=[path], print_config=None)
+        train.add_arguments(parser)
+        assert parser.parse_args([str(path)]).pattern
 
 
 def test_every_command_has_its_page() -> None:

@@ -191,7 +191,7 @@ def pieces_of(tokens: Tensor) -> list[Tensor]:
     return list(tokens.split([1, 0, 7, 70, 1, len(tokens) - 79]))
 
 
-@pytest.mark.parametrize("chunk", [1, 16, 1000])
+@pytest.mark.parametrize("chunk", [3, 16, 1000])
 @pytest.mark.parametrize("pattern", KINDS)
 def test_a_text_scored_with_carried_state_is_scored_as_at_once(pattern: str, chunk: int) -> None:
     model = text_model(pattern)

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tempfile
 from argparse import SUPPRESS, Action
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -61,7 +61,7 @@ class CommandOptions(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """A table per group of arguments."""
         name = self.arguments[0]
-        parser = Parser(prog=f"stateline {name}")
+        parser = Parser(prog=f"stateline {name}", print_config=None)
         import_module(f"stateline.cli.{name}").add_arguments(parser)
         text = []
         for group in parser._action_groups:
@@ -150,11 +150,16 @@ def _option(action: Action) -> tuple[str, str, str, str]:
     """Name, type, default and help of one argument."""
     names = " ".join(f"`{name}`" for name in action.option_strings) or f"`{action.dest}`"
     hint: Any = getattr(action, "_typehint", action.type)
-    choices = () if action.nargs == 0 or hint is None else get_args(hint) or (hint,)
-    kind = " or ".join(VALUES.get(choice, str(choice)) for choice in choices)
+    kind = "" if action.nargs == 0 or hint is None else _kind(hint)
     if action.nargs in ("+", "*"):
         kind += ", several"
     return names, kind, _default(action), " ".join((action.help or "").split())
+
+
+def _kind(hint: Any) -> str:
+    if get_origin(hint) is Mapping:
+        return "mapping"
+    return " or ".join(VALUES.get(choice, str(choice)) for choice in get_args(hint) or (hint,))
 
 
 def _default(action: Action) -> str:

@@ -48,8 +48,8 @@ def test_options_reach_the_recipe(
     options += ["--splits", str(tmp_path / "splits.json"), "--workers", "1"]
     shown = said(capsys, str(source), "--out", str(tmp_path / "out"), *options)
     corpus = open_corpus(tmp_path / "out")
-    assert corpus.tokenizer.decode(corpus.splits["train"].text.read(0, 6)) == "\ufeffline"
-    assert "8 documents in no split" in shown
+    assert corpus.tokenizer.decode(corpus.splits["train"].text.read(0, 6)) == "\ufeffline\r"
+    assert "documents in no split: 8" in shown
 
 
 def test_a_task_is_trained_on_the_corpus(

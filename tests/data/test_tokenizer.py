@@ -63,6 +63,16 @@ def test_a_decoder_says_the_same_of_any_tokens(tokenizer: Tokenizer, seed: int) 
     assert "".join(in_pieces(tokenizer, tokens)) == tokenizer.decode(tokens)
 
 
+def test_a_long_run_of_broken_characters_is_not_held_back_for_ever(bpe: Path) -> None:
+    tokenizer = load_tokenizer(bpe)
+    broken = next(
+        n for n in range(tokenizer.vocab_size) if tokenizer.decode([n, n]) == "\ufffd" * 2
+    )
+    *pieces, rest = in_pieces(tokenizer, [broken] * 200)
+    assert "".join([*pieces, rest]) == tokenizer.decode([broken] * 200)
+    assert len(rest) < 40
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tokenizer_is_read_back_from_its_file_or_folder(
     tokenizer: Tokenizer, tmp_path: Path

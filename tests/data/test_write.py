@@ -1,7 +1,6 @@
 """Writing a corpus: what is in it, and that nothing but the sources and the recipe decides that."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from multiprocessing import active_children
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,13 @@ from stateline.errors import InputError
 
 Write = Callable[..., Path]
 
-SLOW = """
-import sys, time
-from pathlib import Path
+PATIENT = """
+import sys
 from stateline.data import Recipe, write_corpus
 
 def tell(progress):
     print(progress.done, flush=True)
+    sys.stdin.readline()
 
 if __name__ == "__main__":
     source, out, workers = sys.argv[1:]
@@ -120,46 +120,47 @@ def test_progress_is_told_from_nothing_to_all(source: Path, tmp_path: Path) -> N
     assert told[-1].tokens == sum(len(split.text) for split in corpus.splits.values())
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "kills"), [(1, 3), (2, 1)])
 def test_a_corpus_that_is_killed_goes_on_to_the_same_bytes(
-    source: Path, tmp_path: Path, workers: int
+    source: Path, tmp_path: Path, workers: int, kills: int
 ) -> None:
     make(source, tmp_path / "whole")
-    script, out = tmp_path / "slow.py", tmp_path / "out"
-    script.write_text(SLOW)
+    script, out = tmp_path / "patient.py", tmp_path / "out"
+    script.write_text(PATIENT)
     command = [sys.executable, str(script), str(source), str(out), str(workers)]
     drawn = random.Random(workers)
-    for stop_at in drawn.sample(range(3, 20), 2):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        while int(process.stdout.readline() or 99) < stop_at:
-            pass
-        time.sleep(drawn.random() * 0.01)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        process.stdout.close()
+    for steps in drawn.sample(range(3, 10), kills):
+        with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+            assert process.stdin
+            assert process.stdout
+            for _ in range(steps):  # it waits for us at every step
+                process.stdout.readline()
+                process.stdin.write("\n")
+                process.stdin.flush()
+            time.sleep(drawn.random() * 0.01)
+            workers_of_it = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+            process.send_signal(signal.SIGKILL)
+        _wait_for_the_end(workers_of_it.split())
     assert (out / "unfinished.json").exists()
-    _wait_until_nobody_works(script)
-    done = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert int(done[0]) >= 3
+    done = subprocess.run(command, capture_output=True, text=True, check=True, input="")
+    assert int(done.stdout.split()[0]) >= 3
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def _wait_until_nobody_works(script: Path) -> None:
+def _wait_for_the_end(processes: list[str]) -> None:
     """Workers of a parent that was killed end by themselves, and soon."""
     for _ in range(100):
-        commands = [_command_line(pid) for pid in os.listdir("/proc") if pid.isdecimal()]
-        if not any(str(script) in command for command in commands):
+        if not any(Path("/proc", number).exists() for number in processes):
             return
         time.sleep(0.05)
     raise AssertionError("a worker outlived its parent")
 
 
-def _command_line(pid: str) -> str:
-    try:
-        return Path("/proc", pid, "cmdline").read_text(errors="replace")
-    except OSError:
-        return ""
+def test_what_a_killed_process_had_begun_is_cleared_away(source: Path, tmp_path: Path) -> None:
+    whole = contents(make(source, tmp_path / "out").folder)
+    for name in (".train-00001.bin.a1b2", ".train-00001.json.c3", ".index.json.d4"):
+        (tmp_path / "out" / name).write_text("half")
+    assert contents(make(source, tmp_path / "out").folder) == whole
 
 
 @pytest.mark.parametrize("name", ["train-00001.bin", "train-00001.json"])
@@ -262,7 +263,7 @@ def test_rows_of_a_data_set_are_documents(
     rows = [f"row {number} 日本" for number in range(30)]
     datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "saved")
     capfd.readouterr()
-    corpus = write_corpus([tmp_path / "saved"], tmp_path / "out", workers=2)
+    corpus = write_corpus([tmp_path / "saved"], tmp_path / "out", workers=1)
     found = texts(corpus, "train") | texts(corpus, "held_out")
     assert found == {f"saved:{number}": text for number, text in enumerate(rows)}
 

@@ -125,6 +125,13 @@ def test_nothing_comes_after_a_stop_string() -> None:
     assert ([*shown, stream.finish()], stream.stopped) == (["a", "b", "", "", "", "", ""], True)
 
 
+def test_a_text_kept_at_a_stop_string_goes_on_after_it() -> None:
+    stream = TextStream(ByteTokenizer(), ["END"])
+    shown = [stream.push(token) for token in b"a stEND"]
+    tail = TextStream(ByteTokenizer(), ["END"], stream.hold())
+    assert "".join([*shown, *map(tail.push, b" b"), tail.finish()]) == "a st b"
+
+
 def test_a_character_begun_at_the_end_is_shown_at_the_end() -> None:
     stream = TextStream(ByteTokenizer())
     assert [stream.push(token) for token in b"a\xc3"] == ["a", ""]

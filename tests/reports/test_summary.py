@@ -188,6 +188,19 @@ def test_verdict_without_a_solution_scores_nobody(make):
     )
 
 
+def test_a_sole_model_does_not_lead(make):
+    results = copying(make, 1.0, beyond=0.9)
+    assert verdict(results, results["tasks"][0]) == (
+        "1 of 1 model solved it: string accuracy of at least 0.95 at the training length, 10. "
+        "At length 40: string accuracy 0.900."
+    )
+
+
+def test_a_sole_run_that_has_not_finished_says_so(make):
+    results = make.results(finished=False, tasks=[make.task()], models=[MODEL], runs=[], speed=[])
+    assert unfinished(results) == "This run has not finished."
+
+
 def test_headline_says_what_was_compared(make):
     assert headline(make.results()) == (
         "3 models matched in parameters, trained alike with 1 seed each on 2 tasks: "

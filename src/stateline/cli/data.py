@@ -88,5 +88,5 @@ class _Lines:
 
 
 def _describe(news: Progress) -> str:
-    left_out = f", {news.left_out:,} documents in no split" if news.left_out else ""
+    left_out = f", documents in no split: {news.left_out:,}" if news.left_out else ""
     return f"{news.done:,} of {news.shards:,} shards, {news.tokens:,} tokens{left_out}"

@@ -33,13 +33,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from rich.console import Console
 
     from stateline.cli.compare import WIDTH
-    from stateline.reports import (
-        folder_names,
-        merge,
-        print_results,
-        read_results,
-        write_report,
-    )
+    from stateline.reports import folder_names, merge, print_results, read_results, write_report
 
     folders = [Path(name) for name in given.runs]
     names = folder_names(folders)

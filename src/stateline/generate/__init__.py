@@ -9,13 +9,11 @@ from stateline.generate.session import (
     Session,
     SessionState,
     begin,
-    check_length,
-    generate,
     read,
     seeded,
-    stream,
 )
 from stateline.generate.text import HeldText, TextStream, Written, write
+from stateline.generate.tokens import check_length, generate, stream
 
 __all__ = [
     "GREEDY",

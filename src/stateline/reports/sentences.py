@@ -92,5 +92,7 @@ def _leaders(results: Record, task: Record) -> str:
         return f"At length {length} no score is a number."
     side = "highest" if task["higher_is_better"] else "lowest"
     text = next(iter(best.values())).text
+    if len(results["models"]) == 1:
+        return f"At length {length}: {words(task['metric'])} {text}."
     names = listing([f"“{model}”" for model in best])
     return f"At length {length} the {side} {words(task['metric'])} is {text}, by {names}."
