@@ -56,4 +56,4 @@ if __name__ == "__main__":
     for kill_at in sorted(random.choices(range(4, STEPS, 4), k=20)):
         ends.append(in_child(home / "killed", kill_at))
     ends.append(in_child(home / "killed", None))
-    print(json.dumps(ends))
+    sys.stdout.write(json.dumps(ends))

@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_named_with_the_way_out(
 ) -> None:
     run(text, tmp_path, until=4)
     harm(checkpoint.found(tmp_path)[-1] / name)
-    with pytest.raises(InputError, match="step-00000004 is damaged: .*remove it to go on"):
+    with pytest.raises(InputError, match=r"step-00000004 is damaged: .*remove it to go on"):
         run(text, tmp_path)
 
 
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_the_older_checkpoints(
 ) -> None:
     run(text, tmp_path, until=4)
     before = tensors(tmp_path)
-    with full_disk(4000), pytest.raises(InputError, match="cannot write .*step-00000006: "):
+    with full_disk(4000), pytest.raises(InputError, match=r"cannot write .*step-00000006: "):
         run(text, tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
         "step-00000003",

@@ -190,7 +190,7 @@ def _set_moments(
     for name, tensor in tensors.items():
         parameter, _, kind = name.rpartition("/")
         state.setdefault(parameter, {})[kind] = tensor.clone()
-    groups = get_optimizer_state_dict(model, optimizer, options=_WHOLE)["param_groups"]
+    groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
     whole: dict[str, Any] = {"state": state, "param_groups": groups}
     set_optimizer_state_dict(model, optimizer, whole, options=_WHOLE)
 
