@@ -97,7 +97,10 @@ def _read(arguments: Sequence[str], parser: ArgumentParser) -> Any:
     if not Path(given.recipe).is_file():
         raise InputError(f"no such recipe: {given.recipe}")
     parser.default_config_files = [given.recipe]
-    given = parser.parse_args(arguments)
+    try:
+        given = parser.parse_args(arguments)
+    except InputError as error:
+        raise InputError(f"the recipe {given.recipe}: {error}") from error
     if given.pattern is None:
         raise InputError(f"the recipe {given.recipe} names no pattern: add a line such as h3*2")
     return given

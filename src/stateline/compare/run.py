@@ -120,7 +120,8 @@ def _sample(model: LanguageModel, task: CorpusTask) -> str:
     """The beginning of the held-out text, and how the model goes on."""
     prompt = next(task.held_out(SAMPLE_PROMPT)).tokens[:1].to(model.embedding.weight.device)
     tokens = generate(model, prompt, SAMPLE_TOKENS, sampling=Sampling(temperature=0.8))
-    return task.tokenizer.decode(torch.cat([prompt, tokens], dim=1)[0].tolist())
+    text = task.tokenizer.decode(torch.cat([prompt, tokens], dim=1)[0].tolist())
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def time_job(job: Job, folder: Path) -> Results:

@@ -1,0 +1,201 @@
+"""stateline train: recipes, runs that stop and go on, what is shown before a run."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from stateline.cli import main
+from stateline.compare import Job
+from stateline.files import write_text
+from stateline.models.config import ModelConfig
+from stateline.models.size import meta_model, training_bytes
+from stateline.train import checkpoint
+from stateline.train.config import TrainConfig
+
+RECIPE = """
+pattern: h3
+task: text(path=text.txt, length=8, batch_size=2)
+out: run
+model: {d_model: 8, layers: {h3: {d_state: 6}}}
+train: {steps: 4, log_every: 1, eval_every: 0, lr: 0.002}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe beside its text, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_bytes(bytes(97 + n % 7 for n in range(400)))
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return "recipe.yaml"
+
+
+def steps(folder: str = "run") -> list[int]:
+    lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines]
+
+
+def test_a_recipe_is_trained(recipe: str) -> None:
+    assert main(["train", recipe]) == 0
+    assert steps() == [1, 2, 3, 4]
+    config = json.loads(Path("run/config.json").read_text())
+    assert (config["pattern"], config["d_model"]) == ("h3", 8)
+    assert config["layers"] == {"h3": {"d_state": 6}}
+
+
+def test_options_override_a_recipe_and_a_recipe_the_task(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", recipe, "--train.steps", "7", "--print_config"])
+    shown = capsys.readouterr().out
+    assert "steps: 7" in shown
+    assert "lr: 0.002" in shown  # the task's own is 0.004
+
+
+def test_a_printed_recipe_is_the_same_recipe(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", recipe, "--train.steps", "7", "--print-config"])
+    printed = capsys.readouterr().out
+    Path("printed.yaml").write_text(printed)
+    main(["train", "printed.yaml", "--print-config"])
+    assert capsys.readouterr().out == printed
+    assert not Path("run").exists()
+
+
+def test_a_run_keeps_its_recipe(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", recipe, "--train.seed", "3"])
+    capsys.readouterr()
+    main(["train", "run/config.yaml", "--print_config"])
+    assert capsys.readouterr().out == Path("run/config.yaml").read_text()
+
+
+def test_a_run_is_not_overwritten(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", recipe])
+    before = Path("run/model.safetensors").read_bytes()
+    assert main(["train", recipe, "--train.seed", "1"]) == 2
+    assert "run holds a run: add --resume to go on with it" in capsys.readouterr().err
+    assert Path("run/model.safetensors").read_bytes() == before
+
+
+def test_a_signal_saves_and_resume_goes_on(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    long = ["train", recipe, "--train.steps", "100000", "--train.save_every", "0"]
+    kill = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+    kill.start()
+    assert main(long) == 128 + signal.SIGTERM
+    (saved,) = checkpoint.found(Path("run"))
+    reached = int(saved.name.removeprefix("step-"))
+    assert 0 < reached < 100_000
+    assert (
+        f"stopped and saved after {reached} steps; go on with --resume" in capsys.readouterr().out
+    )
+    kill = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    kill.start()
+    assert main([*long, "--resume"]) == 128 + signal.SIGINT
+    assert f"going on from {saved}" in capsys.readouterr().out
+    assert steps()[:3] == [1, 2, 3]
+    assert steps() == sorted(set(steps()))
+
+
+def test_resume_tells_of_another_environment(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["train", recipe])
+    (kept,) = checkpoint.found(Path("run"))
+    record = json.loads((kept / "training.json").read_text())
+    threads = record["environment"]["threads"]
+    record["environment"]["threads"] = 99
+    write_text(kept / "training.json", json.dumps(record))
+    capsys.readouterr()
+    assert main(["train", recipe, "--resume"]) == 0
+    shown = capsys.readouterr().out
+    assert f"not to the bit as without a stop: threads 99 then, {threads} now" in shown
+
+
+def test_metrics_go_to_tensorboard(recipe: str) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    main(["train", recipe])
+    board = EventAccumulator("run").Reload()
+    wanted = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    found = board.Scalars("loss")
+    assert [event.step for event in found] == [line["step"] for line in wanted]
+    assert [event.value for event in found] == pytest.approx([line["loss"] for line in wanted])
+
+
+def test_a_dry_run_shows_costs_and_trains_nothing(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", recipe, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    model = meta_model(ModelConfig("h3", 256, 8, layers={"h3": {"d_state": 6}}))
+    assert f"parameters      {sum(p.numel() for p in model.parameters()):,}" in shown
+    for line in ("an update       2 x 8 tokens", "activations", "optimizer", "state of a row"):
+        assert line in shown
+    assert not Path("run").exists()
+
+
+def test_a_run_is_a_comparison_of_one(recipe: str) -> None:
+    main(["train", recipe])
+    results = json.loads(Path("run/results.json").read_text())
+    assert results["command"] == "stateline train recipe.yaml"
+    assert (results["finished"], results["models"]) == (True, ["h3"])
+    (run,) = results["runs"]
+    assert run == json.loads(Path("run/result.json").read_text())
+    assert list(run["by_position"]) == ["1", "2", "4", "8", "16", "32"]
+    assert run["sample"].startswith("defgabc")
+    assert 64 < len(run["sample"]) <= 64 + 256
+    run["sample"].encode()  # what is no text has been marked as such
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("task: text\n", "the recipe bad.yaml names no pattern"),
+        ("pattern: h3\ntrain: {stepz: 3}\n", "'stepz'"),
+        ("pattern: h3\ntrain: {steps: many}\n", "many"),
+        ("pattern: [\n", "bad.yaml"),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_is_named(
+    recipe: str, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    Path("bad.yaml").write_text(text)
+    assert main(["train", "bad.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_activations_are_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from stateline.models.language_model import LanguageModel
+
+    config = ModelConfig("h3 attention(position=rope) s4d lstm", 50, 32)
+    model, kept = LanguageModel(config), dict[int, torch.Tensor]()
+    own = {p.data_ptr() for p in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    x = torch.randn(4, 64, 32, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.stack(x)
+    measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    foretold = training_bytes(meta_model(config), 4, 64)["activations"]
+    assert foretold == pytest.approx(measured, rel=0.15)
+
+
+def test_jobs_tell_the_new_settings_apart() -> None:
+    def name(**settings: int) -> str:
+        return Job("text", 1, ModelConfig("h3", 256), TrainConfig(**settings)).name
+
+    assert name() != name(accumulate=2)
