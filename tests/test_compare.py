@@ -21,7 +21,7 @@ from stateline.models.checkpoint import load_model
 from stateline.models.size import count_parameters
 from stateline.reports import print_results, write_report
 from stateline.tasks import make_task
-from stateline.train.loop import Metrics
+from stateline.train.metrics import Metrics
 
 RECALL = "associative_recall(length=4, batch_size=4)"
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from stateline.cli.progress import describe, show_news
 from stateline.compare import Comparison, Job, plan
-from stateline.train.loop import Metrics
+from stateline.train.metrics import Metrics
 
 TASK = 'text(path="[b]ooks", length=8)'
 RUN = {"by_length": {"8": {"bits_per_byte": 2.5}}, "steps": 70, "stopped": "finished"}

@@ -17,7 +17,8 @@ from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Text
 from stateline.train.config import TrainConfig
-from stateline.train.loop import Metrics, train
+from stateline.train.loop import train
+from stateline.train.metrics import Metrics
 
 torch.set_num_threads(1)
 STEPS = 60

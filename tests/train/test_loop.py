@@ -15,7 +15,8 @@ from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Copying, Task, Text
 from stateline.train.config import TrainConfig
-from stateline.train.loop import METRICS, Metrics, TrainingDiverged, TrainResult, train
+from stateline.train.loop import train
+from stateline.train.metrics import METRICS, Metrics, TrainingDiverged, TrainResult
 
 
 def task(seed: int = 0) -> Copying:

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from stateline.errors import InputError
 from stateline.train.checkpoint import found
-from stateline.train.loop import ALONE, METRICS
+from stateline.train.loop import ALONE
+from stateline.train.metrics import METRICS
 from stateline.train.processes import Processes, join_processes
 
 SCRIPT = Path(__file__).with_name("several.py")

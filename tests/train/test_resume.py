@@ -19,7 +19,8 @@ from stateline.models.language_model import LanguageModel
 from stateline.tasks import Text
 from stateline.train import checkpoint
 from stateline.train.config import TrainConfig
-from stateline.train.loop import METRICS, TrainingDiverged, TrainResult, train
+from stateline.train.loop import train
+from stateline.train.metrics import METRICS, TrainingDiverged, TrainResult
 
 
 def model(pattern: str = "h3 lstm") -> LanguageModel:

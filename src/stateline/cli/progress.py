@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from stateline.compare import Job, News, Results
-from stateline.train.loop import Metrics
+from stateline.train.metrics import Metrics
 from stateline.train.tensorboard import open_board
 
 SECONDS_BETWEEN_LINES = 5.0

@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Train, score, save."""
-    given = _read(arguments, parser)
+    given = read_recipe(arguments, parser)
 
     from stateline.cli.progress import print_metrics
     from stateline.compare import Job, record_run, run_job
@@ -56,7 +56,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 
     task = make_task(given.task)
     parser.set_defaults({f"train.{name}": value for name, value in task.training.items()})
-    given = _read(arguments, parser)
+    given = read_recipe(arguments, parser)
     resolved = given.clone()
     for name in NOT_OF_THE_RECIPE:
         resolved.pop(name)
@@ -86,7 +86,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     return 128 + caught[0] if result["stopped"] == "interrupted" else 0
 
 
-def _read(arguments: Sequence[str], parser: ArgumentParser) -> Any:
+def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
     """What was given: the recipe's settings, under those of the command line."""
     given = parser.parse_args(arguments)
     if not given.recipe.endswith((".yaml", ".yml")):

@@ -13,7 +13,7 @@ import torch
 from stateline.compare.jobs import Job
 from stateline.compare.run import Results, run_job
 from stateline.errors import InputError
-from stateline.train.loop import Metrics
+from stateline.train.metrics import Metrics
 from stateline.workers import cores, serve_parent
 
 

@@ -20,7 +20,8 @@ from stateline.models.size import count_parameters, meta_model
 from stateline.tasks import CorpusTask, make_task
 from stateline.train.checkpoint import whole_weights
 from stateline.train.environment import environment
-from stateline.train.loop import ALONE, Metrics, TrainingDiverged, train
+from stateline.train.loop import ALONE, train
+from stateline.train.metrics import Metrics, TrainingDiverged
 from stateline.train.processes import Processes
 
 EVAL_BATCHES = 16

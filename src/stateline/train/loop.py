@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,69 +22,12 @@ from stateline.tasks.base import IGNORE, CorpusTask, Task
 from stateline.train import checkpoint
 from stateline.train.checkpoint import Progress, Snapshot
 from stateline.train.config import TrainConfig
+from stateline.train.metrics import METRICS, Metrics, TrainingDiverged, TrainResult
 from stateline.train.optimizer import make_optimizer, set_learning_rate
 from stateline.train.processes import Processes
 from stateline.train.segment import Segment
 
 ALONE = Processes()
-METRICS = "metrics.jsonl"
-
-
-class TrainingDiverged(InputError):
-    """The loss or its gradient is no longer a finite number.
-
-    Attributes:
-        steps: Updates before that.
-    """
-
-    def __init__(self, message: str, steps: int = 0) -> None:
-        super().__init__(message)
-        self.steps = steps
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """One line of ``metrics.jsonl``.
-
-    Attributes:
-        step: Updates so far.
-        steps: Updates planned.
-        loss: Mean over the updates since the last line, in nats per target.
-        metric: Score at the training length, where it was measured.
-        lr: Learning rate of the last update.
-        tokens_per_second: Since the last line, without evaluation.
-        seconds_left: To the end of the plan, at this speed.
-    """
-
-    step: int
-    steps: int
-    loss: float
-    metric: float | None
-    lr: float
-    tokens_per_second: float
-    seconds_left: float
-
-
-@dataclass
-class TrainResult:
-    """What a training run came to.
-
-    Attributes:
-        stopped: ``finished`` (all steps done), ``solved`` (``stop_at`` reached) or
-            ``interrupted``.
-        steps: Updates done.
-        seconds: Time spent in updates.
-        tokens: Tokens trained on.
-        steps_to_solve: Updates before the first score that reached the task's ``solved_at``.
-        curve: All lines of metrics.
-    """
-
-    stopped: str
-    steps: int
-    seconds: float
-    tokens: int
-    steps_to_solve: int | None
-    curve: list[Metrics] = field(default_factory=list)
 
 
 def train(

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
-from stateline.train.loop import Metrics
+from stateline.train.metrics import Metrics
 
 
 @contextmanager

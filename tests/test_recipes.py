@@ -1,0 +1,36 @@
+"""Every recipe in recipes/ can be read, and its model can be built."""
+
+from pathlib import Path
+
+import pytest
+
+from stateline.cli import Parser
+from stateline.cli.train import add_arguments, read_recipe
+from stateline.models.config import ModelConfig
+from stateline.models.pattern import parse_pattern
+from stateline.models.size import count_parameters
+from stateline.tasks import TASKS
+from stateline.train.config import TrainConfig
+
+FOLDER = Path(__file__).parents[1] / "recipes"
+RECIPES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.yaml"))
+
+
+def test_there_are_recipes() -> None:
+    assert RECIPES
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_can_be_trained(name: str) -> None:
+    parser = Parser(print_config=None)
+    add_arguments(parser)
+    given = read_recipe([str(FOLDER / name)], parser)
+    (task,) = parse_pattern(given.task)
+    assert task.name in TASKS
+    assert count_parameters(ModelConfig(given.pattern, 256, **given.model.as_dict())) > 0
+    assert TrainConfig(**given.train.as_dict())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_what_it_is(name: str) -> None:
+    assert (FOLDER / name).read_text().startswith("# ")
