@@ -31,6 +31,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(temporary)
         temporary.chmod(0o644)
+        _sync(temporary)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         raise _cannot_write(path, error) from error
@@ -42,16 +43,22 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary folder beside ``path``, then put it in place in one step.
 
     Args:
-        path: Where the folder shall be; one of that name is replaced.
+        path: Where the folder shall be; one of that name is removed just before.
         write: Called with the path of the temporary folder.
 
     Raises:
         InputError: If it cannot be written, or the disk is full; nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
         write(temporary)
+        temporary.chmod(0o755)
+        for file in (*temporary.iterdir(), temporary):
+            _sync(file)
         shutil.rmtree(path, ignore_errors=True)
         os.replace(temporary, path)
     except (OSError, SafetensorError, InputError) as error:
@@ -76,6 +83,15 @@ def append_line(path: Path, line: str) -> None:
             file.write(f"{line}\n")
     except OSError as error:
         raise _cannot_write(path, error) from error
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold a file or folder before a name points to it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _cannot_write(path: Path, error: BaseException) -> InputError:

@@ -21,31 +21,34 @@ from stateline.train.loop import train
 from stateline.train.metrics import Metrics
 
 torch.set_num_threads(1)
-STEPS = 60
+STEPS, KILLS = 120, 20
 
 
-def run(folder: Path, kill_at: int | None) -> None:
-    """Train on from what lies in the folder, to be killed a moment after a step."""
+def run(folder: Path, kill_after: int) -> None:
+    """Train on from what lies in the folder, to be killed a moment after so many steps."""
     file = folder.parent / "text.txt"
     task = Text(path=str(file), length=16, batch_size=4)
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig("h3 attention(position=rope) lstm", 256, d_model=8))
-    settings = {"log_every": 4, "eval_every": 0, "save_every": 2, "warmup_steps": 5, "lr": 1e-2}
+    settings = {"log_every": 1, "eval_every": 0, "save_every": 2, "warmup_steps": 5, "lr": 1e-2}
     carry = {"carry_state": True, "carry_cap": 48, "segment_len": 7, "accumulate": 2}
     config = TrainConfig(steps=STEPS, **settings, **carry)
 
+    seen: list[Metrics] = []
+
     def note(metrics: Metrics) -> None:
-        if metrics.step == kill_at:
-            after = random.uniform(0, 0.03)
+        seen.append(metrics)
+        if len(seen) == kill_after:
+            after = random.uniform(0, 0.005)
             threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
     train(model, task, config, folder=folder, on_log=note)
 
 
-def in_child(folder: Path, kill_at: int | None) -> int:
+def in_child(folder: Path, kill_after: int) -> int:
     """The signal that ended it, or 0."""
     if not (child := os.fork()):
-        run(folder, kill_at)
+        run(folder, kill_after)
         os._exit(0)
     return os.waitpid(child, 0)[1] & 0x7F
 
@@ -53,8 +56,7 @@ def in_child(folder: Path, kill_at: int | None) -> int:
 if __name__ == "__main__":
     home = Path(sys.argv[1])
     (home / "text.txt").write_bytes(bytes(97 + n * n % 23 for n in range(2000)))
-    ends = [in_child(home / "whole", None)]
-    for kill_at in sorted(random.choices(range(4, STEPS, 4), k=20)):
-        ends.append(in_child(home / "killed", kill_at))
-    ends.append(in_child(home / "killed", None))
+    ends = [in_child(home / "whole", 0)]
+    ends += [in_child(home / "killed", random.randint(1, 8)) for _ in range(KILLS)]
+    ends.append(in_child(home / "killed", 0))
     sys.stdout.write(json.dumps(ends))

@@ -21,8 +21,9 @@ def run(home: Path, mode: str, until: int, processes: Processes) -> None:
     task = Text(path=str(home / "text.txt"), length=16, batch_size=4)
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig("h3 attention ladder(lstm, passes=2)", 256, d_model=8))
-    settings = {"log_every": 1, "eval_every": 3, "save_every": 0, "warmup_steps": 2, "lr": 1e-2}
+    settings = {"log_every": 1, "eval_every": 3, "save_every": 0, "warmup_steps": 2, "lr": 1e-3}
     carry = {"carry_state": True, "carry_cap": 48, "segment_len": 7, "accumulate": 2}
+    carry["checkpoint_activations"] = True
     config = TrainConfig(steps=9, parallel=mode, **settings, **carry)  # type: ignore[arg-type]
     done = iter(range(until // 3 * 3 - 2, 99)) if until < 9 else iter([])
     train(

@@ -72,6 +72,19 @@ def test_the_cap_starts_a_row_anew(text: Text) -> None:
     assert found[1:] == pytest.approx(wanted, rel=1e-5)
 
 
+def test_the_cap_counts_the_tokens_of_segments(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
+    forward = LanguageModel.forward_chunk
+
+    def note(model: LanguageModel, tokens: Tensor, state: Any) -> Any:
+        entered.append(int(state.position.max()))
+        return forward(model, tokens, state)
+
+    monkeypatch.setattr(LanguageModel, "forward_chunk", note)
+    train(build("h3"), text, carried(steps=3, segment_len=7, carry_cap=30))
+    assert entered == [0, 7, 14, 16, 23, 0, 2, 9, 16]  # pieces of 7, 7 and 2
+
+
 def test_a_fresh_row_starts_anew_and_the_others_go_on(
     text: Text, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,3 +228,11 @@ def test_generated_tasks_do_not_go_on() -> None:
 def test_a_cap_without_carrying_is_refused() -> None:
     with pytest.raises(InputError, match="carry_cap limits a carried state"):
         TrainConfig(carry_cap=100)
+
+
+def test_learned_positions_need_a_cap(text: Text) -> None:
+    model = LanguageModel(ModelConfig("h3", vocab_size=256, d_model=8, max_len=40))
+    for cap in (None, 41):
+        with pytest.raises(InputError, match=f"set carry_cap to at most that, got {cap}"):
+            train(model, text, carried(carry_cap=cap))
+    assert train(model, text, carried(carry_cap=40)).stopped == "finished"

@@ -42,7 +42,6 @@ def print_metrics(
         yield lambda _: None
         return
     with show_news(Console()) as news, open_board(folder) as write:
-        news.planned([job], 0)
 
         def show(metrics: Metrics) -> None:
             news.progress(job, metrics)

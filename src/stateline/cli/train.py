@@ -4,10 +4,11 @@ RECIPE is a YAML file with the options below, or a pattern. Options given overri
 ``torchrun``, the processes share the rows of each batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from signal import SIGINT, SIGTERM, signal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser
 
@@ -41,7 +42,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--print_config", action="store_true", help="print the whole recipe; train nothing"
     )
-    parser.add_argument("--device", type=str, default="auto", help="cpu, cuda or auto")
+    parser.add_argument(
+        "--device", type=Literal["auto", "cpu", "cuda"], default="auto", help="where it computes"
+    )
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
@@ -73,17 +76,18 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         return 0
     folder = Path(given.out)
     with join_processes(given.device) as processes, _signals() as caught:
-        if processes.main:
-            _enter(folder, recipe, given.resume)
-        processes.wait()
+        here = processes.environment()
+        processes.on_main(lambda: _enter(folder, recipe, given.resume, here))
         with print_metrics(job, folder, quiet=not processes.main) as show:
             result = run_job(
                 job, folder, show, processes=processes, interrupted=lambda: bool(caught)
             )
-        if processes.main:
+        interrupted = result["stopped"] == "interrupted"
+        if processes.main and not interrupted:
             record_run(job, result, folder, command=_command(arguments))
+        if processes.main:
             _print_result(job, result, folder)
-    return 128 + caught[0] if result["stopped"] == "interrupted" else 0
+    return 128 + (caught or [SIGTERM])[0] if interrupted else 0
 
 
 def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
@@ -106,42 +110,45 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
     return given
 
 
-def _enter(folder: Path, recipe: str, resume: bool) -> None:
+def _enter(folder: Path, recipe: str, resume: bool, here: Mapping[str, str | int]) -> None:
     """Begin a run's folder, or see that one may go on there."""
     from stateline.files import write_text
     from stateline.train import checkpoint
 
-    begun = checkpoint.found(folder) or (folder / "result.json").exists()
+    kept = checkpoint.found(folder)
+    begun = kept or any((folder / name).exists() for name in ("results.json", "config.json"))
+    if begun and not (folder / CONFIG).exists():
+        raise InputError(f"{folder} holds something else than a run: choose another with --out")
     if begun and not resume:
         raise InputError(
             f"{folder} holds a run: add --resume to go on with it, or choose another with --out"
         )
-    if not begun:
+    if not kept:
         write_text(folder / CONFIG, recipe)
-    for newest in checkpoint.found(folder)[-1:]:
-        print(f"going on from {newest}")
-        if changes := checkpoint.other_environment(newest):
-            print(f"not to the bit as without a stop: {changes}")
+        if resume:
+            print(f"nothing to go on from in {folder}: from the beginning")
+        return
+    print(f"going on from {kept[-1]}")
+    if changes := checkpoint.other_environment(kept[-1], here):
+        print(f"not to the bit as without a stop: {changes}")
 
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM, so that the run can save and leave; a second one ends it."""
-    import signal
-
+    """Collect SIGINT and SIGTERM, so that the run can save and leave; a second SIGINT ends it."""
     caught: list[int] = []
 
     def note(number: int, _: object) -> None:
-        if caught:
+        if caught and number == SIGINT:
             raise KeyboardInterrupt
         caught.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal(number, note) for number in (SIGINT, SIGTERM)}
     try:
         yield caught
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal(number, handler)
 
 
 def _print_costs(job: "Job") -> None:
@@ -153,8 +160,10 @@ def _print_costs(job: "Job") -> None:
     tokens = task.train_batch(0).tokens
     rows, length = tokens.shape
     model = meta_model(job.model)
-    per_update = 3 * model.flops_per_token(length) * tokens.numel() * training.accumulate
-    memory = training_bytes(model, rows, length, recompute=training.checkpoint_activations)
+    passes = 4 if training.checkpoint_activations else 3  # forward, twice as much backward
+    per_update = passes * model.flops_per_token(length) * tokens.numel() * training.accumulate
+    segment = min(length, training.segment_len or length)
+    memory = training_bytes(model, rows, segment, recompute=training.checkpoint_activations)
     print(f"{job.model.pattern} on {job.task}: d_model {job.model.d_model}")
     print(f"  parameters      {sum(p.numel() for p in model.parameters()):,}")
     print(f"  an update       {rows} x {length} tokens, {training.accumulate} time(s)")
@@ -162,6 +171,7 @@ def _print_costs(job: "Job") -> None:
         f"  operations      {short_number(per_update)} an update, "
         f"{short_number(per_update * training.steps)} in {training.steps:,} updates"
     )
+    print("  memory in float32, in one process:")
     for name, size in memory.items():
         print(f"  {name:<15} {short_bytes(size)}")
     print(f"  state of a row  {short_bytes(model.state_bytes(length))} after {length} tokens")
@@ -184,4 +194,4 @@ def _print_result(job: "Job", result: "Results", folder: Path) -> None:
 def _command(arguments: Sequence[str]) -> str:
     import shlex
 
-    return shlex.join(["stateline", "train", *arguments])
+    return shlex.join(["stateline", "train", *(a for a in arguments if a != "--resume")])

@@ -77,9 +77,7 @@ def compare(
 
 def record_run(job: Job, run: Results, folder: Path, *, command: str) -> None:
     """Write ``results.json`` of a single training run, as a comparison of one."""
-    finished = run["stopped"] != "interrupted"
-    results = {**_outline([job], command), "runs": [run] if finished else [], "finished": finished}
-    _write(folder, results)
+    _write(folder, {**_outline([job], command), "runs": [run], "finished": True})
 
 
 def _jobs_to_time(jobs: Sequence[Job]) -> list[Job]:

@@ -45,6 +45,7 @@ def train_all(
     pool = ProcessPoolExecutor(
         workers, context, initializer=_start_worker, initargs=(queue, max(1, cores() // workers))
     )
+    others = multiprocessing.active_children()
     running: dict[Future[Results], Job] = {
         pool.submit(_work, job, folder / "runs" / job.name): job for job in jobs
     }
@@ -63,7 +64,8 @@ def train_all(
     finally:  # nothing is left to do, or nobody waits for it any more
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
-            process.terminate()
+            if process not in others:
+                process.terminate()
 
 
 _news: Any = None

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from stateline.bench.speed import decode_tokens_per_second, train_tokens_per_second
 from stateline.compare.jobs import Job, digest, slug
+from stateline.errors import InputError
 from stateline.evaluate import evaluate, loss_by_position
 from stateline.files import write_text
 from stateline.generate import Sampling, generate
@@ -17,9 +19,8 @@ from stateline.generate.runs import TOKENIZER
 from stateline.models.checkpoint import save_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
-from stateline.tasks import CorpusTask, make_task
+from stateline.tasks import CorpusTask, GeneratedTask, Task, make_task
 from stateline.train.checkpoint import whole_weights
-from stateline.train.environment import environment
 from stateline.train.loop import ALONE, train
 from stateline.train.metrics import Metrics, TrainingDiverged
 from stateline.train.processes import Processes
@@ -60,8 +61,11 @@ def run_job(
         The result; its ``stopped`` is ``interrupted`` if it is not yet one.
     """
     task = make_task(job.task, seed=job.training.seed)
+    _check_positions(task, job.model.max_len)
     torch.manual_seed(job.training.seed)
     model = LanguageModel(job.model).to(processes.device)
+    if isinstance(task, CorpusTask):
+        processes.on_main(partial(task.tokenizer.save, folder / TOKENIZER))
     run: Results = {
         "model": job.model.pattern,
         "task": job.task,
@@ -106,15 +110,31 @@ def run_job(
         weights = whole_weights(model)
         if processes.main:
             save_model(model, folder, weights=weights)
-            if isinstance(task, CorpusTask):
-                task.tokenizer.save(folder / TOKENIZER)
     run |= {
         "training": dataclasses.asdict(job.training),
-        "environment": {**environment(), "processes": processes.count},
+        "environment": processes.environment(),
     }
     if processes.main:
         write_text(folder / "result.json", json.dumps(run))
     return run
+
+
+def _check_positions(task: Task, limit: int | None) -> None:
+    """Raise InputError unless learned positions reach over all that a task will ask for."""
+    if limit is None:
+        return
+    wanted = [task.train_batch(0).tokens.shape[1]]
+    for length in task.eval_lengths:
+        if isinstance(task, GeneratedTask):
+            prompts, answers = task.problems(length, 0)
+            wanted.append(prompts.shape[1] + answers.shape[1] - 1)
+        else:
+            wanted.append(max(length, SAMPLE_PROMPT + SAMPLE_TOKENS))
+    if max(wanted) > limit:
+        raise InputError(
+            f"the task is trained and scored at up to {max(wanted)} tokens, more than the learned "
+            f"positions reach: set max_len (now {limit}) to at least that"
+        )
 
 
 def _sample(model: LanguageModel, task: CorpusTask) -> str:

@@ -39,4 +39,6 @@ def slide(
         >>> slide(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])).flatten()
         tensor([2., 3.])
     """
-    return torch.cat([past, u.to(past.dtype)], dim=-2)[..., u.shape[-2] :, :]
+    kept = past.shape[-2]
+    latest = u[..., max(0, u.shape[-2] - kept) :, :].to(past.dtype)
+    return torch.cat([past[..., latest.shape[-2] :, :], latest], dim=-2)

@@ -31,7 +31,6 @@ from stateline.files import write_folder, write_text
 from stateline.layers.state import to
 from stateline.models.checkpoint import WEIGHTS, save_model
 from stateline.models.language_model import LanguageModel
-from stateline.train.environment import environment
 
 FOLDER = "checkpoints"
 TENSORS, RECORD = "training.safetensors", "training.json"
@@ -91,7 +90,8 @@ def write(folder: Path, model: LanguageModel, snapshot: Snapshot, run: Any, keep
         folder: Of the run.
         model: For its configuration.
         snapshot: What to keep.
-        run: What defines the run, as plain data; only the same run goes on from here.
+        run: What defines the run, as plain data (only the same goes on from here), and under
+            ``environment`` where it ran.
         keep: How many checkpoints to keep, this one included.
 
     Returns:
@@ -105,7 +105,7 @@ def write(folder: Path, model: LanguageModel, snapshot: Snapshot, run: Any, keep
     for number, leaf in enumerate(leaves):
         tensors[f"carried/{number}"] = leaf.detach().cpu()
     tensors["random"] = torch.get_rng_state()
-    record = {"progress": asdict(snapshot.progress), "run": run, "environment": environment()}
+    record = {"progress": asdict(snapshot.progress), **run}
 
     def fill(draft: Path) -> None:
         save_model(model, draft, weights=snapshot.weights)
@@ -115,7 +115,9 @@ def write(folder: Path, model: LanguageModel, snapshot: Snapshot, run: Any, keep
     path = folder / FOLDER / f"step-{snapshot.progress.steps:08}"
     write_folder(path, fill)
     for old in found(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        old.rename(old.with_name(f".{old.name}"))  # half of it is no checkpoint
+    for leftover in (folder / FOLDER).glob(".step-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     return path
 
 
@@ -124,15 +126,14 @@ def found(folder: Path) -> list[Path]:
     return sorted((folder / FOLDER).glob("step-????????"))
 
 
-def other_environment(path: Path) -> str:
+def other_environment(path: Path, now: Mapping[str, str | int]) -> str:
     """What of the machine or PyTorch differs from where a checkpoint was written, in words."""
-    now = environment()
+    names = ("torch", "cpu", "threads", "device", "processes")
     try:
         then = json.loads((path / RECORD).read_text(encoding="utf-8"))["environment"]
-    except (OSError, ValueError, KeyError):
+        return ", ".join(f"{n} {then[n]} then, {now[n]} now" for n in names if then[n] != now[n])
+    except (OSError, ValueError, KeyError, TypeError):
         return ""  # what is wrong with it, ``read`` will say
-    names = ("torch", "cpu", "threads")
-    return ", ".join(f"{n} {then[n]} then, {now[n]} now" for n in names if then[n] != now[n])
 
 
 def read(path: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, run: Any) -> Snapshot:
@@ -153,21 +154,27 @@ def read(path: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, run
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
         weights, tensors = load_file(path / WEIGHTS), load_file(path / TENSORS)
-        progress = Progress(**record["progress"])
+        progress, before = Progress(**record["progress"]), {n: record[n] for n in run}
+        random, carried = tensors["random"], _carried(model, _below(tensors, "carried/"))
+        _check_shapes(weights, model)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"the checkpoint {path} is damaged: {error}; remove it to go on from an older one"
         ) from error
-    if different := _difference(record["run"], json.loads(json.dumps(run))):
+    if different := _difference(before, json.loads(json.dumps(run))):
         raise InputError(
             f"{path} is of a run with another {different}: give the same, or choose another folder"
         )
-    if weights.keys() != model.state_dict().keys():
-        raise InputError(f"{path} has other weights than its run: remove it to go on from an older")
     set_model_state_dict(model, {**weights}, options=_WHOLE)
     _set_moments(model, optimizer, _below(tensors, "moments/"))
-    torch.set_rng_state(tensors["random"])
-    return Snapshot(weights, {}, _carried(model, _below(tensors, "carried/")), progress)
+    torch.set_rng_state(random)
+    return Snapshot(weights, {}, carried, progress)
+
+
+def _check_shapes(weights: Mapping[str, Tensor], model: LanguageModel) -> None:
+    found = {name: tensor.shape for name, tensor in weights.items()}
+    if found != {name: tensor.shape for name, tensor in model.state_dict().items()}:
+        raise ValueError("its weights are those of another model")
 
 
 def _carried(model: LanguageModel, tensors: Mapping[str, Tensor]) -> Any:

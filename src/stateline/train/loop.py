@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +22,21 @@ from stateline.tasks.base import IGNORE, CorpusTask, Task
 from stateline.train import checkpoint
 from stateline.train.checkpoint import Progress, Snapshot
 from stateline.train.config import TrainConfig
-from stateline.train.metrics import METRICS, Metrics, TrainingDiverged, TrainResult
+from stateline.train.metrics import (
+    METRICS,
+    Metrics,
+    TrainingDiverged,
+    TrainResult,
+    read_metrics,
+)
 from stateline.train.optimizer import make_optimizer, set_learning_rate
-from stateline.train.processes import Processes
+from stateline.train.processes import Processes, local_part
 from stateline.train.segment import Segment
 
 ALONE = Processes()
+
+FREE = ("save_every", "keep", "parallel")
+"""Settings that may change when a run goes on: what it learns does not depend on them."""
 
 
 def train(
@@ -96,7 +105,7 @@ class _Trainer:
         check_carried_state(model, task, config)
         self.model, self.task, self.config = model, task, config
         self.processes, self.folder = processes, folder
-        settings = {k: v for k, v in asdict(config).items() if k not in ("save_every", "keep")}
+        settings = {k: v for k, v in asdict(config).items() if k not in FREE}
         self.defined_by = {"run": run, "train": settings}
         self.rows = processes.rows(task.batch_size)
         segment = Segment(model, getattr(torch, config.precision))
@@ -115,17 +124,16 @@ class _Trainer:
             if snapshot.carried is not None:
                 rows = range(self.task.batch_size)[self.rows]
                 self.state = select_rows(snapshot.carried, rows)
-            lines = (self.folder / METRICS).read_text(encoding="utf-8").splitlines()
-            curve = [Metrics(**json.loads(line)) for line in lines if line.endswith("}")]
+            curve = read_metrics(self.folder / METRICS)
             self.curve = [metrics for metrics in curve if metrics.step <= self.progress.steps]
-        if self.processes.main:
-            lines = [json.dumps(asdict(metrics)) + "\n" for metrics in self.curve]
-            write_text(self.folder / METRICS, "".join(lines))
+        file, lines = self.folder / METRICS, [json.dumps(asdict(m)) + "\n" for m in self.curve]
+        self.processes.on_main(lambda: write_text(file, "".join(lines)))
 
     def run(self, on_log: Callable[[Metrics], None], interrupted: Callable[[], bool]) -> None:
         """Update, score, log and save until the end."""
         progress, config = self.progress, self.config
-        progress.stopped = "finished" if progress.steps == config.steps else ""
+        if progress.stopped == "interrupted":
+            progress.stopped = ""
         tokens, seconds = progress.tokens, progress.seconds
         while not progress.stopped:
             started = time.perf_counter()
@@ -161,7 +169,7 @@ class _Trainer:
         value = 0.0
         for number, (tokens, targets, fresh) in enumerate(pieces, start=1):
             with self.processes.local(self.segment, last=number == len(pieces)):
-                logits, self.state = self.segment(tokens, self._enter(fresh))
+                logits, self.state = self.segment(tokens, self._enter(tokens.shape[1], fresh))
                 summed = F.cross_entropy(
                     logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum"
                 )
@@ -196,7 +204,7 @@ class _Trainer:
             anew = fresh[self.rows] & (at == 0)
             yield here[0], here[1], None if whole else anew
 
-    def _enter(self, fresh: Bool[Tensor, " batch"] | None) -> Any:
+    def _enter(self, length: int, fresh: Bool[Tensor, " batch"] | None) -> Any:
         """The state that a segment starts from."""
         if fresh is None:
             return None
@@ -205,24 +213,27 @@ class _Trainer:
         cap = self.config.carry_cap
         if cap is not None:
             position: Int[Tensor, " batch"] = self.state.position.cpu()
-            fresh = fresh | (position + self.task.train_length > cap)
+            fresh = fresh | (position + length > cap)
         return renew_rows(trim(self.state), fresh, self.model.init_state)
 
     def _check_finite(self, loss: float, norm: float) -> None:
-        what = "loss" if not math.isfinite(loss) else "gradient"
-        value = loss if what == "loss" else norm
+        what, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)
         if math.isfinite(value):
             return
+        self._diverged(f"the {what} became {value}", self.progress.steps + 1)
+
+    def _diverged(self, what: str, step: int) -> NoReturn:
         kept = [] if self.folder is None else checkpoint.found(self.folder)
         good = f"; the last good checkpoint is {kept[-1]}" if kept else ""
         raise TrainingDiverged(
-            f"the {what} became {value} at step {self.progress.steps + 1}: lower lr "
-            f"(now {self.config.lr}) or clip (now {self.config.clip}){good}",
-            steps=self.progress.steps,
+            f"{what} at step {step}: lower lr (now {self.config.lr}) or set clip "
+            f"(now {self.config.clip}) in a new run{good}",
+            steps=step - 1,
         )
 
     def _score(self) -> float:
-        return evaluate(self.model, self.task, self.task.train_length)[self.task.metric]
+        score = evaluate(self.model, self.task, self.task.train_length)[self.task.metric]
+        return self.processes.sum(score) / self.processes.count  # so that all stop together
 
     def _log(
         self, score: float | None, lr: float, speed: float, on_log: Callable[[Metrics], None]
@@ -239,23 +250,29 @@ class _Trainer:
         )
         progress.losses.clear()
         self.curve.append(metrics)
-        if self.processes.main:
-            if self.folder is not None:
-                append_line(self.folder / METRICS, json.dumps(asdict(metrics)))
-            on_log(metrics)
+        self.processes.on_main(lambda: self._tell(metrics, on_log))
+
+    def _tell(self, metrics: Metrics, on_log: Callable[[Metrics], None]) -> None:
+        if self.folder is not None:
+            append_line(self.folder / METRICS, json.dumps(asdict(metrics)))
+        on_log(metrics)
 
     def _save(self) -> None:
-        if self.folder is None:
+        if (folder := self.folder) is None:
             return
+        finite = all(p.isfinite().all() for p in map(local_part, self.model.parameters()))
+        if self.processes.sum(not finite):
+            self._diverged("a weight became infinite or no number", self.progress.steps)
         snapshot = Snapshot(
             checkpoint.whole_weights(self.model),
             checkpoint.whole_moments(self.model, self.optimizer),
             self.processes.join_rows(self.state) if self.config.carry_state else None,
             self.progress,
         )
-        if self.processes.main:
-            checkpoint.write(self.folder, self.model, snapshot, self.defined_by, self.config.keep)
-        self.processes.wait()
+        run = {**self.defined_by, "environment": self.processes.environment()}
+        self.processes.on_main(
+            lambda: checkpoint.write(folder, self.model, snapshot, run, self.config.keep)
+        )
 
 
 def check_carried_state(model: LanguageModel, task: Task, config: TrainConfig) -> None:
@@ -264,7 +281,12 @@ def check_carried_state(model: LanguageModel, task: Task, config: TrainConfig) -
         return
     if not isinstance(task, CorpusTask):
         raise InputError("carry_state needs a text that goes on: take the task text or tokens")
-    length = task.train_length
+    length, limit = task.train_length, model.config.max_len
+    if limit is not None and (config.carry_cap is None or config.carry_cap > limit):
+        raise InputError(
+            f"the model has learned positions for max_len={limit} tokens: set carry_cap to at most "
+            f"that, got {config.carry_cap}"
+        )
     if config.carry_cap is None and model.state_bytes(2 * length) > model.state_bytes(length):
         raise InputError(
             "the state of this model grows with the length: limit what is carried with carry_cap, "

@@ -1,6 +1,8 @@
 """What a training run tells of itself."""
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from stateline.errors import InputError
 
@@ -30,7 +32,7 @@ class Metrics:
         metric: Score at the training length, where it was measured.
         lr: Learning rate of the last update.
         tokens_per_second: Since the last line, without evaluation.
-        seconds_left: To the end of the plan, at this speed.
+        seconds_left: To the end of the plan, at the mean speed so far.
     """
 
     step: int
@@ -62,3 +64,22 @@ class TrainResult:
     tokens: int
     steps_to_solve: int | None
     curve: list[Metrics] = field(default_factory=list)
+
+
+def read_metrics(file: Path) -> list[Metrics]:
+    """Lines of metrics; the last may be cut off, where a run was killed.
+
+    Raises:
+        InputError: If another line cannot be read.
+    """
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(Metrics(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            if number < len(lines):
+                raise InputError(
+                    f"line {number} of {file} is no line of metrics: restore it, or remove the file"
+                ) from error
+    return found

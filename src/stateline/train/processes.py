@@ -2,21 +2,23 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.layers.state import cat_states
 from stateline.models.language_model import LanguageModel
+from stateline.train.environment import environment
 from stateline.train.segment import Segment
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -74,10 +76,27 @@ class Processes:
         dist.gather_object(pytree.tree_map(torch.Tensor.cpu, state), states)
         return cat_states(states) if states else None
 
-    def wait(self) -> None:
-        """Until all have come so far."""
-        if self.count > 1:
-            dist.barrier()
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Let the main process do what may fail, while the others wait; all end if it fails.
+
+        Raises:
+            InputError: As ``work`` does, in the main process; the others leave without a word.
+        """
+        error = None
+        try:
+            if self.main:
+                work()
+        except InputError as caught:
+            error = caught
+        failed = self.sum(error is not None)
+        if error is not None:
+            raise error
+        if failed:
+            raise SystemExit(2)
+
+    def environment(self) -> dict[str, str | int]:
+        """What a run records of where it ran."""
+        return {**environment(), "device": self.device.type, "processes": self.count}
 
     def wrap(self, segment: Segment, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
         """The segment as these processes share it; with ``fsdp`` its model is sharded in place."""
@@ -96,6 +115,11 @@ class Processes:
             assert isinstance(module.model, FSDPModule)
             module.model.set_requires_gradient_sync(last)
         return nullcontext()
+
+
+def local_part(parameter: Tensor) -> Tensor:
+    """What this process has of a parameter that may be sharded."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _shard(model: LanguageModel) -> None:
@@ -117,8 +141,13 @@ def join_processes(device: Device = "auto") -> Iterator[Processes]:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device must be cpu or auto here: PyTorch finds no CUDA device")
     on_gpu = device != "cpu" and torch.cuda.is_available()
-    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    place = place if on_gpu else CPU
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if on_gpu and local >= torch.cuda.device_count():
+        raise InputError(
+            f"there must be a GPU for each process, and there are {torch.cuda.device_count()}: "
+            "start fewer, or give --device cpu"
+        )
+    place = torch.device("cuda", local) if on_gpu else CPU
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield Processes(device=place)
         return
@@ -127,5 +156,6 @@ def join_processes(device: Device = "auto") -> Iterator[Processes]:
         if on_gpu:
             torch.cuda.set_device(place)
         yield Processes(dist.get_rank(), dist.get_world_size(), place)
+        dist.barrier()  # a process that still talks to one that has left may abort
     finally:
         dist.destroy_process_group()

@@ -6,18 +6,23 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
+from stateline.train.checkpoint import found
 from stateline.train.metrics import Metrics
 
 
 @contextmanager
 def open_board(folder: Path) -> Iterator[Callable[[Metrics], None]]:
-    """Give a function that adds a line of metrics to event files in a folder."""
+    """Give a function that adds a line of metrics to event files in a run's folder.
+
+    A run that goes on takes back what it told of steps after its newest checkpoint.
+    """
     if find_spec("tensorboard") is None:
         yield lambda _: None
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(str(folder)) as board:
+    goes_on = [int(path.name.removeprefix("step-")) + 1 for path in found(folder)]
+    with SummaryWriter(str(folder), purge_step=max(goes_on, default=None)) as board:
 
         def write(metrics: Metrics) -> None:
             for name, value in asdict(metrics).items():
