@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -253,8 +252,8 @@ def _digest(state: State) -> str:
     return digest.hexdigest()
 
 
-def _bytes(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _named_leaves(state: State) -> list[tuple[str, Tensor]]:
