@@ -1,5 +1,6 @@
 """Writing files so that no reader ever meets half of one."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -70,6 +71,22 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def check_writable(path: Path) -> None:
+    """See that a file can be written, before the work is done that it shall hold; nothing is left.
+
+    Raises:
+        InputError: If it is a folder, or no file can be made where it shall be.
+    """
+    parents = path.absolute().parents
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=next(parent for parent in parents if parent.exists())):
+            pass
+    except OSError as error:
+        raise _cannot_write(path, error) from error
 
 
 def append_line(path: Path, line: str) -> None:

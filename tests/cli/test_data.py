@@ -83,7 +83,7 @@ MISTAKES = [
     (["nowhere", "--out", "out"], "cannot read the source "),
     (["empty", "--out", "out"], "found no text in "),
     (["source", "--out", "out", "--held_out", "2"], "held_out must be from 0 to less than 1, got"),
-    (["source", "--out", "out", "--newlines", "crlf"], "Got value: crlf"),
+    (["source", "--out", "out", "--newlines", "crlf"], "newlines must be unify or keep, got"),
     (["source", "--out", "out", "--tokenizer", "bytes"], "no tokenizer 'bytes': No such file"),
     (["source", "--out", "out", "--splits", "nowhere"], "cannot read the splits 'nowhere'"),
     (["source", "--out", "out", "--workers", "0"], "workers must be at least 1, got 0"),

@@ -125,7 +125,8 @@ def replace(part: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callabl
         (replace(".k", lambda t: t[0]), r"does not fit: its .*\.k"),
         (replace(".k", lambda t: torch.cat([t, t])), r"does not fit: its .*\.k"),
         (replace(".length", lambda t: t.double()), r"does not fit: its .*\.length"),
-        (replace(".session.token", lambda t: t + 1000), "tokens must be from 0 to 10, got 10"),
+        (replace(".session.token", lambda t: t + 1000), "is damaged: its numbers are not those"),
+        (replace(".length", lambda t: t - 9), "is damaged: its numbers are not those saved; save"),
     ],
 )
 def test_a_damaged_text_is_refused_even_by_force(

@@ -4,6 +4,7 @@
 must not import PyTorch, so that ``--help`` answers at once, and ``run(arguments, parser)``.
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -26,13 +27,34 @@ COMMANDS: Mapping[str, str] = {
 
 _USAGE = "usage: stateline [--help] [--version] COMMAND ..."
 
+_WRONG_VALUE = re.compile(
+    r'Parser key "(?P<key>[^"]+)": (?:Does not validate .* Subtypes: |Expected an? )'
+    r"(?P<kinds>.*?)(?: Errors: .* Given value:|\. Got value:) (?P<value>.*)"
+)
+
 
 class Parser(ArgumentParser):
     """Arguments of one command; what cannot be parsed is one line."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Say what is wrong, and leave with exit code 2."""
-        raise InputError(" ".join(message.split()))
+        line = " ".join(message.split())
+        raise InputError(_wrong_value(line) or line)
+
+
+def _wrong_value(line: str) -> str:
+    """A value that does not fit its option, in our words; nothing if the parser says else.
+
+    Example:
+        >>> _wrong_value('''Parser key "d": Expected a <class 'int'>. Got value: x''')
+        "d must be int, got 'x'"
+    """
+    found = _WRONG_VALUE.fullmatch(line)
+    if found is None:
+        return ""
+    names = re.findall(r"(?:<class '|Literal\[|, )(?:[\w.]+\.)?'?(\w+)", found["kinds"])
+    kinds = " or ".join("none" if name == "NoneType" else name for name in names)
+    return f"{found['key']} must be {kinds}, got {found['value']!r}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

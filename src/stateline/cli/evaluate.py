@@ -38,9 +38,11 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from pathlib import Path
 
     from stateline.evaluate import score_file
-    from stateline.files import write_text
+    from stateline.files import check_writable, write_text
     from stateline.generate import load_run
 
+    if given.out is not None:
+        check_writable(Path(given.out))
     model, tokenizer = load_run(given.run)
     way = {"chunk": given.chunk, "window": _window(given, model), "stride": given.stride}
     scores = {path: score_file(model, tokenizer, path, **way) for path in given.files}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from stateline.errors import InputError
+from stateline.files import check_writable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,8 +58,6 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
             "give --force to let memory grow with the text"
         )
     kept = None if given.state is None else load_kept(given.state, model, force=given.force)
-    if kept is not None:
-        _tell(kept.session, f"from {given.state}")
     write = _write_one if given.prompts is None else _write_batch
     write(given, model, tokenizer, kept, sampling)
     return 0
@@ -70,6 +69,8 @@ def _check(given: Namespace) -> None:
         raise InputError(f"give one of --prompt, --prompts and --stream, got {' and '.join(ways)}")
     if given.prompts is not None and given.save_state is not None:
         raise InputError("--save_state keeps one text, got --prompts: give one --prompt")
+    if given.save_state is not None:
+        check_writable(Path(given.save_state))
     if not ways and given.state is None:
         given.prompt = "\n"
 
@@ -94,6 +95,7 @@ def _write_one(
 
     state = _read(given, model, tokenizer, kept)
     check_length(model, state.length, given.max_new_tokens)
+    _tell_begin(given, kept)
     text = TextStream(tokenizer, given.stop, None if kept is None else kept.text)
     if given.stream or given.prompt is not None:
         echo = "" if given.stream or isinstance(tokenizer, NumberTokenizer) else given.prompt
@@ -150,6 +152,7 @@ def _write_batch(
         state = cat_states([read(model, kept.session, row[None]) for row in rows])
     state = seeded(state, given.seed or 0)
     check_length(model, state.length, given.max_new_tokens)
+    _tell_begin(given, kept)
     texts = [TextStream(tokenizer, given.stop) for _ in rows]
     results: list[dict[str, Any]] = [{"prompt": p, "text": ""} for p in prompts]
     for written in write(Session(model, state, sampling=sampling), texts, given.max_new_tokens):
@@ -167,7 +170,9 @@ def _lines(path: str) -> list[str]:
     try:
         prompts = Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:
-        raise InputError(f"cannot read the prompts in {path}: {error.strerror}") from error
+        raise InputError(
+            f"cannot read the prompts in {path}: {error.strerror}; give a file of prompts"
+        ) from error
     if not all(prompts) or not prompts:
         raise InputError(f"{path} must have a prompt in every line, got an empty one")
     return prompts
@@ -182,6 +187,11 @@ def _show(text: str) -> None:
     """Print at once; bytes that are no text are shown as U+FFFD."""
     sys.stdout.write(re.sub("[\ud800-\udfff]", "\ufffd", text))
     sys.stdout.flush()
+
+
+def _tell_begin(given: Namespace, kept: "Kept | None") -> None:
+    if kept is not None:
+        _tell(kept.session, f"from {given.state}")
 
 
 def _tell(state: "SessionState", where: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM, signal
 from typing import TYPE_CHECKING, Any, Literal
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
@@ -103,8 +103,13 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
     parser.default_config_files = [given.recipe]
     try:
         given = parser.parse_args(arguments)
-    except InputError as error:
+    except (ValueError, RecursionError) as error:  # also what is no text, or nested without end
         raise InputError(f"the recipe {given.recipe}: {error}") from error
+    for section in ("model", "train"):
+        if not isinstance(given[section], Namespace):
+            raise InputError(
+                f"the recipe {given.recipe} must have settings in {section}, got {given[section]!r}"
+            )
     if given.pattern is None:
         raise InputError(f"the recipe {given.recipe} names no pattern: add a line such as h3*2")
     return given

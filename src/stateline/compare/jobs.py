@@ -15,6 +15,8 @@ from stateline.models.size import count_parameters, match_width
 from stateline.tasks import Task, make_task
 from stateline.train.config import TrainConfig
 
+_MOST_PARAMETERS = 10**11
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -72,6 +74,10 @@ def plan(comparison: Comparison) -> list[Job]:
         raise InputError("a comparison needs at least one pattern and one task")
     if comparison.parameters is not None and comparison.parameters < 1:
         raise InputError(f"parameters must be at least 1, got {comparison.parameters}")
+    if comparison.parameters is not None and comparison.parameters > _MOST_PARAMETERS:
+        raise InputError(
+            f"parameters must be at most {_MOST_PARAMETERS:,}, got {comparison.parameters}"
+        )
     patterns = [format_pattern(parse_pattern(pattern)) for pattern in comparison.patterns]
     jobs = []
     for spec, seeds in map(_seeds, comparison.tasks):

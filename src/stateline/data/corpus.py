@@ -43,7 +43,7 @@ class Split:
             self.bytes = _numbers(described, "bytes")
             tokens = _numbers(described, "tokens")
             sizes = [int(shard["tokens"]) for shard in shards]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"the corpus {folder} is damaged: {error}; {_REPAIR}") from error
         if not len(self.names) == len(self.bytes) == len(tokens) or tokens.sum() != sum(sizes):
             raise InputError(f"the corpus {folder} is damaged: its sizes differ; {_REPAIR}")
@@ -61,13 +61,14 @@ class Corpus:
     Attributes:
         folder: Where it lies.
         index: What its index says.
+        newlines: Whether line ends were unified or kept.
         splits: By name: ``train``, ``held_out``, ``test``; only those that have documents.
         sha256: Differs for whatever differs in tokens, borders of documents or tokenizer.
     """
 
     def __init__(self, folder: Path, index: Mapping[str, Any]) -> None:
         self.folder, self.index = folder, index
-        dtype = np.dtype(index["dtype"])
+        dtype, self.newlines = np.dtype(index["dtype"]), index["settings"]["newlines"]
         for shard in _shards(index):
             _check_size(folder / f"{shard['name']}.bin", shard["tokens"] * dtype.itemsize)
         self.splits = {
@@ -149,13 +150,15 @@ def _shards(index: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _numbers(described: Sequence[Mapping[str, Any]], key: str) -> Int[np.ndarray, " documents"]:
     numbers = [number for part in described for number in part[key]]
+    if not all(isinstance(number, int) for number in numbers):
+        raise TypeError(f"{key!r} must be numbers")
     return np.array(numbers, dtype=np.int64)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path} is damaged: {reason}; {_REPAIR}") from error
     if not isinstance(value, dict):

@@ -89,7 +89,7 @@ def field_of_line(line: bytes, key: str, place: str) -> bytes:
     """
     try:
         row: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{place} is not JSON: {error}; correct it or leave it out") from error
     return field_of_row(row, key, place)
 
@@ -100,11 +100,15 @@ def field_of_row(row: Any, key: str, place: str) -> bytes:
     Raises:
         InputError: If there is none.
     """
-    text = row.get(key) if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        known = ", ".join(map(repr, row)) if isinstance(row, dict) else f"no fields: {type(row)}"
+    wanted = f"{place} must have text in the field {key!r}"
+    if not isinstance(row, dict):
+        raise InputError(f"{wanted}, but it has no fields: {row!r:.40}; correct it or leave it out")
+    if key not in row:
+        known = ", ".join(map(repr, row)) or "none"
         raise InputError(
-            f"{place} must have text in the field {key!r}, but it has {known}: name the field of "
-            "the text with --text_key"
+            f"{wanted}, but it has {known}: name the field of the text with --text_key"
         )
+    text = row[key]
+    if not isinstance(text, str):
+        raise InputError(f"{wanted}, but it has {text!r:.40} there: name another with --text_key")
     return text.encode(errors="surrogatepass")

@@ -50,7 +50,7 @@ def split_folder(folder: Path, split: str) -> Path:
     if not (folder / _SEVERAL).is_file():
         return folder
     if not is_saved_dataset(folder / split):
-        known = ", ".join(sorted(path.parent.name for path in folder.glob(f"*/{_ONE}")))
+        known = ", ".join(sorted(path.parent.name for path in folder.glob(f"*/{_ONE}"))) or "none"
         raise InputError(
             f"the data set {folder} has no split {split!r}, it has {known}: name one with "
             "--split_name"

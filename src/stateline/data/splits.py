@@ -99,7 +99,7 @@ def _read_names(file: Path) -> dict[str, str]:
         raise InputError(
             f"cannot read the splits {str(file)!r}: {error.strerror}; correct the path"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"the splits {file} are not JSON: {error}; correct them") from error
     if not (
         isinstance(lists, dict)

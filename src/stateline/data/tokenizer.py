@@ -253,7 +253,7 @@ def _load_file(path: Path) -> Tokenizer:
         raise InputError(
             f"no tokenizer {str(path)!r}: {error.strerror}; give 'byte', a {FILE} or its folder"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"the tokenizer {path} is damaged: {error}; copy or build it again"
         ) from error
@@ -271,4 +271,7 @@ def _from_characters(path: Path, described: dict[str, Any]) -> CharacterTokenize
     characters = described.get("characters")
     if not isinstance(characters, str):
         raise InputError(f"the tokenizer {path} is damaged: it has no characters; build it again")
-    return CharacterTokenizer(characters)
+    try:
+        return CharacterTokenizer(characters)
+    except InputError as error:
+        raise InputError(f"the tokenizer {path} is damaged: {error}") from error

@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,8 +99,20 @@ def _claim(folder: Path, plan: Plan) -> None:
             _compare(folder, _recorded(file), plan.settings)
             break
     else:
+        _check_free(folder)
         write_text(folder / UNFINISHED, json.dumps({"settings": plan.settings}, indent=1))
     plan.tokenizer.save(folder / FILE)
+
+
+def _check_free(folder: Path) -> None:
+    """Raise InputError if there is anything that is not of a corpus without its index."""
+    own = (FILE, *(f"{split}-[0-9]*" for split in SPLITS))
+    names = [path.name for path in folder.glob("[!.]*")]
+    if others := [name for name in names if not any(fnmatch(name, pattern) for pattern in own)]:
+        raise InputError(
+            f"{folder} must be empty or hold a corpus, but has {min(others)}: choose another "
+            "folder with --out"
+        )
 
 
 def _recorded(file: Path) -> dict[str, Any]:
@@ -107,7 +120,7 @@ def _recorded(file: Path) -> dict[str, Any]:
         settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
         assert isinstance(settings, dict)
         return settings
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AssertionError) as error:
         raise InputError(
             f"{file} is damaged: delete its folder, or choose another one with --out"
         ) from error
@@ -136,7 +149,7 @@ def _done(folder: Path, unit: Unit, plan: Plan) -> int | None:
         size = (folder / f"{unit.name}.bin").stat().st_size
         n_tokens = sum(described["tokens"])
         whole = described["plan"] == plan.key and size == n_tokens * _dtype(plan).itemsize
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
     return n_tokens if whole else None
 

@@ -47,5 +47,4 @@ def load_kept(path: str | Path, model: LanguageModel, *, force: bool = False) ->
         return Kept(blank(model, capacity), HeldText(nothing, nothing))
 
     kept: Kept = load_state(path, model, force=force, template=template)
-    model.check_tokens(kept.session.token)
     return kept

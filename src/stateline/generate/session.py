@@ -100,6 +100,11 @@ class Session:
             self._free = self._room
         state, drawn = self._state, self.sampling.temperature > 0
         logits = self.model.step_(state.token, state.model)
+        if logits.isnan().any():
+            raise InputError(
+                f"the model gives NaN after {self._state.length - 1} tokens: its numbers grow too "
+                "large; take an older checkpoint, or begin without the kept state"
+            )
         numbers = uniform(state.random) if drawn else None
         tokens = choose(logits, self.sampling, numbers, state.seen)
         count = torch.tensor([0, 0, int(drawn)], device=tokens.device)

@@ -130,7 +130,7 @@ def accumulators(part: State) -> tuple[str, ...]:
 
 
 def save_state(path: str | Path, state: State, layer: nn.Module) -> None:
-    """Write a state to a safetensors file, with the fingerprint of the layer it belongs to.
+    """Write a state to a safetensors file, with its hash and the fingerprint of its layer.
 
     Args:
         path: File to write, atomically.
@@ -141,7 +141,7 @@ def save_state(path: str | Path, state: State, layer: nn.Module) -> None:
         InputError: If the file cannot be written.
     """
     tensors = {name: leaf.detach().contiguous().clone() for name, leaf in _named_leaves(state)}
-    metadata = {"format": _FORMAT, **fingerprint(layer)}
+    metadata = {"format": _FORMAT, "content": _digest(state), **fingerprint(layer)}
     write_atomically(Path(path), lambda file: save_file(tensors, file, metadata=metadata))
 
 
@@ -181,9 +181,12 @@ def load_state(
     except FileNotFoundError as error:
         raise InputError(f"no such state file: {path}") from error
     except (SafetensorError, OSError) as error:
-        raise InputError(f"cannot read {path} as a state: {error}; save it again") from error
+        reason = "it is a folder" if Path(path).is_dir() else error
+        raise InputError(f"cannot read {path} as a state: {reason}; save it again") from error
     state = pytree.tree_unflatten(leaves, pytree.tree_structure(blank(0)))
     _check_leaves(Path(path), state, blank(0), blank(1))
+    if metadata.get("content") != _digest(state):
+        raise InputError(f"{path} is damaged: its numbers are not those saved; save it again")
     return state
 
 
@@ -204,7 +207,7 @@ def fingerprint(layer: nn.Module) -> dict[str, str]:
         config.update(f"{path} {type(module).__name__} {sorted(settings.items())}".encode())
     for name, tensor in {**dict(layer.named_buffers()), **layer.state_dict()}.items():
         config.update(json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode())
-        weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        weights.update(_bytes(tensor))
     return {"config": config.hexdigest(), "weights": weights.hexdigest()}
 
 
@@ -238,6 +241,19 @@ def _check_leaves(path: Path, state: State, least: State, roomy: State) -> None:
             )
         if leaf.is_floating_point() and bool(leaf.isnan().any()):
             raise InputError(f"{path} holds NaN in {name}: save a state that is sound")
+
+
+def _digest(state: State) -> str:
+    """Hash of all that a state holds."""
+    digest = hashlib.sha256()
+    for name, leaf in _named_leaves(state):
+        digest.update(json.dumps([name, list(leaf.shape), str(leaf.dtype)]).encode())
+        digest.update(_bytes(leaf))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _named_leaves(state: State) -> list[tuple[str, Tensor]]:

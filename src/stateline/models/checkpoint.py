@@ -54,20 +54,30 @@ def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> Lan
             raise InputError(f"no model in {folder}: {file.name} is missing")
     try:
         config = ModelConfig.from_json(config_file.read_text(encoding="utf-8"))
+        model = LanguageModel(config)
         tensors = load_file(weights_file, device=str(device))
-    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise InputError(
             f"the model in {folder} is damaged: {error}; save or train it again"
         ) from error
-    model = LanguageModel(config)
-    wanted = {name: t.shape for name, t in model.state_dict().items()}
-    found = {name: t.shape for name, t in tensors.items()}
+    wanted, found = _shapes(model.state_dict()), _shapes(tensors)
     if wanted != found:
         differing = sorted(set(wanted.items()) ^ set(found.items()))
         raise InputError(
             f"the weights in {folder} do not fit its {CONFIG}: they differ in {differing[0][0]!r}; "
             "the two files must come from one model"
         )
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise InputError(
+                f"the weights in {folder} are not all finite numbers, see {name!r}: take an older "
+                "checkpoint, or train again with a lower lr"
+            )
     aligned = {name: tensor.clone() for name, tensor in tensors.items()}
     model.load_state_dict(aligned, assign=True)  # in the precision in which they were saved
     return model.to(device).eval()
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[bool, torch.Size]]:
+    """What must be the same of every tensor: whether it is a fraction, and its shape."""
+    return {name: (t.is_floating_point(), t.shape) for name, t in tensors.items()}

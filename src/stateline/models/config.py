@@ -9,6 +9,9 @@ from typing import Any, Literal
 from stateline.errors import InputError, unknown_name
 from stateline.models.pattern import Value, check_settings
 
+_MOST = 1 << 24
+"""No more of anything: a slip of the keyboard shall not become a request for memory."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -42,6 +45,8 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+            if value is not None and value > _MOST:
+                raise InputError(f"{name} must be at most {_MOST:,}, got {value}")
 
     def to_json(self) -> str:
         """The configuration as a JSON text."""
@@ -61,7 +66,7 @@ class ModelConfig:
         """
         try:
             values: Any = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise InputError(f"the model configuration is not JSON: {error}") from error
         if not isinstance(values, dict):
             found = type(values).__name__

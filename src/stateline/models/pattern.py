@@ -59,7 +59,10 @@ def parse_pattern(text: str) -> tuple[Item, ...]:
 attention(n_heads=4 <here>h3
     """
     parser = _Parser(text)
-    items = parser.items()
+    try:
+        items = parser.items()
+    except RecursionError as error:
+        raise InputError(f"malformed pattern: nested too deep: {text:.40} ...") from error
     if parser.kind != "end":
         raise parser.error("a layer name")
     return items
@@ -157,6 +160,8 @@ class _Parser:
     def count(self) -> int:
         if self.kind != "word" or not self.token.isdecimal() or int(self.token) == 0:
             raise self.error("a repeat count of at least 1")
+        if len(self.token) > 4:
+            raise self.error("a repeat count of at most 9999")
         return int(self.advance())
 
 
@@ -257,6 +262,8 @@ def _fits(value: object, hint: Any) -> bool:
     if hint is float:
         return isinstance(value, (int, float)) and math.isfinite(value)
     kind = origin or hint
+    if kind is Mapping and isinstance(value, Mapping):
+        return all(_fits(part, get_args(hint)[1]) for part in value.values())
     return not isinstance(kind, type) or isinstance(value, kind)
 
 
@@ -266,5 +273,7 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(str(choice) for choice in get_args(hint))
     if origin in (Union, types.UnionType):
         return " or ".join(_describe(option) for option in get_args(hint))
+    if origin is Mapping:
+        return f"a mapping to {_describe(get_args(hint)[1])}"
     names = {type(None): "none", float: "a finite number"}
     return names.get(hint) or str(getattr(hint, "__name__", hint))

@@ -97,6 +97,8 @@ def _check(results: Any) -> None:
         _items("baselines", task["baselines"].values(), _NUMBER)
         if task["train_length"] not in task["eval_lengths"] or min(task["eval_lengths"]) < 1:
             raise _Damaged(f"the lengths of {task['spec']} are {task['eval_lengths']}")
+    if not results["models"] or not results["tasks"]:
+        raise _Damaged("it names no model or no task")
     tasks = {task["spec"]: task for task in results["tasks"]}
     for run in results["runs"]:
         _run(run, results["models"], tasks)

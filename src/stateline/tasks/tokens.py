@@ -70,9 +70,10 @@ class Tokens(TextTask):
         self.tokenizer, self.vocab_size = self.corpus.tokenizer, self.corpus.tokenizer.vocab_size
         training, held_out = (self.corpus.splits.get(name) for name in ("train", "held_out"))
         if training is None or held_out is None:
+            found = ", ".join(self.corpus.splits) or "neither"
             raise InputError(
                 f"the corpus {path} must have documents to train on and documents that are held "
-                f"out, it has {', '.join(self.corpus.splits)}: make it with --held_out above 0"
+                f"out, it has {found}: make it with --held_out above 0"
             )
         scored = held_out.text.cut(held_out_tokens)
         self._training, self._held_out = training.text, scored
@@ -108,7 +109,7 @@ class Tokens(TextTask):
             "held_out_bytes": self._held_out_bytes,
             "bytes_per_token": self.bytes_per_token,
             "vocab_size": self.vocab_size,
-            "newlines": self.corpus.index["settings"]["newlines"],
+            "newlines": self.corpus.newlines,
             "sha256": self.corpus.sha256,
             "tokenizer_sha256": self.corpus.index["tokenizer"],
             "held_out_files": tuple(held_out.names[:count]),
