@@ -286,10 +286,6 @@ class TestResuming:
 
 @pytest.mark.usefixtures("quick_speed")
 class TestWorkers:
-    @pytest.fixture(autouse=True)
-    def one_thread_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("stateline.compare.pool.cores", lambda: 1)
-
     def test_workers_come_to_the_same_results(
         self, tmp_path: Path, text: str, request: pytest.FixtureRequest
     ) -> None:

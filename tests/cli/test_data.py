@@ -123,4 +123,4 @@ def test_a_missing_package_is_one_line(
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     arguments = [str(source), "--out", str(tmp_path / "out"), "--tokenizer", str(tmp_path)]
     assert main(["data", *arguments]) == 2
-    assert 'pip install "stateline[hf]"' in capsys.readouterr().err
+    assert 'pip install -e ".[hf]"' in capsys.readouterr().err

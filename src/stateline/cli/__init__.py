@@ -72,6 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"stateline: error: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if not _wants_memory(error):
+            raise
+        print(
+            "stateline: error: there is not enough memory: lower the width, the length or the "
+            "batch size (stateline train --dry-run shows what is needed)",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt:
         print("\nstateline: interrupted; what was finished is kept", file=sys.stderr)
         return 130
@@ -96,6 +105,12 @@ def _dispatch(arguments: list[str]) -> int:
     parser = Parser(prog=f"stateline {name}", description=command.__doc__, print_config=None)
     command.add_arguments(parser)
     return command.run([_underscored(argument) for argument in arguments[1:]], parser)
+
+
+def _wants_memory(error: Exception) -> bool:
+    """Whether memory ran out, which PyTorch says in words."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in text or "t allocate memory" in text
 
 
 def _underscored(argument: str) -> str:

@@ -87,7 +87,7 @@ def _print(scores: dict[str, "TextScore"], total: "TextScore") -> None:
         )
     console.print(files)
     console.print()
-    for heading in ("tokens before", "tokens", "nats/token"):
+    for heading in ("position", "tokens", "nats/token"):
         places.add_column(heading, justify="right")
     start = 1
     for end, mean in total.losses.means().items():

@@ -83,7 +83,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
                 job, folder, show, processes=processes, interrupted=lambda: bool(caught)
             )
         interrupted = result["stopped"] == "interrupted"
-        if processes.main and not interrupted:
+        if processes.main and result["stopped"] in ("finished", "solved"):
             record_run(job, result, folder, command=_command(arguments))
         if processes.main:
             _print_result(job, result, folder)
@@ -171,14 +171,15 @@ def _print_costs(job: "Job") -> None:
     memory = training_bytes(model, rows, segment, recompute=training.checkpoint_activations)
     print(f"{job.model.pattern} on {job.task}: d_model {job.model.d_model}")
     print(f"  parameters      {sum(p.numel() for p in model.parameters()):,}")
-    print(f"  an update       {rows} x {length} tokens, {training.accumulate} time(s)")
+    print(f"  an update       {training.accumulate * rows} x {length} tokens")
     print(
         f"  operations      {short_number(per_update)} an update, "
         f"{short_number(per_update * training.steps)} in {training.steps:,} updates"
     )
-    print("  memory in float32, in one process:")
+    total = short_bytes(sum(memory.values()))
+    print(f"  memory          {total}, estimated in float32 for one process")
     for name, size in memory.items():
-        print(f"  {name:<15} {short_bytes(size)}")
+        print(f"    {name:<13} {short_bytes(size)}")
     print(f"  state of a row  {short_bytes(model.state_bytes(length))} after {length} tokens")
 
 

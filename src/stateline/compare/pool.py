@@ -14,7 +14,7 @@ from stateline.compare.jobs import Job
 from stateline.compare.run import Results, run_job
 from stateline.errors import InputError
 from stateline.train.metrics import Metrics
-from stateline.workers import cores, serve_parent
+from stateline.workers import serve_parent
 
 
 class News:
@@ -42,9 +42,7 @@ def train_all(
     workers = min(workers, len(jobs))
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    pool = ProcessPoolExecutor(
-        workers, context, initializer=_start_worker, initargs=(queue, max(1, cores() // workers))
-    )
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(queue,))
     others = multiprocessing.active_children()
     running: dict[Future[Results], Job] = {
         pool.submit(_work, job, folder / "runs" / job.name): job for job in jobs
@@ -72,10 +70,10 @@ _news: Any = None
 """In a worker: the queue to its parent."""
 
 
-def _start_worker(queue: Any, threads: int) -> None:
+def _start_worker(queue: Any) -> None:
     global _news
     _news = queue
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)  # whatever the number of workers, the same bits
     serve_parent()
 
 

@@ -133,6 +133,6 @@ def _package() -> Any:
         import tokenizers
     except ImportError as error:
         raise InputError(
-            'this tokenizer needs the package tokenizers: pip install "stateline[hf]"'
+            'this tokenizer needs the package tokenizers: pip install -e ".[hf]"'
         ) from error
     return tokenizers

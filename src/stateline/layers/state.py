@@ -220,7 +220,7 @@ def _check_fingerprint(
         if found.get(part) != wanted[part] and not force:
             raise InputError(
                 f"{path} was saved by a model with {meaning}; load it with the model that saved "
-                "it, or with force to override"
+                "it, or override with force (--force)"
             )
 
 

@@ -13,8 +13,11 @@ def headline(results: Record) -> str:
     runs = max((len(runs_of(results, m, t)) for m in models for t in tasks), default=0)
     seeds = f" with {'up to ' if runs > 1 else ''}{count(runs, 'seed')} each" if runs else ""
     how = f" {_sizes(results)}, {_trainings(results)}"
+    alone = all(sum(bool(runs_of(results, m, t)) for m in models) < 2 for t in tasks)
+    if alone:  # nothing to match
+        how = " trained"
     if len(models) == 1:
-        how, seeds = " trained", seeds.removesuffix(" each")
+        seeds = seeds.removesuffix(" each")
     return (
         f"{count(len(models), 'model')}{how}{seeds} on {count(len(tasks), 'task')}: "
         f"{listing([task_label(results, task) for task in tasks])}."

@@ -165,6 +165,7 @@ def read(path: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, run
         raise InputError(
             f"{path} is of a run with another {different}: give the same, or choose another folder"
         )
+    optimizer.zero_grad()  # with gradients left, PyTorch takes its state for initialised
     set_model_state_dict(model, {**weights}, options=_WHOLE)
     _set_moments(model, optimizer, _below(tensors, "moments/"))
     torch.set_rng_state(random)
