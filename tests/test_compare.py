@@ -160,8 +160,8 @@ class TestResults:
         results = compare(tiny(f"{RECALL}*2", text), tmp_path, command="stateline compare ...")
         assert json.loads(json.dumps(results)) == stored(tmp_path)
         shown = StringIO()
-        print_results(stored(tmp_path), Console(file=shown, width=100))
-        write_report(stored(tmp_path), tmp_path / "report.html")
+        print_results(results, Console(file=shown, width=100))  # as the command does
+        write_report(results, tmp_path / "report.html")
         for told in ("Associative recall", "Text", "h3", "attention", "gzip"):
             assert told in shown.getvalue()
             assert told in (tmp_path / "report.html").read_text()

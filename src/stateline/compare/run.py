@@ -105,7 +105,8 @@ def run_job(
             },
         }
         if isinstance(task, CorpusTask):
-            run["by_position"] = loss_by_position(model, task, task.eval_lengths[-1])
+            places = loss_by_position(model, task, task.eval_lengths[-1])
+            run["by_position"] = {str(end): score for end, score in places.items()}
             run["sample"] = _sample(model, task)
         weights = whole_weights(model)
         if processes.main:
