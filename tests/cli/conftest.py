@@ -40,7 +40,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(4):
             Path(f"source/{number}.txt").write_text(f"document {number} of a source. " * 20)
         assert main(["train", "recipe.yaml", "--out", "run"]) == 0
-        assert main(["data", "source", "--out", "corpus", "--workers", "1"]) == 0
+        corpus = ["--out", "corpus", "--tokenizer", "character", "--workers", "1"]
+        assert main(["data", "source", *corpus]) == 0
         kept = ["--prompt", "to", "--max_new_tokens", "3", "--save_state", "state"]
         assert main(["generate", "run", *kept]) == 0
         for name, config in MODELS.items():

@@ -194,6 +194,31 @@ PROMPTS = [
     (lambda: None, "cannot read the prompts in prompts: No such file or directory; give a file of"),
 ]
 
+RUN = "run/checkpoints/step-00000004"
+RECORD, TENSORS = f"{RUN}/training.json", f"{RUN}/training.safetensors"
+BROKEN = f"the checkpoint {RUN} is damaged: "
+RESUMED = [
+    (gone(RECORD), f"{BROKEN}[Errno 2] No such file or directory: "),
+    (cut(RECORD, 60), f"{BROKEN}Expecting ',' delimiter: line 1 column 61 (char 60); remove it to"),
+    (put(RECORD, NOISE), f"{BROKEN}'utf-8' codec can't decode byte 0x80"),
+    (put(RECORD, DEEP), f"{BROKEN}maximum recursion depth exceeded"),
+    (change(RECORD, "progress", to={}), f"{BROKEN}its progress is not whole; remove it to go on"),
+    (change(RECORD, "progress", "steps", to=99), f"{BROKEN}it is of step 99; remove it to go on"),
+    (change(RECORD, "progress", "steps", to="x"), "wants steps to be int, got 'x'; r"),
+    (change(RECORD, "train", "lr", to=9), f"{RUN} is of a run with another lr (9 then, 0.004 now)"),
+    (put("book.txt", "Another text. " * 99), f"{RUN} is of a run with another data ("),
+    (cut(TENSORS, 0), f"{BROKEN}Error while deserializing header: header too small; remove it"),
+    (cut(TENSORS, 5000), f"{BROKEN}Error while deserializing header: "),
+    (instead("state", TENSORS), f"{BROKEN}'random'; remove it to go on from an older one"),
+    (cut(f"{RUN}/model.safetensors", 5000), f"{BROKEN}Error while deserializing header: "),
+    (
+        instead("numbers/model.safetensors", f"{RUN}/model.safetensors"),
+        f"{BROKEN}its weights are those of another model; remove it to go on from an older one",
+    ),
+    (put("run/metrics.jsonl", "{\n{}\n"), "line 1 of run/metrics.jsonl is no line of metrics: res"),
+    (put("run/metrics.jsonl", NOISE + b"\n{}\n"), "of run/metrics.jsonl is no line of metrics: re"),
+]
+
 TRAIN_TOKENS = 'train h3 --task "tokens(path=corpus, length=16)" --model.d_model 8 --out new'
 TABLES = {
     "train recipe.yaml --out new": RECIPES,
@@ -206,6 +231,7 @@ TABLES = {
     ],
     "report run": REPORTS,
     "generate run --prompts prompts": PROMPTS,
+    "train recipe.yaml --out run --resume": RESUMED,
 }
 CASES = [
     (damage, command, message) for command, table in TABLES.items() for damage, message in table
@@ -220,4 +246,5 @@ def test_a_damaged_file_is_one_line_and_nothing_is_harmed(
     refused: Refused, damage: Damage, command: str, message: str
 ) -> None:
     damage()
-    assert message in refused(command)
+    said = "going on from run/checkpoints/step-00000004" if "--resume" in command else ""
+    assert message in refused(command, said=said)

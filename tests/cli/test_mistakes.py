@@ -1,13 +1,11 @@
 """Every mistake a user can make: one line, exit code 2, and nothing left behind."""
 
-from pathlib import Path
+import shlex
+from collections.abc import Callable
 
 import pytest
 
-from stateline.cli import main
-from stateline.models.checkpoint import save_model
-from stateline.models.config import ModelConfig
-from stateline.models.language_model import LanguageModel
+Refused = Callable[..., str]
 
 TASK = ["--task", "copying"]
 TASKS = ["--tasks", "copying"]
@@ -30,6 +28,9 @@ MISTAKES = [
     (["info", "h3(init=log)"], "layer 'h3' wants init to be one of lin, inv, legs, got 'log'"),
     (["info", "attention(n_heads=3)"], "n_heads must divide d_model, got n_heads=3 and d_model=64"),
     (["info", "ladder"], "ladder wraps other layers: give a pattern, as in ladder(h3*2)"),
+    (["info", "h3*99999"], "a repeat count of at most 9999 at <here>: h3*<here>99999"),
+    (["info", "ladder(" * 2000], "malformed pattern: nested too deep: ladder(ladder("),
+    (["info", "h3", "--d_model", "9" * 20], "d_model must be at most 16,777,216, got 9999"),
     (["info", "h3", "--d_model", "0"], "d_model must be at least 1, got 0"),
     (["check", "h3", "--d_model", "-1"], "d_model must be at least 1, got -1"),
     # Tasks
@@ -43,6 +44,12 @@ MISTAKES = [
     (["train", "attention", *TASK, "--model.d_model", "6"], "n_heads must divide d_model"),
     (["train", "h3", *TASK, "--train.steps", "0"], "steps must be at least 1, got 0"),
     (["train", "h3", *TASK, "--train.lr", "-1"], "lr must be positive"),
+    (["train", "h3", *TASK, "--train.lr", "nan"], "train.lr must be float, got 'nan'"),
+    (["train", "h3", *TASK, "--train.ssm_lr", "inf"], "train.ssm_lr must be float or none, got"),
+    (["train", "h3", *TASK, "--train.clip", "-1"], "clip must be at least 0, got -1.0"),
+    (["train", "h3", *TASK, "--train.seed", "9" * 30], "seed must be below 2**63, got 999"),
+    (["train", "h3", "--task", "copying(batch_size=0)"], "batch_size must be at least 1, got"),
+    (["train", "h3", *TASK, "--device", "tpu"], "device must be auto or cpu or cuda, got 'tpu'"),
     (["train", "h3", *TASK, "--train.schedule", "lineer"], "train.schedule must be constant or "),
     (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/config.yaml: "),
     # Comparisons
@@ -51,49 +58,82 @@ MISTAKES = [
     (["compare", "h3", *TASKS, "copyng"], "unknown task 'copyng': did you mean 'copying'?"),
     (["compare", "h3", *TASKS, "--workers", "0"], "workers must be at least 1, got 0"),
     (["compare", "h3", *TASKS, "--parameters", "-5"], "parameters must be at least 1, got -5"),
+    (["compare", "h3", *TASKS, "--parameters", "9" * 20], "parameters must be at most 100,000,000"),
     (["compare", "h3", *TASKS, "--out", "file/run"], "cannot write file/run/results.json: "),
     # Generation
     (["generate", "nowhere"], "no model in nowhere: config.json is missing"),
-    (["generate", "damaged"], "the model in damaged is damaged: "),
-    (["generate", "model", "--prompt", ""], "the prompt is empty: give at least one token"),
-    (["generate", "model", "--prompt", "1 10"], "tokens must be from 0 to 9, got 1 to 10"),
-    (["generate", "model", "--prompt", "-1"], "tokens must be from 0 to 9, got -1 to -1"),
-    (["generate", "model", "--prompt", "one"], "give the prompt as token numbers, got 'one'"),
-    (["generate", "model", "--prompt", "9" * 30], "give the prompt as token numbers, got '999"),
-    (["generate", "model", "--prompt", "1", "--top_p", "2"], "top_p must be above 0 and at most 1"),
-    (["generate", "model", "--prompt", "1", "--top_k", "0"], "top_k must be at least 1, got 0"),
-    (["generate", "model", "--prompt", "1", "--temperature", "-1"], "temperature must not be neg"),
-    (["generate", "model", "--prompt", "1", "--max_new_tokens", "-1"], "max_new_tokens must not"),
+    (["generate", "numbers", "--prompt", ""], "the prompt is empty: give at least one token"),
+    (["generate", "numbers", "--prompt", "1 10"], "tokens must be from 0 to 9, got 1 to 10"),
+    (["generate", "numbers", "--prompt", "-1"], "tokens must be from 0 to 9, got -1 to -1"),
+    (["generate", "numbers", "--prompt", "one"], "give the prompt as token numbers, got 'one'"),
+    (["generate", "numbers", "--prompt", "9" * 30], "give the prompt as token numbers, got '999"),
+    (
+        ["generate", "numbers", "--prompt", "1", "--top_p", "2"],
+        "top_p must be above 0 and at most 1",
+    ),
+    (["generate", "numbers", "--prompt", "1", "--top_p", "nan"], "top_p must be float or none, "),
+    (["generate", "numbers", "--prompt", "1", "--top_k", "0"], "top_k must be at least 1, got 0"),
+    (
+        ["generate", "numbers", "--prompt", "1", "--temperature", "-1"],
+        "temperature must not be neg",
+    ),
+    (["generate", "numbers", "--prompt", "1", "--max_new_tokens", "-1"], "max_new_tokens must not"),
+    (["generate", "short", "--prompt", "x" * 22], "learned positions for max_len=20 tokens, got 2"),
+    (["generate", "short", "--prompt", "x"], "prompt and new tokens make 256 positions, but the"),
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a damaged model, an empty folder and a file."""
-    folder = tmp_path_factory.mktemp("mistakes")
-    (folder / "empty").mkdir()
-    (folder / "file").write_text("")
-    for name in ("model", "damaged"):
-        save_model(LanguageModel(ModelConfig("h3", vocab_size=10, d_model=8)), folder / name)
-    weights = folder / "damaged" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:500])
-    return folder
-
-
-@pytest.mark.usefixtures("unannotated")
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+    refused: Refused, arguments: list[str], message: str
 ) -> None:
-    monkeypatch.chdir(folder)
-    before = sorted(folder.rglob("*"))
-    assert main(arguments) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("stateline: error: ")
-    assert message in lines[0]
-    assert sorted(folder.rglob("*")) == before
+    assert message in refused(shlex.join(arguments))
+
+
+RESUME = "train recipe.yaml --out run --resume "
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--train.lr 0.1",
+            "is of a run with another lr (0.004 then, 0.1 now): give the same",
+        ),
+        ("--train.steps 5", "is of a run with another steps (4 then, 5 now): give the same, or ch"),
+        ("--model.d_model 16", "is of a run with another d_model (8 then, 16 now): give the same"),
+        ("--pattern lstm", "is of a run with another pattern (h3(d_state=4) then, lstm now): give"),
+        ("--task 'tokens(path=corpus, length=16)'", "is of a run with another "),
+        ("--task copying", "is of a run with another task (text(path=book.txt, length=16, batch_s"),
+    ],
+)
+def test_another_run_does_not_go_on_from_a_checkpoint(
+    refused: Refused, options: str, message: str
+) -> None:
+    assert message in refused(RESUME + options, said="going on from run/checkpoints")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("data source --out run", "run must be empty or hold a corpus, but has checkpoints: choos"),
+        ("train recipe.yaml --out run", "run holds a run: add --resume to go on with it, or choos"),
+        ("train recipe.yaml --out corpus", "corpus holds something else than a run: choose anothe"),
+        ("train recipe.yaml --out short", "short holds something else than a run: choose another"),
+        (
+            "data source --out corpus --tokenizer character --newlines keep",
+            "made with newlines='unify', not 'keep': cho",
+        ),
+        ("generate run --save-state run", "cannot write run: Is a directory; choose another folde"),
+        ("generate run --save-state file/state", "cannot write file/state: Not a directory; choos"),
+        ("evaluate run book.txt --out empty", "cannot write empty: Is a directory; choose another"),
+        ("evaluate run book.txt --out file/new", "cannot write file/new: Not a directory; choose"),
+        ("report run --out file", "cannot write file/report.html: File exists; choose another fol"),
+        ("compare h3 --tasks copying --out file", "cannot write file/results.json: File exists; c"),
+    ],
+)
+def test_what_is_in_the_way_stays(refused: Refused, command: str, message: str) -> None:
+    assert message in refused(command)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 NOT_OF_THE_RECIPE = ("recipe", "resume", "dry_run", "print_config", "device")
 CONFIG = "config.yaml"
+OF_OTHERS = ("results.json", "config.json", "index.json")
+"""In a folder without that file: of a comparison, of a model, of a corpus."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -121,7 +123,7 @@ def _enter(folder: Path, recipe: str, resume: bool, here: Mapping[str, str | int
     from stateline.train import checkpoint
 
     kept = checkpoint.found(folder)
-    begun = kept or any((folder / name).exists() for name in ("results.json", "config.json"))
+    begun = kept or any((folder / name).exists() for name in OF_OTHERS)
     if begun and not (folder / CONFIG).exists():
         raise InputError(f"{folder} holds something else than a run: choose another with --out")
     if begun and not resume:

@@ -20,7 +20,7 @@ from stateline.models.checkpoint import save_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
 from stateline.tasks import CorpusTask, GeneratedTask, Task, make_task
-from stateline.train.checkpoint import whole_weights
+from stateline.train.checkpoint import found, whole_weights
 from stateline.train.loop import ALONE, train
 from stateline.train.metrics import Metrics, TrainingDiverged
 from stateline.train.processes import Processes
@@ -64,7 +64,7 @@ def run_job(
     _check_positions(task, job.model.max_len)
     torch.manual_seed(job.training.seed)
     model = LanguageModel(job.model).to(processes.device)
-    if isinstance(task, CorpusTask):
+    if isinstance(task, CorpusTask) and not found(folder):  # a run that goes on has its own
         processes.on_main(partial(task.tokenizer.save, folder / TOKENIZER))
     run: Results = {
         "model": job.model.pattern,

@@ -8,7 +8,8 @@ not at all. Nothing in it is pickled, and it does not depend on the number of pr
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from stateline.files import write_folder, write_text
 from stateline.layers.state import to
 from stateline.models.checkpoint import WEIGHTS, save_model
 from stateline.models.language_model import LanguageModel
+from stateline.models.pattern import check_settings
 
 FOLDER = "checkpoints"
 TENSORS, RECORD = "training.safetensors", "training.json"
@@ -123,7 +125,7 @@ def write(folder: Path, model: LanguageModel, snapshot: Snapshot, run: Any, keep
 
 def found(folder: Path) -> list[Path]:
     """Checkpoints of a run, oldest first."""
-    return sorted((folder / FOLDER).glob("step-????????"))
+    return sorted((folder / FOLDER).glob(f"step-{'[0-9]' * 8}"))
 
 
 def other_environment(path: Path, now: Mapping[str, str | int]) -> str:
@@ -132,7 +134,7 @@ def other_environment(path: Path, now: Mapping[str, str | int]) -> str:
     try:
         then = json.loads((path / RECORD).read_text(encoding="utf-8"))["environment"]
         return ", ".join(f"{n} {then[n]} then, {now[n]} now" for n in names if then[n] != now[n])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return ""  # what is wrong with it, ``read`` will say
 
 
@@ -151,25 +153,44 @@ def read(path: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, run
     Raises:
         InputError: If the checkpoint is damaged, or of another run.
     """
-    try:
+    with _damaged(path):
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-        weights, tensors = load_file(path / WEIGHTS), load_file(path / TENSORS)
-        progress, before = Progress(**record["progress"]), {n: record[n] for n in run}
-        random, carried = tensors["random"], _carried(model, _below(tensors, "carried/"))
-        _check_shapes(weights, model)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"the checkpoint {path} is damaged: {error}; remove it to go on from an older one"
-        ) from error
+        progress, before = _progress(path, record["progress"]), {n: record[n] for n in run}
     if different := _difference(before, json.loads(json.dumps(run))):
         raise InputError(
             f"{path} is of a run with another {different}: give the same, or choose another folder"
         )
+    with _damaged(path):
+        weights, tensors = load_file(path / WEIGHTS), load_file(path / TENSORS)
+        random, carried = tensors["random"], _carried(model, _below(tensors, "carried/"))
+        _check_shapes(weights, model)
     optimizer.zero_grad()  # with gradients left, PyTorch takes its state for initialised
     set_model_state_dict(model, {**weights}, options=_WHOLE)
     _set_moments(model, optimizer, _below(tensors, "moments/"))
     torch.set_rng_state(random)
     return Snapshot(weights, {}, carried, progress)
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """Whatever goes wrong here is the checkpoint's fault."""
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise InputError(
+            f"the checkpoint {path} is damaged: {error}; remove it to go on from an older one"
+        ) from error
+
+
+def _progress(path: Path, kept: Mapping[str, Any]) -> Progress:
+    """What was kept of it, if it is whole and that of the folder."""
+    if kept.keys() != vars(Progress()).keys():
+        raise ValueError("its progress is not whole")
+    progress = Progress(**kept)
+    check_settings("its progress", progress)
+    if path.name != f"step-{progress.steps:08}":
+        raise ValueError(f"it is of step {progress.steps}")
+    return progress
 
 
 def _check_shapes(weights: Mapping[str, Tensor], model: LanguageModel) -> None:

@@ -72,7 +72,7 @@ def read_metrics(file: Path) -> list[Metrics]:
     Raises:
         InputError: If another line cannot be read.
     """
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
     found = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -1,8 +1,9 @@
 """Metrics for TensorBoard, where it is installed."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,11 +23,16 @@ def open_board(folder: Path) -> Iterator[Callable[[Metrics], None]]:
     from torch.utils.tensorboard import SummaryWriter
 
     goes_on = [int(path.name.removeprefix("step-")) + 1 for path in found(folder)]
-    with SummaryWriter(str(folder), purge_step=max(goes_on, default=None)) as board:
+    with ExitStack() as opened:
+
+        @cache
+        def board() -> SummaryWriter:  # with the first line: a run that cannot begin leaves no file
+            writer = SummaryWriter(str(folder), purge_step=max(goes_on, default=None))
+            return opened.enter_context(writer)
 
         def write(metrics: Metrics) -> None:
             for name, value in asdict(metrics).items():
                 if value is not None and name not in ("step", "steps"):
-                    board.add_scalar(name, value, metrics.step)
+                    board().add_scalar(name, value, metrics.step)
 
         yield write
