@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
+from stateline.layers.derived import Memory, remembering
 from stateline.models.language_model import LanguageModel
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import make_optimizer
@@ -62,10 +63,13 @@ def decode_tokens_per_second(model: LanguageModel, context: int) -> float:
     for piece in model.example_input(1, context).split(1024, dim=1):
         _, state = model.forward_chunk(piece, state)
 
+    memory: Memory = {}
+
     def decode() -> None:
         donated = pytree.tree_map(torch.clone, state)
-        for _ in range(DECODE_STEPS):
-            model.step_(token, donated)
+        with remembering(memory):
+            for _ in range(DECODE_STEPS):
+                model.step_(token, donated)
 
     with _one_thread():
         return DECODE_STEPS / _median_seconds(decode)

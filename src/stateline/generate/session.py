@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from stateline.errors import InputError
 from stateline.generate.sampling import GREEDY, Sampling, choose, uniform
 from stateline.layers import cat_states, select_rows
+from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import trim
 from stateline.models.language_model import LanguageModel, LanguageModelState
 
@@ -65,7 +66,7 @@ class Session:
     """A model that goes on with a batch of texts, step by step.
 
     Memory grows with the model's state alone, which the steps change in place; the state that the
-    session starts from stays as it is.
+    session starts from stays as it is. The model's weights must not change meanwhile.
 
     Args:
         model: A language model in evaluation mode.
@@ -91,6 +92,7 @@ class Session:
     ) -> None:
         self.model, self.sampling = model, sampling
         self._state, self._room, self._free = state, room, 0
+        self._memory: Memory = {}
 
     @torch.inference_mode()
     def step(self) -> Choice:
@@ -99,7 +101,8 @@ class Session:
             self._state = self._state._replace(model=self._roomy(self._state.model))
             self._free = self._room
         state, drawn = self._state, self.sampling.temperature > 0
-        logits = self.model.step_(state.token, state.model)
+        with remembering(self._memory):
+            logits = self.model.step_(state.token, state.model)
         if logits.isnan().any():
             raise InputError(
                 f"the model gives NaN after {self._state.length - 1} tokens: its numbers grow too "

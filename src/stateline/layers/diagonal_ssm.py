@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.derived import derived
 from stateline.ops import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
 from stateline.ops.hippo import Init, diagonal_frequencies
 from stateline.ops.planes import divide, exponential, multiply
@@ -127,6 +128,7 @@ class DiagonalSSM(SequenceLayer[DiagonalSSMState]):
         kernel = 4.0 * self.frequency.shape[1] * length
         return self.d_model * (2 * fft + 6 * length + kernel) / length
 
+    @derived
     def discretize(
         self,
     ) -> tuple[

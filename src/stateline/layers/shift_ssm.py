@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.derived import derived
 from stateline.ops import fft_conv, short_conv, slide
 
 
@@ -82,6 +83,7 @@ class ShiftSSM(SequenceLayer[ShiftSSMState]):
         """One multiply-add per tap and channel: no more than a convolution by FFT costs."""
         return 2.0 * self.c.shape[1] * self.d_model + 0 * length
 
+    @derived
     def taps(self) -> Float[Tensor, "d_model taps"]:
         """The filter: B correlated with C; the skip connection adds to its first tap."""
         d_state = self.c.shape[1]

@@ -1,0 +1,74 @@
+import pytest
+import torch
+from torch import Tensor
+
+from stateline.generate import begin
+from stateline.generate.session import Session
+from stateline.layers import LAYERS
+from stateline.layers.derived import Memory, remembering
+from stateline.layers.shift_ssm import ShiftSSM
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+
+
+def change(layer: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(2.0)
+
+
+def test_outside_nothing_is_remembered() -> None:
+    layer = ShiftSSM(2, d_state=4)
+    with torch.no_grad():
+        before = layer.taps()
+        change(layer)
+        assert not layer.taps().equal(before)
+
+
+def test_inside_it_is_computed_once_for_each_layer() -> None:
+    layers, memory = [ShiftSSM(2, d_state=4) for _ in range(2)], Memory()
+    with torch.no_grad(), remembering(memory):
+        before = [layer.taps() for layer in layers]
+        change(layers[0])
+        assert [layer.taps() is taps for layer, taps in zip(layers, before, strict=True)] == [
+            True
+        ] * 2
+    assert not before[0].equal(before[1])
+
+
+def test_with_gradients_it_is_computed_anew() -> None:
+    layer = ShiftSSM(2, d_state=4)
+    with remembering({}):
+        with torch.no_grad():
+            layer.taps()
+        assert layer.taps().requires_grad
+
+
+def test_each_memory_is_its_own() -> None:
+    layer = ShiftSSM(2, d_state=4)
+    with torch.no_grad():
+        with remembering({}):
+            before = layer.taps()
+        change(layer)
+        with remembering({}):
+            assert not layer.taps().equal(before)
+
+
+@pytest.mark.parametrize("pattern", [*LAYERS, "ladder(h3 s4d, passes=2)"])
+def test_a_session_gives_what_plain_steps_give(pattern: str) -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig(pattern, vocab_size=11, d_model=8)).eval()
+    prompt = torch.tensor([[1, 2, 3]])
+    session = Session(model, begin(model, prompt))
+    state = begin(model, prompt)
+    token, layers = state.token, state.model
+    for _ in range(4):
+        choice = session.step()
+        with torch.inference_mode():
+            logits, layers = model.step(token, layers)
+        _same(choice.logits, logits)
+        token = choice.tokens
+
+
+def _same(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
