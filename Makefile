@@ -7,7 +7,7 @@ BIN := .venv/bin
 .PHONY: demo test lint docs clean
 .DEFAULT_GOAL := test
 
-# Eight minutes on two cores. Started again, it goes on where it stopped.
+# About seven minutes on two cores. Started again, it goes on where it stopped.
 demo: .venv/ready
 	$(BIN)/stateline compare \
 	  "attention(position=hard_alibi, n_heads=8)*2" "attention(position=rope, n_heads=8)*2" \
