@@ -74,8 +74,11 @@ RECIPES = [
     (put("recipe.yaml", ""), f"{RECIPE} names no pattern: add a line such as h3*2"),
     (put("recipe.yaml", "- h3\n- lstm"), f"{RECIPE}: Unexpected config: - h3 - lstm"),
     (put("recipe.yaml", "task: copying"), f"{RECIPE} names no pattern: add a line such as h3*2"),
-    (put("recipe.yaml", "pattern: h3\ncolour: red"), f"{RECIPE}: Option 'colour' is not accepted"),
-    (put("recipe.yaml", "train: {stepz: 3}"), "Group 'train' does not accept option 'stepz'"),
+    (put("recipe.yaml", "pattern: h3\ncolour: red"), f"{RECIPE}: unknown option 'colour'"),
+    (
+        put("recipe.yaml", "train: {stepz: 3}"),
+        "unknown option 'train.stepz': did you mean 'train.steps'?",
+    ),
     (put("recipe.yaml", "train: {steps: many}"), f"{RECIPE}: train.steps must be int, got 'many'"),
     (put("recipe.yaml", "train: 3"), f"{RECIPE} must have settings in train, got 3"),
     (put("recipe.yaml", "pattern: [h3]"), f"{RECIPE}: pattern must be str or none, got"),

@@ -14,7 +14,7 @@ MISTAKES = [
     # Commands and options
     (["trian"], "unknown command 'trian': did you mean 'train'? Known: check, compare, "),
     (["info"], "the following arguments are required: pattern"),
-    (["info", "h3", "--dmodel", "8"], "unrecognized arguments: --dmodel 8"),
+    (["info", "h3", "--dmodel", "8"], "unknown option 'dmodel': did you mean 'd_model'?"),
     (["info", "h3", "--d_model", "wide"], "d_model must be int, got 'wide'"),
     (["info", "h3", "--norm", "batch"], "norm must be layer or rms, got 'batch'"),
     (["train", "h3", "--train.steps", "many"], "train.steps must be int, got 'many'"),

@@ -204,7 +204,7 @@ def test_a_run_is_a_comparison_of_one(recipe: str) -> None:
     ("text", "message"),
     [
         ("task: text\n", "the recipe bad.yaml names no pattern"),
-        ("pattern: h3\ntrain: {stepz: 3}\n", "'stepz'"),
+        ("pattern: h3\ntrain: {stepz: 3}\n", "did you mean 'train.steps'?"),
         ("pattern: h3\ntrain: {steps: many}\n", "many"),
         ("pattern: [\n", "bad.yaml"),
     ],

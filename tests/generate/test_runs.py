@@ -34,6 +34,13 @@ def test_the_newest_checkpoint_of_a_run_is_its_model(build: Build, tmp_path: Pat
     assert load_run(tmp_path)[0].config.vocab_size == 8
 
 
+def test_a_comparison_is_told_to_hold_many(build: Build, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        save_model(build("lstm"), tmp_path / "runs" / name)
+    with pytest.raises(InputError, match=r"holds 2 models: give the folder of one, as .*/runs/a$"):
+        load_run(tmp_path)
+
+
 @pytest.mark.parametrize("home", [".", "checkpoints/step-00000010"])
 @pytest.mark.parametrize("asked", [".", "checkpoints/step-00000010"])
 def test_a_tokenizer_lies_beside_the_model_or_the_checkpoints(

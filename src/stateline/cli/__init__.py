@@ -4,6 +4,7 @@
 must not import PyTorch, so that ``--help`` answers at once, and ``run(arguments, parser)``.
 """
 
+import difflib
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,11 @@ _WRONG_VALUE = re.compile(
     r"(?P<kinds>.*?)(?: Errors: .* Given value:|\. Got value:) (?P<value>.*)"
 )
 
+_UNKNOWN_OPTION = re.compile(
+    r"(?:unrecognized arguments: --|Option '|Group '(?P<group>[\w.]+)' does not accept option ')"
+    r"(?P<name>[\w.]+)"
+)
+
 
 class Parser(ArgumentParser):
     """Arguments of one command; what cannot be parsed is one line."""
@@ -39,7 +45,18 @@ class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Say what is wrong, and leave with exit code 2."""
         line = " ".join(message.split())
-        raise InputError(_wrong_value(line) or line)
+        raise InputError(_wrong_value(line) or self._unknown_option(line) or line)
+
+    def _unknown_option(self, line: str) -> str:
+        """An option that there is not, with the nearest that there is."""
+        found = _UNKNOWN_OPTION.match(line)
+        if found is None:
+            return ""
+        name = ".".join(filter(None, [found["group"], found["name"]]))
+        known = [option[2:] for option in self._option_string_actions if option.startswith("--")]
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        return f"unknown option {name!r}: {hint}{self.prog} --help lists all"
 
 
 def _wrong_value(line: str) -> str:

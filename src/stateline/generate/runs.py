@@ -20,11 +20,18 @@ def find_model(folder: str | Path) -> Path:
     """The folder of a run's model: itself, or else its newest checkpoint.
 
     Checkpoints are ``checkpoints/step-00000500`` and the like.
+
+    Raises:
+        InputError: If the folder is that of a comparison, which holds many models.
     """
     checkpoints = sorted(Path(folder).glob(f"checkpoints/step-*/{CONFIG}"))
-    if (Path(folder) / CONFIG).is_file() or not checkpoints:
+    if (Path(folder) / CONFIG).is_file():
         return Path(folder)
-    return checkpoints[-1].parent
+    if models := sorted(Path(folder).glob(f"runs/*/{CONFIG}")):
+        raise InputError(
+            f"{folder} holds {len(models)} models: give the folder of one, as {models[0].parent}"
+        )
+    return checkpoints[-1].parent if checkpoints else Path(folder)
 
 
 def load_run(folder: str | Path) -> tuple[LanguageModel, Tokenizer]:
