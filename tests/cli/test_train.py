@@ -135,9 +135,10 @@ def test_a_run_that_diverged_can_be_begun_again(recipe: str) -> None:
 def test_learned_positions_must_reach_to_all_scores(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", recipe, "--model.max_len", "100"]) == 2
-    assert "at up to 320 tokens" in capsys.readouterr().err
+    assert main(["train", recipe, "--model.max_len", "31"]) == 2
+    assert "at up to 32 tokens" in capsys.readouterr().err
     assert not Path("run/metrics.jsonl").exists()
+    assert main(["train", recipe, "--model.max_len", "32"]) == 0
 
 
 def test_an_interrupted_run_generates_text(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,7 @@ def _check_positions(task: Task, limit: int | None) -> None:
             prompts, answers = task.problems(length, 0)
             wanted.append(prompts.shape[1] + answers.shape[1] - 1)
         else:
-            wanted.append(max(length, SAMPLE_PROMPT + SAMPLE_TOKENS))
+            wanted.append(length)
     if max(wanted) > limit:
         raise InputError(
             f"the task is trained and scored at up to {max(wanted)} tokens, more than the learned "
@@ -140,8 +140,10 @@ def _check_positions(task: Task, limit: int | None) -> None:
 
 def _sample(model: LanguageModel, task: CorpusTask) -> str:
     """The beginning of the held-out text, and how the model goes on."""
-    prompt = next(task.held_out(SAMPLE_PROMPT)).tokens[:1].to(model.embedding.weight.device)
-    tokens = generate(model, prompt, SAMPLE_TOKENS, sampling=Sampling(temperature=0.8))
+    limit = model.config.max_len or SAMPLE_PROMPT + SAMPLE_TOKENS
+    prompt = next(task.held_out(min(SAMPLE_PROMPT, limit))).tokens[:1]
+    prompt, room = prompt.to(model.embedding.weight.device), limit + 1 - prompt.shape[1]
+    tokens = generate(model, prompt, min(SAMPLE_TOKENS, room), sampling=Sampling(temperature=0.8))
     text = task.tokenizer.decode(torch.cat([prompt, tokens], dim=1)[0].tolist())
     return text.encode(errors="surrogateescape").decode(errors="replace")
 
