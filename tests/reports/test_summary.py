@@ -102,6 +102,18 @@ def test_the_best_of_a_column_is_marked_with_all_that_read_the_same(make):
     assert not any(c.best for c in cells(table, "at 1024").values())
 
 
+def test_where_nobody_has_solved_a_task_nobody_is_the_best(make):
+    task = make.task()
+    for low, marked in ((0.2, False), (0.97, True)):
+        runs = [
+            make.run(model, task, {"10": end, "20": 0.0, "40": 0.0})
+            for model, end in ((MODEL, low), ("lstm", 0.1))
+        ]
+        results = make.results(tasks=[task], runs=runs, models=[MODEL, "lstm"])
+        column = cells(main_table(results), "at 10 (trained)")
+        assert [column[MODEL].best, column["lstm"].best] == [marked, False]
+
+
 def test_a_model_that_never_ran_makes_no_other_the_best(make):
     task = make.text_task()
     runs = [make.run(model, task, {"256": 2.5, "1024": 2.0}) for model in make.models[:2]]

@@ -40,14 +40,18 @@ NOT_SOLVED = Cell("not solved")
 
 
 def score_cells(results: Record, task: Record, length: int) -> list[Cell]:
-    """How well each model does a task at one length, as far as it is scored there."""
-    cells = []
+    """How well each model does a task at one length, as far as it is scored there.
+
+    Where none has solved a task that can be solved, none is the best: chance would choose it.
+    """
+    cells, learned = [], task["solved_at"] is None
     for model in results["models"]:
         runs = runs_of(results, model, task)
+        learned = learned or bool(solved_runs(runs, task))
         scored = runs if length == task["train_length"] else solved_runs(runs, task)
         values = [score(run, task, length) for run in scored]
         cells.append(_score_cell(values, len(runs)))
-    return _mark(cells, task["higher_is_better"])
+    return _mark(cells, task["higher_is_better"]) if learned else cells
 
 
 def steps_cells(results: Record, task: Record) -> list[Cell]:
