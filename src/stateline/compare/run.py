@@ -11,11 +11,11 @@ import torch
 
 from stateline.bench.speed import decode_tokens_per_second, train_tokens_per_second
 from stateline.compare.jobs import Job, digest, slug
+from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
 from stateline.evaluate import evaluate, loss_by_position
 from stateline.files import write_text
 from stateline.generate import Sampling, generate
-from stateline.generate.runs import TOKENIZER
 from stateline.models.checkpoint import save_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
@@ -65,7 +65,7 @@ def run_job(
     torch.manual_seed(job.training.seed)
     model = LanguageModel(job.model).to(processes.device)
     if isinstance(task, CorpusTask) and not found(folder):  # a run that goes on has its own
-        processes.on_main(partial(task.tokenizer.save, folder / TOKENIZER))
+        processes.on_main(partial(task.tokenizer.save, folder / FILE))
     run: Results = {
         "model": job.model.pattern,
         "task": job.task,

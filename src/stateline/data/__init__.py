@@ -1,13 +1,13 @@
 """Data: tokenizers, and text as tokens on disk."""
 
 from stateline.data.corpus import Corpus, Split, open_corpus
+from stateline.data.load import load_tokenizer
 from stateline.data.recipe import Recipe
 from stateline.data.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,
     Decoder,
     Tokenizer,
-    load_tokenizer,
 )
 from stateline.data.write import Progress, write_corpus
 

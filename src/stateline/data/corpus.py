@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from stateline.data.load import load_tokenizer
 from stateline.data.token_text import TokenText
-from stateline.data.tokenizer import FILE, Tokenizer, load_tokenizer
+from stateline.data.tokenizer import FILE, Tokenizer
 from stateline.errors import InputError
 
 INDEX, UNFINISHED = "index.json", "unfinished.json"

@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Int
 
 from stateline.data.documents import Document, Newlines
+from stateline.data.load import load_tokenizer
 from stateline.data.sources import Sources, read_sources
 from stateline.data.splits import SPLITS, Splits, split_by_hash, split_by_names
-from stateline.data.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer, utf8
+from stateline.data.tokenizer import CharacterTokenizer, Tokenizer, utf8
 from stateline.errors import InputError
 
 _SAMPLE = 200_000

@@ -5,7 +5,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -16,7 +15,7 @@ from stateline.files import write_text
 FILE = "tokenizer.json"
 """Name of a tokenizer's file in a folder of a corpus or a run."""
 
-_BYTE, _CHARACTER = "stateline-byte", "stateline-character"
+BYTE, CHARACTER = "stateline-byte", "stateline-character"
 
 
 class Decoder(ABC):
@@ -115,7 +114,7 @@ class ByteTokenizer(Tokenizer):
 
     def to_json(self) -> str:
         """A name is all there is to say."""
-        return json.dumps({"type": _BYTE})
+        return json.dumps({"type": BYTE})
 
 
 class _ByteDecoder(Decoder):
@@ -187,7 +186,7 @@ class CharacterTokenizer(Tokenizer):
 
     def to_json(self) -> str:
         """The characters in their order."""
-        return json.dumps({"type": _CHARACTER, "characters": self.characters})
+        return json.dumps({"type": CHARACTER, "characters": self.characters})
 
 
 class _CharacterDecoder(Decoder):
@@ -214,64 +213,3 @@ def utf8(text: str) -> bytes:
             f"a text must be Unicode, got half of a surrogate pair, {text[error.start]!r}, at "
             f"character {error.start}: leave it out"
         ) from error
-
-
-def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """Read a tokenizer.
-
-    Args:
-        spec: ``"byte"``; the file ``tokenizer.json`` of any tokenizer of ours or of Hugging Face;
-            or a folder with that file, or with GPT-2's two: ``encoder.json`` (or ``vocab.json``)
-            and ``vocab.bpe`` (or ``merges.txt``).
-
-    Returns:
-        The tokenizer.
-
-    Raises:
-        InputError: If there is none, if its file is damaged, or if the package ``tokenizers`` is
-            needed and missing.
-
-    Example:
-        >>> load_tokenizer("byte").decode([104, 105])
-        'hi'
-    """
-    path = Path(spec).expanduser()
-    if spec == "byte":
-        return ByteTokenizer()
-    if path.is_dir() and not (path / FILE).is_file():
-        from stateline.data.huggingface import load_pair
-
-        return load_pair(path)
-    return _load_file(path / FILE if path.is_dir() else path)
-
-
-def _load_file(path: Path) -> Tokenizer:
-    try:
-        text = path.read_text(encoding="utf-8")
-        described = json.loads(text)
-    except OSError as error:
-        raise InputError(
-            f"no tokenizer {str(path)!r}: {error.strerror}; give 'byte', a {FILE} or its folder"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"the tokenizer {path} is damaged: {error}; copy or build it again"
-        ) from error
-    kind = described.get("type") if isinstance(described, dict) else None
-    if kind == _BYTE:
-        return ByteTokenizer()
-    if kind == _CHARACTER:
-        return _from_characters(path, described)
-    from stateline.data.huggingface import HuggingFaceTokenizer
-
-    return HuggingFaceTokenizer(text, str(path))
-
-
-def _from_characters(path: Path, described: dict[str, Any]) -> CharacterTokenizer:
-    characters = described.get("characters")
-    if not isinstance(characters, str):
-        raise InputError(f"the tokenizer {path} is damaged: it has no characters; build it again")
-    try:
-        return CharacterTokenizer(characters)
-    except InputError as error:
-        raise InputError(f"the tokenizer {path} is damaged: {error}") from error

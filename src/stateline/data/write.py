@@ -23,9 +23,10 @@ from stateline.data.corpus import (
     sha256_of,
 )
 from stateline.data.documents import Newlines
+from stateline.data.load import load_tokenizer
 from stateline.data.recipe import Plan, Recipe, Unit, encode_part, make_plan
 from stateline.data.splits import SPLITS
-from stateline.data.tokenizer import FILE, Tokenizer, load_tokenizer, utf8
+from stateline.data.tokenizer import FILE, Tokenizer, utf8
 from stateline.errors import InputError
 from stateline.files import write_atomically, write_text
 from stateline.workers import cores, serve_parent

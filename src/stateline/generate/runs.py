@@ -8,12 +8,11 @@ import numpy as np
 from jaxtyping import Int
 
 from stateline.data import ByteTokenizer, Decoder, Tokenizer, load_tokenizer
+from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
 from stateline.layers import Residual
 from stateline.models.checkpoint import CONFIG, load_model
 from stateline.models.language_model import LanguageModel
-
-TOKENIZER = "tokenizer.json"
 
 
 def find_model(folder: str | Path) -> Path:
@@ -51,7 +50,7 @@ def load_run(folder: str | Path) -> tuple[LanguageModel, Tokenizer]:
     home = find_model(folder)
     model = load_model(home)
     vocab_size = model.config.vocab_size
-    near = [home / TOKENIZER, *([home.parents[1] / TOKENIZER] if _is_checkpoint(home) else [])]
+    near = [home / FILE, *([home.parents[1] / FILE] if _is_checkpoint(home) else [])]
     file = next((path for path in near if path.is_file()), None)
     if file is None:
         return model, ByteTokenizer() if vocab_size == 256 else NumberTokenizer(vocab_size)
@@ -103,7 +102,7 @@ class NumberTokenizer(Tokenizer):
             return np.array([int(number) for number in text.split()], dtype=np.int64)
         except (ValueError, OverflowError) as error:  # not a number, or one beyond 64 bits
             raise InputError(
-                f"the model has {self.vocab_size} tokens and no {TOKENIZER}: give the prompt as "
+                f"the model has {self.vocab_size} tokens and no {FILE}: give the prompt as "
                 f"token numbers, got {text[:40]!r}"
             ) from error
 
