@@ -137,8 +137,16 @@ def test_learned_positions_must_reach_to_all_scores(
 ) -> None:
     assert main(["train", recipe, "--model.max_len", "31"]) == 2
     assert "at up to 32 tokens" in capsys.readouterr().err
-    assert not Path("run/metrics.jsonl").exists()
+    assert not Path("run").exists()
     assert main(["train", recipe, "--model.max_len", "32"]) == 0
+
+
+def test_a_state_that_cannot_be_carried_leaves_nothing(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", recipe, "--train.carry_state", "true", "--pattern", "attention"]) == 2
+    assert "the state of this model grows with the length" in capsys.readouterr().err
+    assert not Path("run").exists()
 
 
 def test_an_interrupted_run_generates_text(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     given = read_recipe(arguments, parser)
 
     from stateline.cli.progress import print_metrics
-    from stateline.compare import Job, record_run, run_job
+    from stateline.compare import Job, check_job, record_run, run_job
     from stateline.models.size import count_parameters
     from stateline.tasks import make_task
     from stateline.train.processes import join_processes
@@ -73,6 +73,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     training = TrainConfig(**given.train.as_dict())
     data = str(task.describe().get("sha256", ""))
     job = Job(given.task, count_parameters(config), config, training, data)
+    check_job(job, task)
     if given.dry_run:
         _print_costs(job)
         return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from stateline.compare.jobs import Comparison, Job, plan
 from stateline.compare.pool import News, train_all
-from stateline.compare.run import Results, run_job, stored, time_job
+from stateline.compare.run import Results, check_job, run_job, stored, time_job
 from stateline.errors import InputError
 from stateline.files import write_text
 from stateline.models.pattern import parse_pattern
@@ -16,7 +16,17 @@ from stateline.tasks import CorpusTask, Task, make_task
 from stateline.train.environment import environment
 from stateline.workers import cores
 
-__all__ = ["Comparison", "Job", "News", "Results", "compare", "plan", "record_run", "run_job"]
+__all__ = [
+    "Comparison",
+    "Job",
+    "News",
+    "Results",
+    "check_job",
+    "compare",
+    "plan",
+    "record_run",
+    "run_job",
+]
 
 FORMAT = "stateline-results-1"
 

@@ -21,7 +21,7 @@ from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
 from stateline.tasks import CorpusTask, GeneratedTask, Task, make_task
 from stateline.train.checkpoint import found, whole_weights
-from stateline.train.loop import ALONE, train
+from stateline.train.loop import ALONE, check_carried_state, train
 from stateline.train.metrics import Metrics, TrainingDiverged
 from stateline.train.processes import Processes
 
@@ -61,7 +61,7 @@ def run_job(
         The result; its ``stopped`` is ``interrupted`` if it is not yet one.
     """
     task = make_task(job.task, seed=job.training.seed)
-    _check_positions(task, job.model.max_len)
+    check_job(job, task)
     torch.manual_seed(job.training.seed)
     model = LanguageModel(job.model).to(processes.device)
     if isinstance(task, CorpusTask) and not found(folder):  # a run that goes on has its own
@@ -118,6 +118,12 @@ def run_job(
     if processes.main:
         write_text(folder / "result.json", json.dumps(run))
     return run
+
+
+def check_job(job: Job, task: Task) -> None:
+    """Raise InputError if a job would fail after it has begun: before anything is written."""
+    _check_positions(task, job.model.max_len)
+    check_carried_state(meta_model(job.model), task, job.training)
 
 
 def _check_positions(task: Task, limit: int | None) -> None:
