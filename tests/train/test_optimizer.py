@@ -129,3 +129,9 @@ def test_the_betas_reach_the_optimizer(model: LanguageModel) -> None:
     optimizer = make_optimizer(model, TrainConfig(beta1=0.8, beta2=0.95))
     assert isinstance(optimizer, torch.optim.AdamW)
     assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
+
+
+def test_a_short_run_warms_up_for_half_of_it_at_most() -> None:
+    config = TrainConfig(steps=30, warmup_steps=100, schedule="constant")
+    assert learning_rate_share(config, 13) == pytest.approx(14 / 15)
+    assert [learning_rate_share(config, step) for step in (14, 15, 29)] == [1.0, 1.0, 1.0]

@@ -37,7 +37,8 @@ class TrainConfig:
             default not within a row.
         schedule: Learning rate after the warm-up: ``constant``, ``linear`` (to zero) or
             ``cosine`` (to a tenth).
-        warmup_steps: Updates over which the learning rate rises linearly from zero.
+        warmup_steps: Updates over which the learning rate rises linearly from zero; never more
+            than half of all.
         clip: Largest norm of the whole gradient; 0 for none.
         log_every: Updates between two lines of metrics.
         eval_every: Updates between two scores at the training length; 0 for none.

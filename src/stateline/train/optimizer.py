@@ -70,9 +70,10 @@ def learning_rate_share(config: TrainConfig, step: int) -> float:
         >>> [round(learning_rate_share(linear, step), 3) for step in (0, 9, 10, 55, 99)]
         [0.1, 1.0, 1.0, 0.5, 0.011]
     """
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    left = (config.steps - step) / max(1, config.steps - config.warmup_steps)
+    warmup = min(config.warmup_steps, config.steps // 2)
+    if step < warmup:
+        return (step + 1) / warmup
+    left = (config.steps - step) / max(1, config.steps - warmup)
     if config.schedule == "linear":
         return left
     if config.schedule == "cosine":
