@@ -20,7 +20,7 @@ def test_a_position_counts_where_every_seed_has_it(make):
 def test_a_step_stands_once_on_its_axis(make):
     results = make.results()
     for run in results["runs"]:
-        run["curve"] = [{"step": 30, "loss": 1.0, "metric": 0.5}]
+        run["curve"] = [{"step": step, "loss": 1.0, "metric": 0.5} for step in (30, 31)]
     figure = Figure()
     axes = figure.subplots()
     plots.learning_curve(axes, results, results["tasks"][0], "loss")
@@ -28,3 +28,11 @@ def test_a_step_stands_once_on_its_axis(make):
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert len(set(labels)) == len(labels)
     assert "30" in labels
+
+
+def test_a_single_point_is_no_curve(make):
+    results = make.results()
+    for run in results["runs"]:
+        run["curve"] = [{"step": 30, "loss": 1.0, "metric": 0.5}]
+    task = results["tasks"][0]
+    assert plots.curves(results, results["models"][0], task, "loss") == []

@@ -80,10 +80,10 @@ def learning_curve(axes: Axes, results: Record, task: Record, field: str) -> Non
 
 
 def curves(results: Record, model: str, task: Record, field: str) -> list[list[tuple[int, float]]]:
-    """Step and value of each seed of a model, as far as the value was taken."""
+    """Step and value of each seed of a model, as far as the value was taken more than once."""
     runs = runs_of(results, model, task)
     found = [[(p["step"], p[field]) for p in run["curve"] if p[field] is not None] for run in runs]
-    return [points for points in found if points]
+    return [points for points in found if len(points) > 1]
 
 
 def cost_by_length(axes: Axes, results: Record, cost: Cost) -> None:
