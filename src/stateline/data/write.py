@@ -119,9 +119,10 @@ def _check_free(folder: Path) -> None:
 def _recorded(file: Path) -> dict[str, Any]:
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
-        assert isinstance(settings, dict)
+        if not isinstance(settings, dict):
+            raise TypeError("settings must be an object")
         return settings
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AssertionError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise InputError(
             f"{file} is damaged: delete its folder, or choose another one with --out"
         ) from error

@@ -29,7 +29,7 @@ class TextScore:
     """How well a model predicts a text. The first token has nothing before it and is not scored.
 
     Attributes:
-        losses: Nats, by number of tokens before.
+        losses: Nats, by position in the text.
         n_bytes: Of the tokens that are scored; 0 if nobody counted.
         seconds: Time it took.
     """
