@@ -1,0 +1,149 @@
+"""Official vectors: cases found by the description beside them, and tests that say what they cover.
+
+A description is a JSON file; the tensors lie in a safetensors file of the same name (or the one that
+it names). A published model is a folder with ``config.json``, ``meta.json`` and its tensors. What
+kind a case is of stands in the description, never in where it lies.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+COVERED: set[str] = set()
+"""Kinds that some test covers."""
+
+NOT_YET: dict[str, str] = {
+    "algorithm-task text": "staircase family: issue 4",
+    "algorithm-task tokens": "staircase family: issue 4",
+    "block_recurrent_layer": "Block-State Transformer: issue 7",
+    "block_recurrent_transformer": "Block-State Transformer: issue 7",
+    "bst_context_collection": "Block-State Transformer: issue 7",
+    "cached_staircase": "staircase family: issue 4",
+    "dss_kernel": "state-space family: issue 5",
+    "feedback": "staircase family: issue 4",
+    "fftconv": "state-space family: issue 5",
+    "gpt_neox": "Repeat After Me: issue 6",
+    "gss_block": "state-space family: issue 5",
+    "h3_layer": "state-space family: issue 5",
+    "h3_lm": "state-space family: issue 5",
+    "hippo_legs_dplr": "state-space family: issue 5",
+    "hyena_implicit_filter": "state-space family: issue 5",
+    "ladder": "staircase family: issue 4",
+    "loss_sched": "Repeat After Me: issue 6",
+    "mamba": "state-space family: issue 5",
+    "mamba2": "state-space family: issue 5",
+    "mamba_ssm": "state-space family: issue 5",
+    "object_collision": "staircase family: issue 4",
+    "official_models": "Repeat After Me: issue 6",
+    "pretrained_prompts": "Repeat After Me: issue 6",
+    "s4_fftconv_layer": "state-space family: issue 5",
+    "s4_nplr_kernel": "state-space family: issue 5",
+    "s4d_kernel": "state-space family: issue 5",
+    "s4d_layer": "state-space family: issue 5",
+    "s5_apply": "state-space family: issue 5",
+    "selective_scan": "state-space family: issue 5",
+    "shift_kernel": "state-space family: issue 5",
+    "sliding_window_txl_layer": "Block-State Transformer: issue 7",
+    "staircase": "staircase family: issue 4",
+    "synthetics": "state-space family: issue 5",
+    "t5_rel_bias": "Block-State Transformer: issue 7",
+    "tasks": "Repeat After Me: issue 6",
+    "transformer_xl": "staircase family: issue 4",
+}
+"""Kinds that no test covers yet, each with the reason. Whoever covers one takes its line out."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One official vector.
+
+    Attributes:
+        kind: What it is a vector of.
+        path: Of its description.
+        about: The description.
+    """
+
+    kind: str
+    path: Path
+    about: Any = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """For test ids."""
+        return self.path.parent.name if self.path.stem == "meta" else self.path.stem
+
+    def tensors(self, file: str | None = None) -> dict[str, Tensor]:
+        """Tensors of the case, or of another file beside its description."""
+        named = file or (isinstance(self.about, dict) and self.about.get("file"))
+        return load_file(
+            self.path.parent / named if named else self.path.with_suffix(".safetensors")
+        )
+
+
+def covers(*kinds: str) -> Callable[[Test], Test]:
+    """Run a test on every case of these kinds, as its argument ``case``."""
+    COVERED.update(kinds)
+    return lambda test: pytest.mark.parity(*kinds)(test)
+
+
+def find_cases(folder: Path) -> list[Case]:
+    """All cases below a folder, in order of their paths."""
+    return sorted(_cases(folder), key=lambda case: case.path)
+
+
+def _cases(folder: Path) -> Iterator[Case]:
+    for path in folder.rglob("*.json"):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(about, list) or path.name in ("config.json", "generation_config.json"):
+            continue  # an index; part of a published model
+        yield Case(_kind(path, about), path, about)
+    for path in folder.rglob("*.safetensors"):
+        siblings = [p for p in path.parent.glob("*.json") if path.name.startswith(p.stem)]
+        if not siblings and not (path.parent / "meta.json").exists():
+            yield Case(path.stem, path, {})
+
+
+def _kind(path: Path, about: dict[str, Any]) -> str:
+    if "kind" in about:
+        return str(about["kind"])
+    if path.name == "meta.json" and (path.parent / "config.json").exists():
+        config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+        return str(config.get("model_type") or ("mamba_ssm" if "ssm_cfg" in config else "model"))
+    if "nlayers" in about.get("args", {}):
+        return _staircase_kind(about)
+    described = {
+        "idx2word": "algorithm-task tokens",
+        "phone_book": "pretrained_prompts",
+        "hard_alibi": "official_models",
+    }
+    for key, kind in described.items():
+        if key in about:
+            return kind
+    if "ParticleCollisionData" in about.get("description", ""):
+        return "object_collision"
+    if any(key.startswith(("train/", "eval/")) for key in about):
+        return "tasks"
+    return path.stem
+
+
+def _staircase_kind(about: dict[str, Any]) -> str:
+    """The staircase models have arguments and a sentence."""
+    if "M" in about["args"]:
+        return "cached_staircase"
+    if "order" in about["args"]:
+        return "ladder"
+    official = {
+        "FeedbackTransformer": "feedback",
+        "StaircaseModel": "staircase",
+        "TransformerSeq": "transformer_xl",
+    }
+    found = [kind for name, kind in official.items() if name in about["description"]]
+    return found[0] if found else about["case"]
