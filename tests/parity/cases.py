@@ -1,8 +1,8 @@
 """Official vectors: cases found by the description beside them, and tests that say what they cover.
 
-A description is a JSON file; the tensors lie in a safetensors file of the same name (or the one that
-it names). A published model is a folder with ``config.json``, ``meta.json`` and its tensors. What
-kind a case is of stands in the description, never in where it lies.
+A description is a JSON file; the tensors lie in a safetensors file of the same name (or the one
+that it names). A published model is a folder with ``config.json``, ``meta.json`` and its tensors.
+What kind a case is of stands in the description, never in where it lies.
 """
 
 import json
