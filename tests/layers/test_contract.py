@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from stateline.layers import LAYERS, NORMS, WRAPPERS, AnyLayer, Residual, Stack
+from stateline.layers import LAYERS, NORMS, WRAPPERS, AnyLayer, Parallel, Residual, Stack
 from stateline.layers.law import check_layer
 from stateline.ops import use_backend
 
@@ -25,7 +25,12 @@ OPTIONS = {
         {"position": "hard_alibi", "masked_heads": 1, "n_heads": 1},
         {"bias": True},
     ],
-    "feed_forward": [{"activation": "relu"}, {"activation": "swiglu"}, {"d_hidden": 5}],
+    "feed_forward": [
+        {"activation": "gelu_exact"},
+        {"activation": "relu"},
+        {"activation": "swiglu"},
+        {"d_hidden": 5},
+    ],
     "h3": [{"d_state": 4}, {"d_state": 4, "d_head": 2}, {"d_state": 4, "d_head": 4}],
     "lstm": [{"n_layers": 2}],
     "s4d": [
@@ -48,6 +53,13 @@ def residual_blocks() -> Stack:
     return Stack(Residual(h3, NORMS["layer"](WIDTH)), Residual(lstm, NORMS["rms"](WIDTH)))
 
 
+def parallel_block() -> Parallel:
+    """As in GPT-NeoX, with a second layer that has a state."""
+    layers = (LAYERS["attention"](WIDTH, position="rope"), LAYERS["lstm"](WIDTH))
+    parts = (*layers, LAYERS["feed_forward"](WIDTH, activation="gelu_exact"))
+    return Parallel(*(Residual(part, NORMS["layer"](WIDTH)) for part in parts))
+
+
 def _title(name: str, options: dict[str, object]) -> str:
     return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})"
 
@@ -62,6 +74,7 @@ KINDS: dict[str, Callable[[], AnyLayer]] = {
     **{name: lambda kind=kind: kind(hybrid()) for name, kind in WRAPPERS.items()},
     "ladder(passes=3)": lambda: WRAPPERS["ladder"](LAYERS["s4d"](WIDTH, d_state=4), passes=3),
     "residual blocks": residual_blocks,
+    "parallel block": parallel_block,
 }
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers import H3, LSTM, NORMS, S4D, FeedForward, Ladder, Residual, Stack
+from stateline.layers import H3, LSTM, NORMS, S4D, FeedForward, Ladder, Parallel, Residual, Stack
 
 WIDTH = 6
 X = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -17,7 +17,11 @@ X = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
 
 @pytest.mark.parametrize(
     ("activation", "function"),
-    [("gelu", lambda h: F.gelu(h, approximate="tanh")), ("relu", F.relu)],
+    [
+        ("gelu", lambda h: F.gelu(h, approximate="tanh")),
+        ("gelu_exact", lambda h: h * (1 + torch.erf(h / 2**0.5)) / 2),
+        ("relu", F.relu),
+    ],
 )
 def test_a_feed_forward_widens_and_narrows(
     activation: Any, function: Callable[[Tensor], Tensor]
@@ -78,6 +82,16 @@ def test_a_residual_adds_the_layer_of_the_norm() -> None:
     torch.testing.assert_close(Residual(layer, norm)(X), X + layer(norm(X)))
 
 
+def test_parallel_branches_see_the_same_input() -> None:
+    first, second = FeedForward(WIDTH), LSTM(WIDTH)
+    norms = [torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)]
+    torch.nn.init.normal_(norms[1].weight)  # so that it matters which branch has which
+    block = Parallel(Residual(first, norms[0]), Residual(second, norms[1]))
+    torch.testing.assert_close(block(X), X + first(norms[0](X)) + second(norms[1](X)))
+    assert block.state_bytes(5) == second.state_bytes(5)
+    assert block.flops_per_token(5) == first.flops_per_token(5) + second.flops_per_token(5)
+
+
 def test_a_stack_applies_its_layers_in_order() -> None:
     first, second = FeedForward(WIDTH), LSTM(WIDTH)
     assert torch.equal(Stack(first, second)(X), second(first(X)))
@@ -111,3 +125,10 @@ def test_norms_normalise_each_position() -> None:
     torch.testing.assert_close(NORMS["layer"](WIDTH)(X), scaled)
     root = X / (X.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(NORMS["rms"](WIDTH)(X), root)
+    assert torch.equal(NORMS["none"](WIDTH)(X), X)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_what_a_norm_adds_to_the_variance_can_be_set(norm: str) -> None:
+    tiny = 1e-3 * X
+    assert NORMS[norm](WIDTH, 1.0)(tiny).abs().max() < 0.01 < NORMS[norm](WIDTH)(tiny).abs().max()

@@ -4,7 +4,8 @@ import pytest
 from torch import nn
 
 from stateline.errors import InputError
-from stateline.layers import FeedForward, Ladder, Residual, Stack
+from stateline.layers import FeedForward, Ladder, Parallel, Residual, Stack
+from stateline.layers.compose import title
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 
@@ -14,9 +15,7 @@ def built(pattern: str, **settings: Any) -> Stack:
 
 
 def kinds(stack: Stack) -> list[str]:
-    return [
-        type(link.layer if isinstance(link, Residual) else link).__name__ for link in stack.links
-    ]
+    return [title(link) for link in stack.links]
 
 
 def test_layers_stand_in_the_order_of_the_pattern_each_followed_by_what_it_wants() -> None:
@@ -44,6 +43,27 @@ def test_repeated_layers_have_weights_of_their_own() -> None:
     first, second = (link.layer.qkv.weight for link in stack.links)
     assert first is not second
     assert not first.equal(second)
+
+
+def test_a_parallel_block_is_one_layer_with_its_feed_forward_beside_it() -> None:
+    stack = built("attention lstm", block="parallel")
+    assert kinds(stack) == ["Attention + FeedForward", "LSTM"]
+    assert [type(link) for link in stack.links] == [Parallel, Residual]
+
+
+def test_a_plain_block_has_neither_norms_nor_residuals() -> None:
+    stack = built("attention lstm", block="plain")
+    assert [type(link).__name__ for link in stack.links] == ["Attention", "FeedForward", "LSTM"]
+
+
+def test_keywords_of_the_feed_forward_hold_inside_blocks() -> None:
+    (block,) = built("attention", block="parallel", layers={"feed_forward": {"d_hidden": 5}}).links
+    assert block.branches[1].layer.in_proj.out_features == 5
+
+
+def test_every_norm_has_the_epsilon_of_the_configuration() -> None:
+    (block,) = built("attention", block="parallel", norm_eps=1e-3).links
+    assert [branch.norm.eps for branch in block.branches] == [1e-3, 1e-3]
 
 
 @pytest.mark.parametrize(("norm", "kind"), [("layer", nn.LayerNorm), ("rms", nn.RMSNorm)])

@@ -9,9 +9,12 @@ FULL = ModelConfig(
     'ladder(attention(position=rope)*2, passes=3) h3(init="inv")',
     vocab_size=11,
     d_model=24,
+    block="parallel",
     norm="rms",
+    norm_eps=1e-6,
     feed_forward="swiglu",
     tie_embeddings=False,
+    head_bias=True,
     max_len=99,
     layers={"h3": {"d_state": 8, "dt_max": 0.2}},
 )
@@ -56,7 +59,7 @@ def test_a_damaged_configuration_is_refused(text: str, message: str) -> None:
     [
         ({"pattern": 3}, "wants pattern to be str, got 3"),
         ({"vocab_size": "many"}, "wants vocab_size to be int, got 'many'"),
-        ({"norm": "batch"}, "wants norm to be one of layer, rms, got 'batch'"),
+        ({"norm": "batch"}, "wants norm to be one of layer, rms, none, got 'batch'"),
         ({"feed_forward": "tanh"}, "wants feed_forward to be one of gelu, .*, got 'tanh'"),
         ({"tie_embeddings": 1}, "wants tie_embeddings to be bool, got 1"),
         ({"max_len": 1.5}, "wants max_len to be int or none, got 1.5"),
@@ -64,6 +67,9 @@ def test_a_damaged_configuration_is_refused(text: str, message: str) -> None:
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"d_model": -4}, "d_model must be at least 1, got -4"),
         ({"max_len": 0}, "max_len must be at least 1, got 0"),
+        ({"block": "paralel"}, "wants block to be one of sequential, parallel, plain, got"),
+        ({"norm_eps": 0.0}, "norm_eps must be positive, got 0.0"),
+        ({"head_bias": True}, "head_bias=True needs .* of its own: set tie_embeddings=False"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:

@@ -21,6 +21,8 @@ def model(pattern: str, **settings: Any) -> LanguageModel:
         ("attention(position=rope) h3(d_state=4)", {}),
         ("ladder(s4d(d_state=4) attention(position=alibi))", {"tie_embeddings": False}),
         ("lstm attention(position=hard_alibi)", {"max_len": 64, "norm": "rms"}),
+        ("attention h3(d_state=4)", {"block": "parallel", "feed_forward": "gelu_exact"}),
+        ("lstm attention", {"block": "plain", "norm": "none"}),
     ],
 )
 def test_the_law_holds_from_tokens_to_logits(pattern: str, settings: dict[str, Any]) -> None:
@@ -46,7 +48,16 @@ def test_untied_logits_are_products_with_a_matrix_of_their_own() -> None:
     hidden, logits = hidden_and_logits(untied)
     assert untied.head is not None
     torch.testing.assert_close(logits, hidden @ untied.head.weight.T)
+    assert untied.head.bias is None
     assert not untied.head.weight.equal(untied.embedding.weight)
+
+
+def test_an_output_matrix_of_its_own_may_have_a_bias() -> None:
+    biased = model("h3", tie_embeddings=False, head_bias=True)
+    assert biased.head is not None
+    torch.nn.init.normal_(biased.head.bias)
+    hidden, logits = hidden_and_logits(biased)
+    torch.testing.assert_close(logits, hidden @ biased.head.weight.T + biased.head.bias)
 
 
 def test_learned_positions_tell_places_apart() -> None:
@@ -56,8 +67,10 @@ def test_learned_positions_tell_places_apart() -> None:
     assert with_positions(same_token).unique(dim=1).shape[1] == 4
 
 
-def test_maps_and_embeddings_start_at_the_documented_width() -> None:
-    large = model("attention(bias=true)*2", d_model=256, vocab_size=1000, tie_embeddings=False)
+@pytest.mark.parametrize("block", ["sequential", "parallel"])
+def test_maps_and_embeddings_start_at_the_documented_width(block: str) -> None:
+    settings = {"d_model": 256, "vocab_size": 1000, "tie_embeddings": False, "block": block}
+    large = model("attention(bias=true)*2", **settings)
     width = (2 / (5 * 256)) ** 0.5
     branches = 4  # two layers, two feed-forwards
     for name, parameter in large.named_parameters():

@@ -24,7 +24,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from stateline.layers import Residual
+    from stateline.layers.compose import title
     from stateline.models.size import count_parameters, meta_model
     from stateline.reports.format import short_bytes, short_number
 
@@ -35,10 +35,9 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     for heading in ("layer", "parameters", "state at 1", f"state at {LENGTHS[-1]:,}"):
         layers.add_column(heading, justify="left" if heading == "layer" else "right")
     for number, part in enumerate(model.stack.links):
-        kind = type(part.layer if isinstance(part, Residual) else part).__name__
         parameters = sum(p.numel() for p in part.parameters())
         sizes = (short_bytes(part.state_bytes(length)) for length in (1, LENGTHS[-1]))
-        layers.add_row(f"{number:>2} {kind}", f"{parameters:,}", *sizes)
+        layers.add_row(f"{number:>2} {title(part)}", f"{parameters:,}", *sizes)
     frame = count_parameters(config) - sum(p.numel() for p in model.stack.parameters())
     layers.add_row("   embedding, norm, head", f"{frame:,}")
     layers.add_row("   all", f"{count_parameters(config):,}")

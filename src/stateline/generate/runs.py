@@ -10,7 +10,7 @@ from jaxtyping import Int
 from stateline.data import ByteTokenizer, Decoder, Tokenizer, load_tokenizer
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
-from stateline.layers import Residual
+from stateline.layers.compose import title
 from stateline.models.checkpoint import CONFIG, load_model
 from stateline.models.language_model import LanguageModel
 
@@ -72,7 +72,7 @@ def growing_layers(model: LanguageModel) -> list[str]:
         ['2 Attention']
     """
     return [
-        f"{number} {type(part.layer if isinstance(part, Residual) else part).__name__}"
+        f"{number} {title(part)}"
         for number, part in enumerate(model.stack.links)
         if part.state_bytes(1 << 20) > part.state_bytes(1 << 19)
     ]

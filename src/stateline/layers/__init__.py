@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from stateline.layers.attention import Attention
 from stateline.layers.base import AnyLayer, SequenceLayer
-from stateline.layers.compose import Residual, Stack
+from stateline.layers.compose import Parallel, Residual, Stack
 from stateline.layers.diagonal_ssm import DiagonalSSM
 from stateline.layers.feed_forward import FeedForward
 from stateline.layers.h3 import H3
@@ -54,6 +54,7 @@ __all__ = [
     "DiagonalSSM",
     "FeedForward",
     "Ladder",
+    "Parallel",
     "Residual",
     "SequenceLayer",
     "ShiftSSM",

@@ -63,6 +63,94 @@ class Residual(SequenceLayer[Any]):
         return self.layer.flops_per_token(length)
 
 
+class Parallel(SequenceLayer[tuple[Any, ...]]):
+    r"""Pre-norm residual branches side by side: :math:`y = x + \sum_i f_i(\mathrm{norm}_i(x))`.
+
+    All branches see the same input, unlike those of a stack, where each sees what the one before
+    it has added.
+
+    Args:
+        *branches: At least one residual branch, all of the same width.
+
+    References:
+        Black et al., "GPT-NeoX-20B", 2022, section 2.1.
+    """
+
+    def __init__(self, *branches: Residual) -> None:
+        super().__init__(branches[0].d_model)
+        self.branches = nn.ModuleList(branches)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
+        """One state per branch."""
+        return tuple(b.init_state(batch_size, capacity=capacity) for b in self._branches)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Add the outputs of all branches to their common input."""
+        y = x
+        for branch in self._branches:
+            y = y + branch.layer(branch.norm(x))
+        return y
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: tuple[Any, ...]
+    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Any, ...]]:
+        """Add the outputs of all branches, each with its own state, to their common input."""
+        y, after = x, []
+        for branch, before in zip(self._branches, state, strict=True):
+            added, new = branch.layer.forward_chunk(branch.norm(x), before)
+            y = y + added
+            after.append(new)
+        return y, tuple(after)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: tuple[Any, ...]
+    ) -> tuple[Float[Tensor, "batch d_model"], tuple[Any, ...]]:
+        """Add the outputs of all branches, each with its own state, to their common input."""
+        y, after = x, []
+        for branch, before in zip(self._branches, state, strict=True):
+            added, new = branch.layer.step(branch.norm(x), before)
+            y = y + added
+            after.append(new)
+        return y, tuple(after)
+
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: tuple[Any, ...]
+    ) -> Float[Tensor, "batch d_model"]:
+        """Add the outputs of all branches, each with its own state, to their common input."""
+        y = x
+        for branch, own in zip(self._branches, state, strict=True):
+            y = y + branch.layer.step_(branch.norm(x), own)
+        return y
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of all states."""
+        return sum(b.state_bytes(length) for b in self._branches)
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of all branches."""
+        return sum(b.flops_per_token(length) for b in self._branches)
+
+    @property
+    def _branches(self) -> list[Residual]:
+        return cast("list[Residual]", list(self.branches))
+
+
+def title(layer: AnyLayer) -> str:
+    """What a layer is called in a table: by the layer inside its residual branch.
+
+    Example:
+        >>> from stateline.layers import LSTM
+        >>> branch = Residual(LSTM(4), nn.LayerNorm(4))
+        >>> title(branch), title(Parallel(branch, branch))
+        ('LSTM', 'LSTM + LSTM')
+    """
+    if isinstance(layer, Parallel):
+        return " + ".join(title(branch) for branch in layer._branches)
+    return type(layer.layer if isinstance(layer, Residual) else layer).__name__
+
+
 class Chain(SequenceLayer[tuple[Any, ...]]):
     """Layers one after the other, each with its own state.
 

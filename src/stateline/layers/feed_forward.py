@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stateline.errors import unknown_name
 from stateline.layers.base import SequenceLayer
 
-Activation = Literal["gelu", "relu", "swiglu"]
+Activation = Literal["gelu", "gelu_exact", "relu", "swiglu"]
 
 
 class FeedForward(SequenceLayer[tuple[()]]):
@@ -19,7 +19,8 @@ class FeedForward(SequenceLayer[tuple[()]]):
 
     Args:
         d_model: Width.
-        activation: ``gelu`` (tanh approximation, as in GPT-2 and H3), ``relu`` or ``swiglu``.
+        activation: ``gelu`` (tanh approximation, as in GPT-2 and H3), ``gelu_exact`` (by the
+            error function, as in GPT-NeoX), ``relu`` or ``swiglu``.
         d_hidden: Width in between; by default 4 ``d_model``, for ``swiglu`` 8/3 ``d_model`` (as
             many parameters), rounded to a multiple of 8.
 
@@ -59,9 +60,10 @@ class FeedForward(SequenceLayer[tuple[()]]):
         if self.activation == "swiglu":
             gate, h = h.chunk(2, dim=-1)
             return self.out_proj(F.silu(gate) * h)
-        return self.out_proj(
-            F.relu(h) if self.activation == "relu" else F.gelu(h, approximate="tanh")
-        )
+        if self.activation == "relu":
+            return self.out_proj(F.relu(h))
+        approximate = "tanh" if self.activation == "gelu" else "none"
+        return self.out_proj(F.gelu(h, approximate=approximate))
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: tuple[()]

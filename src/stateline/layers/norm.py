@@ -4,8 +4,12 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-NORMS: Mapping[str, Callable[[int], nn.Module]] = {
-    "layer": lambda d_model: nn.LayerNorm(d_model, eps=1e-5),
-    "rms": lambda d_model: nn.RMSNorm(d_model, eps=1e-5),
+NORMS: Mapping[str, Callable[..., nn.Module]] = {
+    "layer": lambda d_model, eps=1e-5: nn.LayerNorm(d_model, eps=eps),
+    "rms": lambda d_model, eps=1e-5: nn.RMSNorm(d_model, eps=eps),
+    "none": lambda _d_model, _eps=1e-5: nn.Identity(),
 }
-"""Layer normalisation (with bias), and root-mean-square normalisation (without)."""
+"""Layer normalisation (with bias), root-mean-square normalisation (without), or none.
+
+Each takes the width, and what is added to the variance before its root is taken.
+"""

@@ -1,6 +1,7 @@
 """From a pattern to layers."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers import (
@@ -8,7 +9,7 @@ from stateline.layers import (
     NORMS,
     WRAPPERS,
     AnyLayer,
-    FeedForward,
+    Parallel,
     Residual,
     Stack,
 )
@@ -19,7 +20,8 @@ from stateline.models.pattern import Item, construct, parse_pattern
 def build_stack(config: ModelConfig) -> Stack:
     """All layers of a model: a stack of residual blocks and of wrappers around such stacks.
 
-    A block is ``x + layer(norm(x))``, then ``x + feed_forward(norm(x))`` if the layer wants one.
+    A block is ``x + layer(norm(x))``, then ``x + feed_forward(norm(x))`` if the layer wants one;
+    a parallel block adds both branches to the same input.
 
     Args:
         config: Its pattern, width, normalisation, feed-forward and keywords by kind are used.
@@ -59,8 +61,19 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
             f"{item.name} takes keyword=value only; a pattern stands inside {', '.join(WRAPPERS)}"
         )
     layer = construct("layer", item.name, LAYERS[item.name], keywords, config.d_model)
-    block: list[AnyLayer] = [Residual(layer, NORMS[config.norm](config.d_model))]
-    if layer.wants_feed_forward and config.feed_forward != "none":
-        feed_forward = FeedForward(config.d_model, activation=config.feed_forward)
-        block.append(Residual(feed_forward, NORMS[config.norm](config.d_model)))
-    return block
+    if not layer.wants_feed_forward or config.feed_forward == "none":
+        return _block([layer], config)
+    name = "feed_forward"
+    keywords = {"activation": config.feed_forward, **config.layers.get(name, {})}
+    feed_forward = construct("layer", name, LAYERS[name], keywords, config.d_model)
+    return _block([layer, feed_forward], config)
+
+
+def _block(layers: list[AnyLayer], config: ModelConfig) -> list[AnyLayer]:
+    """The layers, joined as the configuration says."""
+    if config.block == "plain":
+        return layers
+    norm = partial(NORMS[config.norm], config.d_model, config.norm_eps)
+    branches = [Residual(layer, norm()) for layer in layers]
+    alone = len(branches) == 1 or config.block == "sequential"
+    return [*branches] if alone else [Parallel(*branches)]

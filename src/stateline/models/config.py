@@ -21,21 +21,31 @@ class ModelConfig:
         pattern: The layers, for example ``"attention(position=rope) h3*2"``.
         vocab_size: Number of tokens.
         d_model: Width of the residual stream.
-        norm: Normalisation before each layer and at the end: ``layer`` or ``rms``.
-        feed_forward: What follows each layer that wants one: ``gelu``, ``relu``, ``swiglu`` or
-            ``none``.
+        block: How a layer and its feed-forward are joined. ``sequential``: each in a residual
+            branch of its own, one after the other. ``parallel``: both branches see the same input,
+            and their sum is added to it, as in GPT-NeoX. ``plain``: one after the other, without
+            norms or residuals.
+        norm: Normalisation before each layer and at the end: ``layer``, ``rms`` or ``none``.
+        norm_eps: What is added to the variance (or mean square) before its root is taken.
+        feed_forward: What follows each layer that wants one: ``gelu`` (tanh approximation),
+            ``gelu_exact``, ``relu``, ``swiglu`` or ``none``.
         tie_embeddings: Whether the output matrix is the embedding.
+        head_bias: Whether an output matrix that is not the embedding has a bias.
         max_len: With a number, positions have learned embeddings, and no input may be longer;
             without, there are none, and no limit.
-        layers: Keywords for all layers of a kind, which a pattern may override.
+        layers: Keywords for all layers of a kind, which a pattern may override; those for
+            ``feed_forward`` hold inside blocks, too.
     """
 
     pattern: str
     vocab_size: int
     d_model: int = 64
-    norm: Literal["layer", "rms"] = "layer"
-    feed_forward: Literal["gelu", "relu", "swiglu", "none"] = "gelu"
+    block: Literal["sequential", "parallel", "plain"] = "sequential"
+    norm: Literal["layer", "rms", "none"] = "layer"
+    norm_eps: float = 1e-5
+    feed_forward: Literal["gelu", "gelu_exact", "relu", "swiglu", "none"] = "gelu"
     tie_embeddings: bool = True
+    head_bias: bool = False
     max_len: int | None = None
     layers: Mapping[str, Mapping[str, Value]] = field(default_factory=dict, hash=False)
 
@@ -47,6 +57,12 @@ class ModelConfig:
                 raise InputError(f"{name} must be at least 1, got {value}")
             if value is not None and value > _MOST:
                 raise InputError(f"{name} must be at most {_MOST:,}, got {value}")
+        if self.norm_eps <= 0:
+            raise InputError(f"norm_eps must be positive, got {self.norm_eps}")
+        if self.head_bias and self.tie_embeddings:
+            raise InputError(
+                "head_bias=True needs an output matrix of its own: set tie_embeddings=False"
+            )
 
     def to_json(self) -> str:
         """The configuration as a JSON text."""

@@ -52,9 +52,9 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.max_len else None
         self.stack = build_stack(config)
-        self.norm = NORMS[config.norm](config.d_model)
-        tied = config.tie_embeddings
-        self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.norm = NORMS[config.norm](config.d_model, config.norm_eps)
+        tied, bias = config.tie_embeddings, config.head_bias
+        self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=bias)
         self._initialise()
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
@@ -146,7 +146,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         # Differs from official H3, which means to scale H3's output map, too, but misses its name.
-        branches = sum(isinstance(module, Residual) for module in self.modules())
+        branches = max(1, sum(isinstance(module, Residual) for module in self.modules()))
         for name, parameter in self.named_parameters():
             if name.endswith("out_proj.weight"):
                 nn.init.normal_(parameter, std=std / branches**0.5)
