@@ -79,6 +79,14 @@ def test_equals_the_definition(
     agrees(run_chunk(backend), run_chunk("reference"), inputs)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_transition_serves_all_channels(backend: str) -> None:
+    u, log_a, *others = case(13, channels=3)
+    wanted = run_chunk("reference")(u, log_a[:1].expand_as(log_a), *others)
+    for a, b in zip(run_chunk(backend)(u, log_a[:1], *others), wanted, strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
 def test_a_step_is_a_chunk_of_one(agrees: Callable[..., None]) -> None:
     u, *others = case(1)
 

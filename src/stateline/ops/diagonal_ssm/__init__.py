@@ -6,7 +6,8 @@ Each channel has its own complex vectors a, b, c and state x, of which the modes
 pairs: hence the factor 2. Complex numbers are real planes (a last axis of length 2).
 
 Shapes: ``u`` is ``(*batch, length, channel)``; ``log_a``, ``b`` and ``c`` are
-``(channel, mode, 2)``; a state is ``(*batch, channel, mode, 2)``, at least float32.
+``(channel, mode, 2)``, where a ``log_a`` of one channel serves all (its powers are computed once); a
+state is ``(*batch, channel, mode, 2)``, at least float32.
 
 References:
     Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
@@ -27,7 +28,7 @@ BACKENDS = {"torch": pytorch, "reference": reference}
 @own_precision
 def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "channel mode 2"],
+    log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
     c: Float[Tensor, "channel mode 2"],
     *,
@@ -64,7 +65,7 @@ def diagonal_ssm(
 @own_precision
 def diagonal_ssm_chunk(
     u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "channel mode 2"],
+    log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
     c: Float[Tensor, "channel mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
@@ -89,7 +90,7 @@ def diagonal_ssm_chunk(
 
 def diagonal_ssm_step(
     u: Float[Tensor, "*batch channel"],
-    log_a: Float[Tensor, "channel mode 2"],
+    log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
     c: Float[Tensor, "channel mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],

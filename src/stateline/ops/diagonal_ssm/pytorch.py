@@ -17,7 +17,7 @@ from stateline.ops.planes import exponential, multiply
 
 def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "channel mode 2"],
+    log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
     c: Float[Tensor, "channel mode 2"],
 ) -> Float[Tensor, "*batch length channel"]:
@@ -30,7 +30,7 @@ def diagonal_ssm(
 
 def diagonal_ssm_chunk(
     u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "channel mode 2"],
+    log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
     c: Float[Tensor, "channel mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
@@ -47,8 +47,8 @@ def diagonal_ssm_chunk(
 
 
 def _tables(
-    log_a: Float[Tensor, "channel mode 2"], length: int, first: int
-) -> tuple[Float[Tensor, "channel mode inner 2"], Float[Tensor, "channel mode outer 2"]]:
+    log_a: Float[Tensor, "#channel mode 2"], length: int, first: int
+) -> tuple[Float[Tensor, "#channel mode inner 2"], Float[Tensor, "#channel mode outer 2"]]:
     """Powers 0..J-1, and first, first + J, ... up to the length."""
     size = 1 << (max(length - 1, 0).bit_length() + 1) // 2
     return (
@@ -58,8 +58,8 @@ def _tables(
 
 
 def _powers(
-    log_a: Float[Tensor, "channel mode 2"], start: int, stride: int, count: int
-) -> Float[Tensor, "channel mode count 2"]:
+    log_a: Float[Tensor, "#channel mode 2"], start: int, stride: int, count: int
+) -> Float[Tensor, "#channel mode count 2"]:
     """Transition to the powers start, start + stride, ..."""
     exponents = start + stride * torch.arange(count, device=log_a.device)
     precise = log_a if log_a.device.type == "mps" else log_a.double()  # mps has no float64
@@ -68,8 +68,8 @@ def _powers(
 
 def _readout(
     weight: Float[Tensor, "*batch channel mode 2"],
-    inner: Float[Tensor, "channel mode inner 2"],
-    outer: Float[Tensor, "channel mode outer 2"],
+    inner: Float[Tensor, "#channel mode inner 2"],
+    outer: Float[Tensor, "#channel mode outer 2"],
 ) -> Float[Tensor, "*batch channel length"]:
     r"""Signal :math:`2\,\mathrm{Re} \sum_n w_n a_n^t` for as many t as the two tables span."""
     scaled = 2 * multiply(weight[..., None, :], outer)
@@ -81,7 +81,7 @@ def _readout(
 
 
 def _driven(
-    u: Float[Tensor, "*batch length channel"], log_a: Float[Tensor, "channel mode 2"]
+    u: Float[Tensor, "*batch length channel"], log_a: Float[Tensor, "#channel mode 2"]
 ) -> Float[Tensor, "*batch channel mode 2"]:
     r"""State that the inputs alone leave behind: :math:`\sum_t a^{L-1-t} u_t`."""
     length = u.shape[-2]

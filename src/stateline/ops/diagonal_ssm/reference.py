@@ -7,19 +7,19 @@ from torch import Tensor
 
 def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "channel mode 2"],
+    log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
     c: Float[Tensor, "channel mode 2"],
 ) -> Float[Tensor, "*batch length channel"]:
     """Run the recurrence from the zero state."""
     dtype = torch.promote_types(u.dtype, torch.float32)
-    zeros = torch.zeros(*u.shape[:-2], *log_a.shape, dtype=dtype, device=u.device)
+    zeros = torch.zeros(*u.shape[:-2], *b.shape, dtype=dtype, device=u.device)
     return diagonal_ssm_chunk(u, log_a, b, c, zeros)[0]
 
 
 def diagonal_ssm_chunk(
     u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "channel mode 2"],
+    log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
     c: Float[Tensor, "channel mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
