@@ -6,8 +6,8 @@ Each channel has its own complex vectors a, b, c and state x, of which the modes
 pairs: hence the factor 2. Complex numbers are real planes (a last axis of length 2).
 
 Shapes: ``u`` is ``(*batch, length, channel)``; ``log_a``, ``b`` and ``c`` are
-``(channel, mode, 2)``, where a ``log_a`` of one channel serves all (its powers are computed once); a
-state is ``(*batch, channel, mode, 2)``, at least float32.
+``(channel, mode, 2)``, where a ``log_a`` of one channel serves all: its powers are computed once.
+A state is ``(*batch, channel, mode, 2)``, at least float32.
 
 References:
     Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
