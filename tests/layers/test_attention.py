@@ -18,7 +18,7 @@ def dense(
     bias: Tensor,
     rotate: Callable[[Tensor], Tensor] = lambda heads: heads,
 ) -> Tensor:
-    """The layer from the formula, all scores at once; ``bias`` is (head, query, key)."""
+    """The layer from the formula, all scores at once; ``bias`` is (..., head, query, key)."""
     batch, length, _ = x.shape
     q, k, v = (x @ w.T for w in layer.qkv.weight.chunk(3))
     q, k, v = (t.reshape(batch, length, layer.n_heads, -1).transpose(1, 2) for t in (q, k, v))
@@ -69,6 +69,13 @@ def test_rope_turns_queries_and_keys(fraction: float, dims: int) -> None:
     layer, x = layer_and_input(n_heads=2, position="rope", rotary_fraction=fraction)
     wanted = dense(layer, x, torch.zeros(2, 7, 7), rotate=lambda heads: turn(heads, dims))
     torch.testing.assert_close(layer(x), wanted)
+
+
+def test_all_but_a_quarter_of_the_entries_may_count_twice() -> None:
+    layer, x = layer_and_input(n_heads=1, double_count=True)
+    q, k, _ = (x @ w.T for w in layer.qkv.weight.chunk(3))
+    again = q[..., 2:] @ k[..., 2:].mT / math.sqrt(8)  # with one head, its scores are (row, i, j)
+    torch.testing.assert_close(layer(x), dense(layer, x, again[:, None]))
 
 
 def test_the_head_and_position_options_change_no_weights() -> None:

@@ -24,6 +24,7 @@ OPTIONS = {
         {"position": "hard_alibi"},
         {"position": "hard_alibi", "masked_heads": 1, "n_heads": 1},
         {"bias": True},
+        {"double_count": True, "n_heads": 1},
     ],
     "feed_forward": [
         {"activation": "gelu_exact"},

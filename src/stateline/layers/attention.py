@@ -65,6 +65,10 @@ class Attention(SequenceLayer[AttentionState]):
         rotary_fraction: For ``rope``: part of each head's entries that is rotated.
         rope_base: For ``rope``: wavelength of the slowest rotation, in units of 2 pi tokens.
         bias: Whether the projections have biases.
+        double_count: Whether all but the first quarter of a head's entries count twice in the
+            score, :math:`(q \cdot k + q_{r:} \cdot k_{r:}) / \sqrt d` with
+            :math:`r = \lfloor d / 4 \rfloor`. That is what the official code of "Repeat After Me"
+            computes for ``none``, ``alibi`` and ``hard_alibi``, and what its weights need.
 
     Raises:
         InputError: If the heads do not fit the width, an option does not fit the heads, or the
@@ -84,6 +88,7 @@ class Attention(SequenceLayer[AttentionState]):
         rotary_fraction: float = 1.0,
         rope_base: float = 10_000.0,
         bias: bool = False,
+        double_count: bool = False,
     ) -> None:
         super().__init__(d_model)
         if n_heads < 1 or d_model % n_heads:
@@ -92,7 +97,7 @@ class Attention(SequenceLayer[AttentionState]):
             raise unknown_name("position", position, get_args(Position))
         self.n_heads, self.d_head, self.position = n_heads, d_model // n_heads, position
         self.rotary_dims = int(self.d_head * rotary_fraction) // 2 * 2
-        self.rope_base = rope_base
+        self.rope_base, self.double_count = rope_base, double_count
         if position == "rope" and not 2 <= self.rotary_dims <= self.d_head:
             raise InputError(
                 "rope rotates pairs of entries: rotary_fraction * d_head must be from 2 to d_head, "
@@ -175,6 +180,11 @@ class Attention(SequenceLayer[AttentionState]):
         if self.position == "rope":
             q = rotate(q, positions, dims=self.rotary_dims, base=self.rope_base)
             k = rotate(k, positions, dims=self.rotary_dims, base=self.rope_base)
+        # Differs from the official code of "Repeat After Me", which has this always: its paper has
+        # it nowhere, and twice a query is the same family of functions.
+        if self.double_count:
+            once, twice = q.tensor_split([self.d_head // 4], dim=-1)
+            q = torch.cat([once, 2 * twice], dim=-1)
         return q, k, v
 
     def _attend(self, q: Tensor, state: AttentionState, start: Tensor) -> Tensor:
