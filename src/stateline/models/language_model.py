@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.errors import InputError
-from stateline.layers import NORMS, Residual, SequenceLayer
+from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import values_at_hand
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
+from stateline.models.frame import check_length, check_tokens, initialise
 
 
 class LanguageModelState(NamedTuple):
@@ -55,7 +55,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.norm = NORMS[config.norm](config.d_model, config.norm_eps)
         tied, bias = config.tie_embeddings, config.head_bias
         self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=bias)
-        self._initialise()
+        initialise(self, config.d_model)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
         """No token seen yet."""
@@ -64,7 +64,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
 
     def forward(self, x: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocab"]:
         """Logits of the next token at every position."""
-        self._check_length(x.shape[1])
+        check_length(self.config.max_len, x.shape[1])
         positions = torch.arange(x.shape[1], device=x.device)
         return self._logits(self.stack(self._embed(x, positions)))
 
@@ -72,7 +72,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self, x: Int[Tensor, "batch length"], state: LanguageModelState
     ) -> tuple[Float[Tensor, "batch length vocab"], LanguageModelState]:
         """Logits of the next token at every position of the next piece."""
-        self._check_length(x.shape[1], state)
+        check_length(self.config.max_len, x.shape[1], state.position)
         positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
         h, layers = self.stack.forward_chunk(self._embed(x, positions), state.layers)
         return self._logits(h), LanguageModelState(state.position + x.shape[1], layers)
@@ -81,7 +81,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self, x: Int[Tensor, " batch"], state: LanguageModelState
     ) -> tuple[Float[Tensor, "batch vocab"], LanguageModelState]:
         """Logits of the token after this one."""
-        self._check_length(1, state)
+        check_length(self.config.max_len, 1, state.position)
         h, layers = self.stack.step(self._embed(x, state.position), state.layers)
         return self._logits(h), LanguageModelState(state.position + 1, layers)
 
@@ -89,7 +89,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self, x: Int[Tensor, " batch"], state: LanguageModelState
     ) -> Float[Tensor, "batch vocab"]:
         """Logits of the token after this one; the state is changed in place."""
-        self._check_length(1, state)
+        check_length(self.config.max_len, 1, state.position)
         h = self.stack.step_(self._embed(x, state.position), state.layers)
         state.position.add_(1)
         return self._logits(h)
@@ -109,12 +109,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
 
     def check_tokens(self, tokens: Tensor) -> None:
         """Raise InputError unless the tokens are integers of the vocabulary."""
-        if tokens.is_floating_point():
-            raise InputError(f"tokens must be integers, got {tokens.dtype}: pass token numbers")
-        vocab = self.config.vocab_size
-        low, high = (int(tokens.min()), int(tokens.max())) if tokens.numel() else (0, 0)
-        if low < 0 or high >= vocab:
-            raise InputError(f"tokens must be from 0 to {vocab - 1}, got {low} to {high}")
+        check_tokens(tokens, self.config.vocab_size)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if values_at_hand(tokens):
@@ -125,28 +120,3 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     def _logits(self, h: Tensor) -> Tensor:
         h = self.norm(h)
         return F.linear(h, self.embedding.weight) if self.head is None else self.head(h)
-
-    def _check_length(self, new: int, state: LanguageModelState | None = None) -> None:
-        """Learned positions end somewhere."""
-        limit = self.config.max_len
-        if limit is None or (state is not None and not values_at_hand(state.position)):
-            return
-        seen = 0 if state is None else int(state.position.max())
-        if seen + new > limit:
-            raise InputError(
-                f"the model has learned positions for max_len={limit} tokens, got {seen + new}; "
-                "give it less, or train one with max_len=None"
-            )
-
-    def _initialise(self) -> None:
-        std = (2 / (5 * self.d_model)) ** 0.5
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=std)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        # Differs from official H3, which means to scale H3's output map, too, but misses its name.
-        branches = max(1, sum(isinstance(module, Residual) for module in self.modules()))
-        for name, parameter in self.named_parameters():
-            if name.endswith("out_proj.weight"):
-                nn.init.normal_(parameter, std=std / branches**0.5)
