@@ -14,6 +14,8 @@ from stateline.ops.diagonal_ssm import BACKENDS as _DIAGONAL_SSM
 from stateline.ops.diagonal_ssm import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
 from stateline.ops.fft_conv import BACKENDS as _FFT_CONV
 from stateline.ops.fft_conv import fft_conv
+from stateline.ops.local_attention import BACKENDS as _LOCAL_ATTENTION
+from stateline.ops.local_attention import local_attention
 from stateline.ops.lstm import BACKENDS as _LSTM
 from stateline.ops.lstm import lstm
 from stateline.ops.short_conv import BACKENDS as _SHORT_CONV
@@ -23,6 +25,7 @@ OPS: Mapping[str, Mapping[str, ModuleType]] = {
     "attention": _ATTENTION,
     "diagonal_ssm": _DIAGONAL_SSM,
     "fft_conv": _FFT_CONV,
+    "local_attention": _LOCAL_ATTENTION,
     "lstm": _LSTM,
     "short_conv": _SHORT_CONV,
 }
@@ -34,6 +37,7 @@ __all__ = [
     "diagonal_ssm_chunk",
     "diagonal_ssm_step",
     "fft_conv",
+    "local_attention",
     "lstm",
     "short_conv",
     "slide",

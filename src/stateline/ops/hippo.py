@@ -1,7 +1,7 @@
 """HiPPO matrices: transitions that make a state remember its input's history."""
 
 import math
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -10,6 +10,125 @@ from torch import Tensor
 from stateline.errors import unknown_name
 
 Init = Literal["lin", "inv", "legs"]
+Measure = Literal["legs", "legt", "lagt"]
+
+
+class Hippo(NamedTuple):
+    r"""A HiPPO system :math:`\dot x = A x + B u`, float64, and what makes A normal.
+
+    :math:`A + \sum_r P_r P_r^T` is a multiple of the identity plus a skew-symmetric matrix.
+    """
+
+    a: Float[Tensor, "size size"]
+    b: Float[Tensor, " size"]
+    p: Float[Tensor, "rank size"]
+
+
+class NormalForm(NamedTuple):
+    """The lower half of the spectrum of a HiPPO matrix's normal part, ascending; float64 planes.
+
+    The other half is its conjugate. A vector of ``vectors`` has no phase of its own: it is turned
+    so that the first row of P, seen from it, is real and not negative.
+    """
+
+    values: Float[Tensor, "mode 2"]
+    vectors: Float[Tensor, "size mode 2"]
+
+
+def hippo(measure: Measure, size: int) -> Hippo:
+    r"""The HiPPO system of a measure, normalised as in S4.
+
+    - ``legs`` (scaled Legendre): :math:`A_{nk} = -\sqrt{(2n+1)(2k+1)}` for :math:`n > k`,
+      :math:`-(n+1)` for :math:`n = k`; :math:`B_n = \sqrt{2n+1}`; rank one,
+      :math:`P_n = \sqrt{n + 1/2}`.
+    - ``legt`` (a window of length one): :math:`A_{nk} = -\sqrt{(2n+1)(2k+1)}`, times
+      :math:`(-1)^{n-k}` for :math:`n < k`; the same B; rank two, :math:`\sqrt{2n+1}` on the even
+      entries and on the odd ones.
+    - ``lagt`` (exponential decay): :math:`A_{nk} = -1` for :math:`n > k`, :math:`-1/2` for
+      :math:`n = k`; :math:`B_n = 1`; rank one, :math:`P_n = \sqrt{1/2}`.
+
+    Raises:
+        InputError: If ``measure`` is none of these.
+
+    Example:
+        >>> hippo("lagt", 2).a
+        tensor([[-0.5000,  0.0000],
+                [-1.0000, -0.5000]], dtype=torch.float64)
+
+    References:
+        Gu et al., "HiPPO", NeurIPS 2020, theorems 1 and 2; Gu et al., "Efficiently Modeling Long
+        Sequences with Structured State Spaces", ICLR 2022, appendix C.1.
+    """
+    if measure not in get_args(Measure):
+        raise unknown_name("measure", measure, get_args(Measure))
+    with torch.device("cpu"):  # a spectrum cannot be computed on the meta device
+        n = torch.arange(size, dtype=torch.float64)
+        root = torch.sqrt(2 * n + 1)
+        if measure == "lagt":
+            a = (
+                torch.eye(size, dtype=torch.float64) / 2
+                - torch.ones_like(n).expand(size, -1).tril()
+            )
+            return Hippo(a, torch.ones_like(n), torch.full_like(n, 0.5**0.5)[None])
+        full = torch.outer(root, root)
+        if measure == "legs":
+            return Hippo(-full.tril(-1) - torch.diag(n + 1), root, (n + 0.5).sqrt()[None])
+        even = 1 - n % 2
+        signs = torch.outer(2 * even - 1, 2 * even - 1)
+        return Hippo(
+            -full.tril() - (full * signs).triu(1),
+            root,
+            torch.stack([root * even, root * (1 - even)]),
+        )
+
+
+def normal_form(measure: Measure, size: int) -> NormalForm:
+    r"""Eigenvalues and eigenvectors of the normal part of a HiPPO matrix.
+
+    It is :math:`\sigma I + K` with a skew-symmetric K, whose singular values come in pairs. With u
+    from the space of one pair w and :math:`v = K u / w`, the vector :math:`(u + iv)/\sqrt 2`
+    belongs to the eigenvalue :math:`\sigma - iw`: no complex eigensolver is needed.
+
+    Args:
+        measure: See :func:`hippo`.
+        size: Number of rows, even.
+
+    Returns:
+        Half of the spectrum; the other half is its conjugate.
+
+    Example:
+        >>> normal_form("legs", 2).values
+        tensor([[-0.5000, -0.8660]], dtype=torch.float64)
+    """
+    a, _, p = hippo(measure, size)
+    with torch.device("cpu"):
+        normal = a + p.mT @ p
+        skew = (normal - normal.mT) / 2
+        u, w, _ = torch.linalg.svd(skew)
+        u, w = u[:, ::2], w[::2]
+        vectors = torch.stack([u, skew @ u / w], dim=-1) * 0.5**0.5
+        shift = normal.diagonal().mean().expand_as(w)
+        return NormalForm(torch.stack([shift, -w], dim=-1), _turned(vectors, p[0]))
+
+
+def diagonal_plus_low_rank(
+    measure: Measure, size: int
+) -> tuple[Float[Tensor, "mode 2"], Float[Tensor, "rank mode 2"], Float[Tensor, "mode 2"]]:
+    r"""A HiPPO system in the basis in which its normal part is diagonal: Lambda, P and B.
+
+    :math:`A = V (\Lambda - \sum_r P_r P_r^*) V^*`. Half of the modes, the other half being their
+    conjugates; float64. For ``legs``, B is :math:`\sqrt 2 P`, and both are real here.
+    """
+    # Differs from the official S4 code, which clips the imaginary part of B to 2 in absolute value:
+    # what that cuts depends on phases that are arbitrary. Nothing is clipped here.
+    _, b, p = hippo(measure, size)
+    values, vectors = normal_form(measure, size)
+    conjugate = torch.stack([vectors[..., 0], -vectors[..., 1]], dim=-1)
+    return (
+        values,
+        torch.einsum("rn,nmz->rmz", p, conjugate),
+        torch.einsum("n,nmz->mz", b, conjugate),
+    )
 
 
 def diagonal_frequencies(init: Init, modes: int) -> Float[Tensor, " mode"]:
@@ -32,23 +151,23 @@ def diagonal_frequencies(init: Init, modes: int) -> Float[Tensor, " mode"]:
     """
     if init not in get_args(Init):
         raise unknown_name("init", init, get_args(Init))
-    with torch.device("cpu"):  # a spectrum cannot be computed on the meta device
+    with torch.device("cpu"):
         n, size = torch.arange(modes, dtype=torch.float64), 2 * modes
         if init == "lin":
             frequencies = math.pi * n
         elif init == "inv":
             frequencies = size / math.pi * (size / (1 + 2 * n) - 1)
         else:
-            frequencies = -torch.linalg.svdvals(_legs_skew(size))[::2]
+            frequencies = normal_form("legs", size).values[:, 1]
     return frequencies.float()
 
 
-def _legs_skew(size: int) -> Tensor:
-    r"""The skew-symmetric part S of HiPPO-LegS.
-
-    A_LegS + P P^T with :math:`P_n = \sqrt{n + 1/2}` is S - I/2, so that its eigenvalues are -1/2
-    plus or minus i times the singular values of S, each of which comes twice.
-    """
-    n = torch.arange(size, dtype=torch.float64)
-    root = torch.sqrt(torch.outer(2 * n + 1, 2 * n + 1)) / 2
-    return root.triu(1) - root.tril(-1)
+def _turned(
+    vectors: Float[Tensor, "size mode 2"], p: Float[Tensor, " size"]
+) -> Float[Tensor, "size mode 2"]:
+    r"""Vectors times a phase each, so that :math:`v^* p \ge 0`."""
+    inner = torch.einsum("n,nmz->mz", p, vectors)  # conjugate of v* p
+    phase = inner / inner.norm(dim=-1, keepdim=True)
+    real, imag = vectors.unbind(dim=-1)
+    cos, sin = phase.unbind(dim=-1)
+    return torch.stack([real * cos + imag * sin, imag * cos - real * sin], dim=-1)

@@ -39,7 +39,7 @@ def _forward(
     windows: Tensor | None,
 ) -> Tensor:
     y = torch.empty_like(q)
-    queries, keys, values = _heads_first(q, k, v)
+    queries, keys, values = heads_first(q, k, v)
     for rows, times, slots, bias in _blocks(q, k, start, slopes, windows):
         weights = _weights(queries[rows, :, times], keys[rows, :, slots], bias)
         y[rows, times] = (weights @ values[rows, :, slots]).transpose(1, 2).to(y.dtype)
@@ -56,7 +56,7 @@ def _backward(
     windows: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Recompute the weights P = softmax(S) of each block; dS = P (dP - dy y)."""
-    queries, keys, values, grads = _heads_first(q, k, v, grad)
+    queries, keys, values, grads = heads_first(q, k, v, grad)
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
     for rows, times, slots, bias in _blocks(q, k, start, slopes, windows):
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
@@ -73,7 +73,7 @@ def _backward(
     return grad_q, grad_k, grad_v
 
 
-def _heads_first(*tensors: Tensor) -> list[Tensor]:
+def heads_first(*tensors: Tensor) -> list[Tensor]:
     """As (batch, head, length, d_head), in float32 or better."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     return [t.transpose(1, 2).to(dtype).contiguous() for t in tensors]

@@ -1,0 +1,36 @@
+"""The definition of local attention: all scores at once."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def local_attention(
+    q: Float[Tensor, "batch length head d_head"],
+    k: Float[Tensor, "batch slot head d_head"],
+    v: Float[Tensor, "batch slot head d_head"],
+    window: int,
+    first: Int[Tensor, " batch"] | None,
+    bias: Float[Tensor, "head window"] | None,
+    position_keys: Float[Tensor, "window d_head"] | None,
+) -> Float[Tensor, "batch length head d_head"]:
+    """Softmax over the allowed scores, in float32 or better; zero where none is allowed."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    length, slots = q.shape[1], k.shape[1]
+    slot = torch.arange(slots, device=q.device)
+    distance = slots - length + torch.arange(length, device=q.device)[:, None] - slot
+    allowed = (distance >= 0) & (distance < window)
+    by_distance = distance.clamp(0, window - 1)
+
+    scores = torch.einsum("bthd,bshd->bhts", q.to(dtype), k.to(dtype))
+    if position_keys is not None:
+        keys = position_keys.to(dtype)[by_distance]  # (length, slot, d_head)
+        scores = scores + torch.einsum("bthd,tsd->bhts", q.to(dtype), keys)
+    scores = scores * q.shape[-1] ** -0.5
+    if bias is not None:
+        scores = scores + bias.to(dtype)[:, by_distance]
+    if first is not None:
+        allowed = allowed & (slot >= first[:, None, None, None])
+    weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
+    weights = weights.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
+    return torch.einsum("bhts,bshd->bthd", weights, v.to(dtype)).to(q.dtype)

@@ -1,0 +1,123 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stateline.ops import OPS, attention, local_attention
+from stateline.ops.local_attention import pytorch
+
+FASTER = [backend for backend in OPS["local_attention"] if backend != "reference"]
+
+
+def case(length: int, slots: int, window: int) -> dict[str, Tensor]:
+    """Queries, keys, values, a bias and keys by distance; two rows, three heads, float64."""
+    random = torch.Generator().manual_seed(100 * length + slots)
+    shapes = {
+        "q": (2, length, 3, 4),
+        "k": (2, slots, 3, 4),
+        "v": (2, slots, 3, 4),
+        "bias": (3, window),
+        "position_keys": (window, 4),
+    }
+    return {
+        name: torch.randn(shape, dtype=torch.float64, generator=random)
+        for name, shape in shapes.items()
+    }
+
+
+def test_the_definition_is_the_formula() -> None:
+    x, first, window = case(4, 7, 3), [0, 5], 3
+    y = local_attention(**x, first=torch.tensor(first), window=window, backend="reference")
+    for row in range(2):
+        for t in range(4):
+            i = 7 - 4 + t
+            seen = [j for j in range(7) if 0 <= i - j < window and j >= first[row]]
+            for h in range(3):
+                scores = [
+                    float(x["q"][row, t, h] @ (x["k"][row, j, h] + x["position_keys"][i - j]))
+                    / math.sqrt(4)
+                    + float(x["bias"][h, i - j])
+                    for j in seen
+                ]
+                weights = torch.tensor(scores, dtype=torch.float64).softmax(dim=0)
+                wanted = sum(
+                    (w * x["v"][row, j, h] for w, j in zip(weights, seen, strict=True)),
+                    torch.zeros(4, dtype=torch.float64),
+                )
+                torch.testing.assert_close(y[row, t, h], wanted)
+
+
+@pytest.mark.parametrize("backend", FASTER)
+@settings(max_examples=40)
+@given(
+    length=st.sampled_from([1, 2, 5, 33, 70]),
+    memory=st.integers(0, 9),
+    window=st.sampled_from([1, 2, 7, 40, 90]),
+    options=st.sets(st.sampled_from(["first", "bias", "position_keys"])),
+)
+def test_backends_equal_the_reference(
+    backend: str, length: int, memory: int, window: int, options: set[str]
+) -> None:
+    x = case(length, length + memory, window)
+    for name in {"bias", "position_keys"} - options:
+        del x[name]
+    first = torch.tensor([0, length // 2]) if "first" in options else None
+    outcomes = []
+    for which in (backend, "reference"):
+        inputs = {name: t.clone().requires_grad_() for name, t in x.items()}
+        y = local_attention(**inputs, first=first, window=window, backend=which)
+        torch.manual_seed(0)
+        weight = torch.randn_like(y)
+        outcomes.append([y, *torch.autograd.grad((y * weight).sum(), list(inputs.values()))])
+    for found, wanted in zip(*outcomes, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("backend", FASTER)
+def test_blocks_of_rows_and_queries_do_not_show(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = case(70, 80, 9)
+    whole = local_attention(**x, window=9, backend=backend)
+    monkeypatch.setitem(pytorch.SCORES_PER_BLOCK, "cpu", 100)
+    torch.testing.assert_close(local_attention(**x, window=9, backend=backend), whole)
+
+
+def test_a_window_over_everything_is_attention() -> None:
+    x = case(9, 9, 9)
+    q, k, v = x["q"], x["k"], x["v"]
+    torch.testing.assert_close(local_attention(q, k, v, window=9), attention(q, k, v))
+
+
+@pytest.mark.parametrize("backend", OPS["local_attention"])
+def test_slots_that_are_not_seen_may_hold_anything(backend: str) -> None:
+    x = case(4, 8, 3)
+    first = torch.tensor([5, 7])
+    wanted = local_attention(**x, first=first, window=3, backend=backend)
+    for name in ("k", "v"):
+        x[name][0, :5] = x[name][1, :7] = 1e30
+    found = local_attention(**x, first=first, window=3, backend=backend)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("backend", OPS["local_attention"])
+def test_a_query_that_sees_nothing_gets_zero_and_passes_no_gradient(backend: str) -> None:
+    x = {name: t.requires_grad_() for name, t in case(3, 3, 2).items()}
+    y = local_attention(**x, first=torch.tensor([3, 3]), window=2, backend=backend)
+    assert not y.any()
+    gradients = torch.autograd.grad(y.sum(), list(x.values()))
+    assert not any(g.any() for g in gradients)
+
+
+@pytest.mark.parametrize("backend", FASTER)
+def test_a_window_costs_memory_in_proportion_to_the_length(backend: str) -> None:
+    def scores(length: int) -> int:
+        q = torch.empty(1, length, 1, 1)
+        blocks = pytorch._blocks(q, q, 16)
+        return sum((t.stop - t.start) * (s.stop - s.start) for _, t, s in blocks)
+
+    assert backend == "torch"
+    assert scores(4096) < 2.1 * scores(2048)
