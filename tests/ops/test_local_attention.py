@@ -70,7 +70,7 @@ def test_backends_equal_the_reference(
         inputs = {name: t.clone().requires_grad_() for name, t in x.items()}
         y = local_attention(**inputs, first=first, window=window, backend=which)
         torch.manual_seed(0)
-        weight = torch.randn_like(y)
+        weight = torch.randn(y.shape, dtype=y.dtype)
         outcomes.append([y, *torch.autograd.grad((y * weight).sum(), list(inputs.values()))])
     for found, wanted in zip(*outcomes, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
