@@ -87,6 +87,20 @@ def test_one_transition_serves_all_channels(backend: str) -> None:
         torch.testing.assert_close(a, b, **EXACT)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("length", [1, 13])
+def test_every_readout_reads_the_same_states(backend: str, length: int) -> None:
+    u, log_a, b, c, state = case(length, channels=2)
+    other = case(1, channels=2, seed=1)[3]
+    found, after = run_chunk(backend)(u, log_a, b, torch.cat([c, other]), state)
+    one, wanted = run_chunk("reference")(u, log_a, b, c, state)
+    two, _ = run_chunk("reference")(u, log_a, b, other, state)
+    torch.testing.assert_close(found, torch.cat([one, two], dim=-1), **EXACT)
+    torch.testing.assert_close(after, wanted, **EXACT)
+    y, _ = diagonal_ssm_step(u[:, 0], log_a, b, torch.cat([c, other]), state)
+    torch.testing.assert_close(y, found[:, 0], **EXACT)
+
+
 def test_a_step_is_a_chunk_of_one(agrees: Callable[..., None]) -> None:
     u, *others = case(1)
 

@@ -7,7 +7,8 @@ pairs: hence the factor 2. Complex numbers are real planes (a last axis of lengt
 
 Shapes: ``u`` is ``(*batch, length, channel)``; ``log_a``, ``b`` and ``c`` are
 ``(channel, mode, 2)``, where a ``log_a`` of one channel serves all: its powers are computed once.
-A state is ``(*batch, channel, mode, 2)``, at least float32.
+A state is ``(*batch, channel, mode, 2)``, at least float32. ``c`` may hold several readouts of
+every channel, ``(readout * channel, mode, 2)``: output ``i * channel + j`` reads channel j.
 
 References:
     Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
@@ -30,10 +31,10 @@ def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
     log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
     *,
     backend: str = "auto",
-) -> Float[Tensor, "*batch length channel"]:
+) -> Float[Tensor, "*batch length output"]:
     r"""Response to a whole sequence, from the zero state.
 
     A convolution with :math:`k_t = 2\,\mathrm{Re} \sum_n c_n b_n a_n^t`: no state is ever built.
@@ -67,11 +68,11 @@ def diagonal_ssm_chunk(
     u: Float[Tensor, "*batch length channel"],
     log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
     *,
     backend: str = "auto",
-) -> tuple[Float[Tensor, "*batch length channel"], Float[Tensor, "*batch channel mode 2"]]:
+) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
     """Response to the next piece of a sequence, and the state after it.
 
     Args:
@@ -92,10 +93,11 @@ def diagonal_ssm_step(
     u: Float[Tensor, "*batch channel"],
     log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
-) -> tuple[Float[Tensor, "*batch channel"], Float[Tensor, "*batch channel mode 2"]]:
+) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
     """Response to the next input, and the state after it: the defining recurrence, once."""
     state = multiply(exponential(log_a), state) + b * u.to(state.dtype)[..., None, None]
-    y = 2 * multiply(c, state)[..., 0].sum(dim=-1)
-    return y.to(u.dtype), state
+    readouts = c.unflatten(0, (-1, u.shape[-1]))
+    y = 2 * multiply(readouts, state[..., None, :, :, :])[..., 0].sum(dim=-1)
+    return y.flatten(-2).to(u.dtype), state

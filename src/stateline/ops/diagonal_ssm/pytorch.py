@@ -19,27 +19,30 @@ def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
     log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "channel mode 2"],
-) -> Float[Tensor, "*batch length channel"]:
+    c: Float[Tensor, "output mode 2"],
+) -> Float[Tensor, "*batch length output"]:
     """Convolve with the impulse response."""
     length = u.shape[-2]
     inner, outer = _tables(log_a, length, first=0)
-    kernel = _readout(multiply(c, b), inner, outer)[:, :length]
-    return fft_conv(u, kernel.to(torch.promote_types(u.dtype, torch.float32)))
+    readouts = c.unflatten(0, (-1, u.shape[-1]))  # (readout, channel, mode, 2)
+    kernel = _readout(multiply(readouts, b), inner, outer).flatten(0, 1)[:, :length]
+    signal = u if len(readouts) == 1 else u.tile(len(readouts))
+    return fft_conv(signal, kernel.to(torch.promote_types(u.dtype, torch.float32)))
 
 
 def diagonal_ssm_chunk(
     u: Float[Tensor, "*batch length channel"],
     log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
-) -> tuple[Float[Tensor, "*batch length channel"], Float[Tensor, "*batch channel mode 2"]]:
+) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
     r"""Add what the state still contributes, :math:`2\,\mathrm{Re}\,c\,a^{t+1} x`."""
     length, signal = u.shape[-2], u.to(state.dtype)  # so that the sum of both parts is rounded once
     inner, outer = _tables(log_a, length, first=1)
     inner, outer = inner.to(state.dtype), outer.to(state.dtype)
-    from_state = _readout(multiply(c, state), inner, outer)[..., :length].mT
+    read = multiply(c.unflatten(0, (-1, u.shape[-1])), state[..., None, :, :, :])
+    from_state = _readout(read, inner, outer).flatten(-3, -2)[..., :length].mT
     y = diagonal_ssm(signal, log_a, b, c) + from_state
     decay = _powers(log_a, start=length, stride=1, count=1).squeeze(-2).to(state.dtype)
     kept = multiply(decay, state)

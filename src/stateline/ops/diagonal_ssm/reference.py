@@ -9,8 +9,8 @@ def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
     log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "channel mode 2"],
-) -> Float[Tensor, "*batch length channel"]:
+    c: Float[Tensor, "output mode 2"],
+) -> Float[Tensor, "*batch length output"]:
     """Run the recurrence from the zero state."""
     dtype = torch.promote_types(u.dtype, torch.float32)
     zeros = torch.zeros(*u.shape[:-2], *b.shape, dtype=dtype, device=u.device)
@@ -21,15 +21,16 @@ def diagonal_ssm_chunk(
     u: Float[Tensor, "*batch length channel"],
     log_a: Float[Tensor, "#channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
-) -> tuple[Float[Tensor, "*batch length channel"], Float[Tensor, "*batch channel mode 2"]]:
+) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
     """Run the recurrence, one input after the other."""
-    a, b_c, c_c = _complex(log_a).exp(), _complex(b), _complex(c)
+    a, b_c = _complex(log_a).exp(), _complex(b)
+    c_c = _complex(c).unflatten(0, (-1, u.shape[-1]))  # (readout, channel, mode)
     x, outputs = _complex(state), []
     for u_t in u.unbind(dim=-2):
         x = a * x + b_c * u_t[..., None]
-        outputs.append(2 * (c_c * x).sum(dim=-1).real)
+        outputs.append(2 * (c_c * x[..., None, :, :]).sum(dim=-1).real.flatten(-2))
     return torch.stack(outputs, dim=-2).to(u.dtype), torch.view_as_real(x)
 
 
