@@ -32,7 +32,12 @@ OPTIONS = {
         {"activation": "swiglu"},
         {"d_hidden": 5},
     ],
+    "gss": [{"d_state": 4}, {"d_ssm": 3, "expand": 1, "d_state": 3, "exp_frequency": False}],
     "h3": [{"d_state": 4}, {"d_state": 4, "d_head": 2}, {"d_state": 4, "d_head": 4}],
+    "long_conv": [
+        {"filter_len": 4, "n_filters": 3, "n_features": 3, "d_hidden": 5, "n_hidden": 1},
+        {"filter_len": 1, "shift": 0.1},
+    ],
     "lstm": [{"n_layers": 2}],
     "s4d": [
         {"d_state": 4, "init": init, "discretization": discretization}

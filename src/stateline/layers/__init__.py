@@ -8,11 +8,13 @@ from collections.abc import Mapping
 
 from stateline.layers.attention import Attention
 from stateline.layers.base import AnyLayer, SequenceLayer
-from stateline.layers.compose import Parallel, Residual, Stack
+from stateline.layers.compose import Branch, Parallel, PostNorm, Residual, Stack
 from stateline.layers.diagonal_ssm import DiagonalSSM
 from stateline.layers.feed_forward import FeedForward
+from stateline.layers.gss import GSS
 from stateline.layers.h3 import H3
 from stateline.layers.ladder import Ladder
+from stateline.layers.long_conv import LongConv
 from stateline.layers.lstm import LSTM
 from stateline.layers.norm import NORMS
 from stateline.layers.s4d import S4D
@@ -31,7 +33,9 @@ LAYERS: Mapping[str, type[AnyLayer]] = {
     "attention": Attention,
     "diagonal_ssm": DiagonalSSM,
     "feed_forward": FeedForward,
+    "gss": GSS,
     "h3": H3,
+    "long_conv": LongConv,
     "lstm": LSTM,
     "s4d": S4D,
     "shift_ssm": ShiftSSM,
@@ -43,6 +47,7 @@ WRAPPERS: Mapping[str, type[AnyLayer]] = {
 """Layers made from a core: the first constructor argument is any sequence layer."""
 
 __all__ = [
+    "GSS",
     "H3",
     "LAYERS",
     "LSTM",
@@ -51,10 +56,13 @@ __all__ = [
     "WRAPPERS",
     "AnyLayer",
     "Attention",
+    "Branch",
     "DiagonalSSM",
     "FeedForward",
     "Ladder",
+    "LongConv",
     "Parallel",
+    "PostNorm",
     "Residual",
     "SequenceLayer",
     "ShiftSSM",

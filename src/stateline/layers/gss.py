@@ -1,0 +1,184 @@
+"""GSS: a gated state space layer that mixes along the sequence at a fraction of the width."""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.derived import derived
+from stateline.layers.diagonal_ssm import DiagonalSSMState
+from stateline.ops import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
+from stateline.ops.planes import divide, exponential
+
+
+class SimplifiedDSS(SequenceLayer[DiagonalSSMState]):
+    r"""The state space model of GSS: one diagonal transition for all channels, and no step size.
+
+    .. math::
+        \mathrm{DSS}(x) = k * \bar x + D \bar x, \qquad
+        k_l = \mathrm{Re} \sum_n C_n \frac{e^{\Lambda_n} - 1}{\Lambda_n}\, e^{\Lambda_n l}
+
+    with :math:`\bar x = \mathrm{norm}(x)` and :math:`\Lambda = -e^a + i e^b`. The modes are all
+    there: none stands for a conjugate pair.
+
+    Args:
+        d_model: Number of channels.
+        d_state: Number of complex modes.
+        exp_frequency: Whether the imaginary part of the transition is ``exp(b)``, not ``b`` itself.
+
+    Raises:
+        InputError: If ``d_state`` is not positive.
+    """
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"log_decay": "ssm", "frequency": "ssm"}
+
+    def __init__(self, d_model: int, *, d_state: int = 512, exp_frequency: bool = True) -> None:
+        super().__init__(d_model)
+        if d_state < 1:
+            raise InputError(f"d_state must be at least 1, got {d_state=}")
+        self.exp_frequency = exp_frequency
+        self.norm = nn.LayerNorm(d_model)
+        self.log_decay = nn.Parameter(torch.randn(d_state))
+        self.frequency = nn.Parameter(torch.randn(d_state))
+        self.c = nn.Parameter(torch.randn(d_model, d_state, 2))
+        self.skip = nn.Parameter(torch.randn(d_model))
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> DiagonalSSMState:  # noqa: ARG002
+        """Zero state."""
+        return DiagonalSSMState(zeros(self.c, batch_size, *self.c.shape))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Normalise, and convolve with the impulse response."""
+        x = self.norm(x)
+        return diagonal_ssm(x, *self.discretize()) + self._skipped(x)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: DiagonalSSMState
+    ) -> tuple[Float[Tensor, "batch length d_model"], DiagonalSSMState]:
+        """The same after a state."""
+        x = self.norm(x)
+        y, h = diagonal_ssm_chunk(x, *self.discretize(), state.h)
+        return y + self._skipped(x), DiagonalSSMState(h)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: DiagonalSSMState
+    ) -> tuple[Float[Tensor, "batch d_model"], DiagonalSSMState]:
+        """Advance the recurrence by one input."""
+        x = self.norm(x)
+        y, h = diagonal_ssm_step(x, *self.discretize(), state.h)
+        return y + self._skipped(x), DiagonalSSMState(h)
+
+    def flops_per_token(self, length: int) -> float:
+        """Two real FFTs of twice the length per channel, the product, and the kernel's share."""
+        fft = 2.5 * 2 * length * math.log2(2 * length)
+        kernel = 4.0 * self.c.shape[1] * length
+        return self.d_model * (2 * fft + 6 * length + kernel) / length
+
+    @derived
+    def discretize(
+        self,
+    ) -> tuple[
+        Float[Tensor, "1 mode 2"], Float[Tensor, "d_model mode 2"], Float[Tensor, "d_model mode 2"]
+    ]:
+        """Logarithm of the transition, input vector and output vector of the recurrence."""
+        frequency = self.frequency.exp() if self.exp_frequency else self.frequency
+        log_a = torch.stack([-self.log_decay.exp(), frequency], dim=-1)
+        gain = divide(exponential(log_a) - torch.tensor([1.0, 0.0], device=log_a.device), log_a)
+        # Halved, because the operator counts every mode twice, for its conjugate.
+        return log_a[None], gain.expand_as(self.c), self.c / 2
+
+    def _skipped(self, x: Tensor) -> Tensor:
+        return (self.skip * x).to(x.dtype)
+
+
+class GSS(SequenceLayer[DiagonalSSMState]):
+    r"""Gated state space layer.
+
+    .. math::
+        y = W_o \left( W_g\, \mathrm{DSS}(\phi(W_v x)) \odot \phi(W_u x) \right) + b_o
+
+    The state space model works at a quarter of the width, where convolutions are cheap; the gate,
+    at four times the width, takes the place of a feed-forward. With a norm before it and a residual
+    around it, as every block here has, it is the block of the paper. The state has a constant
+    size.
+
+    Args:
+        d_model: Width of input and output.
+        d_ssm: Width of the state space model; by default a quarter of ``d_model``.
+        expand: Width of the gate, as a multiple of ``d_model``.
+        d_state: Number of complex modes of each channel; all share one transition.
+        exp_frequency: Whether the frequencies are exponentials of their parameters, as in the
+            paper, or the parameters themselves, as in other diagonal models.
+
+    Raises:
+        InputError: If a width is not positive.
+
+    References:
+        Mehta et al., "Long Range Language Modeling via Gated State Spaces", ICLR 2023.
+    """
+
+    wants_feed_forward = False
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_ssm: int | None = None,
+        expand: int = 4,
+        d_state: int = 512,
+        exp_frequency: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        d_ssm = max(1, d_model // 4) if d_ssm is None else d_ssm
+        if d_ssm < 1 or expand < 1:
+            raise InputError(f"d_ssm and expand must be at least 1, got {d_ssm=} and {expand=}")
+        d_gate = expand * d_model
+        self.gate = nn.Linear(d_model, d_gate, bias=False)
+        self.narrow = nn.Linear(d_model, d_ssm, bias=False)
+        self.ssm = SimplifiedDSS(d_ssm, d_state=d_state, exp_frequency=exp_frequency)
+        self.widen = nn.Linear(d_ssm, d_gate, bias=False)
+        self.out_proj = nn.Linear(d_gate, d_model)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> DiagonalSSMState:
+        """State of the state space model."""
+        return self.ssm.init_state(batch_size, capacity=capacity)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Narrow, mix along the sequence, widen, gate."""
+        return self._gated(x, self.ssm(F.gelu(self.narrow(x))))
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: DiagonalSSMState
+    ) -> tuple[Float[Tensor, "batch length d_model"], DiagonalSSMState]:
+        """The same after a state."""
+        y, state = self.ssm.forward_chunk(F.gelu(self.narrow(x)), state)
+        return self._gated(x, y), state
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: DiagonalSSMState
+    ) -> tuple[Float[Tensor, "batch d_model"], DiagonalSSMState]:
+        """The same for one token."""
+        y, state = self.ssm.step(F.gelu(self.narrow(x)), state)
+        return self._gated(x, y), state
+
+    def flops_per_token(self, length: int) -> float:
+        """The projections, and the state space model."""
+        return super().flops_per_token(length) + self.ssm.flops_per_token(length)
+
+    def _gated(
+        self,
+        x: Float[Tensor, "batch *length d_model"],
+        mixed: Float[Tensor, "batch *length d_ssm"],
+    ) -> Float[Tensor, "batch *length d_model"]:
+        return self.out_proj(self.widen(mixed) * F.gelu(self.gate(x)))

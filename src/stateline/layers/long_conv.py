@@ -1,0 +1,246 @@
+"""Long convolution: filters of any length, given by a small network of the position."""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.derived import derived
+from stateline.ops import short_conv, slide
+from stateline.ops.backend import own_precision
+
+_SLOWEST, _FASTEST = 1.5, 0.3
+"""Within which part of the filter the slowest and the fastest window decay to 0.01."""
+
+
+class LongConvState(NamedTuple):
+    """The latest inputs, oldest first: one fewer than the filters have taps."""
+
+    past: Float[Tensor, "batch past d_model"]
+
+
+class ImplicitFilters(SequenceLayer[LongConvState]):
+    r"""Filters whose taps are a function of their position; several for each channel.
+
+    .. math::
+        h_l = \mathrm{net}(z_l) \odot (e^{-\tau_l \delta} + s), \qquad
+        y_t = \sum_{l < T} h_l\, x_{t-l} + D x_t
+
+    with the time :math:`\tau_l = l / (T - 1)` of tap l of T, features :math:`z_l` (the time, and
+    waves of up to half of ``n_features`` turns over the filter), a network with sines for
+    nonlinearities, and rates :math:`\delta` spread evenly over all filters: the fastest window is
+    at 0.01 after 0.3 of the filter, the slowest would be after 1.5 of it. So what is cut off beyond
+    T taps is not negligible: there the slowest window is still at 0.046.
+
+    The output is as wide as ``n_filters`` inputs: all channels of the first filter, then of the
+    second, and so on. Parameters and state stay float32 under a cast to half precision.
+
+    Args:
+        d_model: Number of channels.
+        n_filters: Filters for each channel.
+        filter_len: Taps T of each filter.
+        n_features: Number of features, odd and at least 3.
+        d_hidden: Width of the network.
+        n_hidden: Number of its maps from hidden to hidden units.
+        frequency: Initial factor inside the sines: high frequencies allow sharp filters.
+        shift: Where the windows end: s.
+
+    Raises:
+        InputError: If a size is too small or ``n_features`` is even.
+
+    References:
+        Poli et al., "Hyena Hierarchy", ICML 2023.
+    """
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"features": "ssm"}
+    times: Tensor
+    rates: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_filters: int = 1,
+        filter_len: int = 1024,
+        n_features: int = 33,
+        d_hidden: int = 64,
+        n_hidden: int = 2,
+        frequency: float = 10.0,
+        shift: float = 0.0,
+    ) -> None:
+        super().__init__(d_model)
+        if min(n_filters, filter_len, d_hidden, n_hidden) < 1:
+            raise InputError(
+                "n_filters, filter_len, d_hidden and n_hidden must be at least 1, got "
+                f"{n_filters=}, {filter_len=}, {d_hidden=} and {n_hidden=}"
+            )
+        if n_features < 3 or n_features % 2 == 0:
+            raise InputError(f"n_features must be odd and at least 3, got {n_features=}")
+        self.n_filters, self.shift = n_filters, shift
+        outputs, level = n_filters * d_model, -math.log(0.01)
+        self.register_buffer("times", torch.linspace(0, 1, filter_len))
+        self.register_buffer("rates", torch.linspace(level / _SLOWEST, level / _FASTEST, outputs))
+        self.features = nn.Parameter(_features(filter_len, n_features))
+        self.frequency = nn.Parameter(torch.full((d_hidden,), frequency))
+        self.w_in, self.b_in = _linear(d_hidden, n_features), _linear(d_hidden, fan_in=n_features)
+        self.w_hidden = _linear(n_hidden, d_hidden, d_hidden)
+        self.b_hidden = _linear(n_hidden, d_hidden, fan_in=d_hidden)
+        self.w_out = _linear(outputs, d_hidden)
+        self.skip = nn.Parameter(torch.randn(outputs))
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> LongConvState:  # noqa: ARG002
+        """No input yet: zeros."""
+        return LongConvState(zeros(self.skip, batch_size, len(self.times) - 1, self.d_model))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length outputs"]:
+        """Filter the sequence."""
+        return short_conv(x.repeat(1, 1, self.n_filters), self.taps())
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: LongConvState
+    ) -> tuple[Float[Tensor, "batch length outputs"], LongConvState]:
+        """Filter the chunk after what came before it."""
+        before, now = (u.repeat(1, 1, self.n_filters) for u in (state.past, x))
+        return short_conv(now, self.taps(), before), LongConvState(slide(state.past, x))
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: LongConvState
+    ) -> tuple[Float[Tensor, "batch outputs"], LongConvState]:
+        """Weigh the latest inputs."""
+        reach = torch.cat([state.past, x[:, None].to(state.past.dtype)], dim=1)
+        taps = self.taps().unflatten(0, (self.n_filters, -1))
+        y = torch.einsum("bld,fdl->bfd", reach, taps.flip(-1)).flatten(1)
+        return y.to(x.dtype), LongConvState(reach[:, 1:])
+
+    def flops_per_token(self, length: int) -> float:
+        """Two real FFTs of twice the length per output, the product, and the network's share."""
+        fft = 2.5 * 2 * math.log2(2 * length)
+        weights = self.w_in.numel() + self.w_hidden.numel() + self.w_out.numel()
+        return len(self.skip) * (2 * fft + 6) + 2.0 * len(self.times) * weights / length
+
+    @derived
+    def taps(self) -> Float[Tensor, "outputs filter_len"]:
+        """All filters; the skip connection adds to their first tap."""
+        layers = (self.w_in, self.b_in, self.w_hidden, self.b_hidden, self.w_out)
+        values = _network(self.features, *layers, self.frequency)
+        windows = torch.exp(-self.times[:, None] * self.rates) + self.shift
+        first = F.pad(self.skip[:, None], (0, len(self.times) - 1))
+        return (values * windows).mT + first
+
+
+class LongConv(SequenceLayer[LongConvState]):
+    r"""Convolution with filters that a network of the position gives, then a map across channels.
+
+    .. math:: y = W\,\mathrm{gelu}(\mathrm{filters}(x)) + b
+
+    It is S4D with free filters in place of state space models: they may have any shape, but end
+    after ``filter_len`` taps, and their state is all inputs that they reach: constant, and large.
+    No length is refused.
+
+    Args:
+        d_model: Width of input and output.
+        n_filters: Filters for each channel.
+        filter_len: Taps of each filter: how far back the layer sees.
+        n_features: Number of features of a position; see :class:`ImplicitFilters`.
+        d_hidden: Width of the network.
+        n_hidden: Number of its maps from hidden to hidden units.
+        frequency: Initial factor inside its sines.
+        shift: Where the windows end.
+
+    References:
+        Poli et al., "Hyena Hierarchy", ICML 2023, for the filters, without Hyena's gates;
+        Fathi et al., "Block-State Transformers", NeurIPS 2023, for several of them.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_filters: int = 1,
+        filter_len: int = 1024,
+        n_features: int = 33,
+        d_hidden: int = 64,
+        n_hidden: int = 2,
+        frequency: float = 10.0,
+        shift: float = 0.0,
+    ) -> None:
+        super().__init__(d_model)
+        self.filters = ImplicitFilters(
+            d_model,
+            n_filters=n_filters,
+            filter_len=filter_len,
+            n_features=n_features,
+            d_hidden=d_hidden,
+            n_hidden=n_hidden,
+            frequency=frequency,
+            shift=shift,
+        )
+        self.out_proj = nn.Linear(n_filters * d_model, d_model)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> LongConvState:
+        """State of the filters."""
+        return self.filters.init_state(batch_size, capacity=capacity)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Filter, then mix the channels."""
+        return self.out_proj(F.gelu(self.filters(x)))
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: LongConvState
+    ) -> tuple[Float[Tensor, "batch length d_model"], LongConvState]:
+        """Filter after the state, then mix the channels."""
+        y, state = self.filters.forward_chunk(x, state)
+        return self.out_proj(F.gelu(y)), state
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: LongConvState
+    ) -> tuple[Float[Tensor, "batch d_model"], LongConvState]:
+        """Weigh the latest inputs, then mix the channels."""
+        y, state = self.filters.step(x, state)
+        return self.out_proj(F.gelu(y)), state
+
+    def flops_per_token(self, length: int) -> float:
+        """The convolutions and the map."""
+        return super().flops_per_token(length) + self.filters.flops_per_token(length)
+
+
+def _features(filter_len: int, count: int) -> Float[Tensor, "filter_len count"]:
+    """Time, and real and imaginary parts of waves of 0 to (count - 3) / 2 turns."""
+    position = torch.arange(filter_len)
+    waves = torch.linspace(1e-4, (count - 3) / 2, (count - 1) // 2)
+    angle = 2 * math.pi * position[:, None] / filter_len * waves
+    return torch.cat([torch.linspace(0, 1, filter_len)[:, None], angle.cos(), -angle.sin()], dim=-1)
+
+
+def _linear(*shape: int, fan_in: int | None = None) -> nn.Parameter:
+    """Weight or bias of a linear map, as PyTorch draws them."""
+    bound = 1 / math.sqrt(fan_in or shape[-1])
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+
+@own_precision
+def _network(
+    features: Float[Tensor, "filter_len feature"],
+    w_in: Float[Tensor, "hidden feature"],
+    b_in: Float[Tensor, " hidden"],
+    w_hidden: Float[Tensor, "depth hidden hidden"],
+    b_hidden: Float[Tensor, "depth hidden"],
+    w_out: Float[Tensor, "outputs hidden"],
+    frequency: Float[Tensor, " hidden"],
+) -> Float[Tensor, "filter_len outputs"]:
+    """A multilayer perceptron with sines, whose factors all layers share."""
+    h = torch.sin(frequency * F.linear(features, w_in, b_in))
+    for weight, bias in zip(w_hidden, b_hidden, strict=True):
+        h = torch.sin(frequency * F.linear(h, weight, bias))
+    return F.linear(h, w_out)
