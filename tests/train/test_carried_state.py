@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
+from stateline.layers.compose import recompute
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Copying, Text
@@ -175,7 +176,7 @@ def test_recomputed_activations_give_the_same_weights(text: Text) -> None:
 def test_recomputing_keeps_less(text: Text) -> None:
     def kept(recomputes: bool) -> int:
         model, sizes = build("h3*4", 64), list[int]()
-        model.stack.recomputes = recomputes
+        recompute(model.stack, recomputes)
 
         def count(tensor: Tensor) -> Tensor:
             sizes.append(tensor.numel())
@@ -221,7 +222,7 @@ def test_what_cannot_be_carried_is_refused(
 
 
 def test_generated_tasks_do_not_go_on() -> None:
-    with pytest.raises(InputError, match="carry_state needs a text that goes on"):
+    with pytest.raises(InputError, match="carry_state needs a task that goes on"):
         train(build("h3"), Copying(), carried())
 
 

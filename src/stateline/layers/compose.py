@@ -12,8 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from stateline.layers.base import AnyLayer, SequenceLayer
 
 
-class Residual(SequenceLayer[Any]):
-    """A layer in a pre-norm residual branch: ``x + layer(norm(x))``. Its state is the layer's.
+class Branch(SequenceLayer[Any]):
+    """A layer beside the residual stream. Its state is the layer's.
+
+    Abstract: it does not say how the stream enters the layer, nor how the layer's output joins it.
 
     Args:
         layer: Any sequence layer.
@@ -24,6 +26,14 @@ class Residual(SequenceLayer[Any]):
         super().__init__(layer.d_model)
         self.norm, self.layer = norm, layer
 
+    @abstractmethod
+    def enter(self, x: Tensor) -> Tensor:
+        """What the layer sees of the stream."""
+
+    @abstractmethod
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        """The stream after the layer has given ``y``."""
+
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
         """State of the layer."""
         return self.layer.init_state(batch_size, capacity=capacity)
@@ -31,28 +41,28 @@ class Residual(SequenceLayer[Any]):
     def forward(
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
-        """Add the layer's output to its input."""
-        return x + self.layer(self.norm(x))
+        """Join the layer's output to the stream."""
+        return self.join(x, self.layer(self.enter(x)))
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: Any
     ) -> tuple[Float[Tensor, "batch length d_model"], Any]:
-        """Add the layer's output to its input."""
-        y, state = self.layer.forward_chunk(self.norm(x), state)
-        return x + y, state
+        """Join the layer's output to the stream."""
+        y, state = self.layer.forward_chunk(self.enter(x), state)
+        return self.join(x, y), state
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: Any
     ) -> tuple[Float[Tensor, "batch d_model"], Any]:
-        """Add the layer's output to its input."""
-        y, state = self.layer.step(self.norm(x), state)
-        return x + y, state
+        """Join the layer's output to the stream."""
+        y, state = self.layer.step(self.enter(x), state)
+        return self.join(x, y), state
 
     def step_(
         self, x: Float[Tensor, "batch d_model"], state: Any
     ) -> Float[Tensor, "batch d_model"]:
-        """Add the layer's output to its input."""
-        return x + self.layer.step_(self.norm(x), state)
+        """Join the layer's output to the stream."""
+        return self.join(x, self.layer.step_(self.enter(x), state))
 
     def state_bytes(self, length: int) -> int:
         """Bytes of the layer's state."""
@@ -61,6 +71,30 @@ class Residual(SequenceLayer[Any]):
     def flops_per_token(self, length: int) -> float:
         """Operations of the layer."""
         return self.layer.flops_per_token(length)
+
+
+class Residual(Branch):
+    """A pre-norm residual branch: ``x + layer(norm(x))``."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Normalised."""
+        return self.norm(x)
+
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        """The sum."""
+        return x + y
+
+
+class PostNorm(Branch):
+    """A post-norm residual branch, as in the first Transformer: ``norm(x + layer(x))``."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """As it is."""
+        return x
+
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        """The sum, normalised."""
+        return self.norm(x + y)
 
 
 class Parallel(SequenceLayer[tuple[Any, ...]]):
@@ -148,20 +182,33 @@ def title(layer: AnyLayer) -> str:
     """
     if isinstance(layer, Parallel):
         return " + ".join(title(branch) for branch in layer._branches)
-    return type(layer.layer if isinstance(layer, Residual) else layer).__name__
+    return type(layer.layer if isinstance(layer, Branch) else layer).__name__
 
 
-class Chain(SequenceLayer[tuple[Any, ...]]):
-    """Layers one after the other, each with its own state.
-
-    Abstract: it does not say where they come from.
+class Recomputes:
+    """A composite that can keep only the inputs of its parts for the backward pass.
 
     Attributes:
-        recomputes: Whether training keeps only the input of every link for the backward pass, and
-            computes what is inside again (activation checkpointing).
+        recomputes: Whether it does, and computes what is inside of them again (activation
+            checkpointing). A part that does so itself is left to it.
     """
 
     recomputes = False
+
+    def run(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Call a part, or one of its verbs."""
+        part = getattr(function, "__self__", function)
+        left_to_it = isinstance(part, Recomputes) and part.recomputes
+        if self.recomputes and torch.is_grad_enabled() and not left_to_it:
+            return checkpoint(function, *inputs, use_reentrant=False)
+        return function(*inputs)
+
+
+class Chain(Recomputes, SequenceLayer[tuple[Any, ...]]):
+    """Layers one after the other, each with its own state.
+
+    Abstract: it does not say where they come from.
+    """
 
     @property
     @abstractmethod
@@ -177,7 +224,7 @@ class Chain(SequenceLayer[tuple[Any, ...]]):
     ) -> Float[Tensor, "batch length d_model"]:
         """Apply the links in order."""
         for link in self.links:
-            x = self._run(link, x)
+            x = self.run(link, x)
         return x
 
     def forward_chunk(
@@ -186,7 +233,7 @@ class Chain(SequenceLayer[tuple[Any, ...]]):
         """Apply the links in order, each to its own state."""
         after = []
         for link, before in zip(self.links, state, strict=True):
-            x, new = self._run(link.forward_chunk, x, before)
+            x, new = self.run(link.forward_chunk, x, before)
             after.append(new)
         return x, tuple(after)
 
@@ -216,11 +263,6 @@ class Chain(SequenceLayer[tuple[Any, ...]]):
         """Operations of all links."""
         return sum(link.flops_per_token(length) for link in self.links)
 
-    def _run(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        if self.recomputes and torch.is_grad_enabled():
-            return checkpoint(function, *inputs, use_reentrant=False)
-        return function(*inputs)
-
 
 class Stack(Chain):
     """Different layers one after the other.
@@ -237,3 +279,10 @@ class Stack(Chain):
     def links(self) -> Sequence[AnyLayer]:
         """The layers."""
         return cast("list[AnyLayer]", list(self.layers))
+
+
+def recompute(stack: Stack, on: bool) -> None:
+    """Let a stack recompute its links, and those that consist of several passes each pass."""
+    for part in (stack, *stack.links):
+        if isinstance(part, Recomputes):
+            part.recomputes = on

@@ -10,6 +10,7 @@ from stateline.layers import (
     WRAPPERS,
     AnyLayer,
     Parallel,
+    PostNorm,
     Residual,
     Stack,
 )
@@ -74,6 +75,8 @@ def _block(layers: list[AnyLayer], config: ModelConfig) -> list[AnyLayer]:
     if config.block == "plain":
         return layers
     norm = partial(NORMS[config.norm], config.d_model, config.norm_eps)
+    if config.block == "post_norm":
+        return [PostNorm(layer, norm()) for layer in layers]
     branches = [Residual(layer, norm()) for layer in layers]
     alone = len(branches) == 1 or config.block == "sequential"
     return [*branches] if alone else [Parallel(*branches)]

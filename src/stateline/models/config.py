@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.pattern import Value, check_settings
@@ -23,8 +23,9 @@ class ModelConfig:
         d_model: Width of the residual stream.
         block: How a layer and its feed-forward are joined. ``sequential``: each in a residual
             branch of its own, one after the other. ``parallel``: both branches see the same input,
-            and their sum is added to it, as in GPT-NeoX. ``plain``: one after the other, without
-            norms or residuals.
+            and their sum is added to it, as in GPT-NeoX. ``post_norm``: each in a branch that is
+            normalised after its sum, as in the first Transformer. ``plain``: one after the other,
+            without norms or residuals.
         norm: Normalisation before each layer and at the end: ``layer``, ``rms`` or ``none``.
         norm_eps: What is added to the variance (or mean square) before its root is taken.
         feed_forward: What follows each layer that wants one: ``gelu`` (tanh approximation),
@@ -40,7 +41,7 @@ class ModelConfig:
     pattern: str
     vocab_size: int
     d_model: int = 64
-    block: Literal["sequential", "parallel", "plain"] = "sequential"
+    block: Literal["sequential", "parallel", "post_norm", "plain"] = "sequential"
     norm: Literal["layer", "rms", "none"] = "layer"
     norm_eps: float = 1e-5
     feed_forward: Literal["gelu", "gelu_exact", "relu", "swiglu", "none"] = "gelu"
@@ -64,12 +65,17 @@ class ModelConfig:
                 "head_bias=True needs an output matrix of its own: set tie_embeddings=False"
             )
 
+    @property
+    def n_outputs(self) -> int:
+        """Logits at a position."""
+        return self.vocab_size
+
     def to_json(self) -> str:
         """The configuration as a JSON text."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
-    @staticmethod
-    def from_json(text: str) -> "ModelConfig":
+    @classmethod
+    def from_json(cls, text: str) -> Self:
         """Read a configuration written by :meth:`to_json`.
 
         Raises:
@@ -87,10 +93,13 @@ class ModelConfig:
         if not isinstance(values, dict):
             found = type(values).__name__
             raise InputError(f"the model configuration must be a JSON object, got a {found}")
-        known = [f.name for f in dataclasses.fields(ModelConfig)]
+        fields = dataclasses.fields(cls)
+        known = [f.name for f in fields]
         for name in values:
             if name not in known:
                 raise unknown_name("model setting", name, known)
-        if missing := {"pattern", "vocab_size"} - set(values):
+        none = dataclasses.MISSING
+        required = {f.name for f in fields if f.default is none and f.default_factory is none}
+        if missing := required - set(values):
             raise InputError(f"the model configuration lacks {', '.join(sorted(missing))}")
-        return ModelConfig(**values)
+        return cls(**values)

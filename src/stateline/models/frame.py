@@ -4,7 +4,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers import Residual
+from stateline.layers import Branch
 from stateline.layers.base import values_at_hand
 
 
@@ -26,7 +26,7 @@ def initialise(model: nn.Module, d_model: int) -> None:
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
     # Differs from official H3, which means to scale H3's output map, too, but misses its name.
-    branches = max(1, sum(isinstance(module, Residual) for module in model.modules()))
+    branches = max(1, sum(isinstance(module, Branch) for module in model.modules()))
     for name, parameter in model.named_parameters():
         if name.endswith("out_proj.weight"):
             nn.init.normal_(parameter, std=std / branches**0.5)

@@ -16,9 +16,10 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.files import append_line, write_text
+from stateline.layers.compose import recompute
 from stateline.layers.state import detach, renew_rows, select_rows, trim
 from stateline.models.language_model import LanguageModel
-from stateline.tasks.base import IGNORE, CorpusTask, Task
+from stateline.tasks.base import IGNORE, ConsecutiveTask, Task
 from stateline.train import checkpoint
 from stateline.train.checkpoint import Progress, Snapshot
 from stateline.train.config import TrainConfig
@@ -77,11 +78,11 @@ def train(
     trainer = _Trainer(model, task, config, processes, folder, run)
     trainer.resume()
     model.train()
-    model.stack.recomputes = config.checkpoint_activations
+    recompute(model.stack, config.checkpoint_activations)
     try:
         trainer.run(on_log, interrupted)
     finally:
-        model.stack.recomputes = False
+        recompute(model.stack, False)
         model.eval()
     return TrainResult(**_result(trainer.progress), curve=trainer.curve)
 
@@ -191,7 +192,7 @@ class _Trainer:
             Tokens, targets, and which rows begin anew; ``None`` where training needs no state.
         """
         if self.config.carry_state:
-            assert isinstance(self.task, CorpusTask)
+            assert isinstance(self.task, ConsecutiveTask)
             tokens, targets, fresh = self.task.consecutive_batch(index)
         else:
             tokens, targets = self.task.train_batch(index)
@@ -279,8 +280,11 @@ def check_carried_state(model: LanguageModel, task: Task, config: TrainConfig) -
     """Raise InputError unless the state can be carried as the configuration wants."""
     if not config.carry_state:
         return
-    if not isinstance(task, CorpusTask):
-        raise InputError("carry_state needs a text that goes on: take the task text or tokens")
+    if not isinstance(task, ConsecutiveTask):
+        raise InputError(
+            "carry_state needs a task that goes on from batch to batch: take text, tokens, "
+            "algorithm or random_walk"
+        )
     length, limit = task.train_length, model.config.max_len
     if limit is not None and (config.carry_cap is None or config.carry_cap > limit):
         raise InputError(
