@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         select_rows,
         to,
     )
-    from stateline.models.checkpoint import load_model, save_model
+    from stateline.models.checkpoint import load_classifier, load_model, save_model
+    from stateline.models.classifier import ClassifierConfig, SequenceClassifier
     from stateline.models.config import ModelConfig
     from stateline.models.language_model import LanguageModel
     from stateline.models.size import count_parameters, match_width
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from stateline.train.config import TrainConfig
 
 _HOME = {
+    "ClassifierConfig": "models.classifier",
     "InputError": "errors",
     "LAYERS": "layers",
     "LanguageModel": "models.language_model",
     "ModelConfig": "models.config",
+    "SequenceClassifier": "models.classifier",
     "SequenceLayer": "layers",
     "TASKS": "tasks",
     "TrainConfig": "train.config",
@@ -41,6 +44,7 @@ _HOME = {
     "check_layer": "layers.law",
     "count_parameters": "models.size",
     "detach": "layers.state",
+    "load_classifier": "models.checkpoint",
     "load_model": "models.checkpoint",
     "load_state": "layers.state",
     "make_task": "tasks",
@@ -56,15 +60,18 @@ __all__ = [
     "LAYERS",
     "TASKS",
     "WRAPPERS",
+    "ClassifierConfig",
     "InputError",
     "LanguageModel",
     "ModelConfig",
+    "SequenceClassifier",
     "SequenceLayer",
     "TrainConfig",
     "cat_states",
     "check_layer",
     "count_parameters",
     "detach",
+    "load_classifier",
     "load_model",
     "load_state",
     "make_task",

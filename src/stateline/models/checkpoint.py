@@ -10,14 +10,16 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.files import write_atomically, write_text
+from stateline.models.classifier import ClassifierConfig, SequenceClassifier
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
+from stateline.models.make import AnyModel, make_model
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def save_model(
-    model: LanguageModel, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
+    model: AnyModel, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
 ) -> None:
     """Write a model into a folder, each file atomically.
 
@@ -36,7 +38,7 @@ def save_model(
 
 
 def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> LanguageModel:
-    """Read a model written by :func:`save_model`.
+    """Read a language model written by :func:`save_model`.
 
     Args:
         folder: Where it lies.
@@ -46,15 +48,40 @@ def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> Lan
         The model, in evaluation mode.
 
     Raises:
-        InputError: If a file is missing or damaged, or the weights are of another configuration.
+        InputError: If a file is missing or damaged, the weights are of another configuration, or
+            the model is a classifier.
     """
+    model = _load(folder, device)
+    if not isinstance(model, LanguageModel):
+        raise InputError(
+            f"the model in {folder} is a classifier, which knows classes and no next token: read "
+            "it with load_classifier, or give the folder of a language model"
+        )
+    return model
+
+
+def load_classifier(
+    folder: str | Path, *, device: torch.device | str = "cpu"
+) -> SequenceClassifier:
+    """Read a classifier written by :func:`save_model`; the rest is as in :func:`load_model`."""
+    model = _load(folder, device)
+    if not isinstance(model, SequenceClassifier):
+        raise InputError(
+            f"the model in {folder} is a language model: read it with load_model, or give the "
+            "folder of a classifier"
+        )
+    return model
+
+
+def _load(folder: str | Path, device: torch.device | str) -> AnyModel:
     config_file, weights_file = Path(folder) / CONFIG, Path(folder) / WEIGHTS
     for file in (config_file, weights_file):
         if not file.is_file():
             raise InputError(f"no model in {folder}: {file.name} is missing")
     try:
-        config = ModelConfig.from_json(config_file.read_text(encoding="utf-8"))
-        model = LanguageModel(config)
+        text = config_file.read_text(encoding="utf-8")
+        kind = ClassifierConfig if '"n_classes"' in text else ModelConfig
+        model = make_model(kind.from_json(text))
         tensors = load_file(weights_file, device=str(device))
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(

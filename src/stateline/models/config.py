@@ -4,10 +4,12 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, TypeVar
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.pattern import Value, check_settings
+
+ConfigT = TypeVar("ConfigT", bound="ModelConfig")
 
 _MOST = 1 << 24
 """No more of anything: a slip of the keyboard shall not become a request for memory."""
@@ -75,7 +77,7 @@ class ModelConfig:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls: type[ConfigT], text: str) -> ConfigT:
         """Read a configuration written by :meth:`to_json`.
 
         Raises:

@@ -7,16 +7,16 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.language_model import LanguageModel
+from stateline.models.make import AnyModel, make_model
 
 WIDTH_STEP = 4
 """Widths that are tried are multiples of this."""
 
 
-def meta_model(config: ModelConfig) -> LanguageModel:
+def meta_model(config: ModelConfig) -> AnyModel:
     """The model without memory for its weights: enough to count and to measure."""
     with torch.device("meta"):
-        return LanguageModel(config)
+        return make_model(config)
 
 
 def count_parameters(config: ModelConfig) -> int:
@@ -31,7 +31,7 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def training_bytes(
-    model: LanguageModel, batch_size: int, length: int, *, recompute: bool = False
+    model: AnyModel, batch_size: int, length: int, *, recompute: bool = False
 ) -> dict[str, int]:
     """Memory that an update in float32 with AdamW needs, as far as it can be foretold.
 
@@ -56,7 +56,7 @@ def training_bytes(
     x = torch.zeros(batch_size, length, model.d_model, device="meta", requires_grad=True)
     kept = [_kept_bytes(link, x) for link in model.stack.links]
     entrances = len(kept) * x.numel() * x.element_size()
-    logits = 4 * batch_size * length * model.config.vocab_size
+    logits = 4 * batch_size * length * model.config.n_outputs
     return {
         "weights": weights,
         "gradients": weights,

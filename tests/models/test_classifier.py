@@ -1,0 +1,130 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateline import check_layer
+from stateline.errors import InputError
+from stateline.models.checkpoint import load_classifier, load_model, save_model
+from stateline.models.classifier import ClassifierConfig, SequenceClassifier
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+
+NUMBERS = ClassifierConfig("lstm attention", d_model=8, n_channels=3, n_classes=4)
+TOKENS = ClassifierConfig("s4d", d_model=8, vocab_size=7, n_classes=4, pooling="last")
+
+
+def new_model(config: ClassifierConfig = NUMBERS) -> SequenceClassifier:
+    torch.manual_seed(0)
+    return SequenceClassifier(config).double().eval()
+
+
+@pytest.mark.parametrize("config", [NUMBERS, TOKENS, ClassifierConfig("h3", max_len=64)])
+def test_a_classifier_obeys_the_law(config: ClassifierConfig) -> None:
+    report = check_layer(new_model(config))
+    assert report.ok, str(report)
+
+
+def test_what_fills_up_a_row_has_no_part_in_its_answer() -> None:
+    model = new_model()
+    x = model.example_input(2, 9)
+    x[1, 5:] = 1e6
+    alone = [model.classify(x[:1]), model.classify(x[1:, :5])]
+    together = model.classify(x, torch.tensor([9, 5]))
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+def test_mean_pooling_is_the_mean_over_positions() -> None:
+    model = new_model()
+    x = model.example_input(2, 6)
+    assert model.encoder is not None
+    h = model.norm(model.stack(model.encoder(x)))
+    torch.testing.assert_close(model.classify(x), model.head(h.mean(dim=1)))
+
+
+def test_last_pooling_looks_at_the_last_position_alone() -> None:
+    model = new_model(TOKENS)
+    x = model.example_input(2, 6)
+    assert model.embedding is not None
+    h = model.norm(model.stack(model.embedding(x)))
+    torch.testing.assert_close(model.classify(x), model.head(h[:, -1]))
+
+
+def test_a_stream_is_classified_while_it_comes() -> None:
+    model = new_model()
+    x, state = model.example_input(2, 6), model.init_state(2)
+    for place in range(6):
+        logits, state = model.step(x[:, place], state)
+        torch.testing.assert_close(logits, model.classify(x[:, : place + 1]))
+
+
+def test_numbers_enter_with_their_own_size() -> None:
+    model = SequenceClassifier(ClassifierConfig("lstm", d_model=512, n_channels=32))
+    assert model.encoder is not None
+    entered = model.encoder(torch.randn(64, 1, 32))
+    assert entered.std().item() == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("config", [NUMBERS, TOKENS])
+def test_a_loaded_classifier_gives_the_same_logits_to_the_bit(
+    tmp_path: Path, config: ClassifierConfig
+) -> None:
+    model = new_model(config)
+    save_model(model, tmp_path)
+    loaded, x = load_classifier(tmp_path), model.example_input(2, 5)
+    assert loaded.config == config
+    assert loaded(x).equal(model(x))
+
+
+def test_a_classifier_is_not_read_as_a_language_model(tmp_path: Path) -> None:
+    save_model(new_model(), tmp_path)
+    with pytest.raises(InputError, match="is a classifier, which knows classes and no next token"):
+        load_model(tmp_path)
+
+
+def test_a_language_model_is_not_read_as_a_classifier(tmp_path: Path) -> None:
+    save_model(LanguageModel(ModelConfig("lstm", vocab_size=5, d_model=8)), tmp_path)
+    with pytest.raises(InputError, match="is a language model: read it with load_model"):
+        load_classifier(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_classes": 1}, "n_classes must be at least 2"),
+        ({"n_channels": -1}, "n_channels at least 0"),
+        ({"n_channels": 2, "vocab_size": 9}, "either tokens .* or numbers .*, got both"),
+        ({"pooling": "first"}, "wants pooling to be one of mean, last, got 'first'"),
+    ],
+)
+@pytest.mark.usefixtures("unannotated")
+def test_settings_that_cannot_be_used_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ClassifierConfig("s4d", **settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "x", "message"),
+    [
+        (NUMBERS, torch.zeros(2, 5), r"must be fractions of shape \(batch, length, 3\)"),
+        (NUMBERS, torch.zeros(2, 5, 2), r"got torch.float32 of \(2, 5, 2\)"),
+        (NUMBERS, torch.zeros(2, 5, 3, dtype=torch.long), "got torch.int64"),
+        (TOKENS, torch.zeros(2, 5, 3), r"must be tokens of shape \(batch, length\)"),
+        (TOKENS, torch.zeros(2, 5), "tokens must be integers"),
+        (TOKENS, torch.full((2, 5), 7), "tokens must be from 0 to 6"),
+    ],
+)
+@pytest.mark.usefixtures("unannotated")
+def test_input_of_another_kind_is_refused(
+    config: ClassifierConfig, x: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        SequenceClassifier(config)(x)
+
+
+@pytest.mark.parametrize("lengths", [[0, 3], [3, 6]])
+def test_lengths_beyond_the_input_are_refused(lengths: list[int]) -> None:
+    model = new_model()
+    with pytest.raises(InputError, match="lengths must be from 1 to 5"):
+        model.classify(model.example_input(2, 5), torch.tensor(lengths))
