@@ -1,0 +1,162 @@
+"""GPT-NeoX, and the official models of "Repeat After Me", which are built on it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stateline.generate import generate
+from stateline.models.convert.gpt_neox import load_gpt_neox
+from stateline.models.convert.repeat_after_me import (
+    load_repeat_after_me,
+    load_repeat_after_me_lstm,
+)
+from stateline.models.language_model import LanguageModel
+from tests.parity.cases import Case, covers
+
+POSITIONS = {"nope": "none", "alibi": "alibi", "hard_alibi": "hard_alibi", "rope": "rope"}
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def assert_near(found: Tensor, wanted: Tensor) -> None:
+    """The same but for rounding in float32."""
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * max(1, float(wanted.abs().max())))
+
+
+def hidden_states(model: LanguageModel, tokens: Tensor, n_layers: int) -> list[Tensor]:
+    """As transformers counts: the embeddings, then after each layer, at the end normalised."""
+    h = model.embedding(tokens)
+    hidden, links = [h], model.stack.links
+    per_layer = len(links) // n_layers
+    for number, link in enumerate(links, 1):
+        h = link(h)
+        if number % per_layer == 0:
+            hidden.append(h)
+    return [*hidden[:-1], model.norm(h)]
+
+
+def assert_hidden_near(model: LanguageModel, wanted: dict[str, Tensor]) -> None:
+    n_layers = sum(name.startswith("hidden_") for name in wanted) - 1
+    for number, h in enumerate(hidden_states(model, wanted["tokens"], n_layers)):
+        assert_near(h, wanted[f"hidden_{number}"])
+
+
+def assert_decodes(model: LanguageModel, tokens: Tensor, greedy: Tensor) -> None:
+    """``greedy`` is the prompt, and what follows it."""
+    length = tokens.shape[1]
+    assert torch.equal(greedy[:, :length], tokens)
+    assert torch.equal(generate(model, tokens, greedy.shape[1] - length), greedy[:, length:])
+
+
+@covers("gpt_neox")
+def test_a_published_model_gives_the_official_logits(case: Case) -> None:
+    wanted = case.tensors("vectors.safetensors")
+    assert_near(load_gpt_neox(case.path.parent)(wanted["tokens"]), wanted["logits"])
+
+
+@covers("gpt_neox")
+def test_a_published_model_gives_them_in_pieces(case: Case) -> None:
+    wanted = case.tensors("vectors.safetensors")
+    model, logits = load_gpt_neox(case.path.parent), []
+    state = model.init_state(len(wanted["tokens"]))
+    for piece in wanted["tokens"].split(5, dim=1):
+        y, state = model.forward_chunk(piece, state)
+        logits.append(y)
+    assert_near(torch.cat(logits, dim=1), wanted["logits"])
+
+
+@covers("gpt_neox")
+def test_a_published_model_has_the_official_hidden_states(case: Case) -> None:
+    assert_hidden_near(load_gpt_neox(case.path.parent), case.tensors("vectors.safetensors"))
+
+
+@covers("gpt_neox")
+def test_a_published_model_decodes_the_official_tokens(case: Case) -> None:
+    wanted = case.tensors("vectors.safetensors")
+    assert_decodes(load_gpt_neox(case.path.parent), wanted["tokens"], wanted["greedy_ids"])
+
+
+def weights(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix("w."): t for n, t in vectors.items() if n.startswith("w.")}
+
+
+def transformers(case: Case) -> Iterator[tuple[LanguageModel, dict[str, Tensor]]]:
+    """Each of the official Transformers, with its vectors."""
+    for name, about in case.about.items():
+        if name in POSITIONS:
+            vectors, scheme = case.tensors(f"{name}.safetensors"), POSITIONS[name]
+            settings, masked = about["config"], about["num_masked_heads"]
+            model: Any = load_repeat_after_me
+            yield model(weights(vectors), settings, position=scheme, masked_heads=masked), vectors
+
+
+@covers("official_models")
+def test_every_position_scheme_gives_the_official_logits(case: Case) -> None:
+    for model, wanted in transformers(case):
+        assert_near(model(wanted["tokens"]), wanted["logits"])
+
+
+@covers("official_models")
+def test_every_position_scheme_has_the_official_hidden_states(case: Case) -> None:
+    for model, wanted in transformers(case):
+        assert_hidden_near(model, wanted)
+
+
+@covers("official_models")
+def test_every_position_scheme_attends_as_the_official_one(case: Case) -> None:
+    for model, wanted in transformers(case):
+        seen: list[Tensor] = []
+        for link in model.stack.links:
+            link.branches[0].layer.out_proj.register_forward_pre_hook(
+                lambda _map, inputs, seen=seen: seen.append(inputs[0])
+            )
+        model(wanted["tokens"])
+        for number, (link, heads) in enumerate(zip(model.stack.links, seen, strict=True)):
+            branch = link.branches[0]
+            x = branch.norm(wanted[f"hidden_{number}"])
+            v = branch.layer.qkv(x).unflatten(-1, (3, branch.layer.n_heads, -1))[:, :, 2]
+            summed = torch.einsum("bhts,bshd->bthd", wanted[f"attn_{number}"], v)
+            assert_near(heads, summed.flatten(2))
+
+
+@covers("official_models")
+def test_every_position_scheme_decodes_the_official_tokens(case: Case) -> None:
+    for model, wanted in transformers(case):
+        assert_decodes(model, wanted["tokens"], wanted["greedy_ids_nocache"])
+
+
+@covers("official_models")
+def test_a_padded_row_is_the_row_alone(case: Case) -> None:
+    for model, wanted in transformers(case):
+        for row, mask in enumerate(wanted["attn_mask"].bool()):
+            alone = model(wanted["tokens"][row, mask][None])[0]
+            assert_near(alone, wanted["logits_attn_mask"][row, mask])
+
+
+@covers("official_models")
+def test_the_double_count_is_needed_for_that(case: Case) -> None:
+    """Else no other test would notice that it is missing."""
+    for model, wanted in transformers(case):
+        for link in model.stack.links:
+            link.branches[0].layer.double_count = False
+        error = (model(wanted["tokens"]) - wanted["logits"]).abs().max()
+        assert error > 1e-4
+
+
+@covers("official_models")
+def test_the_lstm_gives_the_official_logits_and_states(case: Case) -> None:
+    wanted = case.tensors("lstm.safetensors")
+    model = load_repeat_after_me_lstm(weights(wanted))
+    tokens = wanted["tokens"]
+    logits, state = model.forward_chunk(tokens, model.init_state(len(tokens)))
+    assert_near(model(tokens), wanted["logits"])
+    assert_near(logits, wanted["logits"])
+    assert_near(state.layers[0].h, wanted["h"].transpose(0, 1))
+    assert_near(state.layers[0].c, wanted["c"].transpose(0, 1))
