@@ -1,6 +1,7 @@
 """Parameters, initial values and discretisation, against complex arithmetic."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,6 +90,65 @@ def test_initial_values_are_those_of_the_official_code(init: Any) -> None:
     assert layer.skip.var().item() == pytest.approx(1.0, rel=0.3)
 
 
+@pytest.mark.parametrize(
+    ("transform", "decay"),
+    [
+        ("exp", lambda p: math.exp(p)),
+        ("none", lambda p: p),
+        ("relu", lambda p: max(p, 0) + 1e-4),
+        ("sigmoid", lambda p: 1 / (1 + math.exp(-p))),
+        ("softplus", lambda p: math.log(1 + math.exp(p))),
+    ],
+)
+def test_every_transform_begins_with_a_real_part_of_minus_one_half(
+    transform: Any, decay: Callable[[float], float]
+) -> None:
+    layer = DiagonalSSM(WIDTH, d_state=2, real_transform=transform, discretization="zoh").double()
+    for parameter in (layer.log_decay.flatten()[0].item(), 0.7):
+        with torch.no_grad():
+            layer.log_decay.fill_(parameter)
+        found = layer.discretize()[0][..., 0] / layer.log_dt.exp()[:, None]
+        assert found.flatten().tolist() == pytest.approx([-decay(parameter)] * WIDTH, rel=1e-6)
+    assert decay(DiagonalSSM(1, d_state=2, real_transform=transform).log_decay.item()) == (
+        pytest.approx(0.5)
+    )
+
+
+def test_channels_share_transitions_in_turn() -> None:
+    """Channel h has number h modulo n_ssm."""
+    layer = DiagonalSSM(6, d_state=4, n_ssm=3, discretization="zoh").double()
+    with torch.no_grad():
+        layer.frequency.add_(torch.randn_like(layer.frequency))
+        layer.b.add_(torch.randn_like(layer.b))
+        layer.log_dt.fill_(0.0)
+    assert layer.frequency.shape == (3, 2)
+    log_a, b, _ = layer.discretize()
+    for channel in range(6):
+        assert torch.equal(log_a[channel, :, 1], layer.frequency[channel % 3])
+        assert torch.equal(b[channel], b[channel % 3])
+
+
+def test_a_second_output_is_a_second_readout_of_the_same_state() -> None:
+    both = random_ssm(n_outputs=2)
+    x = torch.randn(2, 7, WIDTH, dtype=torch.float64)
+    y = both(x)
+    assert y.shape == (2, 7, 2 * WIDTH)
+    for part in (0, 1):
+        alone = random_ssm()
+        values = {**both.state_dict()}
+        values["c"], values["skip"] = both.c.chunk(2)[part], both.skip.chunk(2)[part]
+        alone.load_state_dict(values)
+        torch.testing.assert_close(y.chunk(2, dim=-1)[part], alone(x))
+
+
+def test_a_small_step_loses_no_digits() -> None:
+    """Zero-order hold of a slow mode: B-bar is nearly dt, which e^z - 1 in float32 is not."""
+    layer = DiagonalSSM(1, d_state=2, discretization="zoh")
+    with torch.no_grad():
+        layer.log_dt.fill_(math.log(1e-5))
+    assert layer.discretize()[1].flatten().tolist() == pytest.approx([1e-5, 0], rel=1e-5, abs=1e-12)
+
+
 def test_steps_are_drawn_log_uniformly_from_their_range() -> None:
     log_dt = DiagonalSSM(4000, d_state=2, dt_min=1e-3, dt_max=1e-1).log_dt
     assert math.log(1e-3) <= log_dt.min()
@@ -134,8 +194,62 @@ def test_parameters_follow_to_another_device() -> None:
         ({"discretization": "ZOH"}, "unknown discretization 'ZOH': Known: bilinear, zoh"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_no_diagonal_ssm_can_have_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
     for kind in (DiagonalSSM, S4D, H3):
         with pytest.raises(InputError) as caught:
             kind(WIDTH, **options)
         assert str(caught.value) == message
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_ssm": 2}, "n_ssm must divide d_model, got n_ssm=2 and d_model=3"),
+        ({"n_ssm": 0}, "n_ssm must divide d_model, got n_ssm=0 and d_model=3"),
+        ({"n_outputs": 0}, "n_outputs must be at least 1, got n_outputs=0"),
+        (
+            {"real_transform": "log"},
+            "unknown real_transform 'log': Known: exp, none, relu, sigmoid, softplus",
+        ),
+    ],
+)
+def test_transitions_and_outputs_that_do_not_fit_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    for kind in (DiagonalSSM, S4D):
+        with pytest.raises(InputError) as caught:
+            kind(WIDTH, **options)
+        assert str(caught.value) == message
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "gate"}, "unknown output 'gate': Known: glu, half_glu, linear"),
+        ({"output": "half_glu", "n_outputs": 2}, "got 6 signals and d_model=3; take 'glu'"),
+    ],
+)
+def test_a_map_across_channels_that_does_not_fit_is_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        S4D(WIDTH, **options)
+
+
+def test_the_maps_across_channels_are_a_line_and_two_gates() -> None:
+    x = torch.randn(2, 5, WIDTH)
+    for output in ("linear", "glu", "half_glu"):
+        layer = S4D(WIDTH, d_state=4, output=output)
+        z = torch.nn.functional.gelu(layer.ssm(x))
+        w, b = layer.out_proj.weight, layer.out_proj.bias
+        line = z @ w[:WIDTH].T + b[:WIDTH]
+        wanted = {
+            "linear": line,
+            "glu": line * torch.sigmoid(z @ w[WIDTH:].T + b[WIDTH:]) if output == "glu" else line,
+            "half_glu": z * torch.sigmoid(line),
+        }[output]
+        torch.testing.assert_close(layer(x), wanted)

@@ -29,3 +29,16 @@ def exponential(log: Planes) -> Planes:
     """Exponential function of complex numbers."""
     magnitude, angle = log[..., 0].exp(), log[..., 1]
     return torch.stack([magnitude * angle.cos(), magnitude * angle.sin()], dim=-1)
+
+
+def exponential_minus_one(log: Planes) -> Planes:
+    r""":math:`e^z - 1`, without cancellation for small z.
+
+    Example:
+        >>> exponential_minus_one(torch.tensor([1e-9, 0.0]))
+        tensor([1.0000e-09, 0.0000e+00])
+    """
+    real, imag = log.unbind(dim=-1)
+    magnitude = real.exp()
+    turned = 2 * (imag / 2).sin().square()  # 1 - cos
+    return torch.stack([real.expm1() - magnitude * turned, magnitude * imag.sin()], dim=-1)
