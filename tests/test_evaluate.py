@@ -227,7 +227,7 @@ def test_windows_overlap_by_half_unless_told() -> None:
 def test_windows_fit_learned_positions_however_long_the_text() -> None:
     model = text_model("attention", max_len=12)
     assert score_text(model, [TOKENS], window=12).losses.count == 149
-    with pytest.raises(InputError, match="learned positions for max_len=12 tokens, got 13"):
+    with pytest.raises(InputError, match="made for max_len=12 tokens, got 13"):
         score_text(model, [TOKENS], window=13)
 
 

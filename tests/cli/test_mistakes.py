@@ -78,7 +78,7 @@ MISTAKES = [
         "temperature must not be neg",
     ),
     (["generate", "numbers", "--prompt", "1", "--max_new_tokens", "-1"], "max_new_tokens must not"),
-    (["generate", "short", "--prompt", "x" * 22], "learned positions for max_len=20 tokens, got 2"),
+    (["generate", "short", "--prompt", "x" * 22], "made for max_len=20 tokens, got 2"),
     (["generate", "short", "--prompt", "x"], "prompt and new tokens make 256 positions, but the"),
 ]
 

@@ -91,7 +91,7 @@ def test_parameters_of_layers_that_initialise_themselves_are_left_alone() -> Non
 class TestLearnedPositionsEnd:
     """At ``max_len`` tokens the model works, beyond them every way in says so."""
 
-    message = "learned positions for max_len=5 tokens"
+    message = "made for max_len=5 tokens"
     tokens = torch.zeros(1, 6, dtype=torch.int64)
 
     def test_forward(self) -> None:

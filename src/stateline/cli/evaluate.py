@@ -64,7 +64,7 @@ def _window(given: Namespace, model: "LanguageModel") -> int | None:
 
     if given.window is not None:
         return given.window or None
-    limit = model.config.max_len
+    limit = model.max_len
     return min(WINDOW, limit or WINDOW) if growing_layers(model) or limit else None
 
 

@@ -67,9 +67,9 @@ def check_length(model: LanguageModel, length: int, max_new_tokens: int) -> None
     """Raise InputError if so many tokens cannot follow a text of ``length`` tokens."""
     if max_new_tokens < 0:
         raise InputError(f"max_new_tokens must not be negative, got {max_new_tokens}")
-    limit, wanted = model.config.max_len, length + max_new_tokens - 1
+    limit, wanted = model.max_len, length + max_new_tokens - 1
     if limit is not None and wanted > limit:
         raise InputError(
-            f"prompt and new tokens make {wanted} positions, but the model has learned positions "
-            f"for max_len={limit} tokens: shorten either"
+            f"prompt and new tokens make {wanted} positions, but the model was made for "
+            f"max_len={limit} tokens: shorten either"
         )

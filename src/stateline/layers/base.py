@@ -42,11 +42,14 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
             contains it is cast to half precision.
         optimizer_groups: Optimizer group (``"ssm"`` or ``"no_decay"``) of the layer's own
             parameters, by name, where it is not the default.
+        max_len: Most tokens of a sequence, or ``None`` for any number. Whole models see to it,
+            where tokens enter.
     """
 
     wants_feed_forward: ClassVar[bool] = True
     keeps_float32: ClassVar[bool] = False
     optimizer_groups: ClassVar[Mapping[str, str]] = {}
+    max_len: int | None = None
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

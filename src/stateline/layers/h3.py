@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer
-from stateline.layers.diagonal_ssm import DiagonalSSM, DiagonalSSMState, Discretization
+from stateline.layers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
 from stateline.layers.shift_ssm import ShiftSSM, ShiftSSMState
+from stateline.ops.discretization import Discretization
 from stateline.ops.hippo import Init
 
 
@@ -35,44 +36,59 @@ class H3(SequenceLayer[H3State]):
         d_state: Real size of the state of each shift SSM (one per channel) and of each diagonal
             SSM (one per head, applied to ``d_head**2`` products).
         d_head: Width of a head; must divide ``d_model``.
+        n_ssm: Number of different A and B of the diagonal SSMs; head h has number ``h % n_ssm``. By
+            default one each.
+        n_outputs: Signals read from each diagonal SSM, all of which the last projection sees.
         init: Frequencies of the diagonal SSM: ``lin``, ``inv`` or ``legs``.
         discretization: Of the diagonal SSM: ``bilinear`` or ``zoh``.
         dt_min: Smallest initial step of the diagonal SSM.
         dt_max: Largest initial step of the diagonal SSM.
+        max_len: With a number, the model around the layer takes no longer sequences; the layer
+            itself is the same. It is for weights of an official layer with ``l_max``.
 
     Raises:
-        InputError: If ``d_head`` does not divide ``d_model``.
+        InputError: If ``d_head`` does not divide ``d_model``, ``n_ssm`` does not divide the number
+            of heads, or a number is not positive.
 
     References:
         Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.2 and algorithm 1.
     """
 
-    def __init__(
+    # Differs from official code with l_max, which cuts off both filters of longer sequences, but
+    # not the recurrence: since the two then disagree, longer sequences are not taken.
+    def __init__(  # noqa: PLR0913
         self,
         d_model: int,
         *,
         d_state: int = 64,
         d_head: int = 1,
+        n_ssm: int | None = None,
+        n_outputs: int = 1,
         init: Init = "lin",
         discretization: Discretization = "bilinear",
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
+        max_len: int | None = None,
     ) -> None:
         super().__init__(d_model)
         if d_head < 1 or d_model % d_head:
             raise InputError(f"d_head must divide d_model, got {d_head=} and {d_model=}")
-        self.d_head = d_head
+        if max_len is not None and max_len < 1:
+            raise InputError(f"max_len must be at least 1, got {max_len=}")
+        self.d_head, self.n_outputs, self.max_len = d_head, n_outputs, max_len
         self.qkv = nn.Linear(d_model, 3 * d_model)
         self.shift = ShiftSSM(d_model, d_state=d_state)
         self.diagonal = DiagonalSSM(
             d_model // d_head,
             d_state=d_state,
+            n_ssm=n_ssm,
+            n_outputs=n_outputs,
             init=init,
             discretization=discretization,
             dt_min=dt_min,
             dt_max=dt_max,
         )
-        self.out_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(n_outputs * d_model, d_model)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> H3State:  # noqa: ARG002
         """Zero states; the diagonal SSM has one for each product of a key and a value entry."""
@@ -109,7 +125,8 @@ class H3(SequenceLayer[H3State]):
         """Projections, both state space models, and the gates."""
         mixing = self.shift.flops_per_token(length)
         mixing += self.d_head**2 * self.diagonal.flops_per_token(length)
-        return super().flops_per_token(length) + mixing + 3.0 * self.d_model * self.d_head
+        gates = (1 + 2 * self.n_outputs) * self.d_model * self.d_head
+        return super().flops_per_token(length) + mixing + gates
 
     def _write(
         self, k: Float[Tensor, "batch *length d_model"], v: Float[Tensor, "batch *length d_model"]
@@ -120,10 +137,11 @@ class H3(SequenceLayer[H3State]):
     def _read(
         self,
         q: Float[Tensor, "batch *length d_model"],
-        kv: Float[Tensor, "batch d_head d_head *length head"],
+        kv: Float[Tensor, "batch d_head d_head *length output"],
     ) -> Float[Tensor, "batch *length d_model"]:
         """Contract the key entries with the query, and mix the heads."""
-        o = (self._split(q)[:, :, None] * kv).sum(dim=1)  # (batch, d_head, *length, head)
+        q = self._split(q).tile(self.n_outputs)  # every signal of a head is read by its query
+        o = (q[:, :, None] * kv).sum(dim=1)  # (batch, d_head, *length, output)
         # Differs from the official PyTorch path, which flattens wider heads as (entry, head):
         # algorithm 1 and the fused kernel order them as (head, entry), as the queries are.
         return self.out_proj(o.movedim(1, -1).flatten(-2))

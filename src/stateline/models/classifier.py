@@ -12,7 +12,7 @@ from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import values_at_hand
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
-from stateline.models.frame import check_length, check_tokens, initialise
+from stateline.models.frame import bound, check_length, check_tokens, initialise
 
 Pooling = Literal["mean", "last"]
 
@@ -102,6 +102,7 @@ class SequenceClassifier(SequenceLayer[ClassifierState]):
         self.encoder = nn.Linear(channels, width) if channels else None
         self.positions = nn.Embedding(config.max_len, width) if config.max_len else None
         self.stack = build_stack(config)
+        self.max_len = bound(config.max_len, self.stack)
         self.norm = NORMS[config.norm](width, config.norm_eps)
         self.head = nn.Linear(width, config.n_classes)
         initialise(self, width)
@@ -142,7 +143,7 @@ class SequenceClassifier(SequenceLayer[ClassifierState]):
 
     def forward(self, x: Tensor) -> Float[Tensor, "batch length classes"]:
         """Logits of the classes after each position."""
-        check_length(self.config.max_len, x.shape[1])
+        check_length(self.max_len, x.shape[1])
         places = torch.arange(x.shape[1], device=x.device)
         h = self.norm(self.stack(self._enter(x, places)))
         return self.head(self._pool(h, places + 1, None))
@@ -151,7 +152,7 @@ class SequenceClassifier(SequenceLayer[ClassifierState]):
         self, x: Tensor, state: ClassifierState
     ) -> tuple[Float[Tensor, "batch length classes"], ClassifierState]:
         """Logits of the classes after each position of the next piece."""
-        check_length(self.config.max_len, x.shape[1], state.position)
+        check_length(self.max_len, x.shape[1], state.position)
         places = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
         h, layers = self.stack.forward_chunk(self._enter(x, places), state.layers)
         h = self.norm(h)
@@ -215,7 +216,7 @@ class SequenceClassifier(SequenceLayer[ClassifierState]):
         return self.encoder(x)
 
     def _enter_one(self, x: Tensor, state: ClassifierState) -> Float[Tensor, "batch d_model"]:
-        check_length(self.config.max_len, 1, state.position)
+        check_length(self.max_len, 1, state.position)
         return self._enter(x[:, None], state.position[:, None])[:, 0]
 
     def _answer(self, h: Tensor, state: ClassifierState) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers import Branch
+from stateline.layers import Branch, SequenceLayer
 from stateline.layers.base import values_at_hand
 
 
@@ -41,13 +41,19 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
         raise InputError(f"tokens must be from 0 to {vocab_size - 1}, got {low} to {high}")
 
 
+def bound(max_len: int | None, layers: nn.Module) -> int | None:
+    """Most tokens of a sequence: what learned positions and all layers allow; ``None`` is any."""
+    limits = [max_len, *(m.max_len for m in layers.modules() if isinstance(m, SequenceLayer))]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def check_length(limit: int | None, new: int, seen: Int[Tensor, " batch"] | None = None) -> None:
-    """Raise InputError where ``new`` tokens go beyond the learned positions, if there are any."""
+    """Raise InputError where ``new`` tokens go beyond what the model can take."""
     if limit is None or (seen is not None and not values_at_hand(seen)):
         return
     total = new + (0 if seen is None else int(seen.max()))
     if total > limit:
         raise InputError(
-            f"the model has learned positions for max_len={limit} tokens, got {total}; "
+            f"the model was made for max_len={limit} tokens, got {total}; "
             "give it less, or train one with max_len=None"
         )

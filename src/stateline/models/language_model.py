@@ -11,7 +11,7 @@ from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import values_at_hand
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
-from stateline.models.frame import check_length, check_tokens, initialise
+from stateline.models.frame import bound, check_length, check_tokens, initialise
 
 
 class LanguageModelState(NamedTuple):
@@ -52,6 +52,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.max_len else None
         self.stack = build_stack(config)
+        self.max_len = bound(config.max_len, self.stack)
         self.norm = NORMS[config.norm](config.d_model, config.norm_eps)
         tied, bias = config.tie_embeddings, config.head_bias
         self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=bias)
@@ -64,7 +65,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
 
     def forward(self, x: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocab"]:
         """Logits of the next token at every position."""
-        check_length(self.config.max_len, x.shape[1])
+        check_length(self.max_len, x.shape[1])
         positions = torch.arange(x.shape[1], device=x.device)
         return self._logits(self.stack(self._embed(x, positions)))
 
@@ -72,7 +73,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self, x: Int[Tensor, "batch length"], state: LanguageModelState
     ) -> tuple[Float[Tensor, "batch length vocab"], LanguageModelState]:
         """Logits of the next token at every position of the next piece."""
-        check_length(self.config.max_len, x.shape[1], state.position)
+        check_length(self.max_len, x.shape[1], state.position)
         positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
         h, layers = self.stack.forward_chunk(self._embed(x, positions), state.layers)
         return self._logits(h), LanguageModelState(state.position + x.shape[1], layers)
@@ -81,7 +82,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self, x: Int[Tensor, " batch"], state: LanguageModelState
     ) -> tuple[Float[Tensor, "batch vocab"], LanguageModelState]:
         """Logits of the token after this one."""
-        check_length(self.config.max_len, 1, state.position)
+        check_length(self.max_len, 1, state.position)
         h, layers = self.stack.step(self._embed(x, state.position), state.layers)
         return self._logits(h), LanguageModelState(state.position + 1, layers)
 
@@ -89,7 +90,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self, x: Int[Tensor, " batch"], state: LanguageModelState
     ) -> Float[Tensor, "batch vocab"]:
         """Logits of the token after this one; the state is changed in place."""
-        check_length(self.config.max_len, 1, state.position)
+        check_length(self.max_len, 1, state.position)
         h = self.stack.step_(self._embed(x, state.position), state.layers)
         state.position.add_(1)
         return self._logits(h)

@@ -285,10 +285,10 @@ def check_carried_state(model: LanguageModel, task: Task, config: TrainConfig) -
             "carry_state needs a task that goes on from batch to batch: take text, tokens, "
             "algorithm or random_walk"
         )
-    length, limit = task.train_length, model.config.max_len
+    length, limit = task.train_length, model.max_len
     if limit is not None and (config.carry_cap is None or config.carry_cap > limit):
         raise InputError(
-            f"the model has learned positions for max_len={limit} tokens: set carry_cap to at most "
+            f"the model was made for max_len={limit} tokens: set carry_cap to at most "
             f"that, got {config.carry_cap}"
         )
     if config.carry_cap is None and model.state_bytes(2 * length) > model.state_bytes(length):

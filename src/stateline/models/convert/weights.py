@@ -64,6 +64,20 @@ def number(settings: Mapping[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
+def section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A group of settings; empty where it is missing or null.
+
+    Raises:
+        InputError: If it is something else.
+    """
+    value = settings.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f"the published configuration wants {name!r} to be an object, got {value!r}"
+        )
+    return value
+
+
 def read_weights(folder: str | Path) -> dict[str, Tensor]:
     """The tensors of a published model, by their official names.
 
@@ -82,12 +96,43 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
     for name in FILES:
         path, index = Path(folder) / name, Path(folder) / f"{name}.index.json"
         if path.is_file():
-            return _read_tensors(path)
+            return read_tensors(path)
         if index.is_file():
-            parts = sorted(set(_read_json(index).get("weight_map", {}).values()))
-            paths = [path.with_name(Path(part).name) for part in parts]  # never outside the folder
-            return {name: tensor for part in paths for name, tensor in _read_tensors(part).items()}
+            # Of what the index says only the file name counts: it cannot point to another folder.
+            places = section(_read_json(index), "weight_map").values()
+            parts = {Path(str(place)).name for place in places}
+            files = [read_tensors(path.with_name(part)) for part in sorted(parts)]
+            return {name: tensor for tensors in files for name, tensor in tensors.items()}
     raise InputError(f"no weights in {folder}: it must hold {' or '.join(FILES)}")
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of one file, by their names.
+
+    Args:
+        path: A safetensors file, or a pickled one, of which only tensors are read; if it is a
+            checkpoint of PyTorch Lightning, those of its model.
+
+    Returns:
+        The tensors, on the processor, as they were saved.
+
+    Raises:
+        InputError: If the file cannot be read, or holds something else.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, UnpicklingError, OSError, RuntimeError, EOFError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"cannot read the weights in {path}: {reason}; get them again") from error
+    if isinstance(tensors, dict) and "pytorch-lightning_version" in tensors:
+        state = tensors.get("state_dict", {})
+        tensors = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+        raise InputError(f"{path} does not hold tensors by name")
+    return tensors
 
 
 def rename(
@@ -159,19 +204,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold a JSON object, got a {type(values).__name__}")
     return values
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, OSError, RuntimeError, EOFError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"cannot read the weights in {path}: {reason}; get them again") from error
-    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise InputError(f"{path} does not hold tensors by name")
-    return tensors
 
 
 def _some(names: Iterable[str]) -> str:
