@@ -16,6 +16,7 @@ from stateline.models.convert.weights import (
     read_settings,
     read_weights,
     rename,
+    section,
 )
 from stateline.models.language_model import LanguageModel
 
@@ -83,16 +84,16 @@ def gpt_neox_config(settings: Mapping[str, Any]) -> ModelConfig:
     rope = {
         "partial_rotary_factor": number(settings, "rotary_pct", 0.25),  # older versions
         "rope_theta": number(settings, "rotary_emb_base", 10_000.0),
-        **(settings.get("rope_parameters") or {}),
+        **section(settings, "rope_parameters"),
     }
     if settings.get("rope_scaling") or rope.get("rope_type", "default") != "default":
         raise InputError(
             "rotary positions that are rescaled are not supported, got "
             f"{settings.get('rope_scaling') or rope}: take a model without"
         )
-    activation = settings.get("hidden_act", "gelu")
+    activation = str(settings.get("hidden_act", "gelu"))
     if activation not in ACTIVATIONS:
-        raise unknown_name("activation", str(activation), ACTIVATIONS)
+        raise unknown_name("activation", activation, ACTIVATIONS)
     attention = {
         "n_heads": count(settings, "num_attention_heads"),
         "position": "rope",
