@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,10 @@ from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
 from stateline.ops import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
+from stateline.ops.discretization import DISCRETIZATIONS, Discretization
 from stateline.ops.hippo import Init, diagonal_frequencies
-from stateline.ops.planes import divide, exponential_minus_one, multiply
+from stateline.ops.planes import multiply
 
-Discretization = Literal["zoh", "bilinear"]
 RealTransform = Literal["exp", "none", "relu", "sigmoid", "softplus"]
 
 _LEAST = 1e-4
@@ -179,8 +179,8 @@ class DiagonalSSM(DiagonalRecurrence):
     ) -> None:
         super().__init__(d_model)
         modes, copies = check_sizes(d_model, d_state, n_ssm, n_outputs)
-        if discretization not in get_args(Discretization):
-            raise unknown_name("discretization", discretization, get_args(Discretization))
+        if discretization not in DISCRETIZATIONS:
+            raise unknown_name("discretization", discretization, DISCRETIZATIONS)
         if real_transform not in _DECAYS:
             raise unknown_name("real_transform", real_transform, _DECAYS)
         self.discretization, self.real_transform = discretization, real_transform
@@ -206,16 +206,8 @@ class DiagonalSSM(DiagonalRecurrence):
         decay = _DECAYS[self.real_transform][0](self.log_decay)
         copies = self.d_model // len(decay)
         a = torch.stack([-decay, self.frequency], dim=-1).repeat(copies, 1, 1)
-        b, z = self.b.repeat(copies, 1, 1), dt * a
-        real, imag = z.unbind(dim=-1)
-        if self.discretization == "zoh":
-            return z, divide(multiply(exponential_minus_one(z), b), a), self.c
-        # log((1 + z/2) / (1 - z/2)) without cancellation for small z, and without branch cuts
-        denominator = (1 - real / 2).square() + imag.square() / 4
-        log_magnitude = 0.5 * torch.log1p(2 * real / denominator)
-        angle = torch.atan2(imag, 1 - (real.square() + imag.square()) / 4)
-        shifted = torch.stack([1 - real / 2, -imag / 2], dim=-1)
-        return torch.stack([log_magnitude, angle], dim=-1), dt * divide(b, shifted), self.c
+        log_a, gain = DISCRETIZATIONS[self.discretization](dt * a)
+        return log_a, dt * multiply(gain, self.b.repeat(copies, 1, 1)), self.c
 
 
 def check_sizes(d_model: int, d_state: int, n_ssm: int | None, n_outputs: int) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """S4D: a diagonal state space model per channel, then a map across channels."""
 
-from stateline.layers.diagonal_ssm import DiagonalSSM, Discretization, RealTransform
+from stateline.layers.diagonal_ssm import DiagonalSSM, RealTransform
 from stateline.layers.ssm_layer import Output, SSMLayer
+from stateline.ops.discretization import Discretization
 from stateline.ops.hippo import Init
 
 

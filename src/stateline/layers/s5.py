@@ -1,0 +1,257 @@
+"""S5: one state space model of many inputs and outputs for all channels."""
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError, unknown_name
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.derived import derived
+from stateline.layers.diagonal_ssm import skipped, uniform_log_dt
+from stateline.layers.ssm_layer import Output, SSMLayer, mix_channels
+from stateline.ops import mimo_ssm, mimo_ssm_chunk, mimo_ssm_step
+from stateline.ops.discretization import DISCRETIZATIONS, Discretization
+from stateline.ops.hippo import normal_form
+from stateline.ops.planes import multiply
+
+
+class S5State(NamedTuple):
+    """Modes that all channels share."""
+
+    h: Float[Tensor, "batch mode 2"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The modes, since their rounding accumulates."""
+        return ("h",)
+
+
+class S5SSM(SequenceLayer[S5State]):
+    r"""A diagonal state space model with as many inputs and outputs as there are channels.
+
+    .. math:: \dot x = \Lambda x + B u, \qquad y = 2\,\mathrm{Re}(C x) + D \odot u
+
+    with one complex state for all channels, discretised with a step for each of its modes. Lambda
+    begins as the spectrum of the normal part of HiPPO-LegS, in ``n_blocks`` blocks; B and C begin
+    as random matrices in the basis of HiPPO.
+
+    All parameters and the state stay float32 under a cast to half precision.
+
+    Args:
+        d_model: Number of channels.
+        d_state: Size of the state in the basis of HiPPO.
+        n_blocks: HiPPO matrices of which the initial transition is made; must divide ``d_state``
+            into even parts.
+        conj_sym: Keep one mode of each conjugate pair: half as many. Without, y is
+            :math:`\mathrm{Re}(C x) + D \odot u`.
+        discretization: ``zoh`` or ``bilinear``.
+        clip_eigs: Keep Re Lambda below -1e-4.
+        dt_min: Smallest initial step.
+        dt_max: Largest initial step; steps are drawn log-uniformly.
+
+    Raises:
+        InputError: If the blocks do not fit, the steps are not ``0 < dt_min <= dt_max``, or the
+            discretisation is unknown.
+
+    References:
+        Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
+    """
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("log_dt", "real", "frequency", "b"), "ssm"
+    )
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        n_blocks: int = 1,
+        conj_sym: bool = True,
+        discretization: Discretization = "zoh",
+        clip_eigs: bool = True,
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+    ) -> None:
+        super().__init__(d_model)
+        if n_blocks < 1 or d_state < 2 or d_state % (2 * n_blocks):
+            raise InputError(
+                f"n_blocks must divide d_state into even parts, got {n_blocks=} and {d_state=}"
+            )
+        if discretization not in DISCRETIZATIONS:
+            raise unknown_name("discretization", discretization, DISCRETIZATIONS)
+        # Differs from the official code, which by default lets Re Lambda grow positive, where the
+        # state explodes: clip_eigs=False does that.
+        self.conj_sym, self.clip_eigs, self.discretization = conj_sym, clip_eigs, discretization
+        values, vectors = _basis(d_state // n_blocks, conj_sym)
+        modes = n_blocks * len(values)
+        self.log_dt = nn.Parameter(uniform_log_dt(dt_min, dt_max, modes))
+        self.real = nn.Parameter(torch.empty(modes))
+        self.frequency = nn.Parameter(torch.empty(modes))
+        self.b = nn.Parameter(torch.empty(modes, d_model, 2))
+        self.c = nn.Parameter(self._random_readout(vectors, n_blocks))
+        self.skip = nn.Parameter(torch.randn(d_model))
+        conjugate = torch.stack([vectors[..., 0], -vectors[..., 1]], dim=-1)
+        b = torch.randn(n_blocks, d_state // n_blocks, d_model) / d_state**0.5
+        with torch.no_grad():
+            self.real.copy_(values[:, 0].repeat(n_blocks))
+            self.frequency.copy_(values[:, 1].repeat(n_blocks))
+            self.b.copy_(torch.einsum("nmz,jnh->jmhz", conjugate.to(b), b).flatten(0, 1))
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> S5State:  # noqa: ARG002
+        """Zero state."""
+        return S5State(zeros(self.c, batch_size, *self.c.shape[1:]))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Scan the sequence."""
+        return mimo_ssm(x, *self.discretize()) + skipped(x, self.skip)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: S5State
+    ) -> tuple[Float[Tensor, "batch length d_model"], S5State]:
+        """Scan on from the state."""
+        y, h = mimo_ssm_chunk(x, *self.discretize(), state.h)
+        return y + skipped(x, self.skip), S5State(h)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: S5State
+    ) -> tuple[Float[Tensor, "batch d_model"], S5State]:
+        """Advance the recurrence by one input."""
+        y, h = mimo_ssm_step(x, *self.discretize(), state.h)
+        return y + skipped(x, self.skip), S5State(h)
+
+    def flops_per_token(self, length: int) -> float:
+        """Both maps, and the scan in blocks of 16."""
+        return len(self.real) * (8.0 * self.d_model + 8 * 16) + 0 * length
+
+    @derived
+    def discretize(
+        self,
+    ) -> tuple[
+        Float[Tensor, "mode 2"], Float[Tensor, "mode d_model 2"], Float[Tensor, "d_model mode 2"]
+    ]:
+        """Logarithm of the transition, input matrix and output matrix of the recurrence."""
+        log_a, gain = DISCRETIZATIONS[self.discretization](self.log_dt.exp()[:, None] * self._a())
+        b = multiply((self.log_dt.exp()[:, None] * gain)[:, None], self.b)
+        return log_a, b, self.counted(self.c)
+
+    def counted(self, c: Float[Tensor, "d_model mode 2"]) -> Float[Tensor, "d_model mode 2"]:
+        """Half an output matrix where no mode stands for two, since the op counts each twice."""
+        return c if self.conj_sym else c / 2
+
+    def _a(self) -> Float[Tensor, "mode 2"]:
+        real = self.real.clamp(max=-1e-4) if self.clip_eigs else self.real
+        return torch.stack([real, self.frequency], dim=-1)
+
+    def _random_readout(
+        self, vectors: Float[Tensor, "size mode 2"], n_blocks: int
+    ) -> Float[Tensor, "d_model modes 2"]:
+        """A random complex matrix C times the basis V, block by block."""
+        size = len(vectors)
+        c = torch.randn(self.d_model, n_blocks, size, 1, 2) / (n_blocks * size) ** 0.5
+        return multiply(c, vectors.to(c)).sum(dim=2).flatten(1, 2)
+
+
+def _basis(
+    size: int, conj_sym: bool
+) -> tuple[Float[Tensor, "mode 2"], Float[Tensor, "size mode 2"]]:
+    """Spectrum and eigenvectors of the normal part of HiPPO-LegS: half of them, or all."""
+    values, vectors = normal_form("legs", size)
+    if conj_sym:
+        return values, vectors
+    mirror = torch.tensor([1.0, -1.0], dtype=values.dtype, device=values.device)
+    return torch.cat([values, values * mirror]), torch.cat([vectors, vectors * mirror], dim=1)
+
+
+class S5(SSMLayer):
+    r"""State space layer with one state for all channels, and a gate after it.
+
+    .. math:: y = z \odot \sigma(W z + b), \qquad z = \mathrm{gelu}(\mathrm{SSM}(x))
+
+    Where S4 and S4D have a state per channel and mix the channels afterwards only, S5 mixes them on
+    their way into the state and out of it. The state has a constant size.
+
+    Args:
+        d_model: Number of channels.
+        d_state: Size of the state in the basis of HiPPO: half as many complex modes.
+        n_blocks: HiPPO matrices of which the initial transition is made.
+        conj_sym: Keep one mode of each conjugate pair.
+        discretization: ``zoh`` or ``bilinear``.
+        clip_eigs: Keep the real parts of the transition below -1e-4.
+        dt_min: Smallest initial step.
+        dt_max: Largest initial step.
+        output: The map across channels: ``half_glu``, ``glu`` or ``linear``.
+
+    References:
+        Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        n_blocks: int = 1,
+        conj_sym: bool = True,
+        discretization: Discretization = "zoh",
+        clip_eigs: bool = True,
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+        output: Output = "half_glu",
+    ) -> None:
+        ssm = S5SSM(
+            d_model,
+            d_state=d_state,
+            n_blocks=n_blocks,
+            conj_sym=conj_sym,
+            discretization=discretization,
+            clip_eigs=clip_eigs,
+            dt_min=dt_min,
+            dt_max=dt_max,
+        )
+        super().__init__(ssm, d_model, output)
+
+
+class BidirectionalS5(nn.Module):
+    r"""S5 in both directions, for classification: each output sees the whole sequence.
+
+    It is not causal, hence no sequence layer: it has no state and no step.
+
+    .. math:: z_t = \mathrm{gelu}\left(2\,\mathrm{Re}(C_1 x^\rightarrow_t + C_2 x^\leftarrow_t)
+        + D \odot u_t\right)
+
+    Both directions share the transition and B.
+
+    Args:
+        ssm: State space model, which is used in both directions.
+        output: The map across channels: see :class:`S5`.
+
+    References:
+        As in the official code of Smith et al., ICLR 2023.
+    """
+
+    def __init__(self, ssm: S5SSM, *, output: Output = "half_glu") -> None:
+        super().__init__()
+        self.ssm, self.output = ssm, output
+        self.c_backward = nn.Parameter(ssm.c.detach().clone())
+        self.out_proj = nn.Linear(ssm.d_model, ssm.d_model * (2 if output == "glu" else 1))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Mix along the sequence, then across the channels."""
+        return mix_channels(self.both_ways(x), self.out_proj, self.output)
+
+    def both_ways(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Scan forward and backward."""
+        log_a, b, _ = self.ssm.discretize()
+        backward = mimo_ssm(x.flip(1), log_a, b, self.ssm.counted(self.c_backward)).flip(1)
+        return self.ssm(x) + backward

@@ -1,0 +1,47 @@
+r"""From a diagonal differential equation to :math:`x_t = \bar A x_{t-1} + \bar B u_t`.
+
+A rule takes :math:`z = \mathrm{dt}\, A` and gives :math:`\log \bar A` and the gain g, so that
+:math:`\bar B = \mathrm{dt}\, g B`. Complex numbers are real planes (a last axis of length 2).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.ops.planes import Planes, divide, exponential_minus_one
+
+Discretization = Literal["zoh", "bilinear"]
+
+
+def zero_order_hold(
+    z: Float[Tensor, "*shape 2"],
+) -> tuple[Float[Tensor, "*shape 2"], Float[Tensor, "*shape 2"]]:
+    r"""Exact for an input that is constant between steps: :math:`z` and :math:`(e^z - 1)/z`.
+
+    Example:
+        >>> zero_order_hold(torch.tensor([-0.01, 0.0]))[1]
+        tensor([0.9950, 0.0000])
+    """
+    return z, divide(exponential_minus_one(z), z)
+
+
+def bilinear(
+    z: Float[Tensor, "*shape 2"],
+) -> tuple[Float[Tensor, "*shape 2"], Float[Tensor, "*shape 2"]]:
+    r"""Trapezoidal rule: the logarithm of :math:`(1 + z/2)/(1 - z/2)`, and :math:`1/(1 - z/2)`."""
+    real, imag = z.unbind(dim=-1)
+    # without cancellation for small z, and without branch cuts
+    denominator = (1 - real / 2).square() + imag.square() / 4
+    log_magnitude = 0.5 * torch.log1p(2 * real / denominator)
+    angle = torch.atan2(imag, 1 - (real.square() + imag.square()) / 4)
+    gain = torch.stack([1 - real / 2, imag / 2], dim=-1) / denominator[..., None]
+    return torch.stack([log_magnitude, angle], dim=-1), gain
+
+
+DISCRETIZATIONS: Mapping[Discretization, Callable[[Planes], tuple[Planes, Planes]]] = {
+    "zoh": zero_order_hold,
+    "bilinear": bilinear,
+}

@@ -1,0 +1,27 @@
+"""The definition of a diagonal state space model of many inputs: its recurrence."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def mimo_ssm_chunk(
+    u: Float[Tensor, "*batch length channel"],
+    log_a: Float[Tensor, "mode 2"],
+    b: Float[Tensor, "mode channel 2"],
+    c: Float[Tensor, "output mode 2"],
+    state: Float[Tensor, "*batch mode 2"],
+) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch mode 2"]]:
+    """Run the recurrence, one input after the other."""
+    a, b_c, c_c, x = (_complex(planes) for planes in (log_a, b, c, state))
+    outputs = []
+    for u_t in u.unbind(dim=-2):
+        x = a.exp() * x + (b_c @ u_t[..., None].to(b_c.dtype))[..., 0]
+        outputs.append(2 * (c_c @ x[..., None])[..., 0].real)
+    y = torch.stack(outputs, dim=-2) if outputs else u.new_zeros(*u.shape[:-1], len(c))
+    return y.to(u.dtype), torch.view_as_real(x)
+
+
+def _complex(planes: Float[Tensor, "*shape 2"]) -> Tensor:
+    """Planes as one complex tensor; copied, since a view needs 16-byte alignment in float64."""
+    return torch.complex(planes[..., 0], planes[..., 1])
