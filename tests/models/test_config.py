@@ -67,7 +67,7 @@ def test_a_damaged_configuration_is_refused(text: str, message: str) -> None:
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"d_model": -4}, "d_model must be at least 1, got -4"),
         ({"max_len": 0}, "max_len must be at least 1, got 0"),
-        ({"block": "paralel"}, "wants block to be one of sequential, parallel, plain, got"),
+        ({"block": "paralel"}, "wants block to be one of sequential, parallel, .*, got"),
         ({"norm_eps": 0.0}, "norm_eps must be positive, got 0.0"),
         ({"head_bias": True}, "head_bias=True needs .* of its own: set tie_embeddings=False"),
     ],
