@@ -32,17 +32,44 @@ OPTIONS = {
         {"activation": "swiglu"},
         {"d_hidden": 5},
     ],
+    "gated_delta_net": [{"n_heads": 1, "d_conv": 1}, {"n_heads": 2, "expand_v": 1, "d_conv": 2}],
     "gss": [{"d_state": 4}, {"d_ssm": 3, "expand": 1, "d_state": 3, "exp_frequency": False}],
     "h3": [{"d_state": 4}, {"d_state": 4, "d_head": 2}, {"d_state": 4, "d_head": 4}],
+    "linear_attention": [
+        {"feature": "relu", "n_heads": 2},
+        {"feature": "identity", "normalise": False},
+        {"normalise": False, "n_heads": 1},
+    ],
     "long_conv": [
         {"filter_len": 4, "n_filters": 3, "n_features": 3, "d_hidden": 5, "n_hidden": 1},
         {"filter_len": 1, "shift": 0.1},
     ],
     "lstm": [{"n_layers": 2}],
+    "mamba": [{"d_state": 1, "dt_rank": 3, "bias": True}, {"d_conv": 1, "expand": 1.5}],
+    "mamba2": [
+        {"d_state": 4, "d_head": 4, "n_groups": 2, "bias": True},
+        {"d_state": 3, "d_head": 1, "d_conv": 2, "expand": 1.0},
+    ],
     "s4d": [
         {"d_state": 4, "init": init, "discretization": discretization}
         for init in ("lin", "inv", "legs")
         for discretization in ("zoh", "bilinear")
+    ]
+    + [
+        {"d_state": 4, "n_ssm": 2, "n_outputs": 3, "output": "glu"},
+        {"d_state": 4, "real_transform": "softplus", "output": "half_glu"},
+    ],
+    "sliding_attention": [
+        {"window": 4},
+        {"window": 1},
+        {"window": 3, "position": "rope"},
+        {"window": 5, "position": "alibi", "bias": True},
+        {"window": 4, "position": "relative"},
+        {"window": 3, "position": "relative", "includes_self": False},
+    ],
+    "s5": [
+        {"d_state": 8, "n_blocks": 2, "discretization": "bilinear", "output": "linear"},
+        {"d_state": 6, "conj_sym": False, "clip_eigs": False, "output": "glu"},
     ],
     "shift_ssm": [{"d_state": 1}, {"d_state": 4}],
 }

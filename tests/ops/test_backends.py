@@ -12,7 +12,15 @@ INPUTS = {
     "attention": (torch.ones(1, 2, 1, 2),) * 3,
     "diagonal_ssm": (U, *(torch.ones(1, 1, 2),) * 3),
     "fft_conv": (U, KERNEL),
+    "gated_delta_rule": (
+        *(torch.ones(1, 2, 1, 1),) * 3,
+        *(torch.ones(1, 2, 1),) * 2,
+        torch.ones(1, 1, 1, 1),
+    ),
+    "linear_attention": (*(torch.ones(1, 2, 1, 1),) * 3, torch.ones(1, 1, 1, 1)),
     "lstm": (U, *(torch.ones(1, 1),) * 2, *(torch.ones(4, 1),) * 2, *(torch.ones(4),) * 2),
+    "selective_scan": (U, U, *(torch.ones(1, 1),) * 3, torch.ones(1, 1, 1)),
+    "mimo_ssm": (U, torch.ones(1, 2), *(torch.ones(1, 1, 2),) * 2),
     "short_conv": (U, KERNEL),
 }
 

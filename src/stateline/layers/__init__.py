@@ -11,14 +11,20 @@ from stateline.layers.base import AnyLayer, SequenceLayer
 from stateline.layers.compose import Branch, Parallel, PostNorm, Residual, Stack
 from stateline.layers.diagonal_ssm import DiagonalSSM
 from stateline.layers.feed_forward import FeedForward
+from stateline.layers.gated_delta_net import GatedDeltaNet
 from stateline.layers.gss import GSS
 from stateline.layers.h3 import H3
 from stateline.layers.ladder import Ladder
+from stateline.layers.linear_attention import LinearAttention
 from stateline.layers.long_conv import LongConv
 from stateline.layers.lstm import LSTM
+from stateline.layers.mamba import Mamba
+from stateline.layers.mamba2 import Mamba2
 from stateline.layers.norm import NORMS
 from stateline.layers.s4d import S4D
+from stateline.layers.s5 import S5, S5SSM, BidirectionalS5
 from stateline.layers.shift_ssm import ShiftSSM
+from stateline.layers.sliding_attention import SlidingAttention
 from stateline.layers.state import (
     cat_states,
     detach,
@@ -33,12 +39,18 @@ LAYERS: Mapping[str, type[AnyLayer]] = {
     "attention": Attention,
     "diagonal_ssm": DiagonalSSM,
     "feed_forward": FeedForward,
+    "gated_delta_net": GatedDeltaNet,
     "gss": GSS,
     "h3": H3,
+    "linear_attention": LinearAttention,
     "long_conv": LongConv,
     "lstm": LSTM,
+    "mamba": Mamba,
+    "mamba2": Mamba2,
     "s4d": S4D,
+    "s5": S5,
     "shift_ssm": ShiftSSM,
+    "sliding_attention": SlidingAttention,
 }
 
 WRAPPERS: Mapping[str, type[AnyLayer]] = {
@@ -53,19 +65,27 @@ __all__ = [
     "LSTM",
     "NORMS",
     "S4D",
+    "S5",
+    "S5SSM",
     "WRAPPERS",
     "AnyLayer",
     "Attention",
+    "BidirectionalS5",
     "Branch",
     "DiagonalSSM",
     "FeedForward",
+    "GatedDeltaNet",
     "Ladder",
+    "LinearAttention",
     "LongConv",
+    "Mamba",
+    "Mamba2",
     "Parallel",
     "PostNorm",
     "Residual",
     "SequenceLayer",
     "ShiftSSM",
+    "SlidingAttention",
     "Stack",
     "cat_states",
     "detach",

@@ -1,0 +1,42 @@
+r"""Gated delta rule in chunks: a triangular system inside a chunk, the state between chunks.
+
+What each token really adds is :math:`k_t u_t^\top`, with u the part of the value that the state
+does not hold at the key already. In a chunk whose state is S, with :math:`G_t` the sum of the
+logarithmic decays from its beginning,
+
+.. math::
+    u_t = \beta_t \Bigl(v_t - e^{G_t} S^\top k_t
+    - \sum_{s < t} e^{G_t - G_s} (k_t \cdot k_s)\, u_s \Bigr),
+
+a system with a unit lower triangular matrix. Given u, the rest is linear attention with values u.
+"""
+
+import torch
+from torch import Tensor
+
+from stateline.ops.linear_attention.pytorch import decays
+
+CHUNK = 32
+"""Tokens in a chunk: fewer than for linear attention, since the system costs more."""
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Go from chunk to chunk."""
+    dtype = v.dtype
+    if v.shape[1] == 0:
+        return v.clone(), state.clone()
+    chunks = (
+        t.to(state.dtype).transpose(1, 2).split(CHUNK, dim=2) for t in (q, k, v, log_decay, beta)
+    )  # each (batch, head, length, ...)
+    outputs = []
+    for q_c, k_c, v_c, g_c, beta_c in zip(*chunks, strict=True):
+        between, since, until = decays(g_c)
+        scaled = beta_c[..., None] * k_c
+        system = (scaled @ k_c.mT * between).tril(-1)
+        wanted = beta_c[..., None] * v_c - since * (scaled @ state)
+        u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        outputs.append(since * (q_c @ state) + (q_c @ k_c.mT * between) @ u)
+        state = since[..., -1:, :] * state + (until * k_c).mT @ u
+    return torch.cat(outputs, dim=2).transpose(1, 2).to(dtype), state

@@ -1,0 +1,134 @@
+"""Linear attention, and the delta rule that improves on it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.ops import (
+    OPS,
+    gated_delta_rule,
+    gated_delta_rule_step,
+    linear_attention,
+    linear_attention_step,
+)
+
+LENGTHS = st.sampled_from([1, 2, 5, 31, 32, 33, 64, 65, 130])
+
+
+def case(length: int, groups: int = 2, heads: int = 4, strength: float = 0.1) -> list[Tensor]:
+    """Two rows of q, k, v, a state and logarithmic decays; float64."""
+    generator = torch.Generator().manual_seed(length)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+    q, k = normal(2, length, groups, 3), normal(2, length, groups, 3)
+    v, state = normal(2, length, heads, 5), normal(2, heads, 3, 5)
+    return [q, k, v, state, -strength * normal(2, length, heads).exp()]
+
+
+def delta_case(length: int, strength: float = 0.1) -> list[Tensor]:
+    """Two rows of q, k, v, logarithmic decays, beta and a state; float64."""
+    q, k, v, state, log_decay = case(length, groups=4, strength=strength)
+    beta = v[..., 0].sigmoid()
+    return [q, F.normalize(k, dim=-1), v, log_decay, beta, state]
+
+
+def run(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    return lambda *inputs: linear_attention(*inputs, backend=backend)
+
+
+def run_delta(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    return lambda *inputs: gated_delta_rule(*inputs, backend=backend)
+
+
+def test_the_definition_is_attention_with_decayed_scores() -> None:
+    q, k, v, state, log_decay = case(9, groups=4)
+    y, _ = linear_attention(q, k, v, torch.zeros_like(state), log_decay, backend="reference")
+    total = log_decay.cumsum(dim=1)
+    decay = (total[:, :, None] - total[:, None]).exp().movedim(-1, 1).tril()
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * decay
+    torch.testing.assert_close(y, torch.einsum("bhij,bjhd->bihd", scores, v))
+
+
+def test_without_replacing_and_forgetting_the_delta_rule_only_reads() -> None:
+    q, k, v, log_decay, beta, state = delta_case(6)
+    y, after = gated_delta_rule(q, k, v, 0 * log_decay, 0 * beta, state)
+    torch.testing.assert_close(after, state)
+    torch.testing.assert_close(y, torch.einsum("bthk,bhkv->bthv", q, state))
+
+
+@pytest.mark.parametrize("backend", OPS["gated_delta_rule"])
+def test_what_is_written_last_is_found_at_its_key(backend: str) -> None:
+    _, k, v, log_decay, beta, state = delta_case(7)
+    y, _ = gated_delta_rule(k, k, v, log_decay, torch.ones_like(beta), state, backend=backend)
+    torch.testing.assert_close(y, v)
+
+
+def test_the_delta_rule_multiplies_the_state_as_in_the_paper() -> None:
+    q, k, v, log_decay, beta, state = delta_case(1)
+    _, after = gated_delta_rule(q, k, v, log_decay, beta, state, backend="reference")
+    key, alpha, b = k[0, 0, 0], log_decay[0, 0, 0].exp(), beta[0, 0, 0]
+    s = state[0, 0].T  # the paper's is (value, key)
+    kept = s @ (alpha * (torch.eye(3) - b * torch.outer(key, key)))
+    wanted = kept + b * torch.outer(v[0, 0, 0], key)
+    torch.testing.assert_close(after[0, 0].T, wanted)
+
+
+@settings(max_examples=8)
+@given(length=LENGTHS, groups=st.sampled_from([1, 2, 4]))
+def test_linear_attention_equals_its_definition(
+    agrees: Callable[..., None], length: int, groups: int
+) -> None:
+    q, k, v, state, log_decay = case(length, groups)
+    agrees(run("torch"), run("reference"), [q, k, v, state, log_decay])
+    agrees(run("torch"), run("reference"), [q, k, v, state])
+
+
+@settings(max_examples=8)
+@given(length=LENGTHS)
+def test_the_delta_rule_equals_its_definition(agrees: Callable[..., None], length: int) -> None:
+    agrees(run_delta("torch"), run_delta("reference"), delta_case(length))
+
+
+@pytest.mark.parametrize("strength", [1.0, 100.0, 1e4])
+def test_strong_decays_lose_nothing(agrees: Callable[..., None], strength: float) -> None:
+    agrees(run("torch"), run("reference"), case(70, strength=strength))
+    agrees(run_delta("torch"), run_delta("reference"), delta_case(70, strength=strength))
+
+
+def test_what_follows_a_strong_decay_is_as_exact_as_anything(agrees: Callable[..., None]) -> None:
+    q, k, v, state, log_decay = case(40, strength=0.01)
+    log_decay[:, 3] = -1e5
+    agrees(run("torch"), run("reference"), [q, k, v, state, log_decay])
+
+
+def test_half_precision_costs_no_more_than_it_must(rounds_well: Callable[..., None]) -> None:
+    q, k, v, state, log_decay = case(70)
+    v_first = lambda op: lambda v, q, k, *rest: op(q, k, v, *rest)  # noqa: E731
+    rounds_well(v_first(run("torch")), v_first(run("reference")), [v, q, k, state, log_decay])
+    q, k, v, *rest = delta_case(70)
+    rounds_well(v_first(run_delta("torch")), v_first(run_delta("reference")), [v, q, k, *rest])
+
+
+def test_a_step_is_a_piece_of_length_one() -> None:
+    q, k, v, state, log_decay = case(1)
+    y, after = linear_attention(q, k, v, state, log_decay)
+    found = linear_attention_step(q[:, 0], k[:, 0], v[:, 0], state, log_decay[:, 0])
+    torch.testing.assert_close(found, (y[:, 0], after))
+    *inputs, state = delta_case(1)
+    y, after = gated_delta_rule(*inputs, state)
+    found = gated_delta_rule_step(*(t[:, 0] for t in inputs), state)
+    torch.testing.assert_close(found, (y[:, 0], after))
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    q, k, v, state, _ = case(2, groups=3)
+    with pytest.raises(InputError, match="divide the number of heads, got 3 and 4"):
+        linear_attention(q, k, v, state)
