@@ -1,0 +1,67 @@
+"""Filters that see a fixed number of tokens back, with the latest inputs as their state."""
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.diagonal_ssm import convolution_flops
+from stateline.ops import fft_conv, slide
+
+
+class FiniteFilterState(NamedTuple):
+    """The latest inputs, oldest first: one fewer than the filters have taps."""
+
+    past: Float[Tensor, "batch past d_model"]
+
+
+class FiniteFilter(SequenceLayer[FiniteFilterState]):
+    """Causal filters of ``filter_len`` taps, one or more for each channel, and a skip connection.
+
+    Abstract: it does not say where the taps come from. Beyond them the filters are zero, whatever
+    the length of the input. All channels of the first filter come first, then those of the second.
+
+    Attributes:
+        filter_len: Taps of each filter, this token's included; a subclass defines it.
+        skip: What each output takes of its channel's input as it is; a subclass defines it.
+    """
+
+    filter_len: int
+    skip: Float[Tensor, " output"]
+
+    @abstractmethod
+    def taps(self) -> Float[Tensor, "output filter_len"]:
+        """All filters, at least float32; the skip connection is part of their first tap."""
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> FiniteFilterState:  # noqa: ARG002
+        """No input yet: zeros."""
+        return FiniteFilterState(zeros(self.skip, batch_size, self.filter_len - 1, self.d_model))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length output"]:
+        """Filter the sequence."""
+        return fft_conv(x.tile(len(self.skip) // self.d_model), self.taps())
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: FiniteFilterState
+    ) -> tuple[Float[Tensor, "batch length output"], FiniteFilterState]:
+        """Filter the chunk after what came before it."""
+        before, now = (u.tile(len(self.skip) // self.d_model) for u in (state.past, x))
+        return fft_conv(now, self.taps(), before), FiniteFilterState(slide(state.past, x))
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: FiniteFilterState
+    ) -> tuple[Float[Tensor, "batch output"], FiniteFilterState]:
+        """Weigh the latest inputs."""
+        reach = torch.cat([state.past, x[:, None].to(state.past.dtype)], dim=1)
+        taps = self.taps().flip(-1).unflatten(0, (-1, self.d_model))
+        y = torch.einsum("bld,rdl->brd", reach, taps).flatten(1)
+        return y.to(x.dtype), FiniteFilterState(reach[:, 1:])
+
+    def flops_per_token(self, length: int) -> float:
+        """The convolution of each output."""
+        return len(self.skip) * convolution_flops(length)
