@@ -159,9 +159,9 @@ def test_more_models_than_colours_differ_in_shape(make, tmp_path):
     assert len(set(shapes)) == 10
 
 
-def test_loss_by_position_is_shown_where_a_run_has_it(make):
+def test_a_score_by_position_is_shown_where_a_run_has_it(make):
     results = make.results()
-    title = "<figcaption>Loss by position</figcaption>"
+    title = "<figcaption>Bits per byte by position</figcaption>"
     assert title not in page_of(results)
     results["runs"][1]["by_position"] = {"64": 3.0, "256": 2.5, "512": None, "4096": 2.4}
     page = page_of(results)

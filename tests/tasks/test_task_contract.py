@@ -5,13 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from stateline.data import write_corpus
 from stateline.tasks import (
     IGNORE,
     TASKS,
     Batch,
+    ConsecutiveTask,
     GeneratedTask,
+    LabelledTask,
     Problems,
     Task,
     Text,
@@ -20,6 +23,7 @@ from stateline.tasks import (
 )
 
 GENERATED = ["associative_recall", "copying", "induction_head"]
+LABELLED = ["algorithm", "object_collision", "random_walk", "word_problem"]
 TRAINING_KEYWORDS = {
     "steps",
     "lr",
@@ -32,16 +36,26 @@ TRAINING_KEYWORDS = {
 
 # Beginning of the SHA-256 of the first batch of seed 0.
 GOLDEN_TRAINING = {
+    "Algorithm": "ef3fdbe30ad58707",
     "AssociativeRecall": "5cfffba1aa0aa199",
     "Copying": "5145725bc7a77d3b",
     "InductionHead": "4c5b4f727e6325ba",
+    "ObjectCollision": "f1a259429c4aab14",
+    "RandomWalk": "ad3171dfc31af115",
     "Text": "7c70256a46ecda39",
     "Tokens": "7c70256a46ecda39",
+    "WordProblem": "cd78d8e6fbc77ddc",
 }
 GOLDEN_PROBLEMS = {
     "associative_recall": "b0a252b21e46d1c8",
     "copying": "649b62d23dc46eed",
     "induction_head": "869dc3e30ea3dfbe",
+}
+GOLDEN_LABELLED = {
+    "algorithm": "c17838cd538fa1c8",
+    "object_collision": "e6f72a7060fdcce9",
+    "random_walk": "d609066d6f2cb456",
+    "word_problem": "7fdd7721f5e1c376",
 }
 
 
@@ -105,7 +119,10 @@ def test_tokens_are_in_the_vocabulary_and_targets_too_or_ignored(make: Callable[
 
 
 def test_a_target_is_the_next_token_or_ignored(make: Callable[..., Task]) -> None:
-    tokens, targets = make().train_batch(0)
+    task = make()
+    if isinstance(task, LabelledTask):
+        pytest.skip("its targets are labels")
+    tokens, targets = task.train_batch(0)
     following, expected = tokens[:, 1:], targets[:, :-1]
     assert ((expected == following) | (expected == IGNORE)).all()
 
@@ -146,3 +163,70 @@ def test_the_right_answers_score_one(name: str) -> None:
     assert isinstance(task, GeneratedTask)
     answers = task.problems(task.train_length, 0).answers
     assert task.score(answers, answers)[task.metric] == 1.0
+
+
+@pytest.fixture(params=[f"{name}(batch_size=4)" for name in LABELLED])
+def labelled(request: pytest.FixtureRequest) -> LabelledTask:
+    task = make_task(request.param)
+    assert isinstance(task, LabelledTask)
+    return task
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labelled_batches_are_the_same_everywhere(name: str) -> None:
+    task = make_task(name)
+    assert isinstance(task, LabelledTask)
+    assert _fingerprint(task.labelled(task.train_length, 0)) == GOLDEN_LABELLED[name]
+
+
+def test_labelled_batches_are_as_long_as_wanted(labelled: LabelledTask) -> None:
+    for length in (8, 64):
+        tokens, targets = labelled.labelled(length, 0)
+        assert tokens.shape == targets.shape
+        assert tokens.shape[1] == length
+
+
+def test_labelled_batches_depend_on_length_and_index_alone(labelled: LabelledTask) -> None:
+    first = [_fingerprint(labelled.labelled(n, index)) for n in (64, 72) for index in (0, 1)]
+    again = [_fingerprint(labelled.labelled(n, index)) for n in (64, 72) for index in (0, 1)]
+    assert first == again
+    assert len(set(first)) == 4
+
+
+def test_labelled_rows_are_not_trained_on(labelled: LabelledTask) -> None:
+    scored = labelled.labelled(labelled.train_length, 0).tokens
+    trained = [labelled.train_batch(index).tokens for index in range(5)]
+    if isinstance(labelled, ConsecutiveTask):
+        trained += [labelled.consecutive_batch(index).tokens for index in range(5)]
+    rows = {tuple(row) for tokens in trained for row in tokens.tolist()}
+    assert not rows & {tuple(row) for row in scored.tolist()}
+
+
+def test_right_labels_score_one(labelled: LabelledTask) -> None:
+    targets = labelled.labelled(labelled.train_length, 0).targets
+    assert set(labelled.score(targets, targets).values()) == {1.0}
+
+
+def test_wrong_labels_score_nothing_whatever_is_said_elsewhere(labelled: LabelledTask) -> None:
+    targets = labelled.labelled(labelled.train_length, 0).targets
+    wrong = torch.where(targets == IGNORE, targets, targets - 1)
+    assert set(labelled.score(targets, wrong).values()) == {0.0}
+
+
+def test_the_last_quarter_is_scored_by_itself() -> None:
+    task = make_task("word_problem")
+    assert isinstance(task, LabelledTask)
+    targets = torch.tensor([[4, 4, 4, 4, 4, 4, 4, IGNORE]])
+    predictions = torch.tensor([[4, 4, 4, 0, 0, 0, 4, 0]])
+    assert task.score(targets, predictions) == {
+        "accuracy": pytest.approx(4 / 7),
+        "last_quarter_accuracy": 1.0,
+    }
+
+
+def test_labels_follow_inputs_in_the_vocabulary(labelled: LabelledTask) -> None:
+    """But for those of the algorithm, which are words of the input, too."""
+    if labelled.title == "Algorithm":
+        pytest.skip("its labels are words of the input")
+    tokens, targets = labelled.labelled(2048, 0)
+    assert tokens.max() < targets[targets != IGNORE].min()

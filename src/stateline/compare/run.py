@@ -13,20 +13,20 @@ from stateline.bench.speed import decode_tokens_per_second, train_tokens_per_sec
 from stateline.compare.jobs import Job, digest, slug
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
-from stateline.evaluate import evaluate, loss_by_position
+from stateline.evaluate import accuracy_by_position, evaluate, loss_by_position
 from stateline.files import write_text
 from stateline.generate import Sampling, generate
 from stateline.models.checkpoint import save_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
-from stateline.tasks import CorpusTask, GeneratedTask, Task, make_task
+from stateline.tasks import CorpusTask, GeneratedTask, LabelledTask, Task, make_task
 from stateline.train.checkpoint import found, whole_weights
 from stateline.train.loop import ALONE, check_carried_state, train
 from stateline.train.metrics import Metrics, TrainingDiverged
 from stateline.train.processes import Processes
 
 EVAL_BATCHES = 16
-"""Batches of fresh problems behind each final score of a generated task."""
+"""Batches of fresh problems behind each final score of a task that is not a text."""
 
 SAMPLE_PROMPT, SAMPLE_TOKENS = 64, 256
 """Tokens of held-out text that a sample begins with, and that the model adds."""
@@ -105,9 +105,9 @@ def run_job(
             },
         }
         if isinstance(task, CorpusTask):
-            places = loss_by_position(model, task, task.eval_lengths[-1])
-            run["by_position"] = {str(end): score for end, score in places.items()}
             run["sample"] = _sample(model, task)
+        if places := _by_position(model, task):
+            run["by_position"] = {str(end): score for end, score in places.items()}
         weights = whole_weights(model)
         if processes.main:
             save_model(model, folder, weights=weights)
@@ -142,6 +142,16 @@ def _check_positions(task: Task, limit: int | None) -> None:
             f"the task is trained and scored at up to {max(wanted)} tokens, more than the learned "
             f"positions reach: set max_len (now {limit}) to at least that"
         )
+
+
+def _by_position(model: LanguageModel, task: Task) -> dict[int, float]:
+    """The score by position at the longest length; nothing where a position means nothing."""
+    length = task.eval_lengths[-1]
+    if isinstance(task, CorpusTask):
+        return loss_by_position(model, task, length)
+    if isinstance(task, LabelledTask):
+        return accuracy_by_position(model, task, length, batches=EVAL_BATCHES)
+    return {}
 
 
 def _sample(model: LanguageModel, task: CorpusTask) -> str:

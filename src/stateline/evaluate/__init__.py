@@ -1,12 +1,13 @@
 """Scores of a model: on tasks, and on texts of any length."""
 
 from stateline.evaluate.losses import Buckets, token_losses
-from stateline.evaluate.tasks import evaluate, loss_by_position
+from stateline.evaluate.tasks import accuracy_by_position, evaluate, loss_by_position
 from stateline.evaluate.text import TextScore, score_file, score_text
 
 __all__ = [
     "Buckets",
     "TextScore",
+    "accuracy_by_position",
     "evaluate",
     "loss_by_position",
     "score_file",

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from stateline.evaluate.losses import Buckets, token_losses
 from stateline.generate import generate
 from stateline.models.language_model import LanguageModel
-from stateline.tasks.base import IGNORE, CorpusTask, GeneratedTask, Task
+from stateline.tasks.base import IGNORE, CorpusTask, GeneratedTask, LabelledTask, Task
 
 
 def evaluate(
@@ -19,7 +21,8 @@ def evaluate(
     """Score a model at one length.
 
     Generated tasks: the mean over ``batches`` batches of problems, answered by greedy decoding on
-    the model's state. Corpora: bits per byte over the held-out text, in windows of ``length``,
+    the model's state. Labelled tasks: over all labels of ``batches`` batches of rows, each row read
+    from an empty state. Corpora: bits per byte over the held-out text, in windows of ``length``,
     each from an empty state; ``batches`` limits how many batches of windows are read, 0 reads all.
 
     Args:
@@ -34,6 +37,8 @@ def evaluate(
     with _evaluating(model):
         if isinstance(task, GeneratedTask):
             return _answered(model, task, length, batches)
+        if isinstance(task, LabelledTask):
+            return task.score(*_label(model, task, length, batches))
         assert isinstance(task, CorpusTask)
         buckets = _read(model, task, Buckets(length, length), batches)
         return {task.metric: buckets.mean / _nats_per_bit_per_byte(task)}
@@ -60,6 +65,29 @@ def loss_by_position(
     return {end: mean / unit for end, mean in buckets.means().items()}
 
 
+def accuracy_by_position(
+    model: LanguageModel, task: LabelledTask, length: int, *, batches: int = 4
+) -> dict[int, float]:
+    """How many labels are right, by how far from the beginning they stand.
+
+    Args:
+        model: The model; it is in evaluation mode afterwards as it was before.
+        task: A task that asks for labels.
+        length: Of the rows, in tokens; each is read from an empty state.
+        batches: How many batches of rows are read.
+
+    Returns:
+        Share of labels that are right by end of bucket, buckets as for :func:`loss_by_position`.
+        Buckets in which nothing is asked for are left out.
+    """
+    with _evaluating(model):
+        targets, predictions = _label(model, task, length, batches)
+    buckets, asked = Buckets(max(1, task.train_length // 8), length), targets != IGNORE
+    positions = torch.arange(1, length + 1).expand_as(targets)
+    buckets.add(positions[asked], (targets == predictions)[asked].float())
+    return buckets.means()
+
+
 @contextmanager
 def _evaluating(model: LanguageModel) -> Iterator[None]:
     was_training = model.training
@@ -81,6 +109,17 @@ def _answered(
         for name, score in task.score(answers, predictions.cpu()).items():
             totals[name] += score / batches
     return dict(totals)
+
+
+@torch.inference_mode()
+def _label(
+    model: LanguageModel, task: LabelledTask, length: int, batches: int
+) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
+    """Targets of so many batches, and for each the likeliest token."""
+    rows = [task.labelled(length, index) for index in range(batches)]
+    device = model.embedding.weight.device
+    predictions = [model(tokens.to(device)).argmax(dim=2).cpu() for tokens, _ in rows]
+    return torch.cat([targets for _, targets in rows]), torch.cat(predictions)
 
 
 @torch.inference_mode()

@@ -55,7 +55,7 @@ def task_figures(results: Record, task: Record) -> list[Figure]:
         ),
         Figure(
             "by-position",
-            "Loss by position",
+            f"{metric} by position",
             f"{MEDIAN} Each point is the mean since the one before.",
             partial(plots.by_position, results=results, task=task),
             _models(results, lambda model: bool(plots.positions(results, model, task))),

@@ -43,7 +43,7 @@ def by_length(axes: Axes, results: Record, task: Record) -> None:
 
 
 def by_position(axes: Axes, results: Record, task: Record) -> None:
-    """Bits per byte against the position in the text: median and spread over the seeds."""
+    """The metric against the position in a row: median and spread over the seeds."""
     lines, ends = [], {task["train_length"]}
     for index, model in enumerate(results["models"]):
         losses = positions(results, model, task)
@@ -51,13 +51,13 @@ def by_position(axes: Axes, results: Record, task: Record) -> None:
             lines.append(_median(axes, index, list(losses), list(losses.values()), {}))
             ends.update(losses)
     _draw(axes, lines)
-    _length_axis(axes, sorted(ends), "position in the text (tokens)")
-    axes.set_ylabel("bits per byte")
+    _length_axis(axes, sorted(ends), "position (tokens)")
+    axes.set_ylabel(words(task["metric"]))
     _trained_here(axes, task)
 
 
 def positions(results: Record, model: str, task: Record) -> dict[int, list[float]]:
-    """The losses of a model's seeds, by the position up to which they were taken, in order."""
+    """The scores of a model's seeds, by the position up to which they were taken, in order."""
     records = [run["by_position"] for run in runs_of(results, model, task) if "by_position" in run]
     shared = set(records[0]).intersection(*records[1:]) if records else set()
     return {end: [_number(r[str(end)]) for r in records] for end in sorted(map(int, shared))}

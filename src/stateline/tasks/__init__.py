@@ -5,46 +5,65 @@
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.pattern import construct, parse_pattern
+from stateline.tasks.algorithm import Algorithm
 from stateline.tasks.associative_recall import AssociativeRecall
 from stateline.tasks.base import (
     IGNORE,
     Batch,
     ConsecutiveBatch,
+    ConsecutiveTask,
     CorpusTask,
     GeneratedTask,
+    LabelledTask,
     Problems,
     Task,
     generator,
 )
 from stateline.tasks.copying import Copying
 from stateline.tasks.induction_head import InductionHead
+from stateline.tasks.object_collision import ObjectCollision
+from stateline.tasks.random_walk import RandomWalk
+from stateline.tasks.stream import Episode, StreamTask
 from stateline.tasks.text import Text
 from stateline.tasks.tokens import Tokens
+from stateline.tasks.word_problem import WordProblem
 
 __all__ = [
     "IGNORE",
     "TASKS",
+    "Algorithm",
     "AssociativeRecall",
     "Batch",
     "ConsecutiveBatch",
+    "ConsecutiveTask",
     "Copying",
     "CorpusTask",
+    "Episode",
     "GeneratedTask",
     "InductionHead",
+    "LabelledTask",
+    "ObjectCollision",
     "Problems",
+    "RandomWalk",
+    "StreamTask",
     "Task",
     "Text",
     "Tokens",
+    "WordProblem",
     "generator",
     "make_task",
 ]
 
 TASKS: dict[str, type[Task]] = {
+    "algorithm": Algorithm,
     "associative_recall": AssociativeRecall,
     "copying": Copying,
     "induction_head": InductionHead,
+    "object_collision": ObjectCollision,
+    "random_walk": RandomWalk,
     "text": Text,
     "tokens": Tokens,
+    "word_problem": WordProblem,
 }
 
 
@@ -65,11 +84,11 @@ def make_task(text: str, *, seed: int = 0) -> Task:
     Example:
         >>> make_task("copying(max_len=16)").eval_lengths
         (16, 24, 32, 48, 64)
-        >>> make_task("copyng")
+        >>> make_task("copyng")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         stateline.errors.InputError: unknown task 'copyng': did you mean 'copying'? \
-Known: associative_recall, copying, induction_head, text, tokens
+Known: algorithm, ...
     """
     item, *others = parse_pattern(text)
     if others or item.core or item.repeat > 1:

@@ -15,7 +15,7 @@ IGNORE = -100
 
 
 class Batch(NamedTuple):
-    """Tokens and, at each position, the token that should come next (or ``IGNORE``)."""
+    """Tokens and, at each position, what should come next or its label, or else ``IGNORE``."""
 
     tokens: Int[Tensor, "batch length"]
     targets: Int[Tensor, "batch length"]
@@ -91,7 +91,43 @@ class GeneratedTask(Task):
         return {"accuracy": right.all(dim=1).float().mean().item()}
 
 
-class CorpusTask(Task):
+class ConsecutiveTask(Task):
+    """A task that goes on from batch to batch, for training with carried state."""
+
+    @abstractmethod
+    def consecutive_batch(self, index: int) -> ConsecutiveBatch:
+        """Training batch number ``index``, whose rows go on where those before it ended."""
+
+
+class LabelledTask(Task):
+    """A task that asks at every position for a label: what holds there, given all up to it.
+
+    So the target is not the next token. Inputs and labels share one vocabulary, inputs first, and
+    lengths count tokens.
+    """
+
+    metric = "accuracy"
+
+    @abstractmethod
+    def labelled(self, length: int, index: int) -> Batch:
+        """Evaluation batch number ``index`` of ``length`` tokens; never one that training sees."""
+
+    def score(
+        self, targets: Int[Tensor, "batch length"], predictions: Int[Tensor, "batch length"]
+    ) -> dict[str, float]:
+        """Share of labels that are right, of all and of the last quarter of positions.
+
+        Either is not a number where nothing is asked for.
+        """
+        right, asked = (targets == predictions).float(), targets != IGNORE
+        late = slice(3 * targets.shape[1] // 4, None)
+        return {
+            "accuracy": right[asked].mean().item(),
+            "last_quarter_accuracy": right[:, late][asked[:, late]].mean().item(),
+        }
+
+
+class CorpusTask(ConsecutiveTask):
     """A task on a given text, scored by the loss on its held-out part.
 
     Attributes:
@@ -101,10 +137,6 @@ class CorpusTask(Task):
 
     tokenizer: Tokenizer
     bytes_per_token: float = 1.0
-
-    @abstractmethod
-    def consecutive_batch(self, index: int) -> ConsecutiveBatch:
-        """Training batch number ``index`` of consecutive text, for training with carried state."""
 
     @abstractmethod
     def held_out(self, length: int) -> Iterator[Batch]:

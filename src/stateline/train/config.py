@@ -31,7 +31,8 @@ class TrainConfig:
         checkpoint_activations: Keep only the input of every block for the backward pass, and
             compute the rest again: less memory, about a third more time.
         carry_state: The state after a batch is where the next batch starts (truncated
-            backpropagation through time); the task must be a text, which is then read in order.
+            backpropagation through time); the task must be one that goes on: a text, which is then
+            read in order, ``algorithm`` or ``random_walk``.
         carry_cap: Tokens after which a carried state starts anew; needed if the state grows.
         segment_len: Cut backpropagation, and detach the state, every so many tokens of a row; by
             default not within a row.

@@ -1,0 +1,106 @@
+"""Random walk: where in the grid does each action lead?"""
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Int
+
+from stateline.errors import InputError
+from stateline.tasks.stream import Episode, StreamTask
+
+FORWARD, LEFT, RIGHT, RESET = range(4)
+_HEADINGS = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)])  # east, south, west, north
+
+
+class RandomWalk(StreamTask):
+    """Follow an agent that turns and walks in a square grid, and tell its cell at every token.
+
+    .. code-block:: text
+
+        walk   := reset action{reset_every}
+        action := forward | left | right          drawn uniformly
+        label  := cell after the token            row * grid + column
+        row    := walk walk ... , cut after length tokens
+
+    A walk begins in the upper left cell, heading right. A step that would leave the grid is not
+    taken, but is drawn. The heading is nowhere told: it is part of the state, but of no label.
+
+    Actions have the ids 0 to 2 in the order above, reset 3; cells follow from 4 on.
+
+    The paper says that an agent is turned or moved forward in a small grid and that its location is
+    to be predicted after each action, and gives the length, 400. All else is our definition: the
+    size of the grid, the start, the walls, and that a token tells of a new walk.
+
+    Args:
+        seed: Fixes every batch.
+        grid: Cells along a side.
+        length: Tokens in a training row.
+        reset_every: Actions in a walk.
+        batch_size: Rows in a training batch.
+        reset: With carried state, begin each walk from an empty state at the start of a segment.
+
+    Raises:
+        InputError: If a size is out of range.
+
+    Example:
+        >>> tokens, targets = RandomWalk(grid=3, length=8).train_batch(0)
+        >>> tokens[2], targets[2] - 4
+        (tensor([3, 0, 0, 2, 0, 1, 2, 0]), tensor([0, 1, 2, 2, 5, 5, 5, 8]))
+
+    References:
+        Ju et al., "Staircase Attention for Recurrent Processing of Sequences", 2021, section 4.1.
+    """
+
+    title = "Random walk"
+    about = (
+        "Tells whether a model can update what it knows with every token, here a place and a "
+        "hidden heading. Walls betray the place to a model that only looks back a little, so a "
+        "small grid separates models less than its number of states suggests."
+    )
+    solved_at = 0.97
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 3000,
+        "lr": 2e-3,
+        "schedule": "constant",
+        "weight_decay": 0.0,
+        "eval_every": 100,
+        "stop_at": 0.999,
+    }
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        grid: int = 8,
+        length: int = 128,
+        reset_every: int = 400,
+        batch_size: int = 32,
+        reset: bool = False,
+    ) -> None:
+        if grid < 2 or length < 1 or reset_every < 1 or batch_size < 1:
+            raise InputError(
+                "grid must be at least 2, and length, reset_every and batch_size at least 1, got "
+                f"grid={grid}, length={length}, reset_every={reset_every} and "
+                f"batch_size={batch_size}"
+            )
+        self.seed, self.batch_size, self.reset = seed, batch_size, reset
+        self.grid, self.reset_every = grid, reset_every
+        self.vocab_size = 4 + grid**2
+        self.train_length = length
+        self.eval_lengths = (length, 2 * length, 4 * length)
+
+    def episode(self, rng: np.random.Generator) -> Episode:
+        """Draw a walk."""
+        actions = rng.integers(RESET, size=self.reset_every)
+        turns = np.select([actions == LEFT, actions == RIGHT], [-1, 1])
+        headings = _HEADINGS[np.cumsum(turns) % 4]
+        row, column = map(self._walk, np.where(actions == FORWARD, headings.T, 0))
+        cells = np.array([row, column]).T @ [self.grid, 1]
+        return Episode(np.concatenate([[RESET], actions]), 4 + cells)
+
+    def _walk(self, moves: Int[np.ndarray, " n"]) -> list[int]:
+        """Places along one side of the grid, from the first on."""
+        last = self.grid - 1
+        return list(accumulate(moves.tolist(), lambda at, m: min(max(at + m, 0), last), initial=0))

@@ -1,0 +1,53 @@
+"""What the random walk promises beyond the contract."""
+
+import pytest
+import torch
+
+from stateline.errors import InputError
+from stateline.tasks import RandomWalk
+from stateline.tasks.random_walk import FORWARD, LEFT, RESET, RIGHT
+
+
+def walked(actions: list[int], grid: int) -> list[int]:
+    """Cells after each action, step by step."""
+    row, column, heading, cells = 0, 0, 1 + 0j, []
+    for action in actions:
+        if action == RESET:
+            row, column, heading = 0, 0, 1 + 0j
+        if action in (LEFT, RIGHT):
+            heading *= -1j if action == LEFT else 1j  # rows count downwards
+        ahead = (row + int(heading.imag), column + int(heading.real))
+        if action == FORWARD and all(0 <= place < grid for place in ahead):
+            row, column = ahead
+        cells.append(row * grid + column)
+    return cells
+
+
+@pytest.mark.parametrize("grid", [2, 3, 8])
+def test_labels_are_the_cells_of_the_walk(grid: int) -> None:
+    task = RandomWalk(grid=grid, length=300, reset_every=90, batch_size=4)
+    tokens, targets = task.train_batch(0)
+    assert (targets - 4).tolist() == [walked(row, grid) for row in tokens.tolist()]
+
+
+def test_every_cell_is_a_label() -> None:
+    targets = RandomWalk(grid=3, length=1000, batch_size=8).train_batch(0).targets
+    assert sorted(targets.unique().tolist()) == list(range(4, 13))
+
+
+def test_a_walk_is_reset_after_so_many_actions() -> None:
+    tokens = RandomWalk(length=35, reset_every=9).train_batch(0).tokens
+    assert (tokens == RESET).all(dim=0).nonzero().flatten().tolist() == [0, 10, 20, 30]
+    assert (tokens == RESET).sum() == 4 * len(tokens)
+
+
+def test_actions_are_uniform() -> None:
+    tokens = RandomWalk(length=2000).train_batch(0).tokens
+    shares = torch.bincount(tokens[tokens != RESET]) / (tokens != RESET).sum()
+    assert shares.tolist() == pytest.approx([1 / 3] * 3, abs=0.01)
+
+
+@pytest.mark.parametrize("sizes", [{"grid": 1}, {"length": 0}, {"reset_every": 0}])
+def test_sizes_out_of_range_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="grid must be at least 2, and length, reset_every and"):
+        RandomWalk(**sizes)  # type: ignore[arg-type]
