@@ -62,8 +62,8 @@ def test_the_state_is_the_latest_inputs_however_many_filters_read_them() -> None
 
 def test_filters_stay_float32_under_a_cast_to_half_precision() -> None:
     layer = LongConv(3, filter_len=5).bfloat16()
-    assert {p.dtype for p in layer.filters.parameters()} == {torch.float32}
-    assert {b.dtype for b in layer.filters.buffers()} == {torch.float32}
+    assert {p.dtype for p in layer.ssm.parameters()} == {torch.float32}
+    assert {b.dtype for b in layer.ssm.buffers()} == {torch.float32}
 
 
 def test_autocast_leaves_the_filters_alone() -> None:

@@ -1,6 +1,5 @@
 """GSS: a gated state space layer that mixes along the sequence at a fraction of the width."""
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -10,33 +9,32 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer
 from stateline.layers.derived import derived
-from stateline.layers.diagonal_ssm import DiagonalSSMState
-from stateline.ops import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
-from stateline.ops.planes import divide, exponential
+from stateline.layers.diagonal_ssm import DiagonalRecurrence, DiagonalSSMState
+from stateline.ops.planes import divide, exponential_minus_one
 
 
-class SimplifiedDSS(SequenceLayer[DiagonalSSMState]):
+class SimplifiedDSS(DiagonalRecurrence):
     r"""The state space model of GSS: one diagonal transition for all channels, and no step size.
 
     .. math::
-        \mathrm{DSS}(x) = k * \bar x + D \bar x, \qquad
-        k_l = \mathrm{Re} \sum_n C_n \frac{e^{\Lambda_n} - 1}{\Lambda_n}\, e^{\Lambda_n l}
+        y = k * x + D x, \qquad
+        k_l = \mathrm{Re} \sum_n C_n \frac{e^{\Lambda_n} - 1}{\Lambda_n}\, e^{\Lambda_n l},
+        \qquad \Lambda = -e^a + i e^b
 
-    with :math:`\bar x = \mathrm{norm}(x)` and :math:`\Lambda = -e^a + i e^b`. The modes are all
-    there: none stands for a conjugate pair.
+    The modes are all there: none stands for a conjugate pair.
 
     Args:
         d_model: Number of channels.
         d_state: Number of complex modes.
-        exp_frequency: Whether the imaginary part of the transition is ``exp(b)``, not ``b`` itself.
+        exp_frequency: Whether the imaginary part of the transition is the exponential of its
+            parameter b, not b itself.
 
     Raises:
         InputError: If ``d_state`` is not positive.
     """
 
-    keeps_float32 = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"log_decay": "ssm", "frequency": "ssm"}
 
     def __init__(self, d_model: int, *, d_state: int = 512, exp_frequency: bool = True) -> None:
@@ -44,44 +42,10 @@ class SimplifiedDSS(SequenceLayer[DiagonalSSMState]):
         if d_state < 1:
             raise InputError(f"d_state must be at least 1, got {d_state=}")
         self.exp_frequency = exp_frequency
-        self.norm = nn.LayerNorm(d_model)
         self.log_decay = nn.Parameter(torch.randn(d_state))
         self.frequency = nn.Parameter(torch.randn(d_state))
         self.c = nn.Parameter(torch.randn(d_model, d_state, 2))
         self.skip = nn.Parameter(torch.randn(d_model))
-
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> DiagonalSSMState:  # noqa: ARG002
-        """Zero state."""
-        return DiagonalSSMState(zeros(self.c, batch_size, *self.c.shape))
-
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Normalise, and convolve with the impulse response."""
-        x = self.norm(x)
-        return diagonal_ssm(x, *self.discretize()) + self._skipped(x)
-
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: DiagonalSSMState
-    ) -> tuple[Float[Tensor, "batch length d_model"], DiagonalSSMState]:
-        """The same after a state."""
-        x = self.norm(x)
-        y, h = diagonal_ssm_chunk(x, *self.discretize(), state.h)
-        return y + self._skipped(x), DiagonalSSMState(h)
-
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: DiagonalSSMState
-    ) -> tuple[Float[Tensor, "batch d_model"], DiagonalSSMState]:
-        """Advance the recurrence by one input."""
-        x = self.norm(x)
-        y, h = diagonal_ssm_step(x, *self.discretize(), state.h)
-        return y + self._skipped(x), DiagonalSSMState(h)
-
-    def flops_per_token(self, length: int) -> float:
-        """Two real FFTs of twice the length per channel, the product, and the kernel's share."""
-        fft = 2.5 * 2 * length * math.log2(2 * length)
-        kernel = 4.0 * self.c.shape[1] * length
-        return self.d_model * (2 * fft + 6 * length + kernel) / length
 
     @derived
     def discretize(
@@ -92,19 +56,17 @@ class SimplifiedDSS(SequenceLayer[DiagonalSSMState]):
         """Logarithm of the transition, input vector and output vector of the recurrence."""
         frequency = self.frequency.exp() if self.exp_frequency else self.frequency
         log_a = torch.stack([-self.log_decay.exp(), frequency], dim=-1)
-        gain = divide(exponential(log_a) - torch.tensor([1.0, 0.0], device=log_a.device), log_a)
+        b = divide(exponential_minus_one(log_a), log_a)
         # Halved, because the operator counts every mode twice, for its conjugate.
-        return log_a[None], gain.expand_as(self.c), self.c / 2
-
-    def _skipped(self, x: Tensor) -> Tensor:
-        return (self.skip * x).to(x.dtype)
+        return log_a[None], b.expand_as(self.c), self.c / 2
 
 
 class GSS(SequenceLayer[DiagonalSSMState]):
     r"""Gated state space layer.
 
     .. math::
-        y = W_o \left( W_g\, \mathrm{DSS}(\phi(W_v x)) \odot \phi(W_u x) \right) + b_o
+        y = W_o \left( W_g\, \mathrm{DSS}(\mathrm{norm}(\mathrm{gelu}(W_v x)))
+        \odot \mathrm{gelu}(W_u x) \right) + b_o
 
     The state space model works at a quarter of the width, where convolutions are cheap; the gate,
     at four times the width, takes the place of a feed-forward. With a norm before it and a residual
@@ -144,6 +106,7 @@ class GSS(SequenceLayer[DiagonalSSMState]):
         d_gate = expand * d_model
         self.gate = nn.Linear(d_model, d_gate, bias=False)
         self.narrow = nn.Linear(d_model, d_ssm, bias=False)
+        self.norm = nn.LayerNorm(d_ssm)
         self.ssm = SimplifiedDSS(d_ssm, d_state=d_state, exp_frequency=exp_frequency)
         self.widen = nn.Linear(d_ssm, d_gate, bias=False)
         self.out_proj = nn.Linear(d_gate, d_model)
@@ -156,25 +119,30 @@ class GSS(SequenceLayer[DiagonalSSMState]):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
         """Narrow, mix along the sequence, widen, gate."""
-        return self._gated(x, self.ssm(F.gelu(self.narrow(x))))
+        return self._gated(x, self.ssm(self._narrowed(x)))
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: DiagonalSSMState
     ) -> tuple[Float[Tensor, "batch length d_model"], DiagonalSSMState]:
         """The same after a state."""
-        y, state = self.ssm.forward_chunk(F.gelu(self.narrow(x)), state)
+        y, state = self.ssm.forward_chunk(self._narrowed(x), state)
         return self._gated(x, y), state
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: DiagonalSSMState
     ) -> tuple[Float[Tensor, "batch d_model"], DiagonalSSMState]:
         """The same for one token."""
-        y, state = self.ssm.step(F.gelu(self.narrow(x)), state)
+        y, state = self.ssm.step(self._narrowed(x), state)
         return self._gated(x, y), state
 
     def flops_per_token(self, length: int) -> float:
         """The projections, and the state space model."""
         return super().flops_per_token(length) + self.ssm.flops_per_token(length)
+
+    def _narrowed(
+        self, x: Float[Tensor, "batch *length d_model"]
+    ) -> Float[Tensor, "batch *length d_ssm"]:
+        return self.norm(F.gelu(self.narrow(x)))
 
     def _gated(
         self,

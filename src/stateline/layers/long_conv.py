@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
+from stateline.layers.diagonal_ssm import convolution_flops
+from stateline.layers.ssm_layer import SSMLayer
 from stateline.ops import short_conv, slide
 from stateline.ops.backend import own_precision
 
@@ -88,7 +90,7 @@ class ImplicitFilters(SequenceLayer[LongConvState]):
         self.register_buffer("times", torch.linspace(0, 1, filter_len))
         self.register_buffer("rates", torch.linspace(level / _SLOWEST, level / _FASTEST, outputs))
         self.features = nn.Parameter(_features(filter_len, n_features))
-        self.frequency = nn.Parameter(torch.full((d_hidden,), frequency))
+        self.frequency = nn.Parameter(torch.full((d_hidden,), float(frequency)))
         self.w_in, self.b_in = _linear(d_hidden, n_features), _linear(d_hidden, fan_in=n_features)
         self.w_hidden = _linear(n_hidden, d_hidden, d_hidden)
         self.b_hidden = _linear(n_hidden, d_hidden, fan_in=d_hidden)
@@ -103,13 +105,13 @@ class ImplicitFilters(SequenceLayer[LongConvState]):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length outputs"]:
         """Filter the sequence."""
-        return short_conv(x.repeat(1, 1, self.n_filters), self.taps())
+        return short_conv(x.tile(self.n_filters), self.taps())
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: LongConvState
     ) -> tuple[Float[Tensor, "batch length outputs"], LongConvState]:
         """Filter the chunk after what came before it."""
-        before, now = (u.repeat(1, 1, self.n_filters) for u in (state.past, x))
+        before, now = (u.tile(self.n_filters) for u in (state.past, x))
         return short_conv(now, self.taps(), before), LongConvState(slide(state.past, x))
 
     def step(
@@ -122,10 +124,9 @@ class ImplicitFilters(SequenceLayer[LongConvState]):
         return y.to(x.dtype), LongConvState(reach[:, 1:])
 
     def flops_per_token(self, length: int) -> float:
-        """Two real FFTs of twice the length per output, the product, and the network's share."""
-        fft = 2.5 * 2 * math.log2(2 * length)
+        """The convolution of each output, and the network's share."""
         weights = self.w_in.numel() + self.w_hidden.numel() + self.w_out.numel()
-        return len(self.skip) * (2 * fft + 6) + 2.0 * len(self.times) * weights / length
+        return len(self.skip) * convolution_flops(length) + 2.0 * len(self.times) * weights / length
 
     @derived
     def taps(self) -> Float[Tensor, "outputs filter_len"]:
@@ -137,12 +138,12 @@ class ImplicitFilters(SequenceLayer[LongConvState]):
         return (values * windows).mT + first
 
 
-class LongConv(SequenceLayer[LongConvState]):
+class LongConv(SSMLayer):
     r"""Convolution with filters that a network of the position gives, then a map across channels.
 
     .. math:: y = W\,\mathrm{gelu}(\mathrm{filters}(x)) + b
 
-    It is S4D with free filters in place of state space models: they may have any shape, but end
+    It is S4D with free filters in place of state space models. They may have any shape, but end
     after ``filter_len`` taps, and their state is all inputs that they reach: constant, and large.
     No length is refused.
 
@@ -173,8 +174,7 @@ class LongConv(SequenceLayer[LongConvState]):
         frequency: float = 10.0,
         shift: float = 0.0,
     ) -> None:
-        super().__init__(d_model)
-        self.filters = ImplicitFilters(
+        filters = ImplicitFilters(
             d_model,
             n_filters=n_filters,
             filter_len=filter_len,
@@ -184,35 +184,7 @@ class LongConv(SequenceLayer[LongConvState]):
             frequency=frequency,
             shift=shift,
         )
-        self.out_proj = nn.Linear(n_filters * d_model, d_model)
-
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> LongConvState:
-        """State of the filters."""
-        return self.filters.init_state(batch_size, capacity=capacity)
-
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Filter, then mix the channels."""
-        return self.out_proj(F.gelu(self.filters(x)))
-
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: LongConvState
-    ) -> tuple[Float[Tensor, "batch length d_model"], LongConvState]:
-        """Filter after the state, then mix the channels."""
-        y, state = self.filters.forward_chunk(x, state)
-        return self.out_proj(F.gelu(y)), state
-
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: LongConvState
-    ) -> tuple[Float[Tensor, "batch d_model"], LongConvState]:
-        """Weigh the latest inputs, then mix the channels."""
-        y, state = self.filters.step(x, state)
-        return self.out_proj(F.gelu(y)), state
-
-    def flops_per_token(self, length: int) -> float:
-        """The convolutions and the map."""
-        return super().flops_per_token(length) + self.filters.flops_per_token(length)
+        super().__init__(filters, n_filters * d_model, "linear")
 
 
 def _features(filter_len: int, count: int) -> Float[Tensor, "filter_len count"]:
