@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.models.checkpoint import load_model, save_model
+from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config, gpt_neox_weights, load_gpt_neox
 from stateline.models.convert.repeat_after_me import (
     load_repeat_after_me,
     load_repeat_after_me_lstm,
 )
 from stateline.models.language_model import LanguageModel
+from stateline.models.size import count_parameters
 
 TOKENS = torch.tensor([[1, 2, 0, 4, 3, 3]])
 
@@ -276,3 +278,13 @@ def test_an_lstm_with_a_gap_is_refused() -> None:
     del tensors["lstm.bias_hh_l2"]
     with pytest.raises(InputError, match=r"lack 'lstm.bias_hh_l2'"):
         load_repeat_after_me_lstm(tensors)
+
+
+def test_the_models_of_repeat_after_me_have_their_sizes() -> None:
+    """151.2 and 33.6 million parameters at 30 tokens, as the official code builds them."""
+    large = {"vocab_size": 30, "hidden_size": 1024, "intermediate_size": 4096}
+    settings = {**large, "num_hidden_layers": 12, "num_attention_heads": 16}
+    assert count_parameters(gpt_neox_config(settings)) == pytest.approx(151.2e6, abs=0.05e6)
+    plain = {"block": "plain", "norm": "none", "tie_embeddings": False, "head_bias": True}
+    lstm = ModelConfig("lstm(n_layers=4)", vocab_size=30, d_model=1024, **plain)
+    assert count_parameters(lstm) == pytest.approx(33.6e6, abs=0.05e6)
