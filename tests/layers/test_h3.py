@@ -7,6 +7,8 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.layers import H3
 from stateline.layers.h3 import H3State
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
 
 
 def layer_and_input(d_head: int, **options: Any) -> tuple[H3, Tensor]:
@@ -84,6 +86,50 @@ def test_the_state_has_a_constant_size(d_head: int) -> None:
     assert state.shift.past.shape == (2, 3, 8)
     assert state.diagonal.h.shape == (2, d_head, d_head, 8 // d_head, 2, 2)
     assert layer.state_bytes(10) == layer.state_bytes(10_000)
+
+
+def test_heads_may_share_their_transitions() -> None:
+    layer, x = layer_and_input(2, n_ssm=2)
+    alone, _ = layer_and_input(2)
+    weights = layer.state_dict()
+    for name in ("diagonal.log_decay", "diagonal.frequency", "diagonal.b"):
+        weights[name] = weights[name].tile(2, *[1] * (weights[name].ndim - 1))
+    alone.load_state_dict(weights)
+    torch.testing.assert_close(layer(x), alone(x))
+
+
+def test_several_signals_of_a_state_add_up_in_the_last_projection() -> None:
+    layer, x = layer_and_input(2, n_outputs=2)
+    whole, wanted = layer.state_dict(), layer.out_proj.bias
+    for half in range(2):
+        single, _ = layer_and_input(2)
+        weights = dict(whole)
+        for name in ("diagonal.c", "diagonal.skip"):
+            weights[name] = whole[name].chunk(2)[half]
+        weights["out_proj.weight"] = whole["out_proj.weight"].chunk(2, dim=1)[half]
+        weights["out_proj.bias"] = torch.zeros(8)
+        single.load_state_dict(weights)
+        wanted = wanted + single(x)
+    torch.testing.assert_close(layer(x), wanted)
+
+
+def test_several_signals_do_not_enlarge_the_state() -> None:
+    assert H3(8, n_outputs=3).state_bytes(1) == H3(8).state_bytes(1)
+
+
+def test_a_bounded_layer_bounds_the_model_around_it() -> None:
+    config = ModelConfig("ladder(h3(max_len=6)) h3(max_len=9) h3", vocab_size=5, d_model=8)
+    model = LanguageModel(config)
+    tokens = torch.zeros(1, 7, dtype=torch.int64)
+    _, state = model.forward_chunk(tokens[:, :6], model.init_state(1))
+    for call in (lambda: model(tokens), lambda: model.step(tokens[:, 0], state)):
+        with pytest.raises(InputError, match="made for max_len=6 tokens, got 7"):
+            call()
+
+
+def test_the_bound_must_be_positive() -> None:
+    with pytest.raises(InputError, match="max_len must be at least 1, got max_len=0"):
+        H3(8, max_len=0)
 
 
 @pytest.mark.parametrize("d_head", [3, 0])
