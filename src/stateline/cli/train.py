@@ -34,6 +34,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--task", type=str, default="text", help='for example "text(path=books)"')
     parser.add_argument("--out", type=str, default="runs/train", help="folder for the run")
     parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size"})
+    parser.add_argument(
+        "--model.pooling",
+        type=Literal["mean", "last"] | None,
+        default=None,
+        help="what a classifier answers from; by default the mean of all positions",
+    )
     parser.add_class_arguments(TrainConfig, "train")
     parser.add_argument(
         "--resume", action="store_true", help="go on from the newest checkpoint in the folder"
@@ -69,7 +75,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if given.print_config:
         print(recipe, end="")
         return 0
-    config = ModelConfig(given.pattern, task.vocab_size, **given.model.as_dict())
+    config = task.model_config(given.pattern, given.model.as_dict())
     training = TrainConfig(**given.train.as_dict())
     data = str(task.describe().get("sha256", ""))
     job = Job(given.task, count_parameters(config), config, training, data)
@@ -197,7 +203,8 @@ def _print_result(job: "Job", result: "Results", folder: Path) -> None:
     for length, scores in result["by_length"].items():
         shown = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         print(f"  at length {length}: {shown}")
-    print(f"the model is in {folder}: stateline generate {folder}")
+    writes = type(job.model) is ModelConfig  # and does not classify
+    print(f"the model is in {folder}" + (f": stateline generate {folder}" if writes else ""))
 
 
 def _command(arguments: Sequence[str]) -> str:

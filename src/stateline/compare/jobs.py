@@ -82,7 +82,7 @@ def plan(comparison: Comparison) -> list[Job]:
     jobs = []
     for spec, seeds in map(_seeds, comparison.tasks):
         task = make_task(spec)
-        models = [ModelConfig(pattern, task.vocab_size) for pattern in patterns]
+        models = [task.model_config(pattern, {}) for pattern in patterns]
         wanted = comparison.parameters
         if wanted is None:
             yardstick = dataclasses.replace(models[0], d_model=comparison.d_model)

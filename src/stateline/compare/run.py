@@ -18,6 +18,7 @@ from stateline.files import write_text
 from stateline.generate import Sampling, generate
 from stateline.models.checkpoint import save_model
 from stateline.models.language_model import LanguageModel
+from stateline.models.make import make_model
 from stateline.models.size import count_parameters, meta_model
 from stateline.tasks import CorpusTask, GeneratedTask, LabelledTask, Task, make_task
 from stateline.train.checkpoint import found, whole_weights
@@ -63,7 +64,7 @@ def run_job(
     task = make_task(job.task, seed=job.training.seed)
     check_job(job, task)
     torch.manual_seed(job.training.seed)
-    model = LanguageModel(job.model).to(processes.device)
+    model = make_model(job.model).to(processes.device)
     if isinstance(task, CorpusTask) and not found(folder):  # a run that goes on has its own
         processes.on_main(partial(task.tokenizer.save, folder / FILE))
     run: Results = {
@@ -104,10 +105,8 @@ def run_job(
                 for length in task.eval_lengths
             },
         }
-        if isinstance(task, CorpusTask):
-            run["sample"] = _sample(model, task)
-        if places := _by_position(model, task):
-            run["by_position"] = {str(end): score for end, score in places.items()}
+        if isinstance(model, LanguageModel):
+            run |= _details(model, task)
         weights = whole_weights(model)
         if processes.main:
             save_model(model, folder, weights=weights)
@@ -144,6 +143,16 @@ def _check_positions(task: Task, limit: int | None) -> None:
         )
 
 
+def _details(model: LanguageModel, task: Task) -> Results:
+    """What a run on a task of this kind has beside its scores."""
+    details: Results = {}
+    if isinstance(task, CorpusTask):
+        details["sample"] = _sample(model, task)
+    if places := _by_position(model, task):
+        details["by_position"] = {str(end): score for end, score in places.items()}
+    return details
+
+
 def _by_position(model: LanguageModel, task: Task) -> dict[int, float]:
     """The score by position at the longest length; nothing where a position means nothing."""
     length = task.eval_lengths[-1]
@@ -170,7 +179,7 @@ def time_job(job: Job, folder: Path) -> Results:
     if (entry := stored(path)) is not None:
         return entry
     torch.manual_seed(0)
-    model, counted = LanguageModel(job.model), meta_model(job.model)
+    model, counted = make_model(job.model), meta_model(job.model)
     entry = {
         "model": job.model.pattern,
         "task": job.task,

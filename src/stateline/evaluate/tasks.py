@@ -12,18 +12,19 @@ from torch import Tensor
 from stateline.evaluate.losses import Buckets, token_losses
 from stateline.generate import generate
 from stateline.models.language_model import LanguageModel
+from stateline.models.make import AnyModel
 from stateline.tasks.base import IGNORE, CorpusTask, GeneratedTask, LabelledTask, Task
+from stateline.tasks.classification import ClassificationTask
 
 
-def evaluate(
-    model: LanguageModel, task: Task, length: int, *, batches: int = 4
-) -> dict[str, float]:
+def evaluate(model: AnyModel, task: Task, length: int, *, batches: int = 4) -> dict[str, float]:
     """Score a model at one length.
 
     Generated tasks: the mean over ``batches`` batches of problems, answered by greedy decoding on
     the model's state. Labelled tasks: over all labels of ``batches`` batches of rows, each row read
-    from an empty state. Corpora: bits per byte over the held-out text, in windows of ``length``,
-    each from an empty state; ``batches`` limits how many batches of windows are read, 0 reads all.
+    from an empty state. Classification: the share of held-out rows, all of them, whose class is
+    right. Corpora: bits per byte over the held-out text, in windows of ``length``, each from an
+    empty state; ``batches`` limits how many batches of windows are read, 0 reads all.
 
     Args:
         model: The model; it is in evaluation mode afterwards as it was before.
@@ -35,6 +36,9 @@ def evaluate(
         Scores by name; the task's ``metric`` is among them.
     """
     with _evaluating(model):
+        if isinstance(task, ClassificationTask):
+            return {task.metric: _classified(model, task)}
+        assert isinstance(model, LanguageModel)
         if isinstance(task, GeneratedTask):
             return _answered(model, task, length, batches)
         if isinstance(task, LabelledTask):
@@ -89,7 +93,7 @@ def accuracy_by_position(
 
 
 @contextmanager
-def _evaluating(model: LanguageModel) -> Iterator[None]:
+def _evaluating(model: AnyModel) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:
@@ -120,6 +124,18 @@ def _label(
     device = model.embedding.weight.device
     predictions = [model(tokens.to(device)).argmax(dim=2).cpu() for tokens, _ in rows]
     return torch.cat([targets for _, targets in rows]), torch.cat(predictions)
+
+
+@torch.inference_mode()
+def _classified(model: AnyModel, task: ClassificationTask) -> float:
+    """Share of the held-out rows whose likeliest class at their last position is right."""
+    right = count = 0
+    device = next(model.parameters()).device
+    for x, targets in task.held_out():
+        predictions, asked = model(x.to(device)).argmax(dim=2).cpu(), targets != IGNORE
+        right += int((predictions == targets)[asked].sum())
+        count += int(asked.sum())
+    return right / count
 
 
 @torch.inference_mode()

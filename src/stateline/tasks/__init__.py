@@ -19,21 +19,31 @@ from stateline.tasks.base import (
     Task,
     generator,
 )
+from stateline.tasks.byte_text import ByteText
+from stateline.tasks.classification import ClassificationTask, Rows
 from stateline.tasks.copying import Copying
+from stateline.tasks.eeg import EEG
 from stateline.tasks.induction_head import InductionHead
+from stateline.tasks.listops import ListOps
 from stateline.tasks.object_collision import ObjectCollision
 from stateline.tasks.random_walk import RandomWalk
+from stateline.tasks.sequential_image import SequentialImage
+from stateline.tasks.speech_commands import SpeechCommands
+from stateline.tasks.spoken_digits import SpokenDigits
 from stateline.tasks.stream import Episode, StreamTask
 from stateline.tasks.text import Text
 from stateline.tasks.tokens import Tokens
 from stateline.tasks.word_problem import WordProblem
 
 __all__ = [
+    "EEG",
     "IGNORE",
     "TASKS",
     "Algorithm",
     "AssociativeRecall",
     "Batch",
+    "ByteText",
+    "ClassificationTask",
     "ConsecutiveBatch",
     "ConsecutiveTask",
     "Copying",
@@ -42,9 +52,14 @@ __all__ = [
     "GeneratedTask",
     "InductionHead",
     "LabelledTask",
+    "ListOps",
     "ObjectCollision",
     "Problems",
     "RandomWalk",
+    "Rows",
+    "SequentialImage",
+    "SpeechCommands",
+    "SpokenDigits",
     "StreamTask",
     "Task",
     "Text",
@@ -57,10 +72,16 @@ __all__ = [
 TASKS: dict[str, type[Task]] = {
     "algorithm": Algorithm,
     "associative_recall": AssociativeRecall,
+    "byte_text": ByteText,
     "copying": Copying,
+    "eeg": EEG,
     "induction_head": InductionHead,
+    "listops": ListOps,
     "object_collision": ObjectCollision,
     "random_walk": RandomWalk,
+    "sequential_image": SequentialImage,
+    "speech_commands": SpeechCommands,
+    "spoken_digits": SpokenDigits,
     "text": Text,
     "tokens": Tokens,
     "word_problem": WordProblem,

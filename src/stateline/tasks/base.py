@@ -2,22 +2,27 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from stateline.data import Tokenizer
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
 
 IGNORE = -100
 """Target of a position that no loss or score looks at (PyTorch's own ``ignore_index``)."""
 
+Inputs = Int[Tensor, "batch length"] | Float[Tensor, "batch length channels"]
+"""Tokens, or numbers."""
+
 
 class Batch(NamedTuple):
-    """Tokens and, at each position, what should come next or its label, or else ``IGNORE``."""
+    """Input and, at each position, what should come next or its label, or else ``IGNORE``."""
 
-    tokens: Int[Tensor, "batch length"]
+    tokens: Inputs
     targets: Int[Tensor, "batch length"]
 
 
@@ -70,6 +75,22 @@ class Task(ABC):
     @abstractmethod
     def train_batch(self, index: int) -> Batch:
         """Training batch number ``index``."""
+
+    def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ModelConfig:
+        """What a model for the task is made of: by default a language model of its tokens.
+
+        Args:
+            pattern: The layers.
+            settings: Further settings of the configuration; ``pooling`` is one of classifiers, and
+                ``None`` stands for what they have by default.
+
+        Raises:
+            InputError: If a setting cannot be used.
+        """
+        given = {name: value for name, value in settings.items() if name != "pooling"}
+        if settings.get("pooling") is not None:
+            raise InputError("pooling is for tasks that classify whole sequences: leave it out")
+        return ModelConfig(pattern, self.vocab_size, **given)
 
     def describe(self) -> Mapping[str, object]:
         """What a report should record of the task's data; generated tasks have nothing to add."""

@@ -113,9 +113,8 @@ class ClassificationTask(Task):
 
     def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ClassifierConfig:
         """A classifier of its input and classes."""
-        given = {name: value for name, value in settings.items() if name != "tie_embeddings"}
-        if given.get("pooling", "") is None:
-            del given["pooling"]
+        skipped = {"tie_embeddings"} | ({"pooling"} if settings.get("pooling") is None else set())
+        given = {name: value for name, value in settings.items() if name not in skipped}
         return ClassifierConfig(
             pattern,
             self.vocab_size,

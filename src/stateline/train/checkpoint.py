@@ -31,7 +31,7 @@ from stateline.errors import InputError
 from stateline.files import write_folder, write_text
 from stateline.layers.state import to
 from stateline.models.checkpoint import WEIGHTS, save_model
-from stateline.models.language_model import LanguageModel
+from stateline.models.make import AnyModel
 from stateline.models.pattern import check_settings
 
 FOLDER = "checkpoints"
@@ -69,13 +69,13 @@ class Snapshot(NamedTuple):
     progress: Progress
 
 
-def whole_weights(model: LanguageModel) -> dict[str, Tensor]:
+def whole_weights(model: AnyModel) -> dict[str, Tensor]:
     """All weights, even of a model that is sharded: on the main process, but all must call this."""
     weights: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
     return weights
 
 
-def whole_moments(model: LanguageModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def whole_moments(model: AnyModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state by parameter and kind, likewise."""
     state: Any = get_optimizer_state_dict(model, optimizer, options=_WHOLE).get("state", {})
     return {
@@ -85,7 +85,7 @@ def whole_moments(model: LanguageModel, optimizer: torch.optim.Optimizer) -> dic
     }
 
 
-def write(folder: Path, model: LanguageModel, snapshot: Snapshot, run: Any, keep: int) -> Path:
+def write(folder: Path, model: AnyModel, snapshot: Snapshot, run: Any, keep: int) -> Path:
     """Write a checkpoint into a run's folder, and remove all but the newest ``keep``.
 
     Args:
@@ -138,7 +138,7 @@ def other_environment(path: Path, now: Mapping[str, str | int]) -> str:
         return ""  # what is wrong with it, ``read`` will say
 
 
-def read(path: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, run: Any) -> Snapshot:
+def read(path: Path, model: AnyModel, optimizer: torch.optim.Optimizer, run: Any) -> Snapshot:
     """Bring model, optimizer and random state to where a checkpoint left them.
 
     Args:
@@ -193,13 +193,13 @@ def _progress(path: Path, kept: Mapping[str, Any]) -> Progress:
     return progress
 
 
-def _check_shapes(weights: Mapping[str, Tensor], model: LanguageModel) -> None:
+def _check_shapes(weights: Mapping[str, Tensor], model: AnyModel) -> None:
     found = {name: tensor.shape for name, tensor in weights.items()}
     if found != {name: tensor.shape for name, tensor in model.state_dict().items()}:
         raise ValueError("its weights are those of another model")
 
 
-def _carried(model: LanguageModel, tensors: Mapping[str, Tensor]) -> Any:
+def _carried(model: AnyModel, tensors: Mapping[str, Tensor]) -> Any:
     """The carried state, on the model's device; nothing if none was kept."""
     if not tensors:
         return None

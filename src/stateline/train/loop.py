@@ -18,7 +18,7 @@ from stateline.evaluate import evaluate
 from stateline.files import append_line, write_text
 from stateline.layers.compose import recompute
 from stateline.layers.state import detach, renew_rows, select_rows, trim
-from stateline.models.language_model import LanguageModel
+from stateline.models.make import AnyModel
 from stateline.tasks.base import IGNORE, ConsecutiveTask, Task
 from stateline.train import checkpoint
 from stateline.train.checkpoint import Progress, Snapshot
@@ -41,7 +41,7 @@ FREE = ("save_every", "keep", "parallel")
 
 
 def train(
-    model: LanguageModel,
+    model: AnyModel,
     task: Task,
     config: TrainConfig,
     *,
@@ -96,7 +96,7 @@ class _Trainer:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: AnyModel,
         task: Task,
         config: TrainConfig,
         processes: Processes,
@@ -178,7 +178,7 @@ class _Trainer:
                 (loss * self.processes.count).backward()  # gradients are averaged over processes
             self.state = None if self.state is None else detach(self.state)
             value += loss.item()
-            self.progress.tokens += tokens.numel() * self.processes.count
+            self.progress.tokens += targets.numel() * self.processes.count
         value = self.processes.sum(value)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
         self._check_finite(value, norm.item())
@@ -276,7 +276,7 @@ class _Trainer:
         )
 
 
-def check_carried_state(model: LanguageModel, task: Task, config: TrainConfig) -> None:
+def check_carried_state(model: AnyModel, task: Task, config: TrainConfig) -> None:
     """Raise InputError unless the state can be carried as the configuration wants."""
     if not config.carry_state:
         return

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.layers.state import cat_states
-from stateline.models.language_model import LanguageModel
+from stateline.models.make import AnyModel
 from stateline.train.environment import environment
 from stateline.train.segment import Segment
 
@@ -122,7 +122,7 @@ def local_part(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _shard(model: LanguageModel) -> None:
+def _shard(model: AnyModel) -> None:
     """FSDP2: a share of every block's parameters, which are whole only while they are used."""
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for module in (*model.stack.links, model):  # no output is changed in place

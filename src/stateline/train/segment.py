@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.models.language_model import LanguageModel
+from stateline.models.make import AnyModel
+from stateline.tasks.base import Inputs
 
 
 class Segment(nn.Module):
@@ -20,13 +21,13 @@ class Segment(nn.Module):
         dtype: Precision of matrix products, by autocast; weights and states keep their own.
     """
 
-    def __init__(self, model: LanguageModel, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: AnyModel, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model, self.dtype = model, dtype
 
     def forward(
-        self, tokens: Int[Tensor, "batch length"], state: Any = None
-    ) -> tuple[Float[Tensor, "batch length vocab"], Any]:
+        self, tokens: Inputs, state: Any = None
+    ) -> tuple[Float[Tensor, "batch length classes"], Any]:
         """Logits, and the state after the segment: none if none was given, which costs less."""
         lower = self.dtype != torch.float32
         with torch.autocast(tokens.device.type, self.dtype, enabled=lower):
