@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from stateline.generate import generate
 from stateline.models.convert.gpt_neox import load_gpt_neox
 from stateline.models.convert.repeat_after_me import (
     load_repeat_after_me,
@@ -15,6 +14,7 @@ from stateline.models.convert.repeat_after_me import (
 )
 from stateline.models.language_model import LanguageModel
 from tests.parity.cases import Case, covers
+from tests.parity.models import assert_decodes, assert_hidden_near, assert_near
 
 POSITIONS = {"nope": "none", "alibi": "alibi", "hard_alibi": "hard_alibi", "rope": "rope"}
 
@@ -23,36 +23,6 @@ POSITIONS = {"nope": "none", "alibi": "alibi", "hard_alibi": "hard_alibi", "rope
 def without_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    """The same but for rounding in float32."""
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * max(1, float(wanted.abs().max())))
-
-
-def hidden_states(model: LanguageModel, tokens: Tensor, n_layers: int) -> list[Tensor]:
-    """As transformers counts: the embeddings, then after each layer, at the end normalised."""
-    h = model.embedding(tokens)
-    hidden, links = [h], model.stack.links
-    per_layer = len(links) // n_layers
-    for number, link in enumerate(links, 1):
-        h = link(h)
-        if number % per_layer == 0:
-            hidden.append(h)
-    return [*hidden[:-1], model.norm(h)]
-
-
-def assert_hidden_near(model: LanguageModel, wanted: dict[str, Tensor]) -> None:
-    n_layers = sum(name.startswith("hidden_") for name in wanted) - 1
-    for number, h in enumerate(hidden_states(model, wanted["tokens"], n_layers)):
-        assert_near(h, wanted[f"hidden_{number}"])
-
-
-def assert_decodes(model: LanguageModel, tokens: Tensor, greedy: Tensor) -> None:
-    """``greedy`` is the prompt, and what follows it."""
-    length = tokens.shape[1]
-    assert torch.equal(greedy[:, :length], tokens)
-    assert torch.equal(generate(model, tokens, greedy.shape[1] - length), greedy[:, length:])
 
 
 @covers("gpt_neox")

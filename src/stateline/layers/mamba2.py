@@ -43,9 +43,10 @@ class Mamba2(SequenceLayer[Mamba2State]):
         \mathrm{silu}(z_t) \bigr)
 
     in each head. Next to Mamba, a head decays as a whole, and B and C are shared by the heads of a
-    group: so a chunk is computed by matrix products, and the state can be larger. The norm is the
-    root mean square over all inner channels. A block of it has no feed-forward. The parameters of
-    the state space models and the state stay float32 under a cast to half precision.
+    group: so a chunk is computed by matrix products, and the state can be larger. The norm
+    divides by the root mean square over the inner channels of a group. A block of it has no
+    feed-forward. The parameters of the state space models and the state stay float32 under a cast
+    to half precision.
 
     Args:
         d_model: Width of input and output.
@@ -53,7 +54,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
         d_conv: Taps of the convolution.
         expand: Inner channels per channel.
         d_head: Inner channels of a head; by default the largest number up to 64 that divides them.
-        n_groups: Groups of heads that share B and C; must divide the number of heads.
+        n_groups: Groups of heads that share B, C and the norm; must divide the number of heads.
         bias: Whether the first and the last map have biases.
         norm_eps: Added to the mean square in the norm.
 
@@ -107,7 +108,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
         self.dt_bias = nn.Parameter(initial_step_bias(self.n_heads))
         self.a_log = nn.Parameter(torch.empty(self.n_heads).uniform_(1, 16).log())
         self.skip = nn.Parameter(torch.ones(self.n_heads))
-        self.norm = nn.RMSNorm(inner, eps=norm_eps)
+        self.norm_weight, self.norm_eps = nn.Parameter(torch.ones(inner)), norm_eps
         self.out_proj = nn.Linear(inner, d_model, bias=bias)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Mamba2State:  # noqa: ARG002
@@ -180,4 +181,6 @@ class Mamba2(SequenceLayer[Mamba2State]):
 
     def _read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
         gated = (y + self.skip[:, None] * u).flatten(-2) * F.silu(z)
-        return self.out_proj(self.norm(gated.to(self.norm.weight.dtype)))
+        groups = gated.unflatten(-1, (self.n_groups, -1))
+        normed = F.rms_norm(groups, groups.shape[-1:], eps=self.norm_eps).flatten(-2)
+        return self.out_proj((normed * self.norm_weight).to(z.dtype))

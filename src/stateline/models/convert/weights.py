@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.layers.base import LOW_PRECISION
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 
@@ -35,13 +36,13 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     return _read_json(Path(folder) / "config.json")
 
 
-def count(settings: Mapping[str, Any], name: str) -> int:
-    """A size or a number of layers or heads, which must be among the settings.
+def count(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A size or a number of layers or heads, which must be among the settings or have a default.
 
     Raises:
         InputError: If it is missing, or not a whole number of at least 1.
     """
-    value = settings.get(name)
+    value = settings.get(name, default)
     if type(value) is not int or value < 1:
         raise InputError(
             f"the published configuration must have {name!r}, a whole number of at least 1, got "
@@ -167,6 +168,8 @@ def assemble(
 ) -> LanguageModel:
     """A model with these weights, in the precision in which they come.
 
+    Of parameters that stay float32 (``keeps_float32``), it is at least that.
+
     Args:
         config: What the model is made of.
         tensors: All its parameters, by our names.
@@ -186,8 +189,16 @@ def assemble(
                 f"the published weights do not fit their config: {name!r} wants the shape "
                 f"{wanted.get(name)}, got {tuple(tensor.shape)}"
             )
+    kept = {
+        f"{path}.{name}".removeprefix(".")
+        for path, module in model.named_modules()
+        if getattr(module, "keeps_float32", False)
+        for name, _ in module.named_parameters(recurse=False)
+    }
     aligned = {
-        name: tensor.clone(memory_format=torch.contiguous_format)
+        name: (tensor.float() if name in kept and tensor.dtype in LOW_PRECISION else tensor).clone(
+            memory_format=torch.contiguous_format
+        )
         for name, tensor in tensors.items()
     }
     model.load_state_dict(aligned, assign=True)
