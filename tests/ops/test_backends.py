@@ -11,6 +11,7 @@ U, KERNEL = torch.ones(1, 3, 1), torch.ones(1, 2)
 INPUTS = {
     "attention": (torch.ones(1, 2, 1, 2),) * 3,
     "diagonal_ssm": (U, *(torch.ones(1, 1, 2),) * 3),
+    "dplr_ssm": (U, torch.ones(1), *(torch.ones(1, 1, 2),) * 4),
     "fft_conv": (U, KERNEL),
     "gated_delta_rule": (
         *(torch.ones(1, 2, 1, 1),) * 3,

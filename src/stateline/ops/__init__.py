@@ -12,6 +12,8 @@ from stateline.ops.backend import use_backend
 from stateline.ops.convolution import slide
 from stateline.ops.diagonal_ssm import BACKENDS as _DIAGONAL_SSM
 from stateline.ops.diagonal_ssm import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
+from stateline.ops.dplr_ssm import BACKENDS as _DPLR_SSM
+from stateline.ops.dplr_ssm import dplr_ssm, dplr_ssm_chunk, dplr_ssm_step
 from stateline.ops.fft_conv import BACKENDS as _FFT_CONV
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.gated_delta_rule import BACKENDS as _GATED_DELTA_RULE
@@ -32,6 +34,7 @@ from stateline.ops.short_conv import short_conv
 OPS: Mapping[str, Mapping[str, ModuleType]] = {
     "attention": _ATTENTION,
     "diagonal_ssm": _DIAGONAL_SSM,
+    "dplr_ssm": _DPLR_SSM,
     "fft_conv": _FFT_CONV,
     "gated_delta_rule": _GATED_DELTA_RULE,
     "linear_attention": _LINEAR_ATTENTION,
@@ -48,6 +51,9 @@ __all__ = [
     "diagonal_ssm",
     "diagonal_ssm_chunk",
     "diagonal_ssm_step",
+    "dplr_ssm",
+    "dplr_ssm_chunk",
+    "dplr_ssm_step",
     "fft_conv",
     "gated_delta_rule",
     "gated_delta_rule_step",

@@ -1,0 +1,165 @@
+r"""Diagonal-plus-low-rank state space model by powers of its real transition matrix.
+
+A state is a row of N real numbers, the planes of its modes, and a step multiplies it by a matrix T.
+The kernel :math:`k_{iJ + j} = (b T^j) \cdot (T^{iJ} c)` is one matrix product of two orbits of
+:math:`\sqrt L` rows each, which doubling finds with :math:`\log_2 L` squarings of T. All this is
+done in float64: modes that turn fast lose their phase in less.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.ops.fft_conv.pytorch import fft_conv
+from stateline.ops.planes import divide, multiply
+
+
+def dplr_ssm(
+    u: Float[Tensor, "*batch length channel"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+) -> Float[Tensor, "*batch length output"]:
+    """Convolve with the impulse response."""
+    length = u.shape[-2]
+    dt, a, p, b, c = (_precise(t) for t in (dt, a, p, b, c))
+    step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
+    near, far = _orbit(b_bar, step, _block(length))
+    distant, _ = _orbit(_rows(c, u.shape[-1]), far.mT, _count(length))
+    return _convolve(u, (distant @ near.mT).flatten(-2)[..., :length])
+
+
+def dplr_ssm_chunk(
+    u: Float[Tensor, "*batch length channel"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    state: Float[Tensor, "*batch channel mode 2"],
+) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
+    """Add what the state still contributes, and find the state after the chunk."""
+    length, signal = u.shape[-2], u.to(state.dtype)  # so that the sum of both parts is rounded once
+    if not length:
+        return u.new_zeros(*u.shape[:-1], len(c)), state
+    dt, a, p, b, c = (_precise(t) for t in (dt, a, p, b, c))
+    step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
+    x = _precise(state).flatten(-2).flatten(0, -3)  # (row, channel, N)
+    starts = torch.cat([b_bar[None], (x[..., None, :] @ step)[..., 0, :]])
+    near, far = _orbit(starts, step, _block(length))  # (1 + row, channel, J, N)
+    distant, _ = _orbit(_rows(c, u.shape[-1]), far.mT, _count(length))
+    responses = (distant[:, None] @ near.mT).flatten(-2)[..., :length]
+    from_state = responses[:, 1:].movedim(0, 1).flatten(1, 2).mT.reshape(*u.shape[:-1], len(c))
+    y = _convolve(signal, responses[:, 0]) + from_state.to(signal.dtype)
+    after = _end(signal.flatten(0, -3), x, near, far)
+    return y.to(u.dtype), after.reshape(state.shape).to(state.dtype)
+
+
+def advance(
+    x: Float[Tensor, "*batch #channel mode 2"],
+    drive: Float[Tensor, "*batch #channel mode 2"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+) -> Float[Tensor, "*batch channel mode 2"]:
+    r"""One bilinear step, :math:`(1 - \frac{dt}{2} A)^{-1} ((1 + \frac{dt}{2} A) x + drive)`.
+
+    With :math:`A = \Lambda - P P^*` on both halves of the modes, :math:`P^* x` is the real number
+    :math:`2\,\mathrm{Re} \sum_n \bar P_n x_n`, and the Woodbury identity leaves only divisions.
+    """
+    half = dt[:, None, None] / 2
+    one = torch.tensor([1.0, 0.0], dtype=a.dtype, device=a.device)
+    diagonal = one - half * a
+    right = x + half * (multiply(a, x) - p * _inner(p, x)) + drive
+    solved, low_rank = divide(right, diagonal), half * divide(p, diagonal)
+    return solved - low_rank * (_inner(p, solved) / (1 + _inner(p, low_rank)))
+
+
+def _inner(
+    p: Float[Tensor, "channel mode 2"], x: Float[Tensor, "*batch #channel mode 2"]
+) -> Float[Tensor, "*batch channel 1 1"]:
+    """Inner product over both halves of the modes."""
+    return 2 * (p * x).sum(dim=(-2, -1), keepdim=True)
+
+
+def transition(
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+) -> Float[Tensor, "channel size size"]:
+    """Where each unit state goes in one step."""
+    modes = a.shape[1]
+    units = torch.eye(2 * modes, dtype=a.dtype, device=a.device).unflatten(-1, (1, modes, 2))
+    return advance(units, torch.zeros_like(units), dt, a, p).flatten(-2).transpose(0, 1)
+
+
+def _input(
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+) -> Float[Tensor, "channel size"]:
+    """State that a unit input leaves behind."""
+    return advance(torch.zeros_like(b), dt[:, None, None] * b, dt, a, p).flatten(-2)
+
+
+def _rows(c: Float[Tensor, "output mode 2"], channels: int) -> Float[Tensor, "readout channel n"]:
+    """Output vectors, so that their product with a state is twice the real part."""
+    return 2 * torch.stack([c[..., 0], -c[..., 1]], dim=-1).flatten(-2).unflatten(0, (-1, channels))
+
+
+def _orbit(
+    start: Float[Tensor, "*batch channel size"],
+    step: Float[Tensor, "channel size size"],
+    count: int,
+) -> tuple[Float[Tensor, "*batch channel count size"], Float[Tensor, "channel size size"]]:
+    """A row times the powers 0 to ``count - 1`` of a matrix, and the power ``count``, of two."""
+    orbit = start[..., None, :]
+    while orbit.shape[-2] < count:
+        orbit = torch.cat([orbit, orbit @ step], dim=-2)
+        step = step @ step
+    return orbit, step
+
+
+def _end(
+    u: Float[Tensor, "row length channel"],
+    x: Float[Tensor, "row channel size"],
+    near: Float[Tensor, "starts channel block size"],
+    far: Float[Tensor, "channel size size"],
+) -> Float[Tensor, "row channel size"]:
+    """State after all inputs, block by block; the first block may be a short one."""
+    length, block = u.shape[1], near.shape[-2]
+    count = math.ceil(length / block)
+    first = length - (count - 1) * block
+    early = torch.nn.functional.pad(u, (0, 0, block - first, 0))  # zeros leave nothing
+    blocks = early.mT.unflatten(-1, (count, block))  # (row, channel, count, block)
+    driven = (blocks @ near[0].flip(-2).to(u.dtype)).to(x.dtype)
+    x = near[1:, :, first - 1] + driven[:, :, 0]
+    for index in range(1, count):
+        x = (x[..., None, :] @ far)[..., 0, :] + driven[:, :, index]
+    return x
+
+
+def _convolve(
+    u: Float[Tensor, "*batch length channel"], kernel: Float[Tensor, "readout channel taps"]
+) -> Float[Tensor, "*batch length output"]:
+    signal = u if len(kernel) == 1 else u.tile(len(kernel))
+    return fft_conv(signal, kernel.flatten(0, 1).to(torch.promote_types(u.dtype, torch.float32)))
+
+
+def _block(length: int) -> int:
+    """About the root of the length, a power of two."""
+    return 1 << (max(length - 1, 0).bit_length() + 1) // 2
+
+
+def _count(length: int) -> int:
+    """Blocks that cover the length, a power of two."""
+    return 1 << max(math.ceil(length / _block(length)) - 1, 0).bit_length()
+
+
+def _precise(t: Tensor) -> Tensor:
+    return t if t.device.type == "mps" else t.double()  # mps has no float64

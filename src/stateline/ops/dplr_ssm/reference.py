@@ -1,0 +1,51 @@
+"""The definition of a diagonal-plus-low-rank state space model: its bilinear recurrence, dense."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def dplr_ssm(
+    u: Float[Tensor, "*batch length channel"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+) -> Float[Tensor, "*batch length output"]:
+    """Run the recurrence from the zero state."""
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    zeros = torch.zeros(*u.shape[:-2], *b.shape, dtype=dtype, device=u.device)
+    return dplr_ssm_chunk(u, dt, a, p, b, c, zeros)[0]
+
+
+def dplr_ssm_chunk(
+    u: Float[Tensor, "*batch length channel"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    state: Float[Tensor, "*batch channel mode 2"],
+) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
+    """Run the recurrence with both halves of the modes, one input after the other."""
+    diagonal, low_rank, b_c, x = (_whole(planes) for planes in (a, p, b, state))
+    half_step = dt[:, None, None] / 2
+    transition = torch.diag_embed(diagonal) - low_rank[..., None] * low_rank[..., None, :].conj()
+    one = torch.eye(diagonal.shape[-1], dtype=transition.dtype, device=transition.device)
+    inverse = torch.linalg.inv(one - half_step * transition)
+    a_bar = inverse @ (one + half_step * transition)
+    b_bar = (inverse @ (dt[:, None] * b_c)[..., None])[..., 0]
+    c_c = _whole(c).unflatten(0, (-1, u.shape[-1]))  # (readout, channel, both halves)
+    outputs = []
+    for u_t in u.unbind(dim=-2):
+        x = (a_bar @ x[..., None])[..., 0] + b_bar * u_t[..., None]
+        outputs.append((c_c * x[..., None, :, :]).sum(dim=-1).real.flatten(-2))
+    y = torch.stack(outputs, dim=-2) if outputs else u.new_zeros(*u.shape[:-1], len(c))
+    return y.to(u.dtype), torch.view_as_real(x[..., : a.shape[1]])
+
+
+def _whole(planes: Float[Tensor, "*shape mode 2"]) -> Tensor:
+    """Complex modes, then their conjugates."""
+    half = torch.complex(planes[..., 0], planes[..., 1])
+    return torch.cat([half, half.conj()], dim=-1)
