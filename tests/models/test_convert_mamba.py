@@ -1,0 +1,205 @@
+"""Published Mamba and Mamba-2: both formats, every option, and what is wrong with some files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.layers import Mamba, Mamba2, Residual
+from stateline.models.convert.mamba import load_mamba, mamba_config
+from stateline.models.language_model import LanguageModel
+
+TOKENS = torch.tensor([[1, 2, 0, 4, 3, 3]])
+
+HUGGING_FACE: dict[str, dict[str, Any]] = {
+    "mamba": {
+        "model_type": "mamba",
+        "vocab_size": 5,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "state_size": 3,
+        "time_step_rank": 2,
+    },
+    "mamba2": {
+        "model_type": "mamba2",
+        "vocab_size": 5,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "state_size": 3,
+        "head_dim": 4,
+        "n_groups": 2,
+        "tie_word_embeddings": True,
+    },
+}
+OFFICIAL: dict[str, dict[str, Any]] = {
+    "mamba": {
+        "d_model": 8,
+        "n_layer": 2,
+        "vocab_size": 5,
+        "ssm_cfg": {"d_state": 3, "dt_rank": 2},
+    },
+    "mamba2": {
+        "d_model": 8,
+        "n_layer": 2,
+        "vocab_size": 5,
+        "ssm_cfg": {"layer": "Mamba2", "d_state": 3, "headdim": 4, "ngroups": 2},
+    },
+}
+
+
+def official(kind: str, *, bias: bool = False, vocab: int = 8) -> dict[str, Tensor]:
+    """Random tensors by official names: inner width 16, states of 3, rank 2 or 4 heads."""
+    torch.manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {"A_log": (16, 3), "D": (16,), "in_proj.weight": (32, 8)}
+    shapes |= {"conv1d.weight": (16, 1, 4), "conv1d.bias": (16,), "x_proj.weight": (8, 16)}
+    shapes |= {"dt_proj.weight": (16, 2), "dt_proj.bias": (16,), "out_proj.weight": (8, 16)}
+    if kind == "mamba2":
+        shapes = {"A_log": (4,), "D": (4,), "dt_bias": (4,), "in_proj.weight": (48, 8)}
+        shapes |= {"conv1d.weight": (28, 1, 4), "conv1d.bias": (28,), "norm.weight": (16,)}
+        shapes |= {"out_proj.weight": (8, 16)}
+    if bias:
+        shapes |= {"in_proj.bias": shapes["in_proj.weight"][:1], "out_proj.bias": (8,)}
+    named = {
+        f"backbone.layers.{layer}.mixer.{n}": shape
+        for layer in (0, 1)
+        for n, shape in shapes.items()
+    }
+    named |= {f"backbone.layers.{layer}.norm.weight": (8,) for layer in (0, 1)}
+    named |= {"backbone.embedding.weight": (vocab, 8), "backbone.norm_f.weight": (8,)}
+    return {name: torch.randn(shape) / 2 for name, shape in named.items()}
+
+
+def as_hugging_face(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n.replace("embedding.", "embeddings."): t[:5] if "embedd" in n else t
+            for n, t in tensors.items()}  # fmt: skip
+
+
+def mixer(model: LanguageModel) -> Mamba | Mamba2:
+    first = model.stack.links[0]
+    assert isinstance(first, Residual)
+    assert isinstance(first.layer, Mamba | Mamba2)
+    return first.layer
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+def test_both_formats_are_the_same_model(kind: str) -> None:
+    one = load_mamba(official(kind), OFFICIAL[kind])
+    other = load_mamba(as_hugging_face(official(kind)), HUGGING_FACE[kind])
+    torch.testing.assert_close(one(TOKENS)[..., :5], other(TOKENS))
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+def test_a_folder_is_what_is_in_it(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(OFFICIAL[kind]))
+    torch.save(official(kind), tmp_path / "pytorch_model.bin")
+    wanted = load_mamba(official(kind), OFFICIAL[kind])(TOKENS)
+    assert torch.equal(load_mamba(tmp_path)(TOKENS), wanted)
+    save_file(official(kind), tmp_path / "model.safetensors")
+    assert torch.equal(load_mamba(tmp_path)(TOKENS), wanted)
+
+
+def test_the_official_vocabulary_is_padded() -> None:
+    assert mamba_config(OFFICIAL["mamba"]).vocab_size == 8
+    assert mamba_config({**OFFICIAL["mamba"], "pad_vocab_size_multiple": 1}).vocab_size == 5
+    assert mamba_config(HUGGING_FACE["mamba"]).vocab_size == 5
+
+
+def test_the_official_filter_begins_with_the_oldest_input() -> None:
+    tensors = official("mamba")
+    kernel = tensors["backbone.layers.0.mixer.conv1d.weight"][:, 0]
+    found = mixer(load_mamba(tensors, OFFICIAL["mamba"])).conv.kernel
+    assert torch.equal(found, kernel.flip(-1))
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+def test_a_convolution_without_bias_gets_one_of_zero(kind: str) -> None:
+    tensors = {n: t for n, t in official(kind).items() if "conv1d.bias" not in n}
+    bias = mixer(load_mamba(tensors, OFFICIAL[kind])).conv.bias
+    assert bias is not None
+    assert not bias.any()
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+def test_biases_of_the_maps_are_read(kind: str) -> None:
+    settings = {**OFFICIAL[kind], "ssm_cfg": {**OFFICIAL[kind]["ssm_cfg"], "bias": True}}
+    tensors = official(kind, bias=True)
+    found = mixer(load_mamba(tensors, settings)).out_proj.bias
+    assert torch.equal(found, tensors["backbone.layers.0.mixer.out_proj.bias"])
+
+
+def test_an_output_map_of_its_own_is_read() -> None:
+    tensors = {**official("mamba"), "lm_head.weight": torch.randn(8, 8)}
+    model = load_mamba(tensors, {**OFFICIAL["mamba"], "tie_embeddings": False})
+    assert model.head is not None
+    assert torch.equal(model.head.weight, tensors["lm_head.weight"])
+
+
+def test_a_copy_of_the_embedding_may_be_there_but_nothing_else_in_its_place() -> None:
+    tensors = official("mamba")
+    tensors["lm_head.weight"] = tensors["backbone.embedding.weight"].clone()
+    assert load_mamba(tensors, OFFICIAL["mamba"]).head is None
+    with pytest.raises(InputError, match=r"lm_head\.weight must be the embedding"):
+        load_mamba({**tensors, "lm_head.weight": torch.zeros(8, 8)}, OFFICIAL["mamba"])
+
+
+def test_layer_normalisation_has_its_biases() -> None:
+    tensors = official("mamba")
+    for name in [name for name in tensors if "norm" in name]:
+        tensors[name.replace("weight", "bias")] = torch.ones(8)
+    model = load_mamba(tensors, {**OFFICIAL["mamba"], "rms_norm": False})
+    assert model.config.norm == "layer"
+    assert torch.equal(model.get_parameter("norm.bias"), torch.ones(8))
+
+
+def test_half_precision_is_kept_but_not_for_what_accumulates() -> None:
+    tensors = {name: tensor.bfloat16() for name, tensor in official("mamba").items()}
+    model = load_mamba(tensors, OFFICIAL["mamba"])
+    assert model.embedding.weight.dtype == mixer(model).in_proj.weight.dtype == torch.bfloat16
+    assert mixer(model).a_log.dtype == mixer(model).conv.kernel.dtype == torch.float32
+    assert model(TOKENS).dtype == torch.bfloat16
+
+
+def test_infinity_may_be_written_in_any_way() -> None:
+    for limit in (float("inf"), "Infinity", {"__float__": "Infinity"}):
+        settings = {**HUGGING_FACE["mamba2"], "time_step_limit": [0.0, limit]}
+        assert mamba_config(settings) == mamba_config(HUGGING_FACE["mamba2"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({**HUGGING_FACE["mamba"], "model_type": "falcon_mamba"}, "of a 'falcon_mamba' model"),
+        ({**HUGGING_FACE["mamba"], "hidden_act": "gelu"}, "hidden_act='silu' or 'swish', got 'ge"),
+        ({**HUGGING_FACE["mamba2"], "time_step_limit": [0.01, 1.0]}, "cut off are not read"),
+        ({**HUGGING_FACE["mamba"], "hidden_size": "8"}, "'hidden_size', a whole number"),
+        ({**OFFICIAL["mamba"], "attn_layer_idx": [1]}, r"got attn_layer_idx=\[1\]"),
+        ({**OFFICIAL["mamba"], "d_intermediate": 16}, "got d_intermediate=16"),
+        ({**OFFICIAL["mamba"], "ssm_cfg": {"layer": "Mamba3"}}, "'Mamba1' or 'Mamba2', got 'Ma"),
+        ({**OFFICIAL["mamba2"], "ssm_cfg": {"layer": "Mamba2", "rmsnorm": False}}, "rmsnorm=True"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        mamba_config(settings)
+
+
+def test_missing_and_unexpected_tensors_are_named() -> None:
+    tensors = official("mamba")
+    del tensors["backbone.layers.1.mixer.D"]
+    with pytest.raises(InputError, match=r"lack 'backbone\.layers\.1\.mixer\.D'"):
+        load_mamba(tensors, OFFICIAL["mamba"])
+    with pytest.raises(InputError, match=r"hold 'backbone\.layers\.2\.norm\.weight'"):
+        load_mamba(
+            {**official("mamba"), "backbone.layers.2.norm.weight": torch.ones(8)},
+            OFFICIAL["mamba"],
+        )
+
+
+def test_a_state_dict_needs_its_settings() -> None:
+    with pytest.raises(InputError, match="comes without its settings"):
+        load_mamba(official("mamba"))
