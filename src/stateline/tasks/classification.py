@@ -183,7 +183,7 @@ def in_frames(training: Rows, held_out: Rows, frame: int) -> tuple[Rows, Rows]:
     if frame < 1:
         raise InputError(f"frame must be at least 1 number at a position, got {frame}")
     numbers = np.concatenate(training.inputs or [np.zeros(1)])
-    mean, deviation = numbers.mean(), numbers.std() or 1.0
+    mean, deviation = numbers.mean(dtype=np.float64), numbers.std(dtype=np.float64) or 1.0
 
     def cut(row: np.ndarray) -> np.ndarray:
         scaled = (row - mean) / deviation
