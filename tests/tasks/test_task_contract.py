@@ -12,6 +12,7 @@ from stateline.tasks import (
     IGNORE,
     TASKS,
     Batch,
+    ClassificationTask,
     ConsecutiveTask,
     GeneratedTask,
     LabelledTask,
@@ -21,6 +22,7 @@ from stateline.tasks import (
     Tokens,
     make_task,
 )
+from tests.tasks.small_data import WRITERS, task_on
 
 GENERATED = ["associative_recall", "copying", "induction_head"]
 LABELLED = ["algorithm", "object_collision", "random_walk", "word_problem"]
@@ -38,10 +40,16 @@ TRAINING_KEYWORDS = {
 GOLDEN_TRAINING = {
     "Algorithm": "ef3fdbe30ad58707",
     "AssociativeRecall": "5cfffba1aa0aa199",
+    "ByteText": "5a45b0504d8d770e",
     "Copying": "5145725bc7a77d3b",
+    "EEG": "19902f38e0739415",
     "InductionHead": "4c5b4f727e6325ba",
+    "ListOps": "6ac0f6c8de5417af",
     "ObjectCollision": "f1a259429c4aab14",
     "RandomWalk": "ad3171dfc31af115",
+    "SequentialImage": "1b30737877867d03",
+    "SpeechCommands": "bcd4e8d4d6be6563",
+    "SpokenDigits": "ff8c5c579082d0c2",
     "Text": "7c70256a46ecda39",
     "Tokens": "7c70256a46ecda39",
     "WordProblem": "cd78d8e6fbc77ddc",
@@ -62,6 +70,9 @@ GOLDEN_LABELLED = {
 @pytest.fixture(params=TASKS)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Task]:
     """Makes one of the tasks from its seed; the text is one that no Python version changes."""
+    if request.param in WRITERS:
+        spec = task_on(request.param, tmp_path)
+        return lambda seed=0: make_task(spec, seed=seed)
     if request.param not in ("text", "tokens"):
         return lambda seed=0: make_task(request.param, seed=seed)
     path = tmp_path / "text"
@@ -111,16 +122,18 @@ def test_a_training_batch_has_batch_size_rows(make: Callable[..., Task]) -> None
 def test_tokens_are_in_the_vocabulary_and_targets_too_or_ignored(make: Callable[..., Task]) -> None:
     task = make()
     tokens, targets = task.train_batch(0)
-    assert tokens.shape == targets.shape
-    assert 0 <= tokens.min() <= tokens.max() < task.vocab_size
+    classes = len(task.classes) if isinstance(task, ClassificationTask) else task.vocab_size
+    assert tokens.shape[:2] == targets.shape
+    if not tokens.is_floating_point():
+        assert 0 <= tokens.min() <= tokens.max() < task.vocab_size
     scored = targets[targets != IGNORE]
     assert len(scored) > 0
-    assert 0 <= scored.min() <= scored.max() < task.vocab_size
+    assert 0 <= scored.min() <= scored.max() < classes
 
 
 def test_a_target_is_the_next_token_or_ignored(make: Callable[..., Task]) -> None:
     task = make()
-    if isinstance(task, LabelledTask):
+    if isinstance(task, LabelledTask | ClassificationTask):
         pytest.skip("its targets are labels")
     tokens, targets = task.train_batch(0)
     following, expected = tokens[:, 1:], targets[:, :-1]
