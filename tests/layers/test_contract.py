@@ -26,6 +26,12 @@ OPTIONS = {
         {"bias": True},
         {"double_count": True, "n_heads": 1},
     ],
+    "dss": [
+        {"d_state": 3, "n_outputs": 2, "exp_frequency": True, "scale": False, "output": "glu"},
+        {"d_state": 3, "kernel": "clip", "tie_dt": True},
+        {"d_state": 3, "kernel": "softmax", "filter_len": 6, "n_outputs": 2},
+        {"d_state": 3, "kernel": "softmax", "filter_len": 1, "tie_dt": True},
+    ],
     "feed_forward": [
         {"activation": "gelu_exact"},
         {"activation": "relu"},
@@ -50,6 +56,7 @@ OPTIONS = {
         {"d_state": 4, "d_head": 4, "n_groups": 2, "bias": True},
         {"d_state": 3, "d_head": 1, "d_conv": 2, "expand": 1.0},
     ],
+    "s4": [{"d_state": 4}, {"d_state": 6, "n_ssm": 2, "n_outputs": 2, "output": "linear"}],
     "s4d": [
         {"d_state": 4, "init": init, "discretization": discretization}
         for init in ("lin", "inv", "legs")

@@ -10,6 +10,7 @@ from stateline.layers.attention import Attention
 from stateline.layers.base import AnyLayer, SequenceLayer
 from stateline.layers.compose import Branch, Parallel, PostNorm, Residual, Stack
 from stateline.layers.diagonal_ssm import DiagonalSSM
+from stateline.layers.dss import DSS
 from stateline.layers.feed_forward import FeedForward
 from stateline.layers.gated_delta_net import GatedDeltaNet
 from stateline.layers.gss import GSS
@@ -21,6 +22,7 @@ from stateline.layers.lstm import LSTM
 from stateline.layers.mamba import Mamba
 from stateline.layers.mamba2 import Mamba2
 from stateline.layers.norm import NORMS
+from stateline.layers.s4 import S4, S4SSM
 from stateline.layers.s4d import S4D
 from stateline.layers.s5 import S5, S5SSM, BidirectionalS5
 from stateline.layers.shift_ssm import ShiftSSM
@@ -38,6 +40,7 @@ from stateline.layers.state import (
 LAYERS: Mapping[str, type[AnyLayer]] = {
     "attention": Attention,
     "diagonal_ssm": DiagonalSSM,
+    "dss": DSS,
     "feed_forward": FeedForward,
     "gated_delta_net": GatedDeltaNet,
     "gss": GSS,
@@ -47,6 +50,7 @@ LAYERS: Mapping[str, type[AnyLayer]] = {
     "lstm": LSTM,
     "mamba": Mamba,
     "mamba2": Mamba2,
+    "s4": S4,
     "s4d": S4D,
     "s5": S5,
     "shift_ssm": ShiftSSM,
@@ -59,12 +63,15 @@ WRAPPERS: Mapping[str, type[AnyLayer]] = {
 """Layers made from a core: the first constructor argument is any sequence layer."""
 
 __all__ = [
+    "DSS",
     "GSS",
     "H3",
     "LAYERS",
     "LSTM",
     "NORMS",
+    "S4",
     "S4D",
+    "S4SSM",
     "S5",
     "S5SSM",
     "WRAPPERS",
