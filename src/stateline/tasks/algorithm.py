@@ -60,8 +60,9 @@ class Algorithm(StreamTask):
 
     References:
         Fan et al., "Addressing Some Limitations of Transformers with Feedback Memory", 2020; Ju et
-        al., "Staircase Attention for Recurrent Processing of Sequences", 2021, section 4.1; the
-        grammar and the chances are those of their released generator.
+        al., "Staircase Attention for Recurrent Processing of Sequences", 2021; the grammar and the
+        chances are those of their released generator, which they call slightly different from the
+        one behind their tables.
     """
 
     title = "Algorithm"

@@ -64,7 +64,7 @@ class ObjectCollision(LabelledTask):
     about = (
         "Tells whether a model notes what matters for long among much that does not. Particles "
         "meet about once in 300 steps of the default grid, so few tokens are scored: a smaller "
-        "grid is quicker to learn. The quadrant asked about most often gives 0.25 to a guess."
+        "grid is quicker to learn. A guess is right one time in four."
     )
     solved_at = 0.97
     training: ClassVar[Mapping[str, float | str]] = {

@@ -50,14 +50,13 @@ class RandomWalk(StreamTask):
         (tensor([3, 0, 0, 2, 0, 1, 2, 0]), tensor([0, 1, 2, 2, 5, 5, 5, 8]))
 
     References:
-        Ju et al., "Staircase Attention for Recurrent Processing of Sequences", 2021, section 4.1.
+        Ju et al., "Staircase Attention for Recurrent Processing of Sequences", 2021.
     """
 
     title = "Random walk"
     about = (
         "Tells whether a model can update what it knows with every token, here a place and a "
-        "hidden heading. Walls betray the place to a model that only looks back a little, so a "
-        "small grid separates models less than its number of states suggests."
+        "hidden heading. Walls tell the place again, so in a small grid a short memory may go far."
     )
     solved_at = 0.97
     training: ClassVar[Mapping[str, float | str]] = {

@@ -59,9 +59,9 @@ class WordProblem(LabelledTask):
 
     title = "Word problem"
     about = (
-        "Tells whether depth in time is there: a model whose number of operations from token to "
-        "token is fixed gets right only as many positions as it has room for. Chance is one in "
-        "the order of the group; the last quarter tells more than the mean."
+        "Tells whether a model can follow a state that every token changes. Where the depth is "
+        "fixed, accuracy falls with the position, so the last quarter tells more than the mean; "
+        "a guess is right one time in n, for a group of n elements."
     )
     solved_at = 0.97
     training: ClassVar[Mapping[str, float | str]] = {
