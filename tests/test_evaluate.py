@@ -79,6 +79,25 @@ def test_a_model_that_is_always_right_scores_one() -> None:
     assert evaluate(successor_model(), Counting(), 4, batches=1) == {"accuracy": 1.0}
 
 
+class Skipping(Counting):
+    """Count from 0, but leave out 2; how many numbers are right."""
+
+    metric = "numbers"
+
+    def problems(self, length: int, index: int) -> Problems:
+        return Problems(torch.tensor([[0], [0]]), torch.tensor([[1, 3, 4], [1, IGNORE, IGNORE]]))
+
+    def score(self, answers: Tensor, predictions: Tensor) -> dict[str, float]:
+        return {self.metric: float((answers == predictions).sum())}
+
+
+def test_with_teacher_forcing_a_mistake_is_not_passed_on() -> None:
+    task = Skipping()
+    assert evaluate(successor_model(), task, 1, batches=1) == {"numbers": 2.0}
+    task.teacher_forcing = True
+    assert evaluate(successor_model(), task, 1, batches=1) == {"numbers": 3.0}
+
+
 def test_bits_per_token_become_bits_per_byte() -> None:
     task = Numbers()
     task.bytes_per_token = 4.0

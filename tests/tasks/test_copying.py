@@ -49,14 +49,20 @@ def test_official_rows_follow_the_grammar_and_carry_its_mask(official_strings: C
     min_len=st.integers(1, 8),
     more=st.integers(0, 8),
     room=st.integers(0, 60),
+    answer_len=st.sampled_from([None, 1, 4]),
     seed=st.integers(0, 2**40),
 )
 def test_our_rows_follow_the_grammar_and_carry_its_mask(
-    n_letters: int, min_len: int, more: int, room: int, seed: int
+    n_letters: int, min_len: int, more: int, room: int, answer_len: int | None, seed: int
 ) -> None:
     context_len = 2 * (min_len + more) + 3 + room
     task = Copying(
-        seed, n_letters=n_letters, min_len=min_len, max_len=min_len + more, context_len=context_len
+        seed,
+        n_letters=n_letters,
+        min_len=min_len,
+        max_len=min_len + more,
+        context_len=context_len,
+        answer_len=answer_len,
     )
     tokens, targets = task.train_batch(0)
     assert tokens.shape == (16, context_len - 1)
@@ -64,9 +70,9 @@ def test_our_rows_follow_the_grammar_and_carry_its_mask(
         mask = [int(target != IGNORE) for target in expected]
         # The last token of the packed row is a target only; where it is ignored, it is unknown.
         if mask[-1]:
-            assert answer_mask([*row, expected[-1]], n_letters)[1:] == mask
+            assert answer_mask([*row, expected[-1]], n_letters, answer_len or 0)[1:] == mask
         else:
-            assert answer_mask(row, n_letters)[1:] == mask[:-1]
+            assert answer_mask(row, n_letters, answer_len or 0)[1:] == mask[:-1]
 
 
 def test_the_grammar_notices_a_wrong_copy() -> None:
@@ -132,6 +138,15 @@ def test_scores_equal_official_ones_on_official_predictions(official_strings: Ca
             )
 
 
+def test_a_part_of_the_string_can_be_asked_for() -> None:
+    prompts, answers = Copying(answer_len=4).problems(9, 0)
+    assert answers.equal(prompts[:, 1:5])
+
+
+def test_it_can_be_scored_far_beyond_training() -> None:
+    assert Copying(longest=1000).eval_lengths == (10, 20, 40, 80, 160, 320, 640)
+
+
 def test_one_wrong_letter_costs_the_string_and_one_letter() -> None:
     answers = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4]])
     predictions = torch.tensor([[1, 2, 3, 4], [1, 9, 3, 4]])
@@ -148,8 +163,10 @@ def test_one_wrong_letter_costs_the_string_and_one_letter() -> None:
         ({"n_letters": 27}, "got n_letters=27"),
         ({"min_len": 0}, "min_len must be at least 1"),
         ({"min_len": 11}, "at most max_len, got min_len=11 and max_len=10"),
-        ({"context_len": 22}, r"2 \* max_len \+ 3 = 23 tokens, got context_len=22"),
+        ({"context_len": 22}, "the longest example, 23 tokens, got context_len=22"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"answer_len": 0}, "answer_len must be at least 1 letter, got answer_len=0"),
+        ({"longest": 9}, "longest must be at least the training length, got longest=9"),
     ],
 )
 def test_impossible_sizes_are_refused(keywords: dict[str, int], message: str) -> None:

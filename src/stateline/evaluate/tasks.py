@@ -16,15 +16,18 @@ from stateline.models.make import AnyModel
 from stateline.tasks.base import IGNORE, CorpusTask, GeneratedTask, LabelledTask, Task
 from stateline.tasks.classification import ClassificationTask
 
+Tokens = Int[Tensor, "batch _"]
+
 
 def evaluate(model: AnyModel, task: Task, length: int, *, batches: int = 4) -> dict[str, float]:
     """Score a model at one length.
 
     Generated tasks: the mean over ``batches`` batches of problems, answered by greedy decoding on
-    the model's state. Labelled tasks: over all labels of ``batches`` batches of rows, each row read
-    from an empty state. Classification: the share of held-out rows, all of them, whose class is
-    right. Corpora: bits per byte over the held-out text, in windows of ``length``, each from an
-    empty state; ``batches`` limits how many batches of windows are read, 0 reads all.
+    the model's state, or in one pass where the task has ``teacher_forcing``. Labelled tasks: over
+    all labels of ``batches`` batches of rows, each row read from an empty state. Classification:
+    the share of held-out rows, all of them, whose class is right. Corpora: bits per byte over the
+    held-out text, in windows of ``length``, each from an empty state; ``batches`` limits how many
+    batches of windows are read, 0 reads all.
 
     Args:
         model: The model; it is in evaluation mode afterwards as it was before.
@@ -108,22 +111,11 @@ def _answered(
     totals: dict[str, float] = defaultdict(float)
     for index in range(batches):
         prompts, answers = task.problems(length, index)
-        device = model.embedding.weight.device
-        predictions = generate(model, prompts.to(device), answers.shape[1])
+        answer = _guided if task.teacher_forcing else _decoded
+        predictions = answer(model, prompts, answers)
         for name, score in task.score(answers, predictions.cpu()).items():
             totals[name] += score / batches
     return dict(totals)
-
-
-@torch.inference_mode()
-def _label(
-    model: LanguageModel, task: LabelledTask, length: int, batches: int
-) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
-    """Targets of so many batches, and for each the likeliest token."""
-    rows = [task.labelled(length, index) for index in range(batches)]
-    device = model.embedding.weight.device
-    predictions = [model(tokens.to(device)).argmax(dim=2).cpu() for tokens, _ in rows]
-    return torch.cat([targets for _, targets in rows]), torch.cat(predictions)
 
 
 @torch.inference_mode()
@@ -136,6 +128,30 @@ def _classified(model: AnyModel, task: ClassificationTask) -> float:
         right += int((predictions == targets)[asked].sum())
         count += int(asked.sum())
     return right / count
+
+
+def _decoded(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
+    """Each token after those decoded before."""
+    return generate(model, prompts.to(model.embedding.weight.device), answers.shape[1])
+
+
+@torch.inference_mode()
+def _guided(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
+    """Each token after the true ones before."""
+    known = answers[:, :-1].clamp(min=0)  # behind the end of a short answer anything may stand
+    tokens = torch.cat([prompts, known], dim=1).to(model.embedding.weight.device)
+    return model(tokens)[:, prompts.shape[1] - 1 :].argmax(dim=2)
+
+
+@torch.inference_mode()
+def _label(
+    model: LanguageModel, task: LabelledTask, length: int, batches: int
+) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
+    """Targets of so many batches, and for each the likeliest token."""
+    rows = [task.labelled(length, index) for index in range(batches)]
+    device = model.embedding.weight.device
+    predictions = [model(tokens.to(device)).argmax(dim=2).cpu() for tokens, _ in rows]
+    return torch.cat([targets for _, targets in rows]), torch.cat(predictions)
 
 
 @torch.inference_mode()

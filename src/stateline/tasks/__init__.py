@@ -22,9 +22,13 @@ from stateline.tasks.base import (
 from stateline.tasks.byte_text import ByteText
 from stateline.tasks.classification import ClassificationTask, Rows
 from stateline.tasks.copying import Copying
+from stateline.tasks.duplicate_ngram import DuplicateNgram
 from stateline.tasks.eeg import EEG
+from stateline.tasks.flip_flop import FlipFlop
 from stateline.tasks.induction_head import InductionHead
 from stateline.tasks.listops import ListOps
+from stateline.tasks.multi_query_recall import MultiQueryRecall
+from stateline.tasks.ngram_lookup import NgramLookup
 from stateline.tasks.object_collision import ObjectCollision
 from stateline.tasks.random_walk import RandomWalk
 from stateline.tasks.sequential_image import SequentialImage
@@ -48,11 +52,15 @@ __all__ = [
     "ConsecutiveTask",
     "Copying",
     "CorpusTask",
+    "DuplicateNgram",
     "Episode",
+    "FlipFlop",
     "GeneratedTask",
     "InductionHead",
     "LabelledTask",
     "ListOps",
+    "MultiQueryRecall",
+    "NgramLookup",
     "ObjectCollision",
     "Problems",
     "RandomWalk",
@@ -74,9 +82,13 @@ TASKS: dict[str, type[Task]] = {
     "associative_recall": AssociativeRecall,
     "byte_text": ByteText,
     "copying": Copying,
+    "duplicate_ngram": DuplicateNgram,
     "eeg": EEG,
+    "flip_flop": FlipFlop,
     "induction_head": InductionHead,
     "listops": ListOps,
+    "multi_query_recall": MultiQueryRecall,
+    "ngram_lookup": NgramLookup,
     "object_collision": ObjectCollision,
     "random_walk": RandomWalk,
     "sequential_image": SequentialImage,

@@ -98,7 +98,14 @@ class Task(ABC):
 
 
 class GeneratedTask(Task):
-    """A task whose problems are drawn at random and answered by greedy decoding."""
+    """A task whose problems are drawn at random and answered by greedy decoding.
+
+    Attributes:
+        teacher_forcing: Whether every token of an answer is predicted after the true ones, in one
+            pass, instead of after those decoded: milder on what follows a mistake.
+    """
+
+    teacher_forcing: bool = False
 
     @abstractmethod
     def problems(self, length: int, index: int) -> Problems:
