@@ -48,14 +48,14 @@ def dplr_ssm_chunk(
         return u.new_zeros(*u.shape[:-1], len(c)), state
     dt, a, p, b, c = (_precise(t) for t in (dt, a, p, b, c))
     step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
-    x = _precise(state).flatten(-2).flatten(0, -3)  # (row, channel, N)
+    x = _precise(state).reshape(-1, *b_bar.shape)  # (row, channel, N)
     starts = torch.cat([b_bar[None], (x[..., None, :] @ step)[..., 0, :]])
     near, far = _orbit(starts, step, _block(length))  # (1 + row, channel, J, N)
     distant, _ = _orbit(_rows(c, u.shape[-1]), far.mT, _count(length))
     responses = (distant[:, None] @ near.mT).flatten(-2)[..., :length]
     from_state = responses[:, 1:].movedim(0, 1).flatten(1, 2).mT.reshape(*u.shape[:-1], len(c))
     y = _convolve(signal, responses[:, 0]) + from_state.to(signal.dtype)
-    after = _end(signal.flatten(0, -3), x, near, far)
+    after = _end(signal.reshape(-1, *u.shape[-2:]), x, near, far)
     return y.to(u.dtype), after.reshape(state.shape).to(state.dtype)
 
 
