@@ -1,15 +1,17 @@
 """Every recipe in recipes/ can be read, and its model can be built."""
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 from stateline.cli import Parser
 from stateline.cli.train import add_arguments, read_recipe
+from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import parse_pattern
 from stateline.models.size import count_parameters
-from stateline.tasks import TASKS
+from stateline.tasks import TASKS, ClassificationTask
 from stateline.train.config import TrainConfig
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -27,7 +29,16 @@ def test_a_recipe_can_be_trained(name: str) -> None:
     given = read_recipe([str(FOLDER / name)], parser)
     (task,) = parse_pattern(given.task)
     assert task.name in TASKS
-    assert count_parameters(ModelConfig(given.pattern, 256, **given.model.as_dict())) > 0
+    kind, settings = TASKS[task.name], given.model.as_dict()
+    assert set(task.keywords) <= set(signature(kind).parameters)
+    pooling = settings.pop("pooling")
+    if issubclass(kind, ClassificationTask):
+        given_pooling = {} if pooling is None else {"pooling": pooling}
+        config: ModelConfig = ClassifierConfig(given.pattern, 256, **settings, **given_pooling)
+    else:
+        assert pooling is None
+        config = ModelConfig(given.pattern, 256, **settings)
+    assert count_parameters(config) > 0
     assert TrainConfig(**given.train.as_dict())
 
 
