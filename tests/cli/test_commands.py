@@ -129,6 +129,24 @@ def test_info_tells_parameters_operations_and_state(capsys: pytest.CaptureFixtur
     assert attention.split()[2:] == ["1,040", "136", "B", "8", "MiB"]
 
 
+def test_info_knows_published_models(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, "info", "mamba-130m")
+    assert "mamba*24  d_model 768, vocabulary 50280" in shown
+    assert "129,135,360" in shown
+
+
+def test_options_override_what_a_published_model_has(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, "info", "h3-125m", "--vocab_size", "96", "--d_model", "24")
+    assert "h3*6 attention h3*5  d_model 24, vocabulary 96" in shown
+
+
+def test_a_published_model_can_be_trained_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--task", "copying", "--model.d_model", "64", "--print_config"]
+    lines = [line.strip() for line in said(capsys, "train", "pythia-70m", *options).splitlines()]
+    for line in ("pattern: attention*6", "d_model: 64", "block: parallel", "rotary_fraction: 0.25"):
+        assert line in lines
+
+
 class Leaky(FeedForward):
     """Sees one token ahead."""
 

@@ -20,6 +20,7 @@ MISTAKES = [
     (["train", "h3", "--train.steps", "many"], "train.steps must be int, got 'many'"),
     (["check", "h3", "--d_model", "1.5"], "d_model must be int, got '1.5'"),
     # Patterns
+    (["info", "mamba-13m"], "unknown preset 'mamba-13m': did you mean 'mamba-130m'?"),
     (["info", "atention"], "unknown layer 'atention': did you mean 'attention'?"),
     (["check", "atention"], "unknown layer 'atention': did you mean 'attention'?"),
     (["info", "h3(d_state=4"], "expected ',' or ')' at <here>: h3(d_state=4<here>"),

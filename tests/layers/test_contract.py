@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from stateline.layers import LAYERS, NORMS, WRAPPERS, AnyLayer, Parallel, Residual, Stack
+from stateline.layers import (
+    ATTENTION_WRAPPERS,
+    LAYERS,
+    NORMS,
+    WRAPPERS,
+    AnyLayer,
+    Parallel,
+    PostNorm,
+    Residual,
+    Stack,
+)
 from stateline.layers.law import check_layer
 from stateline.ops import use_backend
 
@@ -40,7 +50,13 @@ OPTIONS = {
     ],
     "gated_delta_net": [{"n_heads": 1, "d_conv": 1}, {"n_heads": 2, "expand_v": 1, "d_conv": 2}],
     "gss": [{"d_state": 4}, {"d_ssm": 3, "expand": 1, "d_state": 3, "exp_frequency": False}],
-    "h3": [{"d_state": 4}, {"d_state": 4, "d_head": 2}, {"d_state": 4, "d_head": 4}],
+    "h3": [
+        {"d_state": 4},
+        {"d_state": 4, "d_head": 2},
+        {"d_state": 4, "d_head": 4},
+        {"d_state": 4, "d_head": 2, "n_ssm": 2, "n_outputs": 3},
+        {"d_state": 4, "discretization": "zoh", "max_len": 64},
+    ],
     "linear_attention": [
         {"feature": "relu", "n_heads": 2},
         {"feature": "identity", "normalise": False},
@@ -100,6 +116,25 @@ def parallel_block() -> Parallel:
     return Parallel(*(Residual(part, NORMS["layer"](WIDTH)) for part in parts))
 
 
+def attentions() -> Stack:
+    """A core that can attend to what it is given, in every kind of branch."""
+    return Stack(
+        Residual(LAYERS["attention"](WIDTH, position="rope"), NORMS["layer"](WIDTH)),
+        Residual(LAYERS["feed_forward"](WIDTH), NORMS["layer"](WIDTH)),
+        PostNorm(LAYERS["sliding_attention"](WIDTH, window=7), NORMS["layer"](WIDTH)),
+        LAYERS["attention"](WIDTH, position="hard_alibi"),
+    )
+
+
+def slides(**options: object) -> Stack:
+    return Stack(
+        *(
+            Residual(LAYERS["sliding_attention"](WIDTH, **options), NORMS["layer"](WIDTH))
+            for _ in range(2)
+        )
+    )
+
+
 def _title(name: str, options: dict[str, object]) -> str:
     return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})"
 
@@ -111,8 +146,45 @@ KINDS: dict[str, Callable[[], AnyLayer]] = {
         for name, variants in OPTIONS.items()
         for options in variants
     },
-    **{name: lambda kind=kind: kind(hybrid()) for name, kind in WRAPPERS.items()},
+    **{
+        name: lambda kind=kind, core=attentions if name in ATTENTION_WRAPPERS else hybrid: kind(
+            core()
+        )
+        for name, kind in WRAPPERS.items()
+    },
     "ladder(passes=3)": lambda: WRAPPERS["ladder"](LAYERS["s4d"](WIDTH, d_state=4), passes=3),
+    **{
+        f"staircase({core}, {passes=}, {chunk_len=})": lambda core=core, n=passes, c=chunk_len: (
+            WRAPPERS["staircase"](LAYERS[core](WIDTH), passes=n, chunk_len=c)
+        )
+        for core, passes, chunk_len in [
+            ("attention", 3, 2),
+            ("attention", 1, 3),
+            ("lstm", 4, 1),
+            ("s4d", 2, 3),
+            ("h3", 2, 2),
+            ("sliding_attention", 3, 3),
+        ]
+    },
+    "staircase(staircase)": lambda: WRAPPERS["staircase"](
+        WRAPPERS["staircase"](hybrid(), chunk_len=2), passes=3, chunk_len=3
+    ),
+    **{
+        f"cached_staircase({passes=}, {chunk_len=}, {steps=})": (
+            lambda n=passes, c=chunk_len, s=steps: WRAPPERS["cached_staircase"](
+                attentions(), passes=n, chunk_len=c, steps=s
+            )
+        )
+        for passes, chunk_len, steps in [(1, 1, 6), (2, 2, 3), (3, 2, 5), (2, 3, 2), (2, 3, None)]
+    },
+    "cached_staircase(ladder)": lambda: WRAPPERS["cached_staircase"](
+        WRAPPERS["ladder"](attentions()), passes=2, chunk_len=2, steps=4
+    ),
+    "feedback(strict, window=5)": lambda: WRAPPERS["feedback"](
+        slides(position="relative", includes_self=False), window=5
+    ),
+    "feedback(shared)": lambda: WRAPPERS["feedback"](slides(position="alibi"), shared=True),
+    "post-norm block": lambda: PostNorm(LAYERS["lstm"](WIDTH), NORMS["layer"](WIDTH)),
     "residual blocks": residual_blocks,
     "parallel block": parallel_block,
 }

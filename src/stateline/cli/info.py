@@ -1,17 +1,24 @@
-"""Show what an architecture costs before it is built: parameters, operations, state by length."""
+"""Show what an architecture costs before it is built: parameters, operations, state by length.
 
+PATTERN is a pattern, or the name of a published model, whose settings options override.
+"""
+
+import dataclasses
 from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
 from stateline.models.config import ModelConfig
+from stateline.models.presets import find_preset
 
 LENGTHS = (256, 1024, 4096, 16384, 65536)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("pattern", type=str, help='layers, for example "attention h3*2"')
+    parser.add_argument(
+        "pattern", type=str, help='layers, for example "attention h3*2", or a preset: h3-125m'
+    )
     parser.add_argument("--vocab_size", type=int, default=256, help="number of tokens")
     parser.add_class_arguments(ModelConfig, skip={"pattern", "vocab_size", "layers"})
 
@@ -19,6 +26,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Print the tables."""
     given = parser.parse_args(arguments).as_dict()
+    preset = find_preset(given["pattern"])
+    if preset is not None:
+        settings = dataclasses.asdict(preset)
+        pattern, layers = settings.pop("pattern"), settings.pop("layers")
+        parser.set_defaults(settings)
+        given = parser.parse_args(arguments).as_dict() | {"pattern": pattern, "layers": layers}
     config = ModelConfig(**given)
 
     from rich.console import Console

@@ -1,9 +1,10 @@
 """Train one architecture on one task, and keep the model, the metrics and what was run.
 
-RECIPE is a YAML file with the options below, or a pattern. Options given override it. Under
-``torchrun``, the processes share the rows of each batch.
+RECIPE is a YAML file with the options below, a pattern, or the name of a published model, such as
+h3-125m. Options given override it. Under ``torchrun``, the processes share the rows of each batch.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
+from stateline.models.presets import find_preset
 from stateline.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ OF_OTHERS = ("results.json", "config.json", "index.json")
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "recipe", type=str, help='a YAML file, or layers, for example "attention h3*2"'
+        "recipe", type=str, help='a YAML file, or layers, for example "attention h3*2", or a preset'
     )
     parser.add_argument("--pattern", type=str | None, default=None, help="layers, in a recipe")
     parser.add_argument("--task", type=str, default="text", help='for example "text(path=books)"')
@@ -105,7 +107,13 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
     if not given.recipe.endswith((".yaml", ".yml")):
         if given.pattern is not None:
             raise InputError("give one pattern: --pattern changes that of a recipe")
-        given.pattern = given.recipe
+        preset = find_preset(given.recipe)
+        if preset is not None:
+            settings = dataclasses.asdict(preset)
+            del settings["pattern"], settings["vocab_size"]  # which is the task's
+            parser.set_defaults({f"model.{name}": value for name, value in settings.items()})
+            given = parser.parse_args(arguments)
+        given.pattern = given.recipe if preset is None else preset.pattern
         return given
     if not Path(given.recipe).is_file():
         raise InputError(f"no such recipe: {given.recipe}")

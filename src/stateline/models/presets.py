@@ -1,0 +1,119 @@
+"""Published models, as configurations: the sizes that papers compare."""
+
+import re
+from collections.abc import Collection, Mapping
+from itertools import groupby
+
+from stateline.errors import unknown_name
+from stateline.models.config import ModelConfig
+from stateline.models.pattern import Value
+
+
+def _h3(
+    d_model: int, n_layers: int, n_heads: int, attention: Collection[int], *, rotary: bool = False
+) -> ModelConfig:
+    """H3 with attention in a few layers, counted from 0; there are no positions otherwise.
+
+    The vocabulary is that of GPT-2, filled up to a multiple of 8.
+    """
+    names = ("attention" if layer in attention else "h3" for layer in range(n_layers))
+    runs = ((name, len(list(run))) for name, run in groupby(names))
+    keywords: dict[str, Value] = {"n_heads": n_heads, "bias": True}
+    if rotary:
+        keywords |= {"position": "rope", "rotary_fraction": 0.5}
+    return ModelConfig(
+        " ".join(name if count == 1 else f"{name}*{count}" for name, count in runs),
+        vocab_size=50_264,
+        d_model=d_model,
+        layers={"attention": keywords},
+    )
+
+
+def _mamba(d_model: int, n_layers: int) -> ModelConfig:
+    """The vocabulary is that of GPT-NeoX, filled up to a multiple of 8."""
+    return ModelConfig(f"mamba*{n_layers}", vocab_size=50_280, d_model=d_model, norm="rms")
+
+
+def _pythia(d_model: int, n_layers: int, n_heads: int, vocab_size: int = 50_304) -> ModelConfig:
+    """The vocabulary is filled up to a multiple of 128 per processor that the model was cut for."""
+    attention: dict[str, Value] = {
+        "n_heads": n_heads,
+        "position": "rope",
+        "rotary_fraction": 0.25,
+        "bias": True,
+    }
+    return ModelConfig(
+        f"attention*{n_layers}",
+        vocab_size=vocab_size,
+        d_model=d_model,
+        block="parallel",
+        feed_forward="gelu_exact",
+        tie_embeddings=False,
+        layers={"attention": attention},
+    )
+
+
+def _gpt2(d_model: int, n_layers: int, n_heads: int) -> ModelConfig:
+    return ModelConfig(
+        f"attention*{n_layers}",
+        vocab_size=50_257,
+        d_model=d_model,
+        max_len=1024,
+        layers={"attention": {"n_heads": n_heads, "bias": True}},
+    )
+
+
+PRESETS: Mapping[str, ModelConfig] = {
+    "gpt2-124m": _gpt2(768, 12, 12),
+    "gpt2-355m": _gpt2(1024, 24, 16),
+    "gpt2-774m": _gpt2(1280, 36, 20),
+    "gpt2-1.5b": _gpt2(1600, 48, 25),
+    "h3-125m": _h3(768, 12, 12, (6,)),
+    "h3-125m-paper": _h3(768, 12, 12, (1, 7)),
+    "h3-355m": _h3(1024, 24, 16, (8, 16)),
+    "h3-355m-paper": _h3(1024, 24, 16, (1, 13)),
+    "h3-1.3b": _h3(2048, 24, 16, (8, 16)),
+    "h3-1.3b-paper": _h3(2048, 24, 16, (1, 13)),
+    "h3-2.7b": _h3(2560, 32, 20, (10, 21), rotary=True),
+    "h3-2.7b-3attn": _h3(2560, 32, 20, (8, 16, 24)),
+    "mamba-130m": _mamba(768, 24),
+    "mamba-370m": _mamba(1024, 48),
+    "mamba-790m": _mamba(1536, 48),
+    "mamba-1.4b": _mamba(2048, 48),
+    "mamba-2.8b": _mamba(2560, 64),
+    "pythia-70m": _pythia(512, 6, 8),
+    "pythia-160m": _pythia(768, 12, 12),
+    "pythia-410m": _pythia(1024, 24, 16),
+    "pythia-1b": _pythia(2048, 16, 8),
+    "pythia-1.4b": _pythia(2048, 24, 16),
+    "pythia-2.8b": _pythia(2560, 32, 32),
+    "pythia-6.9b": _pythia(4096, 32, 32, vocab_size=50_432),
+    "pythia-12b": _pythia(5120, 36, 40, vocab_size=50_688),
+}
+"""Configurations by name.
+
+``h3-*`` are the models as their weights were released, ``-paper`` as the paper describes them where
+the places of attention differ. Of the largest, two forms were released: with rotary positions in
+two attention layers, and without positions in three.
+
+References:
+    Radford et al., 2019 (GPT-2); Fu et al., "Hungry Hungry Hippos", ICLR 2023, and
+    HazyResearch/H3; Gu and Dao, "Mamba", 2023; Biderman et al., "Pythia", 2023.
+"""
+
+
+def find_preset(pattern: str) -> ModelConfig | None:
+    """The preset of that name; ``None`` for anything that may be a pattern.
+
+    Raises:
+        InputError: If the text can only be the name of a preset, and there is none.
+
+    Example:
+        >>> find_preset("mamba-130m").d_model, find_preset("mamba*24")
+        (768, None)
+    """
+    if pattern in PRESETS:
+        return PRESETS[pattern]
+    if re.fullmatch(r"\w+-[\w.-]+", pattern):  # no name in a pattern has a hyphen
+        raise unknown_name("preset", pattern, PRESETS)
+    return None

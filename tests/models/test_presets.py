@@ -1,0 +1,101 @@
+"""Sizes of published models.
+
+Counts of parameters are those of their model cards and files: Pythia (its README), GPT-2
+(transformers), Mamba (the ``-hf`` files on Hugging Face); of H3, those of the official code.
+"""
+
+import pytest
+
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.models.convert.gpt_neox import gpt_neox_config
+from stateline.models.convert.mamba import mamba_config
+from stateline.models.presets import PRESETS, find_preset
+from stateline.models.size import count_parameters, meta_model
+
+PARAMETERS = {
+    "gpt2-124m": 124_439_808,
+    "gpt2-355m": 354_823_168,
+    "gpt2-774m": 774_030_080,
+    "gpt2-1.5b": 1_557_611_200,
+    "mamba-130m": 129_135_360,
+    "mamba-370m": 371_516_416,
+    "mamba-790m": 793_204_224,
+    "mamba-1.4b": 1_372_178_432,
+    "mamba-2.8b": 2_768_345_600,
+    "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-2.8b": 2_775_208_960,
+    "pythia-6.9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
+}
+H3_MILLIONS = {"h3-125m": 126.4, "h3-355m": 361.1, "h3-1.3b": 1326, "h3-2.7b": 2671}
+
+
+def parts(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of all parameters, by name."""
+    return {name: tuple(t.shape) for name, t in meta_model(config).state_dict().items()}
+
+
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
+def test_a_preset_has_as_many_parameters_as_the_published_model(name: str, parameters: int) -> None:
+    assert count_parameters(PRESETS[name]) == parameters
+
+
+@pytest.mark.parametrize(("name", "millions"), H3_MILLIONS.items())
+def test_h3_has_as_many_parameters_as_the_official_model(name: str, millions: float) -> None:
+    assert count_parameters(PRESETS[name]) / 1e6 == pytest.approx(millions, rel=4e-4)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - PARAMETERS.keys()))
+def test_every_other_preset_is_about_as_large_as_its_name_says(name: str) -> None:
+    number, unit = name.split("-")[1][:-1], name.split("-")[1][-1]
+    said = float(number) * {"m": 1e6, "b": 1e9}[unit]
+    assert count_parameters(PRESETS[name]) == pytest.approx(said, rel=0.05)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("pythia")])
+def test_a_pythia_is_what_its_published_settings_become(name: str) -> None:
+    preset = PRESETS[name]
+    attention = preset.layers["attention"]
+    settings = {
+        "vocab_size": preset.vocab_size,
+        "hidden_size": preset.d_model,
+        "intermediate_size": 4 * preset.d_model,
+        "num_hidden_layers": int(preset.pattern.removeprefix("attention*")),
+        "num_attention_heads": attention["n_heads"],
+    }
+    published = gpt_neox_config(settings)
+    assert parts(published) == parts(preset)
+    assert published.block == preset.block == "parallel"
+    for name, value in attention.items():
+        assert published.layers["attention"][name] == value
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("mamba")])
+def test_a_mamba_is_what_its_published_settings_become(name: str) -> None:
+    preset = PRESETS[name]
+    n_layer = int(preset.pattern.removeprefix("mamba*"))
+    settings = {"d_model": preset.d_model, "n_layer": n_layer, "vocab_size": 50_277, "ssm_cfg": {}}
+    published = mamba_config(settings)
+    assert parts(published) == parts(preset)
+    assert (published.norm, published.norm_eps) == (preset.norm, preset.norm_eps) == ("rms", 1e-5)
+
+
+def test_attention_stands_where_the_released_h3_has_it() -> None:
+    assert PRESETS["h3-125m"].pattern == "h3*6 attention h3*5"
+    assert PRESETS["h3-2.7b"].pattern == "h3*10 attention h3*10 attention h3*10"
+    assert PRESETS["h3-2.7b"].layers["attention"]["position"] == "rope"
+    assert meta_model(PRESETS["h3-2.7b"]).stack.layers[20].layer.rotary_dims == 64
+
+
+def test_a_pattern_is_no_preset() -> None:
+    assert find_preset("h3(dt_min=1e-3)") is None
+
+
+def test_an_unknown_preset_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="unknown preset 'pythia-160': did you mean 'pythia-160m'"):
+        find_preset("pythia-160")
