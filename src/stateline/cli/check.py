@@ -25,7 +25,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 
     import torch
 
-    from stateline.layers import LAYERS, WRAPPERS
+    from stateline.layers import ATTENTION_WRAPPERS, LAYERS, WRAPPERS
     from stateline.layers.law import check_layer
     from stateline.models.build import build_stack
     from stateline.models.config import ModelConfig
@@ -34,7 +34,10 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         _print_backends()
         return 0
     torch.set_num_threads(1)  # the tensors are small, and threads would wait for each other
-    names = given.names or [*LAYERS, *(f"{wrapper}(h3 attention)" for wrapper in WRAPPERS)]
+    names = given.names or [
+        *LAYERS,
+        *(f"{w}({'attention' if w in ATTENTION_WRAPPERS else 'h3 attention'})" for w in WRAPPERS),
+    ]
     dtype = torch.float32 if given.float32 else torch.float64
     stacks = {
         name: build_stack(ModelConfig(name, vocab_size=1, d_model=given.d_model)) for name in names

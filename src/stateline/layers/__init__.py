@@ -8,10 +8,12 @@ from collections.abc import Mapping
 
 from stateline.layers.attention import Attention
 from stateline.layers.base import AnyLayer, SequenceLayer
+from stateline.layers.cached_staircase import CachedStaircase
 from stateline.layers.compose import Branch, Parallel, PostNorm, Residual, Stack
 from stateline.layers.diagonal_ssm import DiagonalSSM
 from stateline.layers.dss import DSS
 from stateline.layers.feed_forward import FeedForward
+from stateline.layers.feedback import Feedback
 from stateline.layers.gated_delta_net import GatedDeltaNet
 from stateline.layers.gss import GSS
 from stateline.layers.h3 import H3
@@ -27,6 +29,7 @@ from stateline.layers.s4d import S4D
 from stateline.layers.s5 import S5, S5SSM, BidirectionalS5
 from stateline.layers.shift_ssm import ShiftSSM
 from stateline.layers.sliding_attention import SlidingAttention
+from stateline.layers.staircase import Staircase
 from stateline.layers.state import (
     cat_states,
     detach,
@@ -58,11 +61,18 @@ LAYERS: Mapping[str, type[AnyLayer]] = {
 }
 
 WRAPPERS: Mapping[str, type[AnyLayer]] = {
+    "cached_staircase": CachedStaircase,
+    "feedback": Feedback,
     "ladder": Ladder,
+    "staircase": Staircase,
 }
 """Layers made from a core: the first constructor argument is any sequence layer."""
 
+ATTENTION_WRAPPERS = ("cached_staircase", "feedback")
+"""Those whose core must consist of attention and feed-forwards."""
+
 __all__ = [
+    "ATTENTION_WRAPPERS",
     "DSS",
     "GSS",
     "H3",
@@ -79,8 +89,10 @@ __all__ = [
     "Attention",
     "BidirectionalS5",
     "Branch",
+    "CachedStaircase",
     "DiagonalSSM",
     "FeedForward",
+    "Feedback",
     "GatedDeltaNet",
     "Ladder",
     "LinearAttention",
@@ -94,6 +106,7 @@ __all__ = [
     "ShiftSSM",
     "SlidingAttention",
     "Stack",
+    "Staircase",
     "cat_states",
     "detach",
     "load_state",

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
-from stateline.ops import attention
+from stateline.layers.context import AttendsToContext, Context
+from stateline.ops import attention, local_attention
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows, rotate
 
 Position = Literal["none", "rope", "alibi", "hard_alibi"]
@@ -44,7 +45,7 @@ class AttentionState(NamedTuple):
         return AttentionState(state.k[:, :used], state.v[:, :used], state.length)
 
 
-class Attention(SequenceLayer[AttentionState]):
+class Attention(SequenceLayer[AttentionState], AttendsToContext):
     r"""Multi-head causal attention.
 
     .. math::
@@ -164,6 +165,33 @@ class Attention(SequenceLayer[AttentionState]):
         state.length.add_(1)
         return y[:, 0]
 
+    def project_context(
+        self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "batch length"]
+    ) -> Context:
+        """Keys and values of given vectors."""
+        _, k, v = self._project(x, positions)
+        return Context(k, v)
+
+    def attend(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        positions: Int[Tensor, "batch length"],
+        context: Context,
+        valid: Int[Tensor, " batch"],
+        *,
+        to_itself: bool = True,
+    ) -> tuple[Float[Tensor, "batch length d_model"], Context]:
+        """Attend to a context and to the prefix of the input itself."""
+        first = context.slots - valid.clamp(max=context.slots)
+        q, k, v = self._project(x, positions)
+        nearest = 0 if to_itself else 1
+        if to_itself:
+            context = context.then(Context(k, v))
+        window = context.slots
+        bias = self._bias(torch.arange(nearest, nearest + window, device=x.device))
+        heads = local_attention(q, *context, window=window, first=first, bias=bias)
+        return self._merge(heads), context
+
     def state_bytes(self, length: int) -> int:
         """A key and a value per token, and the length."""
         return 2 * length * self.d_model * self.qkv.weight.element_size() + 8
@@ -186,6 +214,15 @@ class Attention(SequenceLayer[AttentionState]):
             once, twice = q.tensor_split([self.d_head // 4], dim=-1)
             q = torch.cat([once, 2 * twice], dim=-1)
         return q, k, v
+
+    def _bias(self, distance: Int[Tensor, " slot"]) -> Float[Tensor, "head slot"] | None:
+        """What is added to the scores at a distance."""
+        if self.slopes is not None:
+            return -self.slopes[:, None] * distance
+        if self.windows is not None:
+            bias = torch.zeros(self.n_heads, len(distance), device=distance.device)
+            return bias.masked_fill(distance >= self.windows[:, None], float("-inf"))
+        return None
 
     def _attend(self, q: Tensor, state: AttentionState, start: Tensor) -> Tensor:
         return self._merge(

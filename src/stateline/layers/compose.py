@@ -198,7 +198,7 @@ class Recomputes:
     def run(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Call a part, or one of its verbs."""
         part = getattr(function, "__self__", function)
-        left_to_it = isinstance(part, Recomputes) and part.recomputes
+        left_to_it = part is not self and isinstance(part, Recomputes) and part.recomputes
         if self.recomputes and torch.is_grad_enabled() and not left_to_it:
             return checkpoint(function, *inputs, use_reentrant=False)
         return function(*inputs)

@@ -46,6 +46,23 @@ def cat_states(states: Sequence[State]) -> State:
     return _like(first, [cat_states(parts) for parts in zip(*states, strict=True)])
 
 
+def replace_rows(state: State, rows: Tensor, other: State) -> State:
+    """The same state, with some rows taken from another of the same layer.
+
+    Args:
+        state: State of a batch.
+        rows: For each row, whether it is replaced.
+        other: State of as many rows, of which those are used.
+
+    Example:
+        >>> replace_rows(torch.tensor([1, 2]), torch.tensor([False, True]), torch.tensor([8, 9]))
+        tensor([1, 9])
+    """
+    kept, replaced = (~rows).nonzero().flatten(), rows.nonzero().flatten()
+    joined = cat_states([select_rows(state, kept), select_rows(other, replaced)])
+    return select_rows(joined, torch.cat([kept, replaced]).argsort())
+
+
 def renew_rows(state: State, fresh: Tensor, initial: Callable[[int], State]) -> State:
     """The same state, with some rows begun anew.
 
@@ -62,13 +79,22 @@ def renew_rows(state: State, fresh: Tensor, initial: Callable[[int], State]) -> 
         ...            lambda rows: (torch.zeros(rows, dtype=torch.int64),))
         (tensor([1, 0, 3]),)
     """
-    kept, renewed = (~fresh).nonzero().flatten(), fresh.nonzero().flatten()
-    if not len(renewed):
+    if not fresh.any():
         return state
-    if not len(kept):
-        return initial(len(renewed))
-    joined = cat_states([select_rows(state, kept), initial(len(renewed))])
-    return select_rows(joined, torch.cat([kept, renewed]).argsort())
+    begun = initial(len(fresh))
+    return begun if fresh.all() else replace_rows(state, fresh, begun)
+
+
+def overwrite_rows(state: State, rows: Tensor, other: State) -> None:
+    """Write some rows of another state of the same layer over those of one that is given away.
+
+    Where one of the two has more free room, what both have room for is written: the caller knows
+    that no slot in use lies beyond.
+    """
+    for old, new in zip(pytree.tree_leaves(state), pytree.tree_leaves(other), strict=True):
+        common = tuple(slice(min(sizes)) for sizes in zip(old.shape, new.shape, strict=True))
+        mask = rows.view(-1, *[1] * (old.ndim - 1))
+        old[common].copy_(torch.where(mask, new[common], old[common]))
 
 
 def trim(state: State) -> State:

@@ -88,7 +88,7 @@ def _backward(
 def _blocks(q: Tensor, k: Tensor, window: int) -> Iterator[tuple[slice, slice, slice]]:
     """Blocks of rows and queries, each with the slots that its windows reach."""
     (batch, length, n_heads), slots = q.shape[:3], k.shape[1]
-    window = min(window, slots)
+    window = max(1, min(window, slots))
     budget = SCORES_PER_BLOCK.get(q.device.type, MANY_SCORES) // n_heads
     n_times = max(1, min(length, max(LEAST_BLOCK, min(window, budget // (2 * window)))))
     n_rows = max(1, min(batch, budget // (n_times * (n_times + window))))

@@ -31,6 +31,7 @@ def local_attention(
         scores = scores + bias.to(dtype)[:, by_distance]
     if first is not None:
         allowed = allowed & (slot >= first[:, None, None, None])
-    weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
-    weights = weights.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    nothing = (scores == float("-inf")).all(dim=-1, keepdim=True)
+    weights = scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
     return torch.einsum("bhts,bshd->bthd", weights, v.to(dtype)).to(q.dtype)

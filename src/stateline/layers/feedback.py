@@ -1,0 +1,141 @@
+"""Feedback Transformer: every layer sees a mixture of all layers at earlier positions."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import AnyLayer, SequenceLayer
+from stateline.layers.context import Context, ContextLink, context_links
+from stateline.layers.sliding_attention import SlidingAttention
+
+
+class FeedbackState(NamedTuple):
+    """How many tokens each row has seen, and keys and values of the last memories."""
+
+    length: Int[Tensor, " batch"]
+    memory: tuple[Context, ...]
+
+
+class Feedback(SequenceLayer[FeedbackState]):
+    r"""Attention to memories that hold the whole model's past, one token after the other.
+
+    With :math:`h_t^0 = x_t` and the layers' outputs :math:`h_t^1, \dots, h_t^L`,
+
+    .. math::
+        m_t = \sum_{l=0}^{L} \mathrm{softmax}(w)_l\, h_t^l, \qquad
+        h_t^l = f_l\!\left(h_t^{l-1};\; m_{t-A}, \dots, m_{t-1}\right)
+
+    A layer is an attention of the core with what follows it up to the next one. It does not attend
+    to its own position. Memories are projected once per layer, when they are made.
+
+    Cost: T steps that wait for each other, in training, too. The state is constant: keys and values
+    of A = ``window`` memories per layer, or once for all.
+
+    Args:
+        core: Attention and feed-forwards.
+        window: How many memories are seen.
+        shared: Whether all layers see the keys and values that the first one makes; the others have
+            no projections for them. The core's attention must be ``sliding_attention``, whose
+            projections are apart.
+
+    Raises:
+        InputError: If the core has layers that cannot attend to memories, if its window is empty,
+            or if projections cannot be shared.
+
+    References:
+        Fan et al., "Addressing Some Limitations of Transformers with Feedback Memory", 2020.
+    """
+
+    # Differs from the official code: with shared projections it shares the attentions' norms, too;
+    # between segments it keeps memories normalised, and normalises them again.
+
+    def __init__(self, core: AnyLayer, *, window: int = 128, shared: bool = False) -> None:
+        super().__init__(core.d_model)
+        if window < 1:
+            raise InputError(f"window must be at least 1, got window={window}")
+        self.core, self.window, self.shared = core, window, shared
+        links = self._attending
+        for link in links:
+            if isinstance(link.layer, SlidingAttention):
+                if link.layer.window == 1 and link.layer.includes_self:
+                    raise InputError("a window of 1 that includes itself sees no memory: widen it")
+            elif shared:
+                raise InputError(
+                    "shared=true wants sliding_attention, whose keys and values have a projection "
+                    f"of their own, got {type(link.layer).__name__}"
+                )
+        for link in links[1:] if shared else ():
+            if link.layer is not links[0].layer:
+                link.layer.kv_proj = nn.Identity()  # without parameters, and never called
+        self.mixture = nn.Parameter(torch.zeros(len(links) + 1))
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> FeedbackState:  # noqa: ARG002
+        """No memory yet."""
+        x = self.example_input(batch_size, 0)
+        length = torch.zeros(batch_size, dtype=torch.int64, device=x.device)
+        memory = self.project(x, length[:, None].expand(-1, 0))
+        return FeedbackState(length, tuple(its.with_slots(self.window) for its in memory))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """One token after the other."""
+        return self.forward_chunk(x, self.init_state(len(x)))[0]
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: FeedbackState
+    ) -> tuple[Float[Tensor, "batch length d_model"], FeedbackState]:
+        """One token after the other."""
+        outputs = []
+        for x_t in x.unbind(dim=1):
+            y_t, state = self.step(x_t, state)
+            outputs.append(y_t)
+        return torch.stack(outputs, dim=1) if outputs else x, state
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: FeedbackState
+    ) -> tuple[Float[Tensor, "batch d_model"], FeedbackState]:
+        """Let all layers see the memories, and make one of their outputs."""
+        positions = state.length[:, None]
+        h = x[:, None]
+        levels, given = [], iter(state.memory)
+        for link in self._links:
+            if not link.attends:
+                h = link.link(h)
+                continue
+            levels.append(h)
+            context = state.memory[0] if self.shared else next(given)
+            h, _ = link.attend(h, positions, context, state.length, to_itself=False)
+        levels.append(h)
+        made = self.project(self._mix(levels), positions)
+        memory = tuple(
+            old.then(new).with_slots(self.window)
+            for old, new in zip(state.memory, made, strict=True)
+        )
+        return h[:, 0], FeedbackState(state.length + 1, memory)
+
+    def project(
+        self, memories: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "batch _"]
+    ) -> tuple[Context, ...]:
+        """Keys and values of memories, for each layer or once for all."""
+        links = self._attending[: 1 if self.shared else None]
+        return tuple(link.project(memories, positions) for link in links)
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of the core on the window, and of the mixture."""
+        mixing = 2.0 * self.d_model * len(self.mixture)
+        return self.core.flops_per_token(min(length, self.window)) + mixing
+
+    def _mix(self, levels: list[Tensor]) -> Tensor:
+        return torch.einsum("l,lbtd->btd", self.mixture.softmax(dim=0), torch.stack(levels))
+
+    @property
+    def _links(self) -> list[ContextLink]:
+        return context_links("feedback", self.core)
+
+    @property
+    def _attending(self) -> list[ContextLink]:
+        return [link for link in self._links if link.attends]

@@ -1,0 +1,43 @@
+"""Batches whose rows stand at different places inside a chunk or block."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from stateline.layers.state import cat_states, select_rows
+
+StateT = TypeVar("StateT")
+
+
+def by_phase(
+    advance: Callable[[Tensor, StateT, int], tuple[Tensor, StateT]],
+    x: Float[Tensor, "batch length d_model"],
+    state: StateT,
+    phase: Int[Tensor, " batch"],
+) -> tuple[Float[Tensor, "batch length d_model"], StateT]:
+    """Run the rows of each phase together, and put them back in their order.
+
+    Args:
+        advance: ``(x, state, phase) -> (y, state)`` for rows of one phase.
+        x: Input of all rows.
+        state: State of all rows.
+        phase: Place of each row.
+
+    Returns:
+        Outputs and state of all rows.
+    """
+    phases = phase.tolist()
+    if len(set(phases)) == 1:
+        return advance(x, state, phases[0])
+    outputs, states, order = [], [], []
+    for place in sorted(set(phases)):
+        rows = [row for row, its in enumerate(phases) if its == place]
+        y, after = advance(x[rows], select_rows(state, rows), place)
+        outputs.append(y)
+        states.append(after)
+        order += rows
+    back = torch.tensor(order).argsort().to(x.device)
+    return torch.cat(outputs)[back], select_rows(cat_states(states), back)

@@ -1,0 +1,185 @@
+"""Causal softmax attention to the last few positions."""
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError, unknown_name
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.context import AttendsToContext, Context
+from stateline.ops import local_attention
+from stateline.ops.positions import alibi_slopes, rotate
+
+Position = Literal["none", "rope", "alibi", "relative"]
+
+
+class SlidingAttentionState(NamedTuple):
+    """Keys and values of the last positions, the latest last, and how many there have been."""
+
+    k: Float[Tensor, "batch span head d_head"]
+    v: Float[Tensor, "batch span head d_head"]
+    length: Int[Tensor, " batch"]
+
+
+class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
+    r"""Multi-head causal attention with a window: position i sees the ``window`` last positions.
+
+    .. math::
+        y_i = W_o \left[ \sum_{i - w < j \le i}
+        \mathrm{softmax}_j\!\left(\frac{q_i \cdot (k_j + p_{i-j})}{\sqrt d} + b_{i-j}\right) v_j
+        \right]_h
+
+    The state is a cache of the window, constant in size, and exact at any cut: this is the memory
+    of a Transformer-XL. Cost and memory of ``forward`` are linear in the length; there is no square
+    of scores.
+
+    Differs from Transformer-XL training code, which keeps the inputs of a layer and projects them
+    anew in every segment: we keep keys and values, which is the same but for the gradient that
+    W_k and W_v would get through the memory.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads; must divide ``d_model``.
+        window: How many positions are seen.
+        position: How near and far are told apart. ``none``: not at all. ``rope``: rotary embedding.
+            ``alibi``: a penalty linear in the distance. ``relative``: a learned key p for each
+            distance, the same for all heads.
+        includes_self: Whether a position sees itself; if not, the window ends right before it.
+        bias: Whether the projections have biases.
+
+    Raises:
+        InputError: If the heads do not fit the width, the window is empty, or the position scheme
+            is unknown.
+
+    References:
+        Dai et al., "Transformer-XL", 2019; Shaw et al., 2018, for ``relative``; Ju et al., 2021,
+        for its use in ladders and staircases.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        window: int = 128,
+        position: Position = "none",
+        includes_self: bool = True,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        if n_heads < 1 or d_model % n_heads:
+            raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
+        if window < 1:
+            raise InputError(f"window must be at least 1, got window={window}")
+        if position not in get_args(Position):
+            raise unknown_name("position", position, get_args(Position))
+        if position == "rope" and d_model // n_heads % 2:
+            raise InputError(
+                "rope rotates pairs of entries: d_model / n_heads must be even, "
+                f"got {d_model=} and {n_heads=}"
+            )
+        self.n_heads, self.d_head, self.window = n_heads, d_model // n_heads, window
+        self.position, self.includes_self = position, includes_self
+        self.q_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.kv_proj = nn.Linear(d_model, 2 * d_model, bias=bias)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.position_keys: nn.Parameter | None = None
+        if position == "relative":
+            self.position_keys = nn.Parameter(torch.randn(window, self.d_head))
+        slopes = alibi_slopes(n_heads) if position == "alibi" else None
+        self.slopes: Tensor | None
+        self.register_buffer("slopes", slopes, persistent=False)
+
+    @property
+    def span(self) -> int:
+        """How many positions before its own a position sees."""
+        return self.window - self.includes_self
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> SlidingAttentionState:  # noqa: ARG002
+        """Nothing seen yet."""
+        free = zeros(self.q_proj.weight, batch_size, self.span, self.n_heads, self.d_head)
+        length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
+        return SlidingAttentionState(free, free.clone(), length)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Attend to the window at every position."""
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        return self._attend(self._queries(x, positions), self.project_context(x, positions), None)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: SlidingAttentionState
+    ) -> tuple[Float[Tensor, "batch length d_model"], SlidingAttentionState]:
+        """Attend to the cache and to the window inside the chunk; the cache moves on."""
+        positions = state.length[:, None] + torch.arange(x.shape[1], device=x.device)
+        y, seen = self.attend(x, positions, Context(state.k, state.v), state.length)
+        return y, SlidingAttentionState(*seen.with_slots(self.span), state.length + x.shape[1])
+
+    def project_context(
+        self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "rows length"]
+    ) -> Context:
+        """Keys and values of given vectors."""
+        k, v = self.kv_proj(x).unflatten(-1, (2, self.n_heads, self.d_head)).unbind(dim=2)
+        return Context(self._rotated(k, positions), v)
+
+    def attend(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        positions: Int[Tensor, "batch length"],
+        context: Context,
+        valid: Int[Tensor, " batch"],
+        *,
+        to_itself: bool = True,
+    ) -> tuple[Float[Tensor, "batch length d_model"], Context]:
+        """Attend to the part of a context, and of the input itself, that lies in the window."""
+        first = (context.slots - valid).clamp(min=0)
+        if to_itself:
+            context = context.then(self.project_context(x, positions))
+        nearest = 0 if to_itself else 1
+        return self._attend(self._queries(x, positions), context, first, nearest), context
+
+    def state_bytes(self, length: int) -> int:  # noqa: ARG002
+        """Keys and values of the window, and the length."""
+        return 2 * self.span * self.d_model * self.q_proj.weight.element_size() + 8
+
+    def flops_per_token(self, length: int) -> float:
+        """Scores and weighted sums over at most the window."""
+        seen = min((length + 1) / 2, self.window)
+        return super().flops_per_token(length) + 4.0 * self.d_model * seen
+
+    def _queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head))
+        return self._rotated(q, positions)
+
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        return rotate(x, positions, dims=self.d_head) if self.position == "rope" else x
+
+    def _attend(
+        self,
+        q: Float[Tensor, "batch length head d_head"],
+        seen: Context,
+        free: Int[Tensor, " batch"] | None,
+        nearest: int = 0,
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Attend to slots, of which the last lies ``nearest`` positions before the last query."""
+        bias = None
+        if self.slopes is not None:
+            distance = torch.arange(self.window, device=q.device) + (not self.includes_self)
+            bias = -self.slopes[:, None] * distance
+        skipped, keys = nearest - (not self.includes_self), self.position_keys
+        if skipped < 0:  # the last slot is that of the last query itself, which it does not see
+            seen = Context(*(F.pad(t, (0, 0, 0, 0, 1, -1)) for t in seen))
+            free = 1 + (torch.zeros(len(q), dtype=torch.int64) if free is None else free)
+        heads = local_attention(
+            q,
+            *seen,
+            window=self.window - max(skipped, 0),
+            first=free,
+            bias=bias if bias is None or skipped <= 0 else bias[:, skipped:],
+            position_keys=keys if keys is None or skipped <= 0 else keys[skipped:],
+        )
+        return self.out_proj(heads.flatten(2))
