@@ -180,10 +180,10 @@ def _print_costs(job: "Job") -> None:
 
     task, training = make_task(job.task), job.training
     tokens = task.train_batch(0).tokens
-    rows, length = tokens.shape
+    rows, length = tokens.shape[:2]
     model = meta_model(job.model)
     passes = 4 if training.checkpoint_activations else 3  # forward, twice as much backward
-    per_update = passes * model.flops_per_token(length) * tokens.numel() * training.accumulate
+    per_update = passes * model.flops_per_token(length) * rows * length * training.accumulate
     segment = min(length, training.segment_len or length)
     memory = training_bytes(model, rows, segment, recompute=training.checkpoint_activations)
     print(f"{job.model.pattern} on {job.task}: d_model {job.model.d_model}")
