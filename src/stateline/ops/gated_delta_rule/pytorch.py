@@ -34,7 +34,7 @@ def gated_delta_rule(
     for q_c, k_c, v_c, g_c, beta_c in zip(*chunks, strict=True):
         between, since, until = decays(g_c)
         scaled = beta_c[..., None] * k_c
-        system = (scaled @ k_c.mT * between).tril(-1)
+        system = scaled @ k_c.mT * between  # of which only what is below the diagonal counts
         wanted = beta_c[..., None] * v_c - since * (scaled @ state)
         u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
         outputs.append(since * (q_c @ state) + (q_c @ k_c.mT * between) @ u)
