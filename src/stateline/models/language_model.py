@@ -53,7 +53,8 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.max_len else None
         self.stack = build_stack(config)
         self.max_len = bound(config.max_len, self.stack)
-        self.norm = NORMS[config.norm](config.d_model, config.norm_eps)
+        normed = config.block == "post_norm"  # by the last branch
+        self.norm = NORMS["none" if normed else config.norm](config.d_model, config.norm_eps)
         tied, bias = config.tie_embeddings, config.head_bias
         self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=bias)
         initialise(self, config.d_model)
