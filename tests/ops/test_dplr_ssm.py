@@ -26,10 +26,10 @@ def case(
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.float64, generator=generator)
 
-    a = torch.stack([-normal(channels, modes).exp(), 5 * normal(channels, modes)], dim=-1)
+    a = torch.stack([-normal(channels, modes).exp(), 3 * normal(channels, modes)], dim=-1)
     p, b, state = (normal(*rows, channels, modes, 2) for rows in ((), (), batch))
     c = normal(readouts * channels, modes, 2)
-    return [normal(*batch, length, channels), normal(channels).exp() / 5, a, p, b, c, state]
+    return [normal(*batch, length, channels), normal(channels).exp() / 20, a, p, b, c, state]
 
 
 def run(backend: str) -> Callable[..., Tensor]:

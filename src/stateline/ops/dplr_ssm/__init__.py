@@ -19,10 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.backend import choose, own_precision
-from stateline.ops.dplr_ssm import pytorch, reference
+from stateline.ops.dplr_ssm import cauchy, pytorch, reference
 from stateline.ops.planes import multiply
 
-BACKENDS = {"torch": pytorch, "reference": reference}
+BACKENDS = {"torch": pytorch, "cauchy": cauchy, "reference": reference}
 
 
 @own_precision

@@ -26,11 +26,11 @@ def dplr_ssm(
 ) -> Float[Tensor, "*batch length output"]:
     """Convolve with the impulse response."""
     length = u.shape[-2]
-    dt, a, p, b, c = (_precise(t) for t in (dt, a, p, b, c))
+    dt, a, p, b, c = (precise(t) for t in (dt, a, p, b, c))
     step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
     near, far = _orbit(b_bar, step, _block(length))
-    distant, _ = _orbit(_rows(c, u.shape[-1]), far.mT, _count(length))
-    return _convolve(u, (distant @ near.mT).flatten(-2)[..., :length])
+    distant, _ = _orbit(rows(c, u.shape[-1]), far.mT, _count(length))
+    return convolve(u, (distant @ near.mT).flatten(-2)[..., :length])
 
 
 def dplr_ssm_chunk(
@@ -46,15 +46,15 @@ def dplr_ssm_chunk(
     length, signal = u.shape[-2], u.to(state.dtype)  # so that the sum of both parts is rounded once
     if not length:
         return u.new_zeros(*u.shape[:-1], len(c)), state
-    dt, a, p, b, c = (_precise(t) for t in (dt, a, p, b, c))
+    dt, a, p, b, c = (precise(t) for t in (dt, a, p, b, c))
     step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
-    x = _precise(state).reshape(-1, *b_bar.shape)  # (row, channel, N)
+    x = precise(state).reshape(-1, *b_bar.shape)  # (row, channel, N)
     starts = torch.cat([b_bar[None], (x[..., None, :] @ step)[..., 0, :]])
     near, far = _orbit(starts, step, _block(length))  # (1 + row, channel, J, N)
-    distant, _ = _orbit(_rows(c, u.shape[-1]), far.mT, _count(length))
+    distant, _ = _orbit(rows(c, u.shape[-1]), far.mT, _count(length))
     responses = (distant[:, None] @ near.mT).flatten(-2)[..., :length]
     from_state = responses[:, 1:].movedim(0, 1).flatten(1, 2).mT.reshape(*u.shape[:-1], len(c))
-    y = _convolve(signal, responses[:, 0]) + from_state.to(signal.dtype)
+    y = convolve(signal, responses[:, 0]) + from_state.to(signal.dtype)
     after = _end(signal.reshape(-1, *u.shape[-2:]), x, near, far)
     return y.to(u.dtype), after.reshape(state.shape).to(state.dtype)
 
@@ -107,7 +107,7 @@ def _input(
     return advance(torch.zeros_like(b), dt[:, None, None] * b, dt, a, p).flatten(-2)
 
 
-def _rows(c: Float[Tensor, "output mode 2"], channels: int) -> Float[Tensor, "readout channel n"]:
+def rows(c: Float[Tensor, "output mode 2"], channels: int) -> Float[Tensor, "readout channel n"]:
     """Output vectors, so that their product with a state is twice the real part."""
     return 2 * torch.stack([c[..., 0], -c[..., 1]], dim=-1).flatten(-2).unflatten(0, (-1, channels))
 
@@ -144,9 +144,10 @@ def _end(
     return x
 
 
-def _convolve(
+def convolve(
     u: Float[Tensor, "*batch length channel"], kernel: Float[Tensor, "readout channel taps"]
 ) -> Float[Tensor, "*batch length output"]:
+    """Every readout of every channel, one after the other."""
     signal = u if len(kernel) == 1 else u.tile(len(kernel))
     return fft_conv(signal, kernel.flatten(0, 1).to(torch.promote_types(u.dtype, torch.float32)))
 
@@ -161,5 +162,6 @@ def _count(length: int) -> int:
     return 1 << max(math.ceil(length / _block(length)) - 1, 0).bit_length()
 
 
-def _precise(t: Tensor) -> Tensor:
+def precise(t: Tensor) -> Tensor:
+    """In float64, where the device has it."""
     return t if t.device.type == "mps" else t.double()  # mps has no float64

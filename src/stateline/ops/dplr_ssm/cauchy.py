@@ -1,0 +1,81 @@
+r"""Diagonal-plus-low-rank state space model by the generating function of its kernel, as in S4.
+
+At each root of unity :math:`\omega`, with :math:`q = 1 - \omega` and
+:math:`h = \frac{dt}{2} (1 + \omega)`,
+
+.. math::
+    \hat k(\omega) = \sum_{l < L} k_l \omega^l
+    = \mathrm{dt}\, \tilde C (q - h A)^{-1} B, \qquad \tilde C = C (I - \bar A^L)
+
+and the Woodbury identity leaves four sums of the form :math:`\sum_n x_n y_n / (q - h \Lambda_n)`
+(a Cauchy product). It is here to be compared with: measured on a CPU core, forward and backward
+for 64 channels with states of size 64, the powers of the default backend take 0.18 s for 1,024
+inputs and 0.33 s for 16,384; this takes 0.57 s and 12.7 s. Both are exact.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.ops.dplr_ssm.pytorch import convolve, dplr_ssm_chunk, precise, rows, transition
+
+__all__ = ["dplr_ssm", "dplr_ssm_chunk"]
+
+
+def dplr_ssm(
+    u: Float[Tensor, "*batch length channel"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+) -> Float[Tensor, "*batch length output"]:
+    """Convolve with the impulse response."""
+    length = u.shape[-2]
+    dt, a, p, b, c = (precise(t) for t in (dt, a, p, b, c))
+    if not length:
+        return u.new_zeros(*u.shape[:-1], len(c))
+    # Differs from the paper, which divides all by 1 + omega and so has a 0/0 at omega = -1: here no
+    # denominator vanishes, since Re Lambda < 0 and q and h are not zero at once.
+    half = torch.arange(length // 2 + 1, dtype=dt.dtype, device=dt.device)
+    omega = torch.polar(torch.ones_like(half), -2 * math.pi / length * half)
+    h = (1 + omega) * dt[:, None] / 2  # (channel, node)
+    resolvents = [
+        1 / (1 - omega - h[:, None] * values[..., None])  # (channel, mode, node)
+        for values in (_complex(a), _complex(a).conj())
+    ]
+
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        """Cauchy product over both halves of the modes."""
+        upper, lower = resolvents
+        weights = (x * y)[..., None, :]
+        return (weights @ upper + weights.conj() @ lower)[..., 0, :]
+
+    p_c, b_c, c_c = _complex(p), _complex(b), _truncated(dt, a, p, c, length)
+    through = product(c_c, p_c) * product(p_c.conj(), b_c) / (1 + h * product(p_c.conj(), p_c))
+    spectrum = dt[:, None] * (product(c_c, b_c) - h * through)
+    return convolve(u, torch.fft.irfft(spectrum, n=length))
+
+
+def _truncated(
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    length: int,
+) -> Tensor:
+    """The readouts C (I - A^L) as complex (readout, channel, mode): kernels end after L taps."""
+    power, readout = transition(dt, a, p), rows(c, len(dt))[..., None] / 2
+    decayed = readout
+    for bit in range(length.bit_length()):
+        decayed = power @ decayed if length >> bit & 1 else decayed
+        power = power @ power
+    left = (readout - decayed)[..., 0].unflatten(-1, (-1, 2))
+    return torch.complex(left[..., 0], -left[..., 1])
+
+
+def _complex(planes: Float[Tensor, "*shape 2"]) -> Tensor:
+    """Planes as one complex tensor; copied, since a view needs 16-byte alignment in float64."""
+    return torch.complex(planes[..., 0], planes[..., 1])
