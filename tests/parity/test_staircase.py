@@ -159,7 +159,7 @@ def test_layers_with_a_memory_each(case: Case) -> None:
     stack, span = official.model.stack, case.about["args"]["attn_lim"]
     order = attentions(stack)
 
-    def keep(carried: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:  # noqa: ARG001
+    def keep(carried: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
         calls = {branch: iter(made) for branch, made in official.calls.items()}
         seen = [next(calls[branch])[0] for branch in order]
         pairs = zip(carried, seen, strict=True)
@@ -183,7 +183,7 @@ def test_staircase(case: Case) -> None:
         phase = torch.zeros(batch, dtype=torch.int64)
         return (StaircaseState(phase, phase, (*before, core.init_state(batch))),)
 
-    def keep(carried: list[list[Tensor]], x: Tensor, y: Tensor) -> list[list[Tensor]]:  # noqa: ARG001
+    def keep(carried: list[list[Tensor]], x: Tensor, y: Tensor) -> list[list[Tensor]]:
         drain = x.shape[1] // chunk_len
         return [
             [official.calls[layer][drain + k][1].detach() for layer in layers]
@@ -217,7 +217,7 @@ def test_cached_staircase(case: Case) -> None:
         length = torch.full((len(final),), final.shape[1])
         return (CachedStaircaseState(length, cache, live),)
 
-    def keep(carried: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:  # noqa: ARG001
+    def keep(carried: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
         both = torch.cat([carried[0], y.detach()], dim=1)
         return [both if kept is None else both[:, max(0, both.shape[1] - kept) :]]
 
@@ -245,7 +245,7 @@ def test_feedback(case: Case) -> None:
         positions = torch.arange(memory.shape[1]).expand(memory.shape[:2])
         return (FeedbackState(length, feedback.project(memory, positions)),)
 
-    def keep(carried: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:  # noqa: ARG001
+    def keep(carried: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
         both = torch.cat([carried[0], *(first.enter(memory) for memory in made)], dim=1)
         made.clear()
         return [both[:, -feedback.window :].detach()]

@@ -10,6 +10,7 @@ from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.convert.weights import assemble, count, rename
 from stateline.models.language_model import LanguageModel
+from stateline.models.pattern import Value
 
 Kind = Literal["transformer_xl", "ladder", "staircase", "cached_staircase", "feedback"]
 
@@ -53,7 +54,7 @@ def transformer_sequential_config(settings: Mapping[str, Any], kind: Kind) -> Mo
     """Our configuration of such a model; see :func:`load_transformer_sequential`."""
     if kind not in get_args(Kind):
         raise unknown_name("kind", kind, get_args(Kind))
-    attention = {
+    attention: dict[str, Value] = {
         "n_heads": count(settings, "nheads"),
         "window": count(settings, "attn_lim"),
         "position": "relative",
