@@ -37,6 +37,43 @@ def train(folder: Path, pattern: str = "attention(n_heads=2)", *more: str) -> li
     return [*arguments, "--train.steps", "3", "--model.d_model", "8", *more]
 
 
+class TestCapacity:
+    def test_the_longest_string_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
+        shown = said(capsys, "capacity", "lstm", "--d_model", "8")
+        assert "No more than 122 letters fit the state" in shown  # (2 * 8 * 32 + 64) / log2(26)
+
+    def test_a_cache_rules_no_length_out(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "no length is ruled out" in said(capsys, "capacity", "attention", "--d_model", "8")
+
+    def test_the_state_of_a_run_is_rounded(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        said(capsys, *train(tmp_path))
+        shown = said(capsys, "capacity", str(tmp_path), "--batches", "1", "--length", "2")
+        assert "at length 2, the state rounded before the last token" in shown
+        assert "string accuracy" in shown
+        assert "as it is" in shown
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["lstm", "--n_letters", "1"], "n_letters must be at least 2, got 1"),
+            (["RUN", "--task", "copying"], "the task has 30 tokens and the model 7"),
+            (["RUN", "--task", "flip_flop"], "answered by decoding, such as copying"),
+        ],
+    )
+    def test_mistakes_are_one_line(
+        self,
+        options: list[str],
+        message: str,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        said(capsys, *train(tmp_path))
+        assert main(["capacity", *(str(tmp_path) if o == "RUN" else o for o in options)]) == 2
+        assert message in capsys.readouterr().err
+
+
 class TestTrain:
     def test_the_run_has_its_model_metrics_and_result(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

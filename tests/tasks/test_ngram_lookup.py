@@ -78,6 +78,7 @@ def test_the_loss_looks_at_the_answers_of_whole_examples_and_at_eos(task: NgramL
 def test_problems_are_examples_without_their_answers(task: NgramLookup, length: int) -> None:
     prompts, answers = task.problems(length, 0)
     for prompt, answer in zip(prompts.tolist(), answers.tolist(), strict=True):
+        assert task.eos not in answer
         whole = [*prompt, *(token for token in answer if token != IGNORE), task.eos, task.bos]
         ((string, key, said),) = parsed(task, torch.tensor([whole]))
         (at,) = places(string, key)

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "evaluate": "score a trained model on texts of any length",
     "report": "show the results of several runs side by side, and write their report",
     "info": "parameters, operations and state of an architecture, before it is built",
+    "capacity": "bits of a state, what it could copy, how many bits a trained model needs",
     "check": "check the law of sequence layers",
 }
 

@@ -1,0 +1,126 @@
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateline import LanguageModel, ModelConfig
+from stateline.capacity import (
+    BITS,
+    Measured,
+    copy_error_bound,
+    longest_copy,
+    measure,
+    round_state,
+    state_bits,
+)
+from stateline.errors import InputError
+from stateline.models.constructions import ngram_copier, recall_h3
+from stateline.tasks import AssociativeRecall, Copying, FlipFlop
+
+
+def model_of(pattern: str, max_len: int | None = None) -> LanguageModel:
+    return LanguageModel(ModelConfig(pattern, vocab_size=30, d_model=8, max_len=max_len)).eval()
+
+
+@given(states=st.integers(1, 10**6), length=st.integers(1, 30), n_letters=st.integers(2, 26))
+def test_the_bound_is_that_of_theorem_2_7(states: int, length: int, n_letters: int) -> None:
+    exact = max(Fraction(0), 1 - Fraction(states, n_letters**length))
+    bound = copy_error_bound(math.log2(states), length, n_letters)
+    assert bound == pytest.approx(float(exact), abs=1e-12)
+
+
+@given(length=st.integers(1, 1000), n_letters=st.integers(2, 26), less=st.floats(1e-6, 1e4))
+def test_a_bit_less_than_the_string_has_fails_in_half_of_the_cases(
+    length: int, n_letters: int, less: float
+) -> None:
+    bits = length * math.log2(n_letters) - 1 - less
+    assert copy_error_bound(bits, length, n_letters) > 0.5  # corollary 2.8
+
+
+@pytest.mark.parametrize("pattern", ["lstm", "h3 lstm", "s4d*2"])
+@pytest.mark.parametrize("n_letters", [2, 26])
+def test_the_longest_copy_is_the_last_that_the_bound_allows(pattern: str, n_letters: int) -> None:
+    model = model_of(pattern)
+    longest = longest_copy(model, n_letters)
+    assert longest is not None
+    at, beyond = (
+        copy_error_bound(state_bits(model, n + 2), n, n_letters) for n in (longest, longest + 1)
+    )
+    assert at == 0 < beyond
+
+
+def test_a_cache_of_all_tokens_rules_no_length_out() -> None:
+    assert longest_copy(model_of("attention lstm")) is None
+
+
+@pytest.mark.parametrize(("max_len", "longest"), [(21, 10), (22, 10), (23, 11)])
+def test_learned_positions_limit_the_copy(max_len: int, longest: int) -> None:
+    """BOS, the string, SEP, and all of the copy but its last letter."""
+    assert longest_copy(model_of("attention", max_len)) == longest
+
+
+@given(bits=st.integers(0, 8), seed=st.integers(0, 100))
+def test_a_rounded_number_has_as_many_values_as_its_bits_allow(bits: int, seed: int) -> None:
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rounded = round_state(x, x.min(), x.max(), bits)
+    assert len(rounded.unique()) <= 2**bits
+    assert (rounded - x).abs().max() <= (x.max() - x.min()) / 2 ** (bits + 1) + 1e-12
+
+
+def test_numbers_that_never_change_and_positions_stay() -> None:
+    state = (torch.tensor([1.5]), torch.tensor([7]))
+    assert round_state(state, state, state, 0) == state
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    return measure(ngram_copier(3), Copying(), 4, batches=2)
+
+
+def test_without_bits_all_answers_are_one(measured: Measured) -> None:
+    assert measured.by_bits[0] <= 1 / 64  # of 64 strings of a batch
+
+
+def test_with_many_bits_the_score_is_that_of_the_whole_state(measured: Measured) -> None:
+    assert measured.by_bits[16] == measured.whole == 1.0
+    assert set(measured.by_bits) == set(BITS)
+
+
+def test_a_construction_that_holds_four_values_needs_few_bits() -> None:
+    """Each of four keys has two signs; what the last tokens were is of no use."""
+    found = measure(recall_h3(), AssociativeRecall(), 40, batches=2)
+    assert found.by_bits[0] < 0.6
+    assert found.needed == 1
+
+
+def test_the_numbers_of_the_state_are_counted(measured: Measured) -> None:
+    width = ngram_copier(3).d_model
+    assert measured.numbers == 2 * 2 * 5 * width  # two layers; keys and values of BOS, 4 letters
+
+
+@pytest.mark.parametrize(
+    ("by_bits", "needed"),
+    [
+        ({1: 0.0, 2: 0.5, 4: 0.96, 8: 1.0}, 4),
+        ({1: 1.0, 2: 0.5, 4: 0.96, 8: 1.0}, 4),
+        ({1: 1.0, 8: 1.0}, 1),
+        ({1: 0.0, 8: 0.9}, None),
+    ],
+)
+def test_needed_are_the_bits_from_which_on_the_score_holds(
+    by_bits: dict[int, float], needed: int | None
+) -> None:
+    assert Measured(1, 1.0, by_bits).needed == needed
+
+
+def test_tasks_that_are_not_decoded_are_refused() -> None:
+    with pytest.raises(InputError, match="answered by decoding, such as copying, got 'Flip-flop'"):
+        measure(model_of("lstm"), FlipFlop(), 8)
+
+
+def test_no_batch_is_refused() -> None:
+    with pytest.raises(InputError, match="batches must be at least 1, got 0"):
+        measure(model_of("lstm"), Copying(), 8, batches=0)
