@@ -248,6 +248,12 @@ def test_permuted_pixels_are_the_same_pixels_in_one_order_for_all(tmp_path: Path
     assert sorted(orders[0]) == list(range(6))
 
 
+def test_the_order_of_pixels_is_the_same_for_all_seeds(tmp_path: Path) -> None:
+    spec = task_on("sequential_image", tmp_path, permuted="true")
+    hashes = [make_task(spec, seed=seed).describe()["sha256"] for seed in (0, 1, 2)]
+    assert len(set(hashes)) == 1
+
+
 def test_images_and_classes_of_two_numbers_are_refused(tmp_path: Path) -> None:
     folder = sequential_image(tmp_path, count=8)
     short = sequential_image(tmp_path / "short", count=7)
