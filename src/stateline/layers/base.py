@@ -16,7 +16,30 @@ StateT = TypeVar("StateT")
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
-class SequenceLayer(nn.Module, ABC, Generic[StateT]):
+class KeepsFloat32(nn.Module):
+    """A module whose own parameters may stay float32 when what contains it is cast down.
+
+    Attributes:
+        keeps_float32: Whether they do.
+    """
+
+    keeps_float32: ClassVar[bool] = False
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KeepsFloat32":
+        """Move or cast; parameters that keep float32 are moved, but not cast to half precision."""
+        if not self.keeps_float32:
+            return super()._apply(fn, recurse)
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+
+        def at_least_float32(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype in LOW_PRECISION else moved
+
+        return super()._apply(at_least_float32, recurse=False)
+
+
+class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     """A causal map from a sequence to a sequence of the same length.
 
     A layer computes one function in three ways. ``forward`` takes the whole sequence at once,
@@ -47,7 +70,6 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
     """
 
     wants_feed_forward: ClassVar[bool] = True
-    keeps_float32: ClassVar[bool] = False
     optimizer_groups: ClassVar[Mapping[str, str]] = {}
     max_len: int | None = None
 
@@ -112,21 +134,6 @@ class SequenceLayer(nn.Module, ABC, Generic[StateT]):
         Counts the matrix products; override to add what mixing along the sequence costs.
         """
         return 2.0 * sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
-
-    def _apply(
-        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
-    ) -> "SequenceLayer[StateT]":
-        """Move or cast; parameters that keep float32 are moved, but not cast to half precision."""
-        if not self.keeps_float32:
-            return super()._apply(fn, recurse)
-        for child in self.children() if recurse else ():
-            child._apply(fn)
-
-        def at_least_float32(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return tensor.to(moved.device) if moved.dtype in LOW_PRECISION else moved
-
-        return super()._apply(at_least_float32, recurse=False)
 
 
 AnyLayer = SequenceLayer[Any]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import KeepsFloat32, SequenceLayer, zeros
 from stateline.layers.derived import derived
 from stateline.layers.diagonal_ssm import skipped, uniform_log_dt
 from stateline.layers.ssm_layer import Output, SSMLayer, mix_channels
@@ -218,7 +218,7 @@ class S5(SSMLayer):
         super().__init__(ssm, d_model, output)
 
 
-class BidirectionalS5(nn.Module):
+class BidirectionalS5(KeepsFloat32):
     r"""S5 in both directions, for classification: each output sees the whole sequence.
 
     It is not causal, hence no sequence layer: it has no state and no step.
@@ -235,6 +235,8 @@ class BidirectionalS5(nn.Module):
     References:
         As in the official code of Smith et al., ICLR 2023.
     """
+
+    keeps_float32 = True
 
     def __init__(self, ssm: S5SSM, *, output: Output = "half_glu") -> None:
         super().__init__()
