@@ -19,13 +19,13 @@ from sphinx.util.docutils import SphinxDirective
 
 from stateline.cli import COMMANDS, Parser
 from stateline.cli.info import LENGTHS
-from stateline.layers import LAYERS, WRAPPERS, AnyLayer
+from stateline.layers import ATTENTION_WRAPPERS, LAYERS, WRAPPERS, AnyLayer
 from stateline.models.config import ModelConfig
 from stateline.reports.format import short_bytes, short_number
 from stateline.tasks import TASKS
 
 WIDTH = ModelConfig("h3", vocab_size=1).d_model
-CORE = "h3"
+CORES = {name: "attention" if name in ATTENTION_WRAPPERS else "h3" for name in WRAPPERS}
 """What stands inside a wrapper whose cost is shown."""
 
 VALUES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "none"}
@@ -82,7 +82,7 @@ class LayerCost(SphinxDirective):
         """A sentence and a table by length."""
         name = self.arguments[0]
         layer = _layer(name)
-        shown = f"`{name}({CORE})`" if name in WRAPPERS else f"`{name}`"
+        shown = f"`{name}({CORES[name]})`" if name in WRAPPERS else f"`{name}`"
         parameters = sum(p.numel() for p in layer.parameters())
         rows = [
             (f"{n:,}", short_bytes(layer.state_bytes(n)), short_number(layer.flops_per_token(n)))
@@ -103,8 +103,8 @@ class LayerTable(SphinxDirective):
             layer = _layer(name)
             first, last = (layer.state_bytes(n) for n in (1, LENGTHS[-1]))
             state = "grows" if last > first else short_bytes(first) if first else "none"
-            if name in WRAPPERS:
-                state = f"{layer.passes} states of its core"
+            if name == "ladder":
+                state = "one of its core per pass"
             about = (kind.__doc__ or "").split("\n\n")[0].split(" :math:")[0].strip().rstrip(".:")
             rows.append((f"[`{name}`]({name}.md)", " ".join(about.split()), state))
         head = ("name", "what it is", f"state at `d_model` {WIDTH}")
@@ -139,7 +139,9 @@ class ScriptOutput(SphinxDirective):
 
 
 def _layer(name: str) -> AnyLayer:
-    return WRAPPERS[name](LAYERS[CORE](WIDTH)) if name in WRAPPERS else LAYERS[name](WIDTH)
+    if name in LAYERS:
+        return LAYERS[name](WIDTH)
+    return WRAPPERS[name](LAYERS[CORES[name]](WIDTH))
 
 
 def _is_shown(action: Action) -> bool:

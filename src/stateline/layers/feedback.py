@@ -22,11 +22,11 @@ class FeedbackState(NamedTuple):
 class Feedback(SequenceLayer[FeedbackState]):
     r"""Attention to memories that hold the whole model's past, one token after the other.
 
-    With :math:`h_t^0 = x_t` and the layers' outputs :math:`h_t^1, \dots, h_t^L`,
+    With :math:`h_t^0 = x_t` and the layers' outputs :math:`h_t^1, \ldots, h_t^L`,
 
     .. math::
         m_t = \sum_{l=0}^{L} \mathrm{softmax}(w)_l\, h_t^l, \qquad
-        h_t^l = f_l\!\left(h_t^{l-1};\; m_{t-A}, \dots, m_{t-1}\right)
+        h_t^l = f_l\!\left(h_t^{l-1};\; m_{t-A}, \ldots, m_{t-1}\right)
 
     A layer is an attention of the core with what follows it up to the next one. It does not attend
     to its own position. Memories are projected once per layer, when they are made.

@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context
+from stateline.layers.norm import unit_length
 from stateline.ops import local_attention
-from stateline.ops.positions import alibi_slopes, rotate
+from stateline.ops.positions import alibi_slopes, rotate, t5_buckets
 
-Position = Literal["none", "rope", "alibi", "relative"]
+Position = Literal["none", "rope", "alibi", "relative", "t5"]
+
+_BUCKETS = 32
 
 
 class SlidingAttentionState(NamedTuple):
@@ -36,6 +39,9 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
     of a Transformer-XL. Cost and memory of ``forward`` are linear in the length; there is no square
     of scores.
 
+    With ``blocks``, the window begins with a block: a position sees its own block of w positions,
+    up to itself, and the whole block before. So it sees between w + 1 and 2 w positions.
+
     Differs from Transformer-XL training code, which keeps the inputs of a layer and projects them
     anew in every segment: we keep keys and values, which is the same but for the gradient that
     W_k and W_v would get through the memory.
@@ -43,11 +49,15 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
     Args:
         d_model: Width of input and output.
         n_heads: Number of heads; must divide ``d_model``.
-        window: How many positions are seen.
+        window: How many positions are seen, w.
         position: How near and far are told apart. ``none``: not at all. ``rope``: rotary embedding.
             ``alibi``: a penalty linear in the distance. ``relative``: a learned key p for each
-            distance, the same for all heads.
+            distance, the same for all heads. ``t5``: a learned bias b by head and bucket of
+            distances, see :func:`stateline.ops.positions.t5_buckets`.
         includes_self: Whether a position sees itself; if not, the window ends right before it.
+        blocks: Whether windows begin where blocks of ``window`` positions do.
+        qk_norm: Whether queries and keys have length one, and a learned scale per head, at first 1,
+            stands for :math:`1 / \sqrt d`; biases are scaled, too.
         bias: Whether the projections have biases.
 
     Raises:
@@ -56,10 +66,11 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
 
     References:
         Dai et al., "Transformer-XL", 2019; Shaw et al., 2018, for ``relative``; Ju et al., 2021,
-        for its use in ladders and staircases.
+        for its use in ladders and staircases; ``t5`` with ``qk_norm`` and without self: the
+        sliding window of Hutchins et al., "Block-Recurrent Transformers", 2022.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         d_model: int,
         *,
@@ -67,6 +78,8 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         window: int = 128,
         position: Position = "none",
         includes_self: bool = True,
+        blocks: bool = False,
+        qk_norm: bool = False,
         bias: bool = False,
     ) -> None:
         super().__init__(d_model)
@@ -82,21 +95,30 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
                 f"got {d_model=} and {n_heads=}"
             )
         self.n_heads, self.d_head, self.window = n_heads, d_model // n_heads, window
-        self.position, self.includes_self = position, includes_self
+        self.position, self.includes_self, self.blocks = position, includes_self, blocks
         self.q_proj = nn.Linear(d_model, d_model, bias=bias)
         self.kv_proj = nn.Linear(d_model, 2 * d_model, bias=bias)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
         self.position_keys: nn.Parameter | None = None
         if position == "relative":
-            self.position_keys = nn.Parameter(torch.randn(window, self.d_head))
+            self.position_keys = nn.Parameter(torch.randn(self.reach, self.d_head))
+        self.bucket_bias: nn.Parameter | None = None
+        if position == "t5":
+            self.bucket_bias = nn.Parameter(torch.randn(n_heads, _BUCKETS) * d_model**-0.5)
+        self.scale = nn.Parameter(torch.ones(n_heads)) if qk_norm else None
         slopes = alibi_slopes(n_heads) if position == "alibi" else None
         self.slopes: Tensor | None
         self.register_buffer("slopes", slopes, persistent=False)
 
     @property
+    def reach(self) -> int:
+        """How many positions are seen at most."""
+        return 2 * self.window - (not self.includes_self) if self.blocks else self.window
+
+    @property
     def span(self) -> int:
-        """How many positions before its own a position sees."""
-        return self.window - self.includes_self
+        """How many positions before its own a position sees at most."""
+        return self.reach - self.includes_self
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> SlidingAttentionState:  # noqa: ARG002
         """Nothing seen yet."""
@@ -124,6 +146,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
     ) -> Context:
         """Keys and values of given vectors."""
         k, v = self.kv_proj(x).unflatten(-1, (2, self.n_heads, self.d_head)).unbind(dim=2)
+        k = k if self.scale is None else unit_length(k)
         return Context(self._rotated(k, positions), v)
 
     def attend(
@@ -140,7 +163,9 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         if to_itself:
             context = context.then(self.project_context(x, positions))
         nearest = 0 if to_itself else 1
-        return self._attend(self._queries(x, positions), context, first, nearest), context
+        phase = positions[:, 0] % self.window if self.blocks and x.shape[1] else None
+        y = self._attend(self._queries(x, positions), context, first, nearest, phase)
+        return y, context
 
     def state_bytes(self, length: int) -> int:  # noqa: ARG002
         """Keys and values of the window, and the length."""
@@ -148,11 +173,14 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
 
     def flops_per_token(self, length: int) -> float:
         """Scores and weighted sums over at most the window."""
-        seen = min((length + 1) / 2, self.window)
+        most = 1.5 * self.window if self.blocks else self.window
+        seen = min((length + 1) / 2, most)
         return super().flops_per_token(length) + 4.0 * self.d_model * seen
 
     def _queries(self, x: Tensor, positions: Tensor) -> Tensor:
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head))
+        if self.scale is not None:  # the op divides by the root
+            q = unit_length(q) * (self.scale * self.d_head**0.5)[:, None]
         return self._rotated(q, positions)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -164,12 +192,10 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         seen: Context,
         free: Int[Tensor, " batch"] | None,
         nearest: int = 0,
+        phase: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
         """Attend to slots, of which the last lies ``nearest`` positions before the last query."""
-        bias = None
-        if self.slopes is not None:
-            distance = torch.arange(self.window, device=q.device) + (not self.includes_self)
-            bias = -self.slopes[:, None] * distance
+        bias = self._bias(q.device)
         skipped, keys = nearest - (not self.includes_self), self.position_keys
         if skipped < 0:  # the last slot is that of the last query itself, which it does not see
             seen = Context(*(F.pad(t, (0, 0, 0, 0, 1, -1)) for t in seen))
@@ -177,9 +203,22 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         heads = local_attention(
             q,
             *seen,
-            window=self.window - max(skipped, 0),
+            window=self.reach - max(skipped, 0),
             first=free,
             bias=bias if bias is None or skipped <= 0 else bias[:, skipped:],
             position_keys=keys if keys is None or skipped <= 0 else keys[skipped:],
+            block_len=self.window if self.blocks else None,
+            phase=phase,
         )
         return self.out_proj(heads.flatten(2))
+
+    def _bias(self, device: torch.device) -> Float[Tensor, "head reach"] | None:
+        """What is added to the scores, by distance."""
+        distance = torch.arange(self.reach, device=device) + (not self.includes_self)
+        if self.slopes is not None:
+            bias = -self.slopes[:, None] * distance
+        elif self.bucket_bias is not None:
+            bias = self.bucket_bias[:, t5_buckets(distance, n_buckets=_BUCKETS)]
+        else:
+            return None
+        return bias if self.scale is None else bias * self.scale[:, None]

@@ -29,8 +29,8 @@ class Staircase(Recomputes, SequenceLayer[StaircaseState]):
     the core on the chunks that are in flight, the oldest first, from a fresh state:
 
     .. math::
-        h_{s-N+1}^{N}, \dots, h_s^{1} =
-        \mathrm{core}\!\left(h_{s-N+1}^{N-1}, \dots, h_s^{0}\right), \qquad h_i^0 = x_i
+        h_{s-N+1}^{N}, \ldots, h_s^{1} =
+        \mathrm{core}\!\left(h_{s-N+1}^{N-1}, \ldots, h_s^{0}\right), \qquad h_i^0 = x_i
 
     So pass n of chunk i sees pass n + i - j of the chunks j before it, of which the last pass sees
     none and the first N - 1. What is computed of one chunk enters the core again with the next:

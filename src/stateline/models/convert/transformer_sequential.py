@@ -135,7 +135,7 @@ def _pattern(settings: Mapping[str, Any], kind: Kind) -> str:
 def _repeats_layers(settings: Mapping[str, Any]) -> bool:
     """Whether the order of a ladder is AABB, not ABAB."""
     order, n_layers = list(settings["order"]), count(settings, "nlayers")
-    passes = len(order) // n_layers
+    passes = max(1, len(order) // n_layers)
     if order == list(range(n_layers)) * passes:
         return False
     if order == [layer for layer in range(n_layers) for _ in range(passes)]:
