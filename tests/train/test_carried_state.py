@@ -167,8 +167,8 @@ def test_accumulated_batches_are_one_larger_batch(
 
 def test_recomputed_activations_give_the_same_weights(text: Text) -> None:
     made = [build(), build()]
-    for model, recompute in zip(made, (False, True), strict=True):
-        train(model, text, carried(checkpoint_activations=recompute, segment_len=5))
+    for model, recomputes in zip(made, (False, True), strict=True):
+        train(model, text, carried(checkpoint_activations=recomputes, segment_len=5))
     for one, other in zip(*(model.parameters() for model in made), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
