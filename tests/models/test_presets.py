@@ -7,6 +7,7 @@ Counts of parameters are those of their model cards and files: Pythia (its READM
 import pytest
 
 from stateline.errors import InputError
+from stateline.layers import Attention
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config
 from stateline.models.convert.mamba import mamba_config
@@ -85,9 +86,23 @@ def test_a_mamba_is_what_its_published_settings_become(name: str) -> None:
     assert (published.norm, published.norm_eps) == (preset.norm, preset.norm_eps) == ("rms", 1e-5)
 
 
-def test_attention_stands_where_the_released_h3_has_it() -> None:
-    assert PRESETS["h3-125m"].pattern == "h3*6 attention h3*5"
-    assert PRESETS["h3-2.7b"].pattern == "h3*10 attention h3*10 attention h3*10"
+def test_attention_stands_where_the_official_h3_has_it() -> None:
+    places = {
+        "h3-125m": [6],
+        "h3-125m-paper": [1, 7],
+        "h3-355m": [8, 16],
+        "h3-355m-paper": [1, 13],
+        "h3-1.3b": [8, 16],
+        "h3-1.3b-paper": [1, 13],
+        "h3-2.7b": [10, 21],
+        "h3-2.7b-3attn": [8, 16, 24],
+    }
+    for name, wanted in places.items():
+        mixers = meta_model(PRESETS[name]).stack.layers[::2]
+        assert [i for i, m in enumerate(mixers) if isinstance(m.layer, Attention)] == wanted
+
+
+def test_the_rotary_h3_turns_half_of_each_head() -> None:
     assert PRESETS["h3-2.7b"].layers["attention"]["position"] == "rope"
     assert meta_model(PRESETS["h3-2.7b"]).stack.layers[20].layer.rotary_dims == 64
 
