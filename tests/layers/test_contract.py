@@ -89,6 +89,9 @@ OPTIONS = {
         {"window": 5, "position": "alibi", "bias": True},
         {"window": 4, "position": "relative"},
         {"window": 3, "position": "relative", "includes_self": False},
+        {"window": 3, "position": "t5", "includes_self": False, "qk_norm": True},
+        {"window": 3, "blocks": True, "position": "alibi", "qk_norm": True},
+        {"window": 2, "blocks": True, "position": "relative", "includes_self": False},
     ],
     "s5": [
         {"d_state": 8, "n_blocks": 2, "discretization": "bilinear", "output": "linear"},

@@ -50,13 +50,34 @@ def test_the_definition_is_the_formula() -> None:
                 torch.testing.assert_close(y[row, t, h], wanted)
 
 
+@pytest.mark.parametrize(("window", "before"), [(3, 0), (6, 1)])
+def test_windows_of_blocks_begin_where_a_block_does(window: int, before: int) -> None:
+    """With values that are unit vectors, what comes out is what has been seen."""
+    x, block_len, phase = case(7, 12, window), 3, torch.tensor([0, 2])
+    v = torch.eye(12, dtype=torch.float64)[None, :, None].expand(2, 12, 3, 12)
+    y = local_attention(
+        x["q"].new_zeros(2, 7, 3, 12),
+        torch.zeros_like(v),
+        v,
+        window=window,
+        block_len=block_len,
+        phase=phase,
+        backend="reference",
+    )
+    for row in range(2):
+        for t in range(7):
+            place = (int(phase[row]) + t) % block_len
+            seen = set(y[row, t, 0].nonzero().flatten().tolist())
+            assert seen == set(range(5 + t - place - before * block_len, 5 + t + 1)) & set(range(12))
+
+
 @pytest.mark.parametrize("backend", FASTER)
 @settings(max_examples=40)
 @given(
     length=st.sampled_from([1, 2, 5, 33, 70]),
     memory=st.integers(0, 9),
     window=st.sampled_from([1, 2, 7, 40, 90]),
-    options=st.sets(st.sampled_from(["first", "bias", "position_keys"])),
+    options=st.sets(st.sampled_from(["first", "bias", "position_keys", "blocks"])),
 )
 def test_backends_equal_the_reference(
     backend: str, length: int, memory: int, window: int, options: set[str]
@@ -65,10 +86,17 @@ def test_backends_equal_the_reference(
     for name in {"bias", "position_keys"} - options:
         del x[name]
     first = torch.tensor([0, length // 2]) if "first" in options else None
+    blocks = {"block_len": (window + 1) // 2, "phase": torch.tensor([0, window // 2])}
     outcomes = []
     for which in (backend, "reference"):
         inputs = {name: t.clone().requires_grad_() for name, t in x.items()}
-        y = local_attention(**inputs, first=first, window=window, backend=which)
+        y = local_attention(
+            **inputs,
+            **(blocks if "blocks" in options else {}),
+            first=first,
+            window=window,
+            backend=which,
+        )
         torch.manual_seed(0)
         weight = torch.randn(y.shape, dtype=y.dtype)
         outcomes.append([y, *torch.autograd.grad((y * weight).sum(), list(inputs.values()))])

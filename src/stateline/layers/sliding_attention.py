@@ -199,7 +199,8 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         skipped, keys = nearest - (not self.includes_self), self.position_keys
         if skipped < 0:  # the last slot is that of the last query itself, which it does not see
             seen = Context(*(F.pad(t, (0, 0, 0, 0, 1, -1)) for t in seen))
-            free = 1 + (torch.zeros(len(q), dtype=torch.int64) if free is None else free)
+            none = torch.zeros(len(q), dtype=torch.int64, device=q.device)
+            free = 1 + (none if free is None else free)
         heads = local_attention(
             q,
             *seen,

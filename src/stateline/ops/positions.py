@@ -1,5 +1,7 @@
 """Position schemes of attention: what distinguishes one key from another besides its content."""
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -76,3 +78,25 @@ def hard_alibi_windows(n_heads: int, masked_heads: int) -> Int[Tensor, " head"]:
     windows = torch.full((n_heads,), UNLIMITED)
     windows[:masked_heads] = torch.arange(1, masked_heads + 1)
     return windows
+
+
+def t5_buckets(
+    distance: Int[Tensor, "*shape"], *, n_buckets: int = 32, max_distance: int = 128
+) -> Int[Tensor, "*shape"]:
+    r"""Bucket of each distance backward, as in T5: near ones by themselves, far ones together.
+
+    With m = ``n_buckets`` / 2, distance n has bucket n below m, and above it
+    :math:`m + \lfloor m \log(n / m) / \log(M / m) \rfloor`, up to the last one at M =
+    ``max_distance`` and beyond.
+
+    Example:
+        >>> t5_buckets(torch.tensor([0, 15, 16, 31, 32, 127, 1000])).tolist()
+        [0, 15, 16, 21, 21, 31, 31]
+
+    References:
+        Raffel et al., "Exploring the Limits of Transfer Learning", 2020, and its code.
+    """
+    exact = n_buckets // 2
+    far = torch.log(distance.clamp(min=exact) / exact) / math.log(max_distance / exact)
+    bucket = (exact + (far * (n_buckets - exact)).long()).clamp(max=n_buckets - 1)
+    return torch.where(distance < exact, distance, bucket)

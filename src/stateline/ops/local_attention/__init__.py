@@ -1,5 +1,6 @@
 """Causal softmax attention to the last few slots, with a bias and keys by distance."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -18,6 +19,8 @@ def local_attention(
     first: Int[Tensor, " batch"] | None = None,
     bias: Float[Tensor, "head window"] | None = None,
     position_keys: Float[Tensor, "window d_head"] | None = None,
+    block_len: int | None = None,
+    phase: Int[Tensor, " batch"] | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "batch length head d_head"]:
     r"""Attend to the slots at and before each query, no further back than the window.
@@ -27,6 +30,10 @@ def local_attention(
     score
 
     .. math:: q_i \cdot (k_j + p_{i-j}) / \sqrt d + b_{h, i-j}
+
+    With ``block_len``, windows end where a block begins: only :math:`i - j \le w - b + c` are seen by
+    a query at place c of its block of b. So a window of b is the query's own block up to itself,
+    and one of 2 b is that and the whole block before it.
 
     A query that sees no slot gets zero. Slots that are not seen may hold anything finite. Time and
     memory are linear in the length.
@@ -39,6 +46,8 @@ def local_attention(
         first: For each row, the first slot f that holds something; ``None`` means 0.
         bias: Bias b by head and distance.
         position_keys: Keys p by distance, the same for all heads.
+        block_len: Length of blocks, no more than the window; ``None``: windows slide.
+        phase: For each row, the place of the first query in its block; ``None`` means 0.
         backend: Implementation, by default the fastest.
 
     Returns:
@@ -58,4 +67,7 @@ def local_attention(
         2018; biases by distance: Press et al., 2022 (ALiBi), Raffel et al., 2020 (T5).
     """
     attend = choose("local_attention", BACKENDS, backend).local_attention
-    return attend(q, k.to(q.dtype), v.to(q.dtype), window, first, bias, position_keys)
+    if block_len is not None and phase is None:
+        phase = torch.zeros(len(q), dtype=torch.int64, device=q.device)
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    return attend(q, k, v, window, first, bias, position_keys, phase, block_len or 1)

@@ -20,9 +20,11 @@ def local_attention(
     first: Tensor | None,
     bias: Tensor | None,
     position_keys: Tensor | None,
+    phase: Tensor | None,
+    block_len: int,
 ) -> Tensor:
     """Recompute the weights in the backward pass: nothing but the inputs is kept."""
-    return _local_attention(q, k, v, bias, position_keys, first, window)
+    return _local_attention(q, k, v, bias, position_keys, first, phase, window, block_len)
 
 
 def _forward(
@@ -32,13 +34,17 @@ def _forward(
     bias: Tensor | None,
     position_keys: Tensor | None,
     first: Tensor | None,
+    phase: Tensor | None,
     window: int,
+    block_len: int,
 ) -> Tensor:
     y = torch.empty_like(q)
     queries, keys, values = heads_first(q, k, v)
     for rows, times, slots in _blocks(q, k, window):
         distance = _distance(q, k, times, slots)
         hidden = _hidden(distance, slots, first, rows, window)
+        if phase is not None:
+            hidden = hidden | _blocks_away(distance, times, phase[rows], window, block_len)
         q_b = queries[rows, :, times]
         weights = _weights(q_b, keys[rows, :, slots], distance, hidden, bias, position_keys)
         y[rows, times] = (weights @ values[rows, :, slots]).transpose(1, 2).to(y.dtype)
@@ -53,7 +59,9 @@ def _backward(
     bias: Tensor | None,
     position_keys: Tensor | None,
     first: Tensor | None,
+    phase: Tensor | None,
     window: int,
+    block_len: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Recompute the weights P = softmax(S) of each block; dS = P (dP - dy y)."""
     queries, keys, values, grads = heads_first(q, k, v, grad)
@@ -64,6 +72,8 @@ def _backward(
     for rows, times, slots in _blocks(q, k, window):
         distance = _distance(q, k, times, slots)
         hidden = _hidden(distance, slots, first, rows, window)
+        if phase is not None:
+            hidden = hidden | _blocks_away(distance, times, phase[rows], window, block_len)
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         g_b = grads[rows, :, times]
         weights = _weights(q_b, k_b, distance, hidden, bias, position_keys)
@@ -114,6 +124,15 @@ def _hidden(
         return hidden
     slot = torch.arange(slots.start, slots.stop, device=distance.device)
     return hidden | (slot < first[rows, None, None, None])
+
+
+def _blocks_away(
+    distance: Tensor, times: slice, phase: Tensor, window: int, block_len: int
+) -> Tensor:
+    """Slots of blocks that are too far back: (row, 1, query, slot)."""
+    time = torch.arange(times.start, times.stop, device=phase.device)
+    place = (phase[:, None] + time) % block_len
+    return distance > (window - block_len + place)[:, None, :, None]
 
 
 def _weights(

@@ -13,6 +13,8 @@ def local_attention(
     first: Int[Tensor, " batch"] | None,
     bias: Float[Tensor, "head window"] | None,
     position_keys: Float[Tensor, "window d_head"] | None,
+    phase: Int[Tensor, " batch"] | None,
+    block_len: int,
 ) -> Float[Tensor, "batch length head d_head"]:
     """Softmax over the allowed scores, in float32 or better; zero where none is allowed."""
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -31,6 +33,9 @@ def local_attention(
         scores = scores + bias.to(dtype)[:, by_distance]
     if first is not None:
         allowed = allowed & (slot >= first[:, None, None, None])
+    if phase is not None:
+        place = (phase[:, None] + torch.arange(length, device=q.device)) % block_len
+        allowed = allowed & (distance <= (window - block_len + place)[:, None, :, None])
     scores = scores.masked_fill(~allowed, float("-inf"))
     nothing = (scores == float("-inf")).all(dim=-1, keepdim=True)
     weights = scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
