@@ -212,6 +212,11 @@ class TestResults:
                 assert list(entry[figure]) == ["8", "16"]
                 assert all(0 < value < math.inf for value in entry[figure].values())
 
+    def test_it_is_told_how_long_a_string_fits_the_state(self, tmp_path: Path) -> None:
+        attention, h3 = compare(tiny(RECALL), tmp_path, command="")["speed"]
+        assert attention["longest_copy"] is None
+        assert h3["longest_copy"] > 0
+
     def test_the_baselines_of_a_text_are_there(self, tmp_path: Path, text: str) -> None:
         (task,) = compare(tiny(text), tmp_path, command="")["tasks"]
         assert set(task["baselines"]) == {"gzip", "xz"}

@@ -70,7 +70,7 @@ def longest_copy(model: LanguageModel, n_letters: int = 26) -> int | None:
 
     def fits(length: int) -> bool:
         # All is read but the last letter of the copy; the state is that after SEP.
-        within = model.config.max_len is None or 2 * length + 1 <= model.config.max_len
+        within = model.max_len is None or 2 * length + 1 <= model.max_len
         return within and not copy_error_bound(state_bits(model, length + 2), length, n_letters)
 
     too_long = 1

@@ -47,6 +47,18 @@ def test_where_lower_is_better_solved_means_at_most(make):
     assert cells(main_table(copying(make, 0.20, **changes)), "at 40")[MODEL].text == "not solved"
 
 
+def test_the_letters_that_fit_a_state_stand_with_the_costs(make):
+    entries = [make.speed(model) for model in make.models]
+    for entry, longest in zip(entries, [41_234, None], strict=False):
+        entry["longest_copy"] = longest
+    column = cells(main_table(make.results(speed=entries)), "letters in the state", "Cost")
+    assert [column[model].text for model in make.models] == ["41.2k", "any", DASH]
+
+
+def test_results_that_do_not_tell_the_letters_have_no_column_of_them(make):
+    assert "letters in the state" not in [c.heading for c in main_table(make.results()).columns]
+
+
 def test_text_is_scored_at_every_length(make):
     results = make.results()
     table = length_table(results, results["tasks"][1])

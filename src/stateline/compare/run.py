@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from stateline.bench.speed import decode_tokens_per_second, train_tokens_per_second
+from stateline.capacity import longest_copy
 from stateline.compare.jobs import Job, digest, slug
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
@@ -165,7 +166,7 @@ def _by_position(model: LanguageModel, task: Task) -> dict[int, float]:
 
 def _sample(model: LanguageModel, task: CorpusTask) -> str:
     """The beginning of the held-out text, and how the model goes on."""
-    limit = model.config.max_len or SAMPLE_PROMPT + SAMPLE_TOKENS
+    limit = model.max_len or SAMPLE_PROMPT + SAMPLE_TOKENS
     prompt = next(task.held_out(min(SAMPLE_PROMPT, limit))).tokens[:1]
     prompt, room = prompt.to(model.embedding.weight.device), limit + 1 - prompt.shape[1]
     tokens = generate(model, prompt, min(SAMPLE_TOKENS, room), sampling=Sampling(temperature=0.8))
@@ -190,6 +191,8 @@ def time_job(job: Job, folder: Path) -> Results:
         "state_bytes": {n: counted.state_bytes(n) for n in STATE_LENGTHS},
         "flops_per_token": {n: counted.flops_per_token(n) for n in STATE_LENGTHS},
     }
+    if isinstance(counted, LanguageModel):
+        entry["longest_copy"] = longest_copy(counted)
     write_text(path / "result.json", json.dumps(entry))
     return json.loads(json.dumps(entry))  # keys as text, as in the file
 

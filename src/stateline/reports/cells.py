@@ -37,6 +37,7 @@ class Cell(NamedTuple):
 
 MISSING = Cell(DASH)
 NOT_SOLVED = Cell("not solved")
+ANY = Cell("any")
 
 
 def score_cells(results: Record, task: Record, length: int) -> list[Cell]:
@@ -90,6 +91,17 @@ def cost_cells(results: Record, cost: Cost, length: int) -> list[Cell]:
     values = [measured.get(model) for model in results["models"]]
     cells = [MISSING if v is None else Cell(cost.text(v), value=v) for v in values]
     return _mark(cells, cost.higher_is_better)
+
+
+def longest_copy_cells(results: Record) -> list[Cell]:
+    """The longest string that fits the state of each model, in letters."""
+    cells = {}
+    for entry in results["speed"]:
+        if "longest_copy" in entry:
+            longest = entry["longest_copy"]
+            known = longest is not None
+            cells[entry["model"]] = Cell(short_number(longest), value=longest) if known else ANY
+    return [cells.get(model, MISSING) for model in results["models"]]
 
 
 def median_cell(runs: Sequence[Record], field: str, form: Callable[[float], str]) -> Cell:

@@ -49,6 +49,7 @@ _SPEED: Mapping[str, Any] = {
     **dict.fromkeys(["d_model", "parameters"], int),
     **dict.fromkeys(_COSTS, dict),
 }
+_SPEED_EXTRAS: Mapping[str, Any] = {"longest_copy": (int, type(None))}
 
 
 class _Damaged(Exception):
@@ -104,6 +105,7 @@ def _check(results: Any) -> None:
         _run(run, results["models"], tasks)
     for entry in results["speed"]:
         _fields("a speed entry", entry, _SPEED)
+        _fields("a speed entry", entry, {n: k for n, k in _SPEED_EXTRAS.items() if n in entry})
         _known("a speed entry", entry["model"], results["models"])
         for field in _COSTS:
             _by_length(field, entry[field], _NUMBER)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from stateline.reports.cells import (
     Cell,
     cost_cells,
+    longest_copy_cells,
     median_cell,
     parameter_cells,
     score_cells,
@@ -39,7 +40,8 @@ def main_table(results: Record) -> Table:
     """The comparison at a glance: parameters, each task at two lengths, and the costs.
 
     A task stands with its training length and its longest one, a cost with its longest length
-    (the state with its shortest too, so that one sees whether it grows).
+    (the state with its shortest too, so that one sees whether it grows; and as many letters as
+    could be copied from it).
     """
     columns = [Column("parameters", parameter_cells(results["models"], results["runs"]))]
     for task in results["tasks"]:
@@ -55,6 +57,8 @@ def main_table(results: Record) -> Table:
         for length in dict.fromkeys(lengths[end] for end in ends if lengths):
             heading = f"{cost.short} at\N{NO-BREAK SPACE}{length}"
             columns.append(Column(heading, cost_cells(results, cost, length), "Cost"))
+    if any("longest_copy" in entry for entry in results["speed"]):
+        columns.append(Column("letters in the state", longest_copy_cells(results), "Cost"))
     return Table(results["models"], columns)
 
 
