@@ -10,7 +10,7 @@ from stateline.ops.local_attention import pytorch, reference
 BACKENDS = {"torch": pytorch, "reference": reference}
 
 
-def local_attention(
+def local_attention(  # noqa: PLR0913
     q: Float[Tensor, "batch length head d_head"],
     k: Float[Tensor, "batch slot head d_head"],
     v: Float[Tensor, "batch slot head d_head"],
@@ -31,9 +31,9 @@ def local_attention(
 
     .. math:: q_i \cdot (k_j + p_{i-j}) / \sqrt d + b_{h, i-j}
 
-    With ``block_len``, windows end where a block begins: only :math:`i - j \le w - b + c` are seen by
-    a query at place c of its block of b. So a window of b is the query's own block up to itself,
-    and one of 2 b is that and the whole block before it.
+    With ``block_len``, windows end where a block begins: a query at place c of its block
+    of b sees :math:`i - j \le w - b + c` only. So a window of b is the query's own block up to
+    itself, and one of 2 b is that and the whole block before it.
 
     A query that sees no slot gets zero. Slots that are not seen may hold anything finite. Time and
     memory are linear in the length.

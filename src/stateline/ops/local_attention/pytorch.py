@@ -12,7 +12,7 @@ LEAST_BLOCK = 32
 """Queries in a block at least: fewer would make the products of matrices slow."""
 
 
-def local_attention(
+def local_attention(  # noqa: PLR0913
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -27,7 +27,7 @@ def local_attention(
     return _local_attention(q, k, v, bias, position_keys, first, phase, window, block_len)
 
 
-def _forward(
+def _forward(  # noqa: PLR0913
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -51,7 +51,7 @@ def _forward(
     return y
 
 
-def _backward(
+def _backward(  # noqa: PLR0913
     grad: Tensor,
     q: Tensor,
     k: Tensor,

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def local_attention(
+def local_attention(  # noqa: PLR0913
     q: Float[Tensor, "batch length head d_head"],
     k: Float[Tensor, "batch slot head d_head"],
     v: Float[Tensor, "batch slot head d_head"],
