@@ -101,8 +101,8 @@ class LayerTable(SphinxDirective):
         rows = []
         for name, kind in {**LAYERS, **WRAPPERS}.items():
             layer = _layer(name)
-            first, last = (layer.state_bytes(n) for n in (1, LENGTHS[-1]))
-            state = "grows" if last > first else short_bytes(first) if first else "none"
+            size = layer.state_bytes(LENGTHS[-1])
+            state = "grows" if layer.state_grows else short_bytes(size) if size else "none"
             if name == "ladder":
                 state = "one of its core per pass"
             about = (kind.__doc__ or "").split("\n\n")[0].split(" :math:")[0].strip().rstrip(".:")

@@ -280,3 +280,11 @@ def test_a_window_is_attention_as_long_as_it_holds_everything() -> None:
     x = example(9)
     torch.testing.assert_close(slide(x), full(x))
     assert not torch.allclose(slide(example(12)), full(example(12)))
+
+
+@pytest.mark.parametrize("chunk_len", [3, 4, 7])
+def test_a_staircase_does_not_grow_though_it_is_larger_late_in_a_chunk(chunk_len: int) -> None:
+    layer = Staircase(attention(1), passes=1, chunk_len=chunk_len)
+    assert layer.state_bytes(2 * chunk_len + 1) > layer.state_bytes(chunk_len)
+    assert not layer.state_grows
+    assert Ladder(attention(1)).state_grows

@@ -33,10 +33,19 @@ def random_walk(reset: bool) -> RandomWalk:
 
 MAKE = [algorithm, random_walk]
 
+STAIRCASES = [
+    "staircase(sliding_attention(window=5) h3, chunk_len=3)",
+    "staircase(attention, passes=3, chunk_len=5)",
+    "cached_staircase(attention, passes=2, chunk_len=3, steps=4)",
+    "feedback(attention, window=6)",
+    "ladder(sliding_attention(window=5), passes=3)",
+]
+"""In chunks that do not end where segments do."""
 
-def model(task: StreamTask) -> LanguageModel:
+
+def model(task: StreamTask, pattern: str = "h3 lstm") -> LanguageModel:
     torch.manual_seed(0)
-    return LanguageModel(ModelConfig("h3 lstm", task.vocab_size, d_model=8))
+    return LanguageModel(ModelConfig(pattern, task.vocab_size, d_model=8))
 
 
 def run(task: StreamTask, trained: LanguageModel, **settings: Any) -> TrainResult:
@@ -46,9 +55,9 @@ def run(task: StreamTask, trained: LanguageModel, **settings: Any) -> TrainResul
     return train(trained, task, TrainConfig(carry_state=True, **(defaults | settings)), **where)
 
 
-def losses(task: StreamTask) -> list[float]:
+def losses(task: StreamTask, pattern: str) -> list[float]:
     """Of untrained batches, as the loop counts them."""
-    return [metrics.loss for metrics in run(task, model(task), lr=FROZEN).curve]
+    return [metrics.loss for metrics in run(task, model(task, pattern), lr=FROZEN).curve]
 
 
 def stretches(fresh: Tensor) -> Iterator[tuple[int, int, int]]:
@@ -59,10 +68,15 @@ def stretches(fresh: Tensor) -> Iterator[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-@pytest.mark.parametrize("make", MAKE)
-def test_the_loss_is_that_of_the_stretches_read_as_a_whole(make: Any, reset: bool) -> None:
+@pytest.mark.parametrize(
+    ("make", "pattern"),
+    [*((make, "h3 lstm") for make in MAKE), *((random_walk, p) for p in STAIRCASES)],
+)
+def test_the_loss_is_that_of_the_stretches_read_as_a_whole(
+    make: Any, pattern: str, reset: bool
+) -> None:
     task = make(reset)
-    whole, batches = model(task), [task.consecutive_batch(index) for index in range(6)]
+    whole, batches = model(task, pattern), [task.consecutive_batch(index) for index in range(6)]
     tokens, targets = (torch.stack([b[part] for b in batches], dim=1) for part in (0, 1))
     logits = torch.empty(*tokens.shape, task.vocab_size)
     fresh = torch.stack([batch.fresh for batch in batches], dim=1)
@@ -74,7 +88,7 @@ def test_the_loss_is_that_of_the_stretches_read_as_a_whole(make: Any, reset: boo
         for n in range(6)
     ]
     assert fresh[:, 1:].any() == reset
-    assert losses(task) == pytest.approx([loss.item() for loss in wanted], rel=1e-5)
+    assert losses(task, pattern) == pytest.approx([loss.item() for loss in wanted], rel=1e-5)
 
 
 def saved(folder: Path) -> dict[str, Tensor]:

@@ -74,7 +74,7 @@ def growing_layers(model: LanguageModel) -> list[str]:
     return [
         f"{number} {title(part)}"
         for number, part in enumerate(model.stack.links)
-        if part.state_bytes(1 << 20) > part.state_bytes(1 << 19)
+        if part.state_grows
     ]
 
 

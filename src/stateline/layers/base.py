@@ -13,6 +13,9 @@ from stateline.layers.state import nbytes
 
 StateT = TypeVar("StateT")
 
+_VERY_LONG = 1 << 40
+"""Tokens: no state of constant size has as many bytes."""
+
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
@@ -127,6 +130,11 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     def state_bytes(self, length: int) -> int:  # noqa: ARG002
         """Bytes of one row's state after ``length`` tokens. Override where the state grows."""
         return nbytes(self.init_state(1))
+
+    @property
+    def state_grows(self) -> bool:
+        """Whether the state grows without end: by at least a byte for every token."""
+        return self.state_bytes(_VERY_LONG) >= _VERY_LONG
 
     def flops_per_token(self, length: int) -> float:  # noqa: ARG002
         """Operations of ``forward`` per token of a sequence of ``length`` (multiply-add is two).

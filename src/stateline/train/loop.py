@@ -291,7 +291,7 @@ def check_carried_state(model: AnyModel, task: Task, config: TrainConfig) -> Non
             f"the model was made for max_len={limit} tokens: set carry_cap to at most "
             f"that, got {config.carry_cap}"
         )
-    if config.carry_cap is None and model.state_bytes(2 * length) > model.state_bytes(length):
+    if config.carry_cap is None and model.state_grows:
         raise InputError(
             "the state of this model grows with the length: limit what is carried with carry_cap, "
             "or use layers whose state is bounded"
