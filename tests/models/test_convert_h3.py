@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers import H3
+from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.convert.h3 import h3_layer_weights, load_h3, released_names
 from stateline.models.language_model import LanguageModel
@@ -87,6 +88,12 @@ def test_a_checkpoint_of_lightning_loads_as_its_tensors_do(tmp_path: Path) -> No
     state = {f"model.{name}": tensor for name, tensor in tensors.items()}
     torch.save({"pytorch-lightning_version": "1.8.6", "epoch": 3, "state_dict": state}, path)
     assert torch.equal(logits(load_h3(path, CONFIG)), logits(load_h3(tensors, CONFIG)))
+
+
+def test_a_loaded_model_is_saved_and_read_as_one_of_ours(tmp_path: Path) -> None:
+    model = load_h3(official(), CONFIG)
+    save_model(model, tmp_path)
+    assert torch.equal(logits(load_model(tmp_path)), logits(model))
 
 
 def test_a_file_that_holds_more_than_tensors_is_not_run(tmp_path: Path) -> None:
