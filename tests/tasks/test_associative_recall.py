@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateline.errors import InputError
-from stateline.tasks import AssociativeRecall
+from stateline.tasks import AssociativeRecall, ExampleTask, InductionHead
 
 
 def follows_grammar(example: list[int], vocab_size: int, key_length: int = 1) -> bool:
@@ -138,3 +138,21 @@ def test_impossible_sizes_are_refused(keywords: dict[str, int], message: str) ->
 def test_a_length_without_a_pair_is_refused_at_evaluation_too() -> None:
     with pytest.raises(InputError, match="got length=0"):
         AssociativeRecall().problems(0, 0)
+
+
+@pytest.mark.parametrize("kind", [AssociativeRecall, InductionHead])
+def test_a_fixed_number_of_examples_is_gone_through_in_every_epoch(
+    kind: type[ExampleTask],
+) -> None:
+    task = kind(examples=50, batch_size=16)
+    epochs = [[task.train_batch(3 * epoch + n).tokens for n in range(3)] for epoch in (0, 1)]
+    first, second = ([tuple(row.tolist()) for batch in epoch for row in batch] for epoch in epochs)
+    assert len(set(first)) == len(set(second)) == 48  # two are left over
+    assert len(set(first) | set(second)) <= 50
+    assert first != second
+    assert torch.equal(kind(examples=50, batch_size=16).train_batch(4).tokens, epochs[1][1])
+
+
+def test_examples_must_make_a_batch() -> None:
+    with pytest.raises(InputError, match="examples must be at least batch_size=16"):
+        AssociativeRecall(examples=15, batch_size=16)

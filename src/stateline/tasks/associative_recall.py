@@ -9,12 +9,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.tasks.base import Batch, GeneratedTask, Problems, generator
+from stateline.tasks.base import ExampleTask, Problems, check_examples, generator
 
 _MAX_KEYS = 65_536
 
 
-class AssociativeRecall(GeneratedTask):
+class AssociativeRecall(ExampleTask):
     """Read pairs of a key and a value, then tell the value of one of the keys.
 
     .. code-block:: text
@@ -39,6 +39,8 @@ class AssociativeRecall(GeneratedTask):
         length: Tokens in the pairs of a training example.
         key_length: Tokens in a key.
         batch_size: Examples in a training batch.
+        examples: How many there are to train on, again and again; by default new ones in every
+            batch.
 
     Raises:
         InputError: If the sizes leave no key, no value or no pair, or make too many keys.
@@ -78,6 +80,7 @@ class AssociativeRecall(GeneratedTask):
         length: int = 20,
         key_length: int = 1,
         batch_size: int = 64,
+        examples: int | None = None,
     ) -> None:
         if vocab_size < 4 or vocab_size % 2:
             raise InputError(
@@ -89,7 +92,8 @@ class AssociativeRecall(GeneratedTask):
                 "key_length and batch_size must be at least 1, "
                 f"got key_length={key_length} and batch_size={batch_size}"
             )
-        self.seed, self.batch_size = seed, batch_size
+        check_examples(examples, batch_size)
+        self.seed, self.batch_size, self.examples = seed, batch_size, examples
         self.vocab_size, self.key_length = vocab_size, key_length
         self.n_key_tokens = vocab_size // 2 - 1
         self.n_keys = self.n_key_tokens**key_length
@@ -102,16 +106,10 @@ class AssociativeRecall(GeneratedTask):
         self.train_length = length
         self.eval_lengths = (length, 2 * length, 4 * length)
 
-    def train_batch(self, index: int) -> Batch:
-        """Training batch number ``index``, with a target at every position."""
-        rng = generator(self.seed, "train", index)
-        examples = self._examples(rng, self.batch_size, self.train_length)
-        return Batch(tokens=examples[:, :-1], targets=examples[:, 1:])
-
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index`` with ``length`` tokens of pairs; one token answers."""
         rng = generator(self.seed, "eval", length, index)
-        examples = self._examples(rng, self.problems_per_batch, length)
+        examples = self.draw(rng, self.problems_per_batch, length)
         return Problems(prompts=examples[:, :-1], answers=examples[:, -1:])
 
     def _n_pairs(self, length: int) -> int:
@@ -122,9 +120,8 @@ class AssociativeRecall(GeneratedTask):
             )
         return length // (self.key_length + 1)
 
-    def _examples(
-        self, rng: np.random.Generator, count: int, length: int
-    ) -> Int[Tensor, "count total"]:
+    def draw(self, rng: np.random.Generator, count: int, length: int) -> Int[Tensor, "count total"]:
+        """Pairs, the mark, a key and its value."""
         n_pairs = self._n_pairs(length)
         table = rng.integers(self.n_key_tokens, size=(count, self.n_keys))  # key -> value
         keys = rng.integers(self.n_keys, size=(count, n_pairs))

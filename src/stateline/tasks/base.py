@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -127,6 +128,36 @@ class ConsecutiveTask(Task):
         """Training batch number ``index``, whose rows go on where those before it ended."""
 
 
+class ExampleTask(GeneratedTask):
+    """A task of short examples, each with a target at every position.
+
+    Attributes:
+        examples: With a number, training goes again and again through so many examples, in another
+            order in every epoch, as official code does; without, each is seen once.
+    """
+
+    seed: int
+    examples: int | None = None
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator, count: int, length: int) -> Int[Tensor, "count total"]:
+        """Some examples, of ``length`` tokens before what ends all of them."""
+
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``."""
+        if self.examples is None:
+            rng = generator(self.seed, "train", index)
+            drawn = self.draw(rng, self.batch_size, self.train_length)
+        else:
+            drawn = self._fixed[epoch_rows(self.seed, self.examples, self.batch_size, index)]
+        return Batch(tokens=drawn[:, :-1], targets=drawn[:, 1:])
+
+    @cached_property
+    def _fixed(self) -> Int[Tensor, "count total"]:
+        assert self.examples is not None
+        return self.draw(generator(self.seed, "examples"), self.examples, self.train_length)
+
+
 class LabelledTask(Task):
     """A task that asks at every position for a label: what holds there, given all up to it.
 
@@ -173,6 +204,25 @@ class CorpusTask(ConsecutiveTask):
     @abstractmethod
     def baselines(self) -> Mapping[str, float]:
         """The same metric for programs that need no training, on the same held-out text."""
+
+
+def check_examples(examples: int | None, batch_size: int) -> None:
+    """Raise InputError if a fixed number of examples does not make a batch."""
+    if examples is not None and examples < batch_size:
+        raise InputError(
+            f"examples must be at least batch_size={batch_size}, or none for new ones in every "
+            f"batch, got examples={examples}"
+        )
+
+
+def epoch_rows(seed: int, count: int, batch_size: int, index: int) -> Int[np.ndarray, " batch"]:
+    """Which of ``count`` rows are in a batch, where every epoch has another order.
+
+    What is left over in an epoch is passed over.
+    """
+    epoch, place = divmod(index, count // batch_size)
+    order = generator(seed, "train", epoch).permutation(count)
+    return order[place * batch_size :][:batch_size]
 
 
 def generator(seed: int, split: str, *index: int) -> np.random.Generator:

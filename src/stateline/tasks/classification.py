@@ -10,7 +10,7 @@ import torch
 
 from stateline.errors import InputError
 from stateline.models.classifier import ClassifierConfig
-from stateline.tasks.base import IGNORE, Batch, Task, generator
+from stateline.tasks.base import IGNORE, Batch, Task, epoch_rows
 
 HeldOut = Literal["test", "valid"]
 T = TypeVar("T")
@@ -126,9 +126,7 @@ class ClassificationTask(Task):
     def train_batch(self, index: int) -> Batch:
         """Training batch number ``index``; what is left over in an epoch is passed over."""
         rows = self.training_rows
-        epoch, place = divmod(index, len(rows.inputs) // self.batch_size)
-        order = generator(self.seed, "train", epoch).permutation(len(rows.inputs))
-        return _batch(rows, order[place * self.batch_size :][: self.batch_size])
+        return _batch(rows, epoch_rows(self.seed, len(rows.inputs), self.batch_size, index))
 
     def held_out(self) -> Iterator[Batch]:
         """All held-out rows once, the shortest first, so that little has to be filled up."""

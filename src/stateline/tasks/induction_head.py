@@ -9,10 +9,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.tasks.base import Batch, GeneratedTask, Problems, generator
+from stateline.tasks.base import ExampleTask, Problems, check_examples, generator
 
 
-class InductionHead(GeneratedTask):
+class InductionHead(ExampleTask):
     """Find the marked place in random tokens and repeat what follows the mark.
 
     .. code-block:: text
@@ -36,6 +36,8 @@ class InductionHead(GeneratedTask):
         induction_length: Tokens to repeat.
         n_triggers: Most marks in an example.
         batch_size: Examples in a training batch.
+        examples: How many there are to train on, again and again; by default new ones in every
+            batch.
 
     Raises:
         InputError: If there are no two ordinary tokens, or no room for a mark and its answer.
@@ -75,6 +77,7 @@ class InductionHead(GeneratedTask):
         induction_length: int = 1,
         n_triggers: int = 1,
         batch_size: int = 64,
+        examples: int | None = None,
     ) -> None:
         if vocab_size < 4:
             raise InputError(
@@ -87,22 +90,18 @@ class InductionHead(GeneratedTask):
                 f"induction_length={induction_length}, n_triggers={n_triggers} "
                 f"and batch_size={batch_size}"
             )
+        check_examples(examples, batch_size)
         self.seed, self.batch_size, self.vocab_size = seed, batch_size, vocab_size
+        self.examples = examples
         self.induction_length, self.n_triggers = induction_length, n_triggers
         self._n_places(length)
         self.train_length = length
         self.eval_lengths = (length, 2 * length, 4 * length)
 
-    def train_batch(self, index: int) -> Batch:
-        """Training batch number ``index``, with a target at every position."""
-        rng = generator(self.seed, "train", index)
-        examples = self._examples(rng, self.batch_size, self.train_length)
-        return Batch(tokens=examples[:, :-1], targets=examples[:, 1:])
-
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index``: all up to the final "=>"; what to repeat."""
         rng = generator(self.seed, "eval", length, index)
-        examples = self._examples(rng, self.problems_per_batch, length)
+        examples = self.draw(rng, self.problems_per_batch, length)
         return Problems(prompts=examples[:, : length + 1], answers=examples[:, length + 1 :])
 
     def _n_places(self, length: int) -> int:
@@ -114,9 +113,8 @@ class InductionHead(GeneratedTask):
             )
         return length - 1 - self.induction_length
 
-    def _examples(
-        self, rng: np.random.Generator, count: int, length: int
-    ) -> Int[Tensor, "count total"]:
+    def draw(self, rng: np.random.Generator, count: int, length: int) -> Int[Tensor, "count total"]:
+        """Noise with marks and their answer, the mark and the answer again."""
         marks = rng.integers(self._n_places(length), size=(count, self.n_triggers))
         single = rng.random(count) < 0.5
         marks[single] = marks[single, :1]
