@@ -19,11 +19,13 @@ INPUTS = {
         torch.ones(1, 1, 1, 1),
     ),
     "linear_attention": (*(torch.ones(1, 2, 1, 1),) * 3, torch.ones(1, 1, 1, 1)),
+    "local_attention": (torch.ones(1, 2, 1, 2),) * 3,
     "lstm": (U, *(torch.ones(1, 1),) * 2, *(torch.ones(4, 1),) * 2, *(torch.ones(4),) * 2),
     "selective_scan": (U, U, *(torch.ones(1, 1),) * 3, torch.ones(1, 1, 1)),
     "mimo_ssm": (U, torch.ones(1, 2), *(torch.ones(1, 1, 2),) * 2),
     "short_conv": (U, KERNEL),
 }
+KEYWORDS = {"local_attention": {"window": 2}}
 
 
 def test_every_folder_is_an_op_and_every_op_has_a_folder() -> None:
@@ -42,7 +44,7 @@ def test_every_op_has_a_definition_and_does_not_prefer_it(op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_an_unknown_backend_is_refused_and_the_known_ones_are_listed(op: str) -> None:
     with pytest.raises(InputError) as caught:
-        getattr(ops, op)(*INPUTS[op], backend="tritn")
+        getattr(ops, op)(*INPUTS[op], **KEYWORDS.get(op, {}), backend="tritn")
     known = ", ".join(sorted([*OPS[op], "auto"]))
     assert str(caught.value) == f"unknown backend of {op} 'tritn': Known: {known}"
 
