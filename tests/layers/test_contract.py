@@ -170,18 +170,18 @@ KINDS: dict[str, Callable[[], AnyLayer]] = {
         ]
     },
     "staircase(staircase)": lambda: WRAPPERS["staircase"](
-        WRAPPERS["staircase"](hybrid(), chunk_len=2), passes=3, chunk_len=3
+        WRAPPERS["staircase"](LAYERS["attention"](WIDTH), chunk_len=2), chunk_len=3
     ),
     **{
         f"cached_staircase({passes=}, {chunk_len=}, {steps=})": (
             lambda n=passes, c=chunk_len, s=steps: WRAPPERS["cached_staircase"](
-                attentions(), passes=n, chunk_len=c, steps=s
+                LAYERS["attention"](WIDTH, position="rope"), passes=n, chunk_len=c, steps=s
             )
         )
         for passes, chunk_len, steps in [(1, 1, 6), (2, 2, 3), (3, 2, 5), (2, 3, 2), (2, 3, None)]
     },
     "cached_staircase(ladder)": lambda: WRAPPERS["cached_staircase"](
-        WRAPPERS["ladder"](attentions()), passes=2, chunk_len=2, steps=4
+        WRAPPERS["ladder"](slides(position="alibi")), passes=2, chunk_len=2, steps=4
     ),
     "feedback(strict, window=5)": lambda: WRAPPERS["feedback"](
         slides(position="relative", includes_self=False), window=5
