@@ -58,7 +58,7 @@ def local_attention(  # noqa: PLR0913
 
         >>> import torch
         >>> v = torch.arange(4.0).view(1, 4, 1, 1)
-        >>> bias = torch.tensor([[0.0, 100.0]])
+        >>> bias = torch.tensor([[0.0, 1000.0]])
         >>> local_attention(v, v, v, window=2, bias=bias).flatten().tolist()
         [0.0, 0.0, 1.0, 2.0]
 
