@@ -119,8 +119,7 @@ class ImplicitFilters(SequenceLayer[LongConvState]):
     ) -> tuple[Float[Tensor, "batch outputs"], LongConvState]:
         """Weigh the latest inputs."""
         reach = torch.cat([state.past, x[:, None].to(state.past.dtype)], dim=1)
-        taps = self.taps().unflatten(0, (self.n_filters, -1))
-        y = torch.einsum("bld,fdl->bfd", reach, taps.flip(-1)).flatten(1)
+        y = torch.cat([(reach * weights).sum(dim=1) for weights in self.weights()], dim=-1)
         return y.to(x.dtype), LongConvState(reach[:, 1:])
 
     def flops_per_token(self, length: int) -> float:
@@ -136,6 +135,11 @@ class ImplicitFilters(SequenceLayer[LongConvState]):
         windows = torch.exp(-self.times[:, None] * self.rates) + self.shift
         first = F.pad(self.skip[:, None], (0, len(self.times) - 1))
         return (values * windows).mT + first
+
+    @derived
+    def weights(self) -> Float[Tensor, "filter taps d_model"]:
+        """The filters as inputs lie in the state: what the oldest one is worth comes first."""
+        return self.taps().unflatten(0, (self.n_filters, -1)).flip(-1).mT.contiguous()
 
 
 class LongConv(SSMLayer):

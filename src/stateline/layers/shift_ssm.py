@@ -76,7 +76,7 @@ class ShiftSSM(SequenceLayer[ShiftSSMState]):
     ) -> tuple[Float[Tensor, "batch d_model"], ShiftSSMState]:
         """Weigh the latest inputs."""
         reach = torch.cat([state.past, x[:, None].to(state.past.dtype)], dim=1)
-        y = torch.einsum("bld,dl->bd", reach, self.taps().flip(-1))
+        y = (reach * self.weights()).sum(dim=1)
         return y.to(x.dtype), ShiftSSMState(reach[:, 1:])
 
     def flops_per_token(self, length: int) -> float:
@@ -89,3 +89,8 @@ class ShiftSSM(SequenceLayer[ShiftSSMState]):
         d_state = self.c.shape[1]
         kernel = fft_conv(pad(self.c, (0, d_state - 1)).mT, self.b.flip(-1))[d_state - 1 :].mT
         return kernel + pad(self.skip[:, None], (0, d_state - 1))
+
+    @derived
+    def weights(self) -> Float[Tensor, "taps d_model"]:
+        """The filter as inputs lie in the state: what the oldest one is worth comes first."""
+        return self.taps().flip(-1).mT.contiguous()  # many times as fast a step as a view
