@@ -35,11 +35,11 @@ def copy_error_bound(bits: int | float, length: int, n_letters: int = 26) -> flo
 
     .. math:: \mathrm{error} \ge 1 - |S| / D^L
 
-    The answers are a function of the state after the string, so there are no more than |S|
-    different ones, and each is right for one string.
+    The answers are a function of the state after the string, so no more of them differ than
+    states do, and each is right for one string.
 
     Args:
-        bits: The logarithm of \|S\| to base 2.
+        bits: The logarithm of the number of states, to base 2.
         length: L, letters of a string.
         n_letters: D, equally likely letters.
 

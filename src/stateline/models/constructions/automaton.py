@@ -43,7 +43,7 @@ class Automaton(SequenceLayer[AutomatonState]):
 
     @property
     def n_states(self) -> int:
-        """|S|."""
+        """How many states it has."""
         return len(self.output)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> AutomatonState:  # noqa: ARG002
