@@ -36,6 +36,16 @@ OPTIONS = {
         {"bias": True},
         {"double_count": True, "n_heads": 1},
     ],
+    "block_recurrent": [
+        {"window": 3, "n_states": 2, "gate": "lstm", "update": "dual", "d_hidden": 5},
+        {"window": 2, "n_states": 3, "update": "single", "qk_norm": False, "includes_self": True},
+    ],
+    "block_state": [
+        {"window": 3},
+        {"window": 2, "variant": "mh", "ssm": "long_conv", "filter_len": 5, "includes_self": True},
+        {"window": 3, "variant": "mf", "n_states": 2, "ssm": "s5", "d_state": 4},
+        {"window": 1, "variant": "mf", "n_states": 2, "independent": True, "qk_norm": False},
+    ],
     "dss": [
         {"d_state": 3, "n_outputs": 2, "exp_frequency": True, "scale": False, "output": "glu"},
         {"d_state": 3, "kernel": "clip", "tie_dt": True},

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from stateline.layers.attention import Attention
 from stateline.layers.base import AnyLayer, SequenceLayer
+from stateline.layers.block_recurrent import BlockRecurrent
+from stateline.layers.block_state import BlockState
 from stateline.layers.cached_staircase import CachedStaircase
 from stateline.layers.compose import Branch, Parallel, PostNorm, Residual, Stack
 from stateline.layers.diagonal_ssm import DiagonalSSM
@@ -42,6 +44,8 @@ from stateline.layers.state import (
 
 LAYERS: Mapping[str, type[AnyLayer]] = {
     "attention": Attention,
+    "block_recurrent": BlockRecurrent,
+    "block_state": BlockState,
     "diagonal_ssm": DiagonalSSM,
     "dss": DSS,
     "feed_forward": FeedForward,
@@ -88,6 +92,8 @@ __all__ = [
     "AnyLayer",
     "Attention",
     "BidirectionalS5",
+    "BlockRecurrent",
+    "BlockState",
     "Branch",
     "CachedStaircase",
     "DiagonalSSM",

@@ -43,6 +43,8 @@ class S5SSM(SequenceLayer[S5State]):
     Args:
         d_model: Number of channels.
         d_state: Size of the state in the basis of HiPPO.
+        n_outputs: Signals read from the state for each channel, each by a C and a D of its own. The
+            output is as many times as wide; it holds all first signals, then all second ones.
         n_blocks: HiPPO matrices of which the initial transition is made; must divide ``d_state``
             into even parts.
         conj_sym: Keep one mode of each conjugate pair: half as many. Without, y is
@@ -53,8 +55,8 @@ class S5SSM(SequenceLayer[S5State]):
         dt_max: Largest initial step; steps are drawn log-uniformly.
 
     Raises:
-        InputError: If the blocks do not fit, the steps are not ``0 < dt_min <= dt_max``, or the
-            discretisation is unknown.
+        InputError: If the blocks do not fit, ``n_outputs`` is not positive, the steps are not
+            ``0 < dt_min <= dt_max``, or the discretisation is unknown.
 
     References:
         Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
@@ -65,11 +67,12 @@ class S5SSM(SequenceLayer[S5State]):
         ("log_dt", "real", "frequency", "b"), "ssm"
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         d_model: int,
         *,
         d_state: int = 64,
+        n_outputs: int = 1,
         n_blocks: int = 1,
         conj_sym: bool = True,
         discretization: Discretization = "zoh",
@@ -82,6 +85,8 @@ class S5SSM(SequenceLayer[S5State]):
             raise InputError(
                 f"n_blocks must divide d_state into even parts, got {n_blocks=} and {d_state=}"
             )
+        if n_outputs < 1:
+            raise InputError(f"n_outputs must be at least 1, got {n_outputs=}")
         if discretization not in DISCRETIZATIONS:
             raise unknown_name("discretization", discretization, DISCRETIZATIONS)
         # Differs from the official code, which by default lets Re Lambda grow positive, where the
@@ -93,8 +98,8 @@ class S5SSM(SequenceLayer[S5State]):
         self.real = nn.Parameter(torch.empty(modes))
         self.frequency = nn.Parameter(torch.empty(modes))
         self.b = nn.Parameter(torch.empty(modes, d_model, 2))
-        self.c = nn.Parameter(self._random_readout(vectors, n_blocks))
-        self.skip = nn.Parameter(torch.randn(d_model))
+        self.c = nn.Parameter(self._random_readout(vectors, n_blocks, n_outputs))
+        self.skip = nn.Parameter(torch.randn(n_outputs * d_model))
         conjugate = torch.stack([vectors[..., 0], -vectors[..., 1]], dim=-1)
         b = torch.randn(n_blocks, d_state // n_blocks, d_model) / d_state**0.5
         with torch.no_grad():
@@ -108,40 +113,40 @@ class S5SSM(SequenceLayer[S5State]):
 
     def forward(
         self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
+    ) -> Float[Tensor, "batch length output"]:
         """Scan the sequence."""
         return mimo_ssm(x, *self.discretize()) + skipped(x, self.skip)
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: S5State
-    ) -> tuple[Float[Tensor, "batch length d_model"], S5State]:
+    ) -> tuple[Float[Tensor, "batch length output"], S5State]:
         """Scan on from the state."""
         y, h = mimo_ssm_chunk(x, *self.discretize(), state.h)
         return y + skipped(x, self.skip), S5State(h)
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: S5State
-    ) -> tuple[Float[Tensor, "batch d_model"], S5State]:
+    ) -> tuple[Float[Tensor, "batch output"], S5State]:
         """Advance the recurrence by one input."""
         y, h = mimo_ssm_step(x, *self.discretize(), state.h)
         return y + skipped(x, self.skip), S5State(h)
 
     def flops_per_token(self, length: int) -> float:
         """Both maps, and the scan in blocks of 16."""
-        return len(self.real) * (8.0 * self.d_model + 8 * 16) + 0 * length
+        return len(self.real) * (4.0 * (self.d_model + len(self.c)) + 8 * 16) + 0 * length
 
     @derived
     def discretize(
         self,
     ) -> tuple[
-        Float[Tensor, "mode 2"], Float[Tensor, "mode d_model 2"], Float[Tensor, "d_model mode 2"]
+        Float[Tensor, "mode 2"], Float[Tensor, "mode d_model 2"], Float[Tensor, "output mode 2"]
     ]:
         """Logarithm of the transition, input matrix and output matrix of the recurrence."""
         log_a, gain = DISCRETIZATIONS[self.discretization](self.log_dt.exp()[:, None] * self._a())
         b = multiply((self.log_dt.exp()[:, None] * gain)[:, None], self.b)
         return log_a, b, self.counted(self.c)
 
-    def counted(self, c: Float[Tensor, "d_model mode 2"]) -> Float[Tensor, "d_model mode 2"]:
+    def counted(self, c: Float[Tensor, "output mode 2"]) -> Float[Tensor, "output mode 2"]:
         """Half an output matrix where no mode stands for two, since the op counts each twice."""
         return c if self.conj_sym else c / 2
 
@@ -150,11 +155,11 @@ class S5SSM(SequenceLayer[S5State]):
         return torch.stack([real, self.frequency], dim=-1)
 
     def _random_readout(
-        self, vectors: Float[Tensor, "size mode 2"], n_blocks: int
-    ) -> Float[Tensor, "d_model modes 2"]:
+        self, vectors: Float[Tensor, "size mode 2"], n_blocks: int, n_outputs: int
+    ) -> Float[Tensor, "output modes 2"]:
         """A random complex matrix C times the basis V, block by block."""
         size = len(vectors)
-        c = torch.randn(self.d_model, n_blocks, size, 1, 2) / (n_blocks * size) ** 0.5
+        c = torch.randn(n_outputs * self.d_model, n_blocks, size, 1, 2) / (n_blocks * size) ** 0.5
         return multiply(c, vectors.to(c)).sum(dim=2).flatten(1, 2)
 
 

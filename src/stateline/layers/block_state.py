@@ -1,0 +1,272 @@
+"""Block-State layer: tokens of a block attend to each other, and to what an SSM has read."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError, unknown_name
+from stateline.layers.base import AnyLayer, SequenceLayer, zeros
+from stateline.layers.cross_attention import CrossAttention, attend_by_block, attend_to_all
+from stateline.layers.diagonal_ssm import DiagonalSSM
+from stateline.layers.dss import DSS
+from stateline.layers.long_conv import ImplicitFilters
+from stateline.layers.s4 import S4SSM
+from stateline.layers.s5 import S5SSM
+from stateline.layers.sliding_attention import SlidingAttention, SlidingAttentionState
+from stateline.ops import attention, local_attention
+
+Variant = Literal["sh", "mh", "mf"]
+SSM = Literal["dss", "long_conv", "s4", "s4d", "s5"]
+
+
+class BlockStateState(NamedTuple):
+    """Of the state space model, of the tokens in the window, of context states.
+
+    Keys and values of context states are those of the last positions, the latest last (``sh`` and
+    ``mh``), or those that the open block sees (``mf``).
+    """
+
+    ssm: Any
+    local: SlidingAttentionState
+    k: Float[Tensor, "batch slot head d_head"]
+    v: Float[Tensor, "batch slot head d_head"]
+
+
+class BlockState(SequenceLayer[BlockStateState]):
+    r"""Sliding attention plus attention to context states, which a state space model leaves.
+
+    .. math::
+        c = \mathrm{SSM}(W_n x), \qquad
+        y_i = \mathrm{sliding}(x)_i + W_o \left[ \sum_s
+        \mathrm{softmax}_s(\lambda\, q_i \cdot k_s)\, v_s \right]_h, \qquad
+        k, v = W_{kv}\,\mathrm{norm}(c)
+
+    The state space model reads the whole sequence at a fraction of the width. Of its outputs, those
+    that a token sees depend on the block of ``window`` tokens in which it stands:
+
+    - ``sh`` (single head): the outputs at the tokens of its own block, up to itself;
+    - ``mh`` (multi-head): the same, with an output for each head, which that head alone sees;
+    - ``mf`` (multi-filter): ``n_states`` outputs at the last token of the block before, told apart
+      by learned context IDs; in the first block, a learned context.
+
+    So nothing recurrent crosses the blocks but the state space model: all of them are computed at
+    once. Cost is linear in the length, for ``mf`` with ``n_states`` convolutions; the state is
+    constant in size (with ``long_conv``, all inputs that its filters reach).
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads of both attentions; must divide ``d_model``.
+        window: Length of a block, and how many positions the sliding attention sees.
+        variant: Which context states: ``sh``, ``mh`` or ``mf``.
+        ssm: What makes them: ``s4d`` (lin, zoh), ``s4``, ``s5``, ``dss`` (exp), or ``long_conv``,
+            which is free filters.
+        d_ssm: Its width; by default a quarter of ``d_model``, for ``mf`` an eighth.
+        d_state: Size of its state, of each channel or (``s5``) of all. Free filters have none.
+        n_states: For ``mf``: number of context states.
+        independent: Whether the outputs come from state space models of their own, in place of
+            several readouts of one. Free filters always do.
+        filter_len: For ``long_conv``: taps of the filters.
+        includes_self: Whether the sliding attention sees the position itself.
+        qk_norm: Whether queries and keys have length one, with a learned scale :math:`\lambda` per
+            head in place of :math:`1 / \sqrt d`.
+
+    Raises:
+        InputError: If a size does not fit, or a name is unknown.
+
+    References:
+        Fathi et al., "Block-State Transformers", NeurIPS 2023. The token half of the layer is that
+        of Hutchins et al., "Block-Recurrent Transformers", NeurIPS 2022, and its code.
+    """
+
+    # Differs from the paper's pseudo-code, which shifts the context of mf along the filters, so
+    # that a block would see its own last token, and leaves the Fourier transform unscaled.
+    # Differs from a dense map of c to the full width before norm and keys: that norm is a factor
+    # per context state, so that the keys are the same up to their length, at a third of the cost.
+    def __init__(  # noqa: PLR0913
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        window: int = 128,
+        variant: Variant = "sh",
+        ssm: SSM = "s4d",
+        d_ssm: int | None = None,
+        d_state: int = 16,
+        n_states: int = 32,
+        independent: bool = False,
+        filter_len: int = 1024,
+        includes_self: bool = False,
+        qk_norm: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if variant not in get_args(Variant):
+            raise unknown_name("variant", variant, get_args(Variant))
+        if ssm not in _SSMS:
+            raise unknown_name("ssm", ssm, _SSMS)
+        d_ssm = max(1, d_model // (8 if variant == "mf" else 4)) if d_ssm is None else d_ssm
+        if d_ssm < 1 or n_states < 1:
+            raise InputError(f"d_ssm and n_states must be at least 1, got {d_ssm=} and {n_states=}")
+        self.variant, self.window, self.d_ssm = variant, window, d_ssm
+        self.local = SlidingAttention(
+            d_model,
+            n_heads=n_heads,
+            window=window,
+            position="t5",
+            includes_self=includes_self,
+            qk_norm=qk_norm,
+        )
+        self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm)
+        outputs = {"sh": 1, "mh": n_heads, "mf": n_states}[variant]
+        self.copies = outputs if independent and ssm != "long_conv" else 1
+        self.narrow = nn.Linear(d_model, d_ssm, bias=False)
+        sizes = _Sizes(self.copies * d_ssm, outputs // self.copies, d_state, filter_len)
+        self.ssm: AnyLayer = _SSMS[ssm](sizes)
+        self.norm = nn.RMSNorm(d_ssm, eps=1e-6)
+        readers = n_heads if variant == "mh" else 1
+        self.w_kv = nn.Parameter(torch.randn(readers, d_ssm, 2 * d_model // readers) / d_ssm**0.5)
+        self.initial = nn.Parameter(torch.randn(n_states, d_ssm)) if variant == "mf" else None
+        self.ids = nn.Parameter(torch.randn(n_states, d_ssm)) if variant == "mf" else None
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> BlockStateState:
+        """Nothing seen yet; of ``mf``, the learned context."""
+        local = self.local.init_state(batch_size, capacity=capacity)
+        ssm = self.ssm.init_state(batch_size, capacity=capacity)
+        if self.initial is None:
+            heads = (self.cross.n_heads, self.cross.d_head)
+            k = zeros(self.narrow.weight, batch_size, self.window - 1, *heads)
+            return BlockStateState(ssm, local, k, k.clone())
+        k, v = (t.repeat(batch_size, 1, 1, 1) for t in self._keys_and_values(self.initial[None]))
+        return BlockStateState(ssm, local, k, v)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """All blocks at once."""
+        k, v = (t.flatten(0, 1) for t in self._keys_and_values(self.context_states(x)))
+        q = _blocks(self.cross.queries(x), self.window).flatten(0, 1)
+        found = attend_to_all(q, k, v) if self.variant == "mf" else attention(q, k, v)
+        heads = found.unflatten(0, (len(x), -1)).flatten(1, 2)[:, : x.shape[1]]
+        return self.local(x) + self.cross.merge(heads)
+
+    def context_states(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch block state *reader d_ssm"]:
+        """Context states of every block, as the state space model leaves them.
+
+        The last block is filled up; ``mh`` has an axis for the heads.
+        """
+        c = self._outputs(self.ssm(self._narrowed(x)))
+        if self.initial is None:
+            return _blocks(c, self.window)
+        ends = c[:, self.window - 1 :: self.window][:, : (x.shape[1] - 1) // self.window]
+        return torch.cat([self.initial.expand(len(x), 1, -1, -1).to(c.dtype), ends], dim=1)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: BlockStateState
+    ) -> tuple[Float[Tensor, "batch length d_model"], BlockStateState]:
+        """The same after a state; rows may stand anywhere in their blocks."""
+        if not x.shape[1]:
+            return x, state
+        y, local = self.local.forward_chunk(x, state.local)
+        c, ssm = self.ssm.forward_chunk(self._narrowed(x), state.ssm)
+        heads, k, v = self._read(self.cross.queries(x), self._outputs(c), state)
+        return y + self.cross.merge(heads), BlockStateState(ssm, local, k, v)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: BlockStateState
+    ) -> tuple[Float[Tensor, "batch d_model"], BlockStateState]:
+        """One token."""
+        y, local = self.local.step(x, state.local)
+        c, ssm = self.ssm.step(self._narrowed(x), state.ssm)
+        heads, k, v = self._read(self.cross.queries(x)[:, None], self._outputs(c)[:, None], state)
+        return y + self.cross.merge(heads[:, 0]), BlockStateState(ssm, local, k, v)
+
+    def flops_per_token(self, length: int) -> float:
+        """Projections, both attentions, and the state space model."""
+        products = SequenceLayer.flops_per_token(self, length)
+        seen = (min(length, self.window) + 1) / 2
+        states = 1.0
+        if self.ids is not None:
+            seen, states = len(self.ids), len(self.ids) / self.window
+        own = products - SequenceLayer.flops_per_token(self.local, length)
+        own += 2.0 * states * self.w_kv.numel() + 4.0 * self.d_model * seen
+        return own + self.local.flops_per_token(length) + self.ssm.flops_per_token(length)
+
+    def _narrowed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch width"]:
+        """What the state space model reads; each of several reads the same."""
+        narrow = self.narrow(x)
+        return narrow.repeat(*[1] * (x.ndim - 1), self.copies)
+
+    def _outputs(self, c: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "... d_ssm"]:
+        """By readout, where there are several."""
+        return c if self.variant == "sh" else c.unflatten(-1, (-1, self.d_ssm))
+
+    def _keys_and_values(self, context: Float[Tensor, "*batch d_ssm"]) -> tuple[Tensor, Tensor]:
+        """Keys and values (..., state, head, d_head) of context states."""
+        context = self.norm(context)
+        if self.ids is not None:
+            context = context + self.ids
+        if self.variant != "mh":
+            context = context[..., None, :]
+        kv = (context[..., None, :] @ self.w_kv)[..., 0, :]  # (..., state, reader, 2 d)
+        k, v = kv.unflatten(-1, (2, -1, self.cross.d_head)).unbind(dim=-3)
+        return self.cross.keys(k.flatten(-3, -2)), v.flatten(-3, -2)
+
+    def _read(
+        self,
+        q: Float[Tensor, "batch length head d_head"],
+        c: Float[Tensor, "batch length *reader d_ssm"],
+        state: BlockStateState,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the heads find in the context states, and the keys and values to carry on."""
+        length, window = q.shape[1], self.window
+        phase = state.local.length % window
+        old = (state.k, state.v)
+        if self.initial is None:
+            new = self._keys_and_values(c)
+            k, v = (torch.cat([a, b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True))
+            found = local_attention(q, k, v, window=window, block_len=window, phase=phase)
+            return found, k[:, length:], v[:, length:]
+        # The context of block 0 is that of the state; that of block n, what block n - 1 has left.
+        row = torch.arange(len(q), device=q.device)[:, None]
+        blocks = (length + window - 1) // window
+        end = torch.arange(1, blocks + 1, device=q.device) * window - 1 - phase[:, None]
+        new = self._keys_and_values(c[row, end.clamp(max=length - 1)])
+        k, v = (
+            torch.cat([a[:, None], b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True)
+        )
+        found = attend_by_block(q, k, v, phase, window)
+        last = ((phase + length) // window)[:, None]
+        return found, k[row, last][:, 0], v[row, last][:, 0]
+
+
+class _Sizes(NamedTuple):
+    """What a state space model is made by."""
+
+    width: int
+    outputs: int
+    d_state: int
+    filter_len: int
+
+
+_SSMS: Mapping[str, Callable[[_Sizes], AnyLayer]] = {
+    "dss": lambda s: DSS(s.width, d_state=s.d_state, n_outputs=s.outputs).ssm,
+    "long_conv": lambda s: ImplicitFilters(s.width, n_filters=s.outputs, filter_len=s.filter_len),
+    "s4": lambda s: S4SSM(s.width, d_state=s.d_state, n_outputs=s.outputs),
+    "s4d": lambda s: DiagonalSSM(
+        s.width, d_state=s.d_state, n_outputs=s.outputs, discretization="zoh"
+    ),
+    "s5": lambda s: S5SSM(s.width, d_state=s.d_state, n_outputs=s.outputs),
+}
+
+
+def _blocks(
+    x: Float[Tensor, "batch length *shape"], window: int
+) -> Float[Tensor, "batch block window *shape"]:
+    """Whole blocks, of which the last is filled up with zeros."""
+    missing = -x.shape[1] % window
+    return F.pad(x, (*[0, 0] * (x.ndim - 2), 0, missing)).unflatten(1, (-1, window))
