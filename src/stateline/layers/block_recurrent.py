@@ -58,7 +58,7 @@ class GatedUpdate(nn.Module):
         self.bounded = bounded
         self.hidden = nn.Linear(d_input, d_hidden, bias=False) if d_hidden else None
         width = d_hidden or d_input
-        self.out_proj = nn.Linear(width, d_model, bias=False)
+        self.propose = nn.Linear(width, d_model, bias=False)
         self.keep = nn.Parameter(torch.randn(d_model) * 0.1) if gate == "fixed" else None
         self.gates = nn.Linear(width, 2 * d_model) if gate == "lstm" else None
 
@@ -67,7 +67,7 @@ class GatedUpdate(nn.Module):
     ) -> Float[Tensor, "batch vector d_model"]:
         """The state vectors after the update, in the precision of those before."""
         y = z if self.hidden is None else self.hidden(z).relu()
-        h = self.out_proj(y).to(r.dtype)
+        h = self.propose(y).to(r.dtype)
         h = h.tanh() if self.bounded else h
         if self.gates is None:
             assert self.keep is not None

@@ -35,7 +35,7 @@ _VECTORS = {
 }
 _UPDATE = {
     "hidden0.kernel": "hidden.weight",
-    "output_layer.kernel": "out_proj.weight",
+    "output_layer.kernel": "propose.weight",
     "gate_bias": "keep",
     "forget_gate.kernel": "forget.weight",
     "forget_gate.bias": "forget.bias",

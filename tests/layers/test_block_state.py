@@ -1,0 +1,118 @@
+import pytest
+import torch
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.layers import BlockState, nbytes
+
+SMALL = {"n_heads": 2, "window": 3, "n_states": 4, "d_ssm": 3, "d_state": 4}
+
+
+def small(**options: object) -> BlockState:
+    return BlockState(8, **{**SMALL, **options}).double()
+
+
+def unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + 1e-6)
+
+
+def context_of(layer: BlockState, c: Tensor, t: int, head: int) -> Tensor:
+    """Context states (state, d_ssm) that one head sees at token t, before their norm."""
+    block = t // layer.window
+    if layer.variant == "mf":
+        return layer.initial if block == 0 else c[block * layer.window - 1].view(-1, layer.d_ssm)
+    seen = c[block * layer.window : t + 1].unflatten(1, (-1, layer.d_ssm))
+    return seen[:, head if layer.variant == "mh" else 0]
+
+
+def head_of_token(layer: BlockState, x: Tensor, c: Tensor, t: int, head: int) -> Tensor:
+    """What one head finds in the context states, for a token of one row."""
+    ids = 0 if layer.ids is None else layer.ids
+    context = layer.norm(context_of(layer, c, t, head)) + ids
+    w = layer.w_kv[head] if layer.variant == "mh" else layer.w_kv[0]
+    readers = len(layer.w_kv)
+    kv = (context @ w).unflatten(-1, (2, layer.cross.n_heads // readers, -1))
+    k, v = kv[:, :, 0 if layer.variant == "mh" else head].unbind(dim=1)
+    q = layer.cross.q_proj(x[t]).unflatten(-1, (layer.cross.n_heads, -1))[head]
+    if layer.cross.scale is None:
+        return (k @ q / len(q) ** 0.5).softmax(dim=0) @ v
+    return (unit(k) @ unit(q) * layer.cross.scale[head]).softmax(dim=0) @ v
+
+
+@pytest.mark.parametrize("variant", ["sh", "mh", "mf"])
+@pytest.mark.parametrize("qk_norm", [True, False])
+@torch.no_grad()
+def test_it_is_the_formula(variant: str, qk_norm: bool) -> None:
+    layer = small(variant=variant, qk_norm=qk_norm)
+    if layer.cross.scale is not None:
+        layer.cross.scale.copy_(torch.tensor([0.5, 3.0]))
+    x = torch.randn(1, 8, 8, dtype=torch.float64)
+    c = layer.ssm(layer.narrow(x))[0]
+    wanted = layer.local(x)[0]
+    for t in range(8):
+        heads = [head_of_token(layer, x[0], c, t, head) for head in range(2)]
+        wanted[t] += layer.cross.out_proj(torch.cat(heads))
+    torch.testing.assert_close(layer(x)[0], wanted)
+
+
+def test_the_context_of_a_block_holds_nothing_of_it() -> None:
+    """The published pseudo-code shifts along filters: a block would see its own last token."""
+    layer = small(variant="mf")
+    x = torch.randn(1, 9, 8, dtype=torch.float64, requires_grad=True)
+    for block, context in enumerate(layer.context_states(x).unbind(dim=1)):
+        (grad,) = torch.autograd.grad(context.sum(), x, retain_graph=True, allow_unused=True)
+        reached = torch.zeros(9) if grad is None else grad[0].abs().sum(dim=-1)
+        assert (reached > 1e-9).nonzero().flatten().tolist() == list(range(block * layer.window))
+
+
+def test_the_learned_context_is_that_of_the_first_block_alone() -> None:
+    layer = small(variant="mf")
+    x = torch.randn(1, 7, 8, dtype=torch.float64)
+    for t, seen in [(0, True), (2, True), (3, False), (6, False)]:
+        (grad,) = torch.autograd.grad(layer(x)[0, t].sum(), layer.initial, allow_unused=True)
+        assert bool(grad.any()) is seen
+
+
+def test_more_filters_need_no_larger_state_of_the_ssm_unless_they_are_independent() -> None:
+    def size(n_states: int, independent: bool) -> int:
+        layer = small(variant="mf", n_states=n_states, independent=independent)
+        return nbytes(layer.init_state(1).ssm)
+
+    assert size(2, False) == size(6, False)
+    assert size(6, True) == 3 * size(2, True)
+
+
+def test_the_ssm_works_at_a_quarter_of_the_width_and_at_an_eighth_for_many_filters() -> None:
+    assert [BlockState(64, variant=v).d_ssm for v in ("sh", "mh", "mf")] == [16, 16, 8]
+
+
+@pytest.mark.parametrize("ssm", ["dss", "long_conv", "s4", "s4d", "s5"])
+@torch.no_grad()
+def test_any_ssm_streams_over_the_ends_of_blocks(ssm: str) -> None:
+    layer = small(variant="mf", ssm=ssm, filter_len=6)
+    x = torch.randn(2, 11, 8, dtype=torch.float64)
+    state, outputs = layer.init_state(2), []
+    for piece in x.split([1, 4, 5, 1], dim=1):
+        y, state = layer.forward_chunk(piece, state)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), layer(x), rtol=1e-9, atol=1e-10)
+
+
+def test_the_state_has_a_constant_size() -> None:
+    for variant in ("sh", "mh", "mf"):
+        layer = small(variant=variant)
+        assert layer.state_bytes(1) == layer.state_bytes(10_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_states": 0}, "n_states must be at least 1"),
+        ({"d_ssm": 0}, "d_ssm and n_states must be at least 1"),
+        ({"n_heads": 3}, "n_heads must divide d_model"),
+        ({"window": 0}, "window must be at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        small(**options)
