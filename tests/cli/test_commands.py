@@ -13,6 +13,7 @@ from stateline.layers import LAYERS, FeedForward
 from stateline.models.checkpoint import load_model
 from stateline.models.config import ModelConfig
 from stateline.models.size import count_parameters
+from stateline.ops import OPS
 from stateline.tasks import Copying
 
 COPYING = "copying(n_letters=3, max_len=3, context_len=12, batch_size=2)"
@@ -207,9 +208,7 @@ class TestCheck:
 
     def test_the_backend_of_every_op_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
         shown = said(capsys, "check", "--backends")
-        assert [line.split()[0] for line in shown.splitlines()] == [
-            *["attention", "diagonal_ssm", "fft_conv", "lstm", "short_conv"]
-        ]
+        assert [line.split()[0] for line in shown.splitlines()] == list(OPS)
 
 
 @pytest.mark.usefixtures("quick_speed", "one_process")

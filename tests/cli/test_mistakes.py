@@ -12,11 +12,11 @@ TASKS = ["--tasks", "copying"]
 
 MISTAKES = [
     # Commands and options
-    (["trian"], "unknown command 'trian': did you mean 'train'? Known: check, compare, "),
+    (["trian"], "unknown command 'trian': did you mean 'train'? Known: capacity, check, "),
     (["info"], "the following arguments are required: pattern"),
     (["info", "h3", "--dmodel", "8"], "unknown option 'dmodel': did you mean 'd_model'?"),
     (["info", "h3", "--d_model", "wide"], "d_model must be int, got 'wide'"),
-    (["info", "h3", "--norm", "batch"], "norm must be layer or rms, got 'batch'"),
+    (["info", "h3", "--norm", "batch"], "norm must be layer or rms or none, got 'batch'"),
     (["train", "h3", "--train.steps", "many"], "train.steps must be int, got 'many'"),
     (["check", "h3", "--d_model", "1.5"], "d_model must be int, got '1.5'"),
     # Patterns

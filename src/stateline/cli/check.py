@@ -56,7 +56,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 def _print_backends() -> None:
     from stateline.ops import OPS
 
+    width = max(map(len, OPS)) + 2
     for op, backends in OPS.items():
         first, *others = backends
         also = f" (also there: {', '.join(others)})" if others else ""
-        print(f"{op:<14}{first}: the fastest of its backends that runs here{also}")
+        print(f"{op:<{width}}{first}: the fastest of its backends that runs here{also}")
