@@ -183,6 +183,28 @@ def test_a_step_in_place_needs_a_free_slot_in_a_cache_without_end() -> None:
         layer.step_(example(1)[:, 0], state)
 
 
+@pytest.mark.parametrize(
+    "core",
+    [
+        lambda: Attention(WIDTH),
+        lambda: Staircase(Attention(WIDTH), passes=2, chunk_len=2),
+        lambda: CachedStaircase(Attention(WIDTH), passes=1, chunk_len=2, steps=None),
+    ],
+    ids=["attention", "staircase", "cached_staircase(steps=none)"],
+)
+def test_pieces_and_steps_in_place_take_turns(core: Callable[[], AnyLayer]) -> None:
+    layer, x = Staircase(core(), passes=2, chunk_len=4).double(), example(16)
+    state, outputs = layer.init_state(2, capacity=16), []
+    with torch.no_grad():
+        for turn, piece in enumerate(x.split([4, 2, 1, 4, 3, 2], dim=1)):
+            if turn % 2:
+                y, state = layer.forward_chunk(piece, state)
+            else:
+                y = torch.stack([layer.step_(x_t, state) for x_t in piece.unbind(dim=1)], dim=1)
+            outputs.append(y)
+        torch.testing.assert_close(torch.cat(outputs, dim=1), layer(x))
+
+
 def test_feedback_mixes_all_levels_of_the_token_before() -> None:
     """With a window of one, the softmax over memories is 1: what is read is the memory itself."""
     core = SlidingAttention(WIDTH, window=1, includes_self=False).double()

@@ -35,6 +35,11 @@ class Context(NamedTuple):
         padded = [state.with_slots(slots) for state in states]
         return Context(torch.cat([p.k for p in padded]), torch.cat([p.v for p in padded]))
 
+    @staticmethod
+    def fit(state: "Context", like: "Context") -> "Context":
+        """With as many slots as another."""
+        return state.with_slots(like.slots)
+
     @property
     def slots(self) -> int:
         """Number of slots, free ones included."""

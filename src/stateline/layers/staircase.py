@@ -113,7 +113,7 @@ class Staircase(Recomputes, SequenceLayer[StaircaseState]):
         ended = state.phase == self.chunk_len - 1
         if ended.any():
             # No state needs more room for what it takes over: the pass after has seen less.
-            following = (*state.passes[1:], self.core.init_state(len(x)))
+            following = (*state.passes[1:], self._begun(state))
             for own, other in zip(state.passes, following, strict=True):
                 overwrite_rows(own, ended, other)
         state.phase.add_(1).remainder_(self.chunk_len)

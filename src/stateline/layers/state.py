@@ -20,7 +20,8 @@ State = Any
 
 A named tuple may say more about itself, in static methods: ``accumulators()`` names the fields
 whose precision :func:`to` leaves alone, ``cat(states)`` joins states whose tensors differ in shape,
-and ``trim(state)`` gives up free room.
+``trim(state)`` gives up free room, and ``fit(state, like)`` gives it as much as another has where
+free slots are not the last.
 """
 
 _FORMAT = "stateline-state-1"
@@ -91,10 +92,14 @@ def overwrite_rows(state: State, rows: Tensor, other: State) -> None:
     Where one of the two has more free room, what both have room for is written: the caller knows
     that no slot in use lies beyond.
     """
-    for old, new in zip(pytree.tree_leaves(state), pytree.tree_leaves(other), strict=True):
-        common = tuple(slice(min(sizes)) for sizes in zip(old.shape, new.shape, strict=True))
-        mask = rows.view(-1, *[1] * (old.ndim - 1))
-        old[common].copy_(torch.where(mask, new[common], old[common]))
+    if isinstance(state, Tensor):
+        common = tuple(slice(min(sizes)) for sizes in zip(state.shape, other.shape, strict=True))
+        mask = rows.view(-1, *[1] * (state.ndim - 1))
+        state[common].copy_(torch.where(mask, other[common], state[common]))
+        return
+    fitted = state.fit(other, state) if hasattr(state, "fit") else other
+    for old, new in zip(state, fitted, strict=True):
+        overwrite_rows(old, rows, new)
 
 
 def trim(state: State) -> State:
