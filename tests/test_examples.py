@@ -58,6 +58,16 @@ def test_two_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (tmp_path / "report.html").exists()
 
 
+def test_layers_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    timed = example("layer_speed")
+    sizes = ["--d_model=8", "--n_heads=2", "--window=3", "--lengths", "5", "9", "--rounds=1"]
+    timed.main(timed.arguments().parse_args(sizes))
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].endswith("at 5, 9")
+    assert [line.count("(") for line in shown[1:]] == [3] * len(timed.PATTERNS)
+    assert "( 1.00)" in shown[1]
+
+
 def test_every_example_says_how_it_is_run() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
     assert files

@@ -214,13 +214,15 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         """
         window, r = self.window, state.vectors
         phase = state.length % window
+        # With gradients, every parameter takes part in every call, as distributed training wants.
         may_look = values_at_hand(r) or (length == 1 and not torch.compiler.is_compiling())
+        may_skip = may_look and not torch.is_grad_enabled()
         q, context = self._project(r, tokens.k.dtype)
         seen = [context]
         for end in range(window, length + window, window):
             stop = end - phase  # tokens of the piece up to the end of the block
             ended = stop <= length
-            if may_look and not ended.any():
+            if may_skip and not ended.any():
                 seen.append(context)
                 continue
             updated = self._updated(r, q, context, *self._two_blocks(tokens, stop, state.length))

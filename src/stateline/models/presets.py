@@ -63,7 +63,45 @@ def _gpt2(d_model: int, n_layers: int, n_heads: int) -> ModelConfig:
     )
 
 
+def _windowed(pattern: str, *, d_hidden: int = 4096) -> ModelConfig:
+    """Twelve layers with windows of 512, in the sizes of the official Block-Recurrent code."""
+    sizes: dict[str, Value] = {"n_heads": 8, "window": 512}
+    window: dict[str, Value] = {"position": "t5", "includes_self": False, "qk_norm": True}
+    return ModelConfig(
+        pattern,
+        vocab_size=32_000,
+        d_model=1024,
+        norm="rms",
+        norm_eps=1e-6,
+        feed_forward="relu",
+        layers={
+            "block_recurrent": {**sizes, "n_states": 512},
+            "block_state": sizes,
+            "feed_forward": {"d_hidden": d_hidden},
+            "sliding_attention": sizes | window,
+        },
+    )
+
+
+def _block_state(keywords: str) -> ModelConfig:
+    """Block-State layers at places 1, 7 and 9, counted from 1."""
+    bst, slide = f"block_state({keywords}, ssm=s4)", "sliding_attention"
+    return _windowed(f"{bst} {slide}*5 {bst} {slide} {bst} {slide}*3")
+
+
+def _large_block_state(keywords: str) -> ModelConfig:
+    """Block-State layers at places 1, 5, 7 and 9, and feed-forwards of twice the width."""
+    bst, slide = f"block_state({keywords}, ssm=s4)", "sliding_attention"
+    pattern = f"{bst} {slide}*3 {bst} {slide} {bst} {slide} {bst} {slide}*3"
+    return _windowed(pattern, d_hidden=8192)
+
+
 PRESETS: Mapping[str, ModelConfig] = {
+    "brect-193m": _windowed("sliding_attention*9 block_recurrent sliding_attention*2"),
+    "bst_mf-192m": _block_state("variant=mf, n_states=32"),
+    "bst_mf-295m": _large_block_state("variant=mf, n_states=64"),
+    "bst_sh-193m": _block_state("variant=sh"),
+    "bst_sh-296m": _large_block_state("variant=sh"),
     "gpt2-124m": _gpt2(768, 12, 12),
     "gpt2-355m": _gpt2(1024, 24, 16),
     "gpt2-774m": _gpt2(1280, 36, 20),
@@ -89,6 +127,7 @@ PRESETS: Mapping[str, ModelConfig] = {
     "pythia-2.8b": _pythia(2560, 32, 32),
     "pythia-6.9b": _pythia(4096, 32, 32, vocab_size=50_432),
     "pythia-12b": _pythia(5120, 36, 40, vocab_size=50_688),
+    "slide-184m": _windowed("sliding_attention*12"),
 }
 """Configurations by name.
 
@@ -96,9 +135,15 @@ PRESETS: Mapping[str, ModelConfig] = {
 the places of attention differ. Of the largest, two forms were released: with rotary positions in
 two attention layers, and without positions in three.
 
+No model was released of ``bst_*`` (Block-State, small and large), ``brect`` (Block-Recurrent) and
+``slide`` (its baseline): widths and windows are those of the official Block-Recurrent code, places
+and numbers of states as we understand the paper, and the sizes in their names are counted here.
+
 References:
-    Radford et al., 2019 (GPT-2); Fu et al., "Hungry Hungry Hippos", ICLR 2023, and
-    HazyResearch/H3; Gu and Dao, "Mamba", 2023; Biderman et al., "Pythia", 2023.
+    Radford et al., 2019 (GPT-2); Hutchins et al., "Block-Recurrent Transformers", NeurIPS 2022, and
+    google-research/meliad; Fathi et al., "Block-State Transformers", NeurIPS 2023; Fu et al.,
+    "Hungry Hungry Hippos", ICLR 2023, and HazyResearch/H3; Gu and Dao, "Mamba", 2023; Biderman et
+    al., "Pythia", 2023.
 """
 
 
