@@ -3,8 +3,8 @@
 Run it: python examples/layer_speed.py
 
 By default the layers of the Block-State comparison, each with a norm before it; with
-``--feed_forward`` also the feed-forward that follows it in a model. Processor time of one thread (or
-time on one GPU); the least of several rounds, in which the layers take turns: what else runs
+``--feed_forward`` also the feed-forward that follows it in a model. Processor time of a thread, or
+time on one GPU; the least of several rounds, in which the layers take turns: what else runs
 disturbs them alike.
 """
 

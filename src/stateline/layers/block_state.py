@@ -212,7 +212,7 @@ class BlockState(SequenceLayer[BlockStateState]):
             context = context + self.ids
         if self.variant != "mh":
             context = context[..., None, :]
-        kv = (context[..., None, :] @ self.w_kv)[..., 0, :]  # (..., state, reader, 2 d)
+        kv = torch.einsum("...rd,rde->...re", context, self.w_kv)
         k, v = kv.unflatten(-1, (2, -1, self.cross.d_head)).unbind(dim=-3)
         return self.cross.keys(k.flatten(-3, -2)), v.flatten(-3, -2)
 
