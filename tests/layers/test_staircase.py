@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,9 @@ from stateline.layers import (
     Staircase,
     nbytes,
 )
+from stateline.layers.attention import AttentionState
 from stateline.layers.compose import recompute
+from stateline.layers.context import Context
 
 WIDTH = 8
 SHAPES = [(1, 4), (2, 3), (3, 2), (4, 1), (2, 20)]
@@ -170,6 +174,38 @@ def test_a_state_is_as_large_after_ten_thousand_tokens_as_after_a_hundred(layer:
     assert nbytes(state) == early == layer.state_bytes(10_000)
 
 
+class Counted(Attention):
+    """Counts its states that are still in use."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+        self.made: list[weakref.ref[Tensor]] = []
+        self.most = 0
+
+    def attend(self, *inputs: Any, **options: Any) -> tuple[Tensor, Context]:
+        y, seen = super().attend(*inputs, **options)
+        return y, Context(self.count(seen.k), seen.v)
+
+    def forward_chunk(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
+        y, after = super().forward_chunk(x, state)
+        return y, after._replace(k=self.count(after.k))
+
+    def count(self, k: Tensor) -> Tensor:
+        self.most = max(self.most, sum(old() is not None for old in self.made))
+        self.made.append(weakref.ref(k))
+        return k
+
+
+@pytest.mark.parametrize("wrapper", [Staircase, CachedStaircase])
+def test_a_long_piece_leaves_no_more_states_than_passes(wrapper: type[AnyLayer]) -> None:
+    core = Counted().double()
+    layer = wrapper(core, passes=2, chunk_len=2)
+    with torch.no_grad():
+        layer.forward_chunk(example(40), layer.init_state(2))
+    assert len(core.made) == 21
+    assert core.most <= 3
+
+
 def test_a_global_cache_grows_by_every_token() -> None:
     layer = CachedStaircase(attention(1), passes=1, chunk_len=4, steps=None)
     assert layer.state_bytes(300) - layer.state_bytes(200) == 100 * 2 * WIDTH * 8
@@ -233,6 +269,12 @@ def test_a_core_that_cannot_attend_to_a_context_is_refused_by_name(
 ) -> None:
     with pytest.raises(InputError, match=r"got S4D; staircase takes any core"):
         wrapper(Stack(attention(1), block(S4D(WIDTH))))
+
+
+@pytest.mark.parametrize("wrapper", [CachedStaircase, Feedback])
+def test_a_core_in_which_nothing_attends_is_refused(wrapper: type[AnyLayer]) -> None:
+    with pytest.raises(InputError, match="at least one attention or sliding_attention"):
+        wrapper(Stack(FeedForward(WIDTH), FeedForward(WIDTH)))
 
 
 @pytest.mark.parametrize(

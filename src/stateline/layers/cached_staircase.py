@@ -1,5 +1,6 @@
 """Cached Staircase: a chunk goes through few passes, and is remembered by its last one."""
 
+from collections import deque
 from typing import NamedTuple
 
 import torch
@@ -168,7 +169,8 @@ class CachedStaircase(Recomputes, SequenceLayer[CachedStaircaseState]):
         """
         chunks = cut(x, self.chunk_len, phase)
         starts = torch.tensor([0, *(c.shape[1] for c in chunks)]).cumsum(0).tolist()
-        done, after = state.cache, []
+        done = state.cache
+        after: deque[Contexts] = deque(maxlen=self.passes)
 
         def wavefront(s: int, h: Tensor) -> Tensor:
             nonlocal done
@@ -191,11 +193,11 @@ class CachedStaircase(Recomputes, SequenceLayer[CachedStaircaseState]):
             return y
 
         y = climb(chunks, self.passes, wavefront)
-        live = after[-self.passes :]
+        live = tuple(after)
         if (phase + x.shape[1]) % self.chunk_len == 0:
-            live = [*live[1:], self._blank(len(x)).cache]
+            live = (*live[1:], self._blank(len(x)).cache)
         length = state.length + x.shape[1]
-        return y, CachedStaircaseState(length, done, self._fitted(tuple(live)))
+        return y, CachedStaircaseState(length, done, self._fitted(live))
 
     def _cross(
         self, h: Tensor, positions: Tensor, contexts: Contexts, valid: Tensor

@@ -151,14 +151,26 @@ def context_links(wrapper: str, core: AnyLayer) -> list[ContextLink]:
         Its links in order; a link that is passed several times stands in several places.
 
     Raises:
-        InputError: If a layer of the core can neither attend to a context nor do without.
+        InputError: If a layer of the core can neither attend to a context nor do without, or none
+            attends.
     """
-    if isinstance(core, Chain):
-        return [inner for link in core.links for inner in context_links(wrapper, link)]
-    link = ContextLink(core)
-    if not link.attends and not isinstance(link.layer, FeedForward):
+    links = _flat(core)
+    for link in links:
+        if not link.attends and not isinstance(link.layer, FeedForward):
+            raise InputError(
+                f"{wrapper} gives keys and values to its core: it wants attention, "
+                "sliding_attention and feed-forwards, got "
+                f"{type(link.layer).__name__}; staircase takes any core"
+            )
+    if not any(link.attends for link in links):
         raise InputError(
-            f"{wrapper} gives keys and values to its core: it wants attention, sliding_attention "
-            f"and feed-forwards, got {type(link.layer).__name__}; staircase takes any core"
+            f"{wrapper} gives keys and values to its core: it wants at least one attention or "
+            "sliding_attention, got feed-forwards only; staircase takes any core"
         )
-    return [link]
+    return links
+
+
+def _flat(core: AnyLayer) -> list[ContextLink]:
+    if isinstance(core, Chain):
+        return [inner for link in core.links for inner in _flat(link)]
+    return [ContextLink(core)]

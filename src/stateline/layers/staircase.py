@@ -1,5 +1,6 @@
 """Staircase: recurrence in depth and time over chunks, around any core."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -141,7 +142,7 @@ class Staircase(Recomputes, SequenceLayer[StaircaseState]):
         """
         chunks = cut(x, self.chunk_len, phase)
         begun = self._begun(state)
-        after = []
+        after: deque[Any] = deque(maxlen=self.passes)
 
         def wavefront(s: int, h: Tensor) -> Tensor:
             before = state.passes[s] if s < self.passes else begun
@@ -150,11 +151,11 @@ class Staircase(Recomputes, SequenceLayer[StaircaseState]):
             return y
 
         y = climb(chunks, self.passes, wavefront)
-        passes = after[-self.passes :]
+        passes = tuple(after)
         phase = (phase + x.shape[1]) % self.chunk_len
         if phase == 0:
-            passes = [*passes[1:], begun]
-        return y, StaircaseState(torch.full_like(state.phase, phase), state.room, tuple(passes))
+            passes = (*passes[1:], begun)
+        return y, StaircaseState(torch.full_like(state.phase, phase), state.room, passes)
 
     def _begun(self, state: StaircaseState) -> Any:
         """A core state before the first token, with as much room as the others."""
