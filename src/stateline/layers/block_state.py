@@ -268,5 +268,6 @@ def _blocks(
     x: Float[Tensor, "batch length *shape"], window: int
 ) -> Float[Tensor, "batch block window *shape"]:
     """Whole blocks, of which the last is filled up with zeros."""
-    missing = -x.shape[1] % window
-    return F.pad(x, (*[0, 0] * (x.ndim - 2), 0, missing)).unflatten(1, (-1, window))
+    if missing := -x.shape[1] % window:  # padding by nothing would be a copy
+        x = F.pad(x, (*[0, 0] * (x.ndim - 2), 0, missing))
+    return x.unflatten(1, (-1, window))
