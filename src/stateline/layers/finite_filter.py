@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.derived import derived
 from stateline.layers.diagonal_ssm import convolution_flops
-from stateline.ops import fft_conv, slide
+from stateline.ops import short_conv, slide
 
 
 class FiniteFilterState(NamedTuple):
@@ -44,24 +45,28 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length output"]:
         """Filter the sequence."""
-        return fft_conv(x.tile(len(self.skip) // self.d_model), self.taps())
+        return short_conv(x.tile(len(self.skip) // self.d_model), self.taps())
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: FiniteFilterState
     ) -> tuple[Float[Tensor, "batch length output"], FiniteFilterState]:
         """Filter the chunk after what came before it."""
         before, now = (u.tile(len(self.skip) // self.d_model) for u in (state.past, x))
-        return fft_conv(now, self.taps(), before), FiniteFilterState(slide(state.past, x))
+        return short_conv(now, self.taps(), before), FiniteFilterState(slide(state.past, x))
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: FiniteFilterState
     ) -> tuple[Float[Tensor, "batch output"], FiniteFilterState]:
         """Weigh the latest inputs."""
         reach = torch.cat([state.past, x[:, None].to(state.past.dtype)], dim=1)
-        taps = self.taps().flip(-1).unflatten(0, (-1, self.d_model))
-        y = torch.einsum("bld,rdl->brd", reach, taps).flatten(1)
+        y = torch.cat([(reach * weights).sum(dim=1) for weights in self.weights()], dim=-1)
         return y.to(x.dtype), FiniteFilterState(reach[:, 1:])
 
     def flops_per_token(self, length: int) -> float:
         """The convolution of each output."""
         return len(self.skip) * convolution_flops(length)
+
+    @derived
+    def weights(self) -> Float[Tensor, "filter taps d_model"]:
+        """The filters as inputs lie in the state: what the oldest one is worth comes first."""
+        return self.taps().unflatten(0, (-1, self.d_model)).flip(-1).mT.contiguous()

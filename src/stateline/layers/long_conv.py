@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,24 +10,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
-from stateline.layers.diagonal_ssm import convolution_flops
+from stateline.layers.finite_filter import FiniteFilter
 from stateline.layers.ssm_layer import SSMLayer
-from stateline.ops import short_conv, slide
 from stateline.ops.backend import own_precision
 
 _SLOWEST, _FASTEST = 1.5, 0.3
 """Within which part of the filter the slowest and the fastest window decay to 0.01."""
 
 
-class LongConvState(NamedTuple):
-    """The latest inputs, oldest first: one fewer than the filters have taps."""
-
-    past: Float[Tensor, "batch past d_model"]
-
-
-class ImplicitFilters(SequenceLayer[LongConvState]):
+class ImplicitFilters(FiniteFilter):
     r"""Filters whose taps are a function of their position; several for each channel.
 
     .. math::
@@ -85,7 +77,7 @@ class ImplicitFilters(SequenceLayer[LongConvState]):
             )
         if n_features < 3 or n_features % 2 == 0:
             raise InputError(f"n_features must be odd and at least 3, got {n_features=}")
-        self.n_filters, self.shift = n_filters, shift
+        self.filter_len, self.shift = filter_len, shift
         outputs, level = n_filters * d_model, -math.log(0.01)
         self.register_buffer("times", torch.linspace(0, 1, filter_len))
         self.register_buffer("rates", torch.linspace(level / _SLOWEST, level / _FASTEST, outputs))
@@ -97,35 +89,10 @@ class ImplicitFilters(SequenceLayer[LongConvState]):
         self.w_out = _linear(outputs, d_hidden)
         self.skip = nn.Parameter(torch.randn(outputs))
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> LongConvState:  # noqa: ARG002
-        """No input yet: zeros."""
-        return LongConvState(zeros(self.skip, batch_size, len(self.times) - 1, self.d_model))
-
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length outputs"]:
-        """Filter the sequence."""
-        return short_conv(x.tile(self.n_filters), self.taps())
-
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: LongConvState
-    ) -> tuple[Float[Tensor, "batch length outputs"], LongConvState]:
-        """Filter the chunk after what came before it."""
-        before, now = (u.tile(self.n_filters) for u in (state.past, x))
-        return short_conv(now, self.taps(), before), LongConvState(slide(state.past, x))
-
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: LongConvState
-    ) -> tuple[Float[Tensor, "batch outputs"], LongConvState]:
-        """Weigh the latest inputs."""
-        reach = torch.cat([state.past, x[:, None].to(state.past.dtype)], dim=1)
-        y = torch.cat([(reach * weights).sum(dim=1) for weights in self.weights()], dim=-1)
-        return y.to(x.dtype), LongConvState(reach[:, 1:])
-
     def flops_per_token(self, length: int) -> float:
         """The convolution of each output, and the network's share."""
         weights = self.w_in.numel() + self.w_hidden.numel() + self.w_out.numel()
-        return len(self.skip) * convolution_flops(length) + 2.0 * len(self.times) * weights / length
+        return super().flops_per_token(length) + 2.0 * self.filter_len * weights / length
 
     @derived
     def taps(self) -> Float[Tensor, "outputs filter_len"]:
@@ -133,13 +100,8 @@ class ImplicitFilters(SequenceLayer[LongConvState]):
         layers = (self.w_in, self.b_in, self.w_hidden, self.b_hidden, self.w_out)
         values = _network(self.features, *layers, self.frequency)
         windows = torch.exp(-self.times[:, None] * self.rates) + self.shift
-        first = F.pad(self.skip[:, None], (0, len(self.times) - 1))
+        first = F.pad(self.skip[:, None], (0, self.filter_len - 1))
         return (values * windows).mT + first
-
-    @derived
-    def weights(self) -> Float[Tensor, "filter taps d_model"]:
-        """The filters as inputs lie in the state: what the oldest one is worth comes first."""
-        return self.taps().unflatten(0, (self.n_filters, -1)).flip(-1).mT.contiguous()
 
 
 class LongConv(SSMLayer):
