@@ -91,6 +91,19 @@ def test_the_bidirectional_form_is_both_directions_and_one_skip() -> None:
     torch.testing.assert_close(both(x), z * torch.sigmoid(both.out_proj(z)))
 
 
+def test_both_directions_begin_with_readouts_of_their_own() -> None:
+    both = BidirectionalS5(S5SSM(64, d_state=32, n_blocks=2))
+    forward, backward = both.ssm.c.detach(), both.c_backward.detach()
+    assert backward.std().item() == pytest.approx(forward.std().item(), rel=0.1)
+    correlation = torch.corrcoef(torch.stack([forward.flatten(), backward.flatten()]))[0, 1]
+    assert abs(correlation.item()) < 0.1
+
+
+def test_both_directions_read_one_signal_per_channel() -> None:
+    with pytest.raises(InputError, match="got 6 signals and d_model=3: set n_outputs=1"):
+        BidirectionalS5(S5SSM(WIDTH, d_state=4, n_outputs=2))
+
+
 def test_the_bidirectional_form_stays_float32_inside_under_a_cast() -> None:
     both = BidirectionalS5(S5SSM(WIDTH, d_state=4)).bfloat16()
     assert {p.dtype for p in both.ssm.parameters()} == {both.c_backward.dtype} == {torch.float32}

@@ -92,13 +92,14 @@ class S5SSM(SequenceLayer[S5State]):
         # Differs from the official code, which by default lets Re Lambda grow positive, where the
         # state explodes: clip_eigs=False does that.
         self.conj_sym, self.clip_eigs, self.discretization = conj_sym, clip_eigs, discretization
+        self.n_blocks = n_blocks
         values, vectors = _basis(d_state // n_blocks, conj_sym)
         modes = n_blocks * len(values)
         self.log_dt = nn.Parameter(uniform_log_dt(dt_min, dt_max, modes))
         self.real = nn.Parameter(torch.empty(modes))
         self.frequency = nn.Parameter(torch.empty(modes))
         self.b = nn.Parameter(torch.empty(modes, d_model, 2))
-        self.c = nn.Parameter(self._random_readout(vectors, n_blocks, n_outputs))
+        self.c = nn.Parameter(self.random_readout(n_outputs))
         self.skip = nn.Parameter(torch.randn(n_outputs * d_model))
         conjugate = torch.stack([vectors[..., 0], -vectors[..., 1]], dim=-1)
         b = torch.randn(n_blocks, d_state // n_blocks, d_model) / d_state**0.5
@@ -146,6 +147,14 @@ class S5SSM(SequenceLayer[S5State]):
         b = multiply((self.log_dt.exp()[:, None] * gain)[:, None], self.b)
         return log_a, b, self.counted(self.c)
 
+    def random_readout(self, n_outputs: int) -> Float[Tensor, "output mode 2"]:
+        """A random matrix C for the beginning, in the basis of HiPPO, block by block."""
+        size = len(self.real) // self.n_blocks * (2 if self.conj_sym else 1)
+        _, vectors = _basis(size, self.conj_sym)
+        c = torch.randn(n_outputs * self.d_model, self.n_blocks, size, 1, 2)
+        c = c / (self.n_blocks * size) ** 0.5
+        return multiply(c, vectors.to(c)).sum(dim=2).flatten(1, 2)
+
     def counted(self, c: Float[Tensor, "output mode 2"]) -> Float[Tensor, "output mode 2"]:
         """Half an output matrix where no mode stands for two, since the op counts each twice."""
         return c if self.conj_sym else c / 2
@@ -153,14 +162,6 @@ class S5SSM(SequenceLayer[S5State]):
     def _a(self) -> Float[Tensor, "mode 2"]:
         real = self.real.clamp(max=-1e-4) if self.clip_eigs else self.real
         return torch.stack([real, self.frequency], dim=-1)
-
-    def _random_readout(
-        self, vectors: Float[Tensor, "size mode 2"], n_blocks: int, n_outputs: int
-    ) -> Float[Tensor, "output modes 2"]:
-        """A random complex matrix C times the basis V, block by block."""
-        size = len(vectors)
-        c = torch.randn(n_outputs * self.d_model, n_blocks, size, 1, 2) / (n_blocks * size) ** 0.5
-        return multiply(c, vectors.to(c)).sum(dim=2).flatten(1, 2)
 
 
 def _basis(
@@ -237,6 +238,9 @@ class BidirectionalS5(KeepsFloat32):
         ssm: State space model, which is used in both directions.
         output: The map across channels: see :class:`S5`.
 
+    Raises:
+        InputError: If the state space model reads more than one signal per channel.
+
     References:
         As in the official code of Smith et al., ICLR 2023.
     """
@@ -245,8 +249,13 @@ class BidirectionalS5(KeepsFloat32):
 
     def __init__(self, ssm: S5SSM, *, output: Output = "half_glu") -> None:
         super().__init__()
+        if len(ssm.c) != ssm.d_model:
+            raise InputError(
+                "both directions need a state space model of one signal per channel, got "
+                f"{len(ssm.c)} signals and d_model={ssm.d_model}: set n_outputs=1"
+            )
         self.ssm, self.output = ssm, output
-        self.c_backward = nn.Parameter(ssm.c.detach().clone())
+        self.c_backward = nn.Parameter(ssm.random_readout(1).to(ssm.c))
         self.out_proj = nn.Linear(ssm.d_model, ssm.d_model * (2 if output == "glu" else 1))
 
     def forward(
