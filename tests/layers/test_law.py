@@ -501,6 +501,14 @@ def test_a_parameter_without_its_gradient_is_named() -> None:
     assert notes["every parameter gets its gradient"] == "core.start"
 
 
+@pytest.mark.parametrize(
+    ("layer", "note"),
+    [(Twin, "the state is bounded"), (AttentionTwin, "the state grows with the length")],
+)
+def test_the_table_shows_which_states_grow(layer: type[Twin], note: str) -> None:
+    assert str(check(layer)).endswith(f"0e+00  {note}")
+
+
 def test_an_error_is_shown_in_one_line() -> None:
     line = str(check(StepRaises)).splitlines()[1]
     assert line.startswith("  BROKEN  Outputs agree ")

@@ -357,7 +357,8 @@ def _size(case: _Case) -> Iterator[Finding]:
     with torch.no_grad():
         state = case.run(case.x[:1], case.chunks, case.init(1))[1]
     told, found = case.layer.state_bytes(case.x.shape[1]), nbytes(state)
-    note = "" if told == found else f"told {told}, found {found} bytes"
+    note = "the state grows with the length" if case.layer.state_grows else "the state is bounded"
+    note = note if told == found else f"told {told}, found {found} bytes"
     yield Finding("state_bytes is true", abs(told - found), 0.0, note)
 
 
