@@ -178,6 +178,13 @@ def test_seizures_are_one_class_of_two(tmp_path: Path) -> None:
     assert sum(task.held_out_rows.labels) == 1
 
 
+def test_a_segment_with_a_sample_that_is_no_number_is_named(tmp_path: Path) -> None:
+    task = task_on("eeg", tmp_path)
+    (tmp_path / "eeg" / "S" / "S002.txt").write_text("1\nnan\n3\n")
+    with pytest.raises(InputError, match=r"cannot read .*S002.txt: .* not a finite number"):
+        make_task(task)
+
+
 def test_expressions_lose_their_parentheses(tmp_path: Path) -> None:
     task = make("listops", tmp_path)
     assert task.held_out_rows.inputs[7].tolist() == [11, 7, 3, 14]  # [MAX 7 3 ]

@@ -78,4 +78,6 @@ def _read_segment(path: Path) -> np.ndarray:
     values = np.array(path.read_text(encoding="ascii").split(), dtype=np.float32)
     if len(values) == 0:
         raise ValueError("it has no samples")
+    if not np.isfinite(values).all():
+        raise ValueError("it has a sample that is not a finite number")
     return values
