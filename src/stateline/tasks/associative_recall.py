@@ -52,7 +52,7 @@ class AssociativeRecall(ExampleTask):
 
     References:
         Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics are
-        those of ``ICLDataModule`` in HazyResearch/safari without its fixed training set.
+        those of ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
     """
 
     title = "Associative recall"
