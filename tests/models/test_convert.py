@@ -169,6 +169,15 @@ class TestWhatIsWrongIsNamed:
         with pytest.raises(InputError, match=rf"cannot read the weights in .*{name}"):
             load_gpt_neox(tmp_path)
 
+    @pytest.mark.parametrize(
+        "content", [b"", b"hello world\n", b"\x80", b"version https://git-lfs"]
+    )
+    def test_a_file_of_weights_that_is_none(self, tmp_path: Path, content: bytes) -> None:
+        (published(tmp_path) / "model.safetensors").unlink()
+        (tmp_path / "pytorch_model.bin").write_bytes(content)
+        with pytest.raises(InputError, match="cannot read the weights"):
+            load_gpt_neox(tmp_path)
+
     def test_code_in_a_pickled_file_is_not_run(self, tmp_path: Path) -> None:
         class Trap:
             def __reduce__(self) -> tuple[Any, ...]:
@@ -176,7 +185,7 @@ class TestWhatIsWrongIsNamed:
 
         (published(tmp_path) / "model.safetensors").unlink()
         torch.save({"gpt_neox.embed_in.weight": Trap()}, tmp_path / "pytorch_model.bin")
-        with pytest.raises(InputError, match="cannot read the weights"):
+        with pytest.raises(InputError, match=r"pytorch_model.bin: it is damaged, or holds more"):
             load_gpt_neox(tmp_path)
         assert not (tmp_path / "sprung").exists()
 

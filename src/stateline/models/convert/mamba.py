@@ -17,6 +17,7 @@ from stateline.models.convert.weights import (
     read_settings,
     read_weights,
     rename,
+    section,
 )
 from stateline.models.language_model import LanguageModel
 from stateline.models.pattern import Value
@@ -158,7 +159,7 @@ def _names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, str]
 def _hugging_face(settings: Settings) -> ModelConfig:
     """Of a configuration of transformers."""
     kind = settings.get("model_type")
-    if kind not in _MIXER:
+    if kind not in list(_MIXER):
         raise InputError(f"the settings are of a {kind!r} model, not of a 'mamba' or 'mamba2'")
     _only(settings, "hidden_act", "silu", "swish")
     eps = number(settings, "layer_norm_epsilon", 1e-5)
@@ -196,7 +197,8 @@ def _official(settings: Settings) -> ModelConfig:
                 f"models with attention or feed-forwards between the layers are not read, got "
                 f"{name}={settings[name]}"
             )
-    ssm = settings["ssm_cfg"] or {}
+    ssm = section(settings, "ssm_cfg")
+    _only(settings, "rms_norm", True, False)
     _only(ssm, "layer", "Mamba1", "Mamba2")
     kind = "mamba2" if ssm.get("layer") == "Mamba2" else "mamba"
     layer: dict[str, Value] = {
@@ -242,9 +244,12 @@ def _only(settings: Settings, name: str, *known: Value) -> None:
 def _unlimited(settings: Settings, name: str) -> None:
     """Steps may be of any size; newer files of transformers write infinity in their own way."""
     given = settings.get(name) or (0.0, math.inf)
-    limits = [_float(limit) for limit in given]
+    try:
+        limits = [_float(limit) for limit in given]
+    except (LookupError, TypeError, ValueError):
+        limits = []
     if limits != [0.0, math.inf]:
-        raise InputError(f"steps that are cut off are not read, got {name}={limits}")
+        raise InputError(f"steps that are cut off are not read, got {name}={given}")
 
 
 def _float(value: Any) -> float:

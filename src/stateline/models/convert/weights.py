@@ -21,6 +21,19 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 """Where the weights lie: alone, or in several files that an index (``.index.json``) names."""
 
 
+_UNREADABLE = (
+    SafetensorError,
+    UnpicklingError,
+    OSError,
+    RuntimeError,
+    EOFError,
+    LookupError,  # this and the next: what is no pickle at all, a page of text, say
+    ValueError,
+    TypeError,
+)
+"""What reading weights from a damaged file may raise."""
+
+
 def read_settings(folder: str | Path) -> dict[str, Any]:
     """The settings beside published weights.
 
@@ -125,8 +138,10 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, OSError, RuntimeError, EOFError) as error:
+    except _UNREADABLE as error:
         reason = str(error).partition("\n")[0]
+        if isinstance(error, UnpicklingError):  # PyTorch's words would have code in the file run
+            reason = "it is damaged, or holds more than tensors"
         raise InputError(f"cannot read the weights in {path}: {reason}; get them again") from error
     if isinstance(tensors, dict) and "pytorch-lightning_version" in tensors:
         state = tensors.get("state_dict", {})
