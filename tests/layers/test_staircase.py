@@ -29,6 +29,7 @@ from stateline.layers import (
 from stateline.layers.attention import AttentionState
 from stateline.layers.compose import recompute
 from stateline.layers.context import Context
+from stateline.layers.state import renew_rows, trim
 
 WIDTH = 8
 SHAPES = [(1, 4), (2, 3), (3, 2), (4, 1), (2, 20)]
@@ -209,6 +210,18 @@ def test_a_long_piece_leaves_no_more_states_than_passes(wrapper: type[AnyLayer])
 def test_a_global_cache_grows_by_every_token() -> None:
     layer = CachedStaircase(attention(1), passes=1, chunk_len=4, steps=None)
     assert layer.state_bytes(300) - layer.state_bytes(200) == 100 * 2 * WIDTH * 8
+
+
+def test_a_trimmed_global_cache_holds_no_more_than_its_longest_row() -> None:
+    layer = CachedStaircase(attention(1), passes=2, chunk_len=4, steps=None)
+    state = layer.init_state(2, capacity=5)
+    with torch.no_grad():
+        for segment in range(6):  # rows take turns in beginning anew, as in training
+            fresh = torch.tensor([segment % 2 == 0, segment % 2 == 1])
+            state = renew_rows(trim(state), fresh, layer.init_state)
+            y, state = layer.forward_chunk(x := example(6), state)
+    assert trim(state).cache[0].slots == int(state.length.max()) == 12
+    torch.testing.assert_close(y[1], layer(x)[1])
 
 
 def test_a_step_in_place_needs_a_free_slot_in_a_cache_without_end() -> None:

@@ -31,7 +31,24 @@ class CachedStaircaseState(NamedTuple):
     live: tuple[Contexts, ...]
 
 
-class CachedStaircase(Recomputes, SequenceLayer[CachedStaircaseState]):
+class GlobalCachedStaircaseState(NamedTuple):
+    """The same, with a cache that holds every token."""
+
+    length: Int[Tensor, " batch"]
+    cache: Contexts
+    live: tuple[Contexts, ...]
+
+    @staticmethod
+    def trim(state: "GlobalCachedStaircaseState") -> "GlobalCachedStaircaseState":
+        """Leave out the slots that no row has filled."""
+        slots, used = state.cache[0].slots, int(state.length.max())
+        return state._replace(cache=tuple(its.part(slots - used, slots) for its in state.cache))
+
+
+State = CachedStaircaseState | GlobalCachedStaircaseState
+
+
+class CachedStaircase(Recomputes, SequenceLayer[State]):
     r"""A staircase that sees chunks which have left it by keys and values of their final vectors.
 
     Chunk i is computed in M = ``passes`` wavefronts, as in a staircase, and then stays visible for
@@ -84,14 +101,13 @@ class CachedStaircase(Recomputes, SequenceLayer[CachedStaircaseState]):
             )
         self.core, self.passes, self.chunk_len, self.steps = core, passes, chunk_len, steps
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> CachedStaircaseState:
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> State:
         """No token seen; a cache without end gets ``capacity`` free slots."""
         state = self._blank(batch_size)
         slots = capacity if self.steps is None else self._kept
-        return CachedStaircaseState(
-            state.length,
-            tuple(context.with_slots(slots) for context in state.cache),
-            self._fitted(state.live),
+        return state._replace(
+            cache=tuple(context.with_slots(slots) for context in state.cache),
+            live=self._fitted(state.live),
         )
 
     def forward(
@@ -101,15 +117,15 @@ class CachedStaircase(Recomputes, SequenceLayer[CachedStaircaseState]):
         return self._advance(x, self._blank(len(x)), 0)[0]
 
     def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: CachedStaircaseState
-    ) -> tuple[Float[Tensor, "batch length d_model"], CachedStaircaseState]:
+        self, x: Float[Tensor, "batch length d_model"], state: State
+    ) -> tuple[Float[Tensor, "batch length d_model"], State]:
         """Finish the open chunk, run whole ones, and begin the next."""
         if not x.shape[1]:
             return x, state
         return by_phase(self._advance, x, state, state.length % self.chunk_len)
 
     def step_(
-        self, x: Float[Tensor, "batch d_model"], state: CachedStaircaseState
+        self, x: Float[Tensor, "batch d_model"], state: State
     ) -> Float[Tensor, "batch d_model"]:
         """All passes of one token; the slots move on by one."""
         slots = state.cache[0].slots
@@ -144,13 +160,14 @@ class CachedStaircase(Recomputes, SequenceLayer[CachedStaircaseState]):
         assert self.steps is not None
         return self.steps * self.chunk_len if self.steps > self.passes else 0
 
-    def _blank(self, batch_size: int) -> CachedStaircaseState:
+    def _blank(self, batch_size: int) -> State:
         """No token seen, and no slots."""
         x = self.example_input(batch_size, 0)
         positions = torch.zeros(batch_size, 0, dtype=torch.int64, device=x.device)
         contexts = tuple(link.project(x, positions) for link in self._links if link.attends)
         length = torch.zeros(batch_size, dtype=torch.int64, device=x.device)
-        return CachedStaircaseState(length, contexts, (contexts,) * self.passes)
+        kind = GlobalCachedStaircaseState if self.steps is None else CachedStaircaseState
+        return kind(length, contexts, (contexts,) * self.passes)
 
     def _fitted(self, live: tuple[Contexts, ...]) -> tuple[Contexts, ...]:
         """With as many slots as each pass needs, whatever the phase."""
@@ -159,9 +176,7 @@ class CachedStaircase(Recomputes, SequenceLayer[CachedStaircaseState]):
             for n, contexts in enumerate(live)
         )
 
-    def _advance(
-        self, x: Tensor, state: CachedStaircaseState, phase: int
-    ) -> tuple[Tensor, CachedStaircaseState]:
+    def _advance(self, x: Tensor, state: State, phase: int) -> tuple[Tensor, State]:
         """Run the wavefronts of a piece whose rows are all at one place of their chunks.
 
         As in a staircase, wavefront s goes on from what pass s + 1 has seen of live chunks. Those
@@ -197,7 +212,7 @@ class CachedStaircase(Recomputes, SequenceLayer[CachedStaircaseState]):
         if (phase + x.shape[1]) % self.chunk_len == 0:
             live = (*live[1:], self._blank(len(x)).cache)
         length = state.length + x.shape[1]
-        return y, CachedStaircaseState(length, done, self._fitted(live))
+        return y, state._replace(length=length, cache=done, live=self._fitted(live))
 
     def _cross(
         self, h: Tensor, positions: Tensor, contexts: Contexts, valid: Tensor
