@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.ops import OPS, lstm
 
 Outputs = tuple[Tensor, Tensor, Tensor]
@@ -87,3 +88,12 @@ def test_the_operators_keep_pytorchs_rules() -> None:
     torch.library.opcheck(backward, (torch.ones(2, 2, 2, 5), *inputs), test_utils=rules)
     leaves = [t.requires_grad_() for t in inputs]
     torch.library.opcheck(torch.ops.stateline.lstm.default, leaves, test_utils=rules)
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("d_in", [1, 2, 4])
+def test_inputs_of_another_width_are_refused(d_in: int) -> None:
+    """PyTorch's kernel takes them, and computes with memory that is not theirs."""
+    x, *others = case(3)
+    with pytest.raises(InputError, match=rf"must be 3 wide, got \(2, 3, {d_in}\)"):
+        lstm(x.new_zeros(*x.shape[:2], d_in), *others)

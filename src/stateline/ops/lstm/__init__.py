@@ -3,6 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.ops.backend import choose, own_precision
 from stateline.ops.lstm import pytorch, reference
 
@@ -44,5 +45,10 @@ def lstm(
 
     Returns:
         All outputs, the last output, the last cell.
+
+    Raises:
+        InputError: If the inputs are not as wide as the rows of W.
     """
+    if x.shape[-1] != w_ih.shape[-1]:  # PyTorch's kernel does not look, and reads what lies beside
+        raise InputError(f"the inputs must be {w_ih.shape[-1]} wide, got {tuple(x.shape)}")
     return choose("lstm", BACKENDS, backend).lstm(x, h, c, w_ih, w_hh, b_ih, b_hh)
