@@ -110,6 +110,8 @@ def test_settings_that_cannot_be_used_are_named(settings: dict[str, Any], messag
         (NUMBERS, torch.zeros(2, 5), r"must be fractions of shape \(batch, length, 3\)"),
         (NUMBERS, torch.zeros(2, 5, 2), r"got torch.float32 of \(2, 5, 2\)"),
         (NUMBERS, torch.zeros(2, 5, 3, dtype=torch.long), "got torch.int64"),
+        (NUMBERS, torch.full((2, 5, 3), torch.nan), "must be finite numbers"),
+        (NUMBERS, torch.full((2, 5, 3), torch.inf), "must be finite numbers"),
         (TOKENS, torch.zeros(2, 5, 3), r"must be tokens of shape \(batch, length\)"),
         (TOKENS, torch.zeros(2, 5), "tokens must be integers"),
         (TOKENS, torch.full((2, 5), 7), "tokens must be from 0 to 6"),
@@ -128,3 +130,9 @@ def test_lengths_beyond_the_input_are_refused(lengths: list[int]) -> None:
     model = new_model()
     with pytest.raises(InputError, match="lengths must be from 1 to 5"):
         model.classify(model.example_input(2, 5), torch.tensor(lengths))
+
+
+def test_a_row_without_positions_has_no_class() -> None:
+    model = new_model()
+    with pytest.raises(InputError, match="at least one position to classify, got none"):
+        model.classify(model.example_input(2, 0))

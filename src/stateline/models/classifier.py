@@ -117,12 +117,14 @@ class SequenceClassifier(SequenceLayer[ClassifierState]):
 
         Args:
             x: Tokens (batch, length) or numbers (batch, length, channels); shorter rows are filled
-                up at the end, with anything.
+                up at the end, with any finite numbers.
             lengths: Positions of each row; by default all.
 
         Raises:
-            InputError: If the input is not of that kind, or a length beyond it.
+            InputError: If the input is not of that kind, is empty, or a length is beyond it.
         """
+        if not x.shape[1]:
+            raise InputError("there must be at least one position to classify, got none")
         if lengths is None:
             return self(x)[:, -1]
         low, high = int(lengths.min()), int(lengths.max())
@@ -196,7 +198,7 @@ class SequenceClassifier(SequenceLayer[ClassifierState]):
         return self.stack.flops_per_token(length) + 2.0 * (entrance + self.head.weight.numel())
 
     def check_input(self, x: Tensor) -> None:
-        """Raise InputError unless the input is tokens, or numbers, as the configuration says."""
+        """Raise InputError unless it is tokens, or finite numbers, as the configuration says."""
         channels = self.config.n_channels
         if not channels and x.ndim == 2:
             check_tokens(x, self.config.vocab_size)
@@ -204,6 +206,8 @@ class SequenceClassifier(SequenceLayer[ClassifierState]):
             wanted = f"fractions of shape (batch, length, {channels})"
             wanted = wanted if channels else "tokens of shape (batch, length)"
             raise InputError(f"the input must be {wanted}, got {x.dtype} of {tuple(x.shape)}")
+        elif not x.isfinite().all():  # an FFT would spread it to all positions
+            raise InputError("the input must be finite numbers, got some that are NaN or infinite")
 
     def _enter(self, x: Tensor, places: Tensor) -> Float[Tensor, "batch length d_model"]:
         if values_at_hand(x):
