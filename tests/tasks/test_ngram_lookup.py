@@ -119,6 +119,7 @@ def test_long_keys_are_told_apart_whatever_their_number() -> None:
     [
         ({"n": 0}, "n and answer_len must be at least 1, .*got n=0"),
         ({"answer_len": 0}, "got n=2, answer_len=0"),
+        ({"answer_len": -1}, "got n=2, answer_len=-1"),
         ({"min_len": 4}, "a string must hold both: got n=2, answer_len=3 and a length of 4"),
         ({"context_len": 22}, "the longest example, 23 tokens, got context_len=22"),
         ({"key": "prefix", "context_len": 23}, "the longest example, 24 tokens"),

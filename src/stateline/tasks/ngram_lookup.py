@@ -105,8 +105,8 @@ class NgramLookup(StringTask):
         return self._around + self.min_len + (self.answer_len or 1)
 
     def _check_sizes(self, length: int) -> None:
-        wanted = self.n + (1 if self.answer_len is None else self.answer_len)
-        if self.n < 1 or self.answer_len == 0 or wanted < 2 or length < wanted:
+        answer_len = 1 if self.answer_len is None else self.answer_len
+        if min(self.n, answer_len) < 1 or length < self.n + answer_len:
             raise InputError(
                 "n and answer_len must be at least 1, and a string must hold both: got "
                 f"n={self.n}, answer_len={self.answer_len} and a length of {length}"
