@@ -10,6 +10,8 @@ from stateline import LanguageModel, ModelConfig
 from stateline.capacity import (
     BITS,
     Measured,
+    blur_state,
+    copy_error,
     copy_error_bound,
     longest_copy,
     measure,
@@ -56,6 +58,11 @@ def test_a_cache_of_all_tokens_rules_no_length_out() -> None:
     assert longest_copy(model_of("attention lstm")) is None
 
 
+def test_no_string_beyond_learned_positions_is_copied() -> None:
+    model = model_of("attention", 21)
+    assert [copy_error(model, length) for length in (10, 11)] == [0, 1]
+
+
 @pytest.mark.parametrize(("max_len", "longest"), [(21, 10), (22, 10), (23, 11)])
 def test_learned_positions_limit_the_copy(max_len: int, longest: int) -> None:
     """BOS, the string, SEP, and all of the copy but its last letter."""
@@ -70,9 +77,25 @@ def test_a_rounded_number_has_as_many_values_as_its_bits_allow(bits: int, seed: 
     assert (rounded - x).abs().max() <= (x.max() - x.min()) / 2 ** (bits + 1) + 1e-12
 
 
+@given(bits=st.integers(0, 8), seed=st.integers(0, 100))
+def test_a_blurred_number_is_off_by_half_a_part_at_most(bits: int, seed: int) -> None:
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    off = blur_state(x, x.min(), x.max(), bits) - x
+    part = (x.max() - x.min()) / 2**bits
+    assert off.abs().max() <= part / 2
+    assert off.var() == pytest.approx(float(part**2 / 12), rel=0.15)
+
+
+def test_what_a_blurred_state_lies_beyond_its_range_is_cut_off() -> None:
+    low, high = torch.zeros(100), torch.ones(100)
+    blurred = blur_state(torch.full((100,), 1e6), low, high, 2)
+    assert blurred.max() <= 1 + 1 / 8
+
+
 def test_numbers_that_never_change_and_positions_stay() -> None:
     state = (torch.tensor([1.5]), torch.tensor([7]))
     assert round_state(state, state, state, 0) == state
+    assert blur_state(state, state, state, 0) == state
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +117,13 @@ def test_a_construction_that_holds_four_values_needs_few_bits() -> None:
     found = measure(recall_h3(), AssociativeRecall(), 40, batches=2)
     assert found.by_bits[0] < 0.6
     assert found.needed == 1
+
+
+def test_a_construction_bears_little_noise_and_not_as_much_as_its_range() -> None:
+    """Noise as wide as the range leaves some of the state, unlike rounding to no bits."""
+    found = measure(recall_h3(), AssociativeRecall(), 40, batches=2, noise=True)
+    assert 0.6 < found.by_bits[0] < 0.95
+    assert found.by_bits[8] == found.whole == 1.0
 
 
 def test_the_numbers_of_the_state_are_counted(measured: Measured) -> None:

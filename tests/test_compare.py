@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stateline.capacity import BITS
 from stateline.compare import Comparison, Job, News, compare, plan
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
@@ -100,6 +101,7 @@ class TestPlan:
         ({"patterns": ["h3("]}, "malformed pattern"),
         ({"patterns": []}, "a comparison needs at least one pattern and one task"),
         ({"tasks": [RECALL, "copyng"]}, "unknown task 'copyng': did you mean 'copying'"),
+        ({"tasks": ["ngram_lookup(n=1, n_letters=2)"]}, "must hold n letters that occur once"),
         ({"tasks": ["copying(length=3)"]}, "unknown keyword of task 'copying' 'length'"),
         ({"tasks": ["text(path=nowhere)"]}, "got 'nowhere', which does not exist"),
         ({"d_model": 0}, "d_model must be at least 1, got 0"),
@@ -216,6 +218,16 @@ class TestResults:
         attention, h3 = compare(tiny(RECALL), tmp_path, command="")["speed"]
         assert attention["longest_copy"] is None
         assert h3["longest_copy"] > 0
+
+    def test_the_bits_that_are_needed_stand_with_runs_that_solved(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runs = compare(tiny(RECALL), tmp_path / "a", command="")["runs"]
+        assert not any("capacity" in run for run in runs)
+        monkeypatch.setattr("stateline.tasks.AssociativeRecall.solved_at", 0.0)
+        attention, _ = compare(tiny(RECALL), tmp_path / "b", command="")["runs"]
+        assert attention["capacity"]["numbers"] > 0
+        assert set(attention["capacity"]["by_bits"]) == set(map(str, BITS))
 
     def test_the_baselines_of_a_text_are_there(self, tmp_path: Path, text: str) -> None:
         (task,) = compare(tiny(text), tmp_path, command="")["tasks"]

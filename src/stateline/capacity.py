@@ -1,6 +1,7 @@
 """What a state can hold: its bits, what they bound, and how many of them a trained model needs."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,6 +55,17 @@ def copy_error_bound(bits: int | float, length: int, n_letters: int = 26) -> flo
     return -math.expm1(-missing * math.log(2)) if missing > 0 else 0.0
 
 
+def copy_error(model: LanguageModel, length: int, n_letters: int = 26) -> float:
+    """Least share of random strings of ``length`` letters that a model cannot copy.
+
+    That of :func:`copy_error_bound` for its state after SEP; all, where learned positions end.
+    """
+    # All is read but the last letter of the copy.
+    if model.max_len is not None and 2 * length + 1 > model.max_len:
+        return 1.0
+    return copy_error_bound(state_bits(model, length + 2), length, n_letters)
+
+
 def longest_copy(model: LanguageModel, n_letters: int = 26) -> int | None:
     """Letters of the longest string whose copy the bound leaves possible for every string.
 
@@ -69,9 +81,7 @@ def longest_copy(model: LanguageModel, n_letters: int = 26) -> int | None:
     """
 
     def fits(length: int) -> bool:
-        # All is read but the last letter of the copy; the state is that after SEP.
-        within = model.max_len is None or 2 * length + 1 <= model.max_len
-        return within and not copy_error_bound(state_bits(model, length + 2), length, n_letters)
+        return copy_error(model, length, n_letters) == 0
 
     too_long = 1
     while fits(too_long):
@@ -118,12 +128,14 @@ def measure(
     *,
     bits: tuple[int, ...] = BITS,
     batches: int = 4,
+    noise: bool = False,
 ) -> Measured:
     """Score a model whose state is rounded, just before it reads the last token of each prompt.
 
     In copying that is SEP: the whole copy is then a function of ``bits * numbers`` bits. Every
     number of the state is rounded to one of ``2**bits`` values, evenly spaced over the range that
-    it has on other prompts of the same length.
+    it has on other prompts of the same length. With ``noise`` it is blurred as much instead, and no
+    model can gain from how the values happen to lie.
 
     Args:
         model: In evaluation mode.
@@ -131,6 +143,7 @@ def measure(
         length: In the task's own unit.
         bits: Per number.
         batches: Of problems; the ranges come from as many others.
+        noise: Add noise in place of rounding.
 
     Returns:
         The scores.
@@ -149,14 +162,15 @@ def measure(
     problems = [task.problems(length, index) for index in range(2 * batches)]
     states = [begin(model, prompts.to(device)) for prompts, _ in problems]
     low, high = _ranges([state.model for state in states[batches:]])
+    spoil: Callable[..., State] = blur_state if noise else round_state
 
     def score(precision: int | None) -> float:
         total = 0.0
         for (_, answers), state in zip(problems, states[:batches], strict=False):
-            rounded = state
+            spoilt = state
             if precision is not None:
-                rounded = state._replace(model=round_state(state.model, low, high, precision))
-            predictions = _decode(model, rounded, answers.shape[1]).cpu()
+                spoilt = state._replace(model=spoil(state.model, low, high, precision))
+            predictions = _decode(model, spoilt, answers.shape[1]).cpu()
             total += task.score(answers, predictions)[task.metric] / batches
         return total
 
@@ -183,6 +197,30 @@ def round_state(state: State, low: State, high: State, bits: int) -> State:
         return least + (part + 0.5) * size
 
     return pytree.tree_map(rounded, state, low, high)
+
+
+def blur_state(state: State, low: State, high: State, bits: int) -> State:
+    r"""The state with uniform noise on each number, as wide as a ``2**bits``-th of its range.
+
+    Of a number at most :math:`\log_2(2^b + 1)` bits get through: what arrives is spread over no
+    more than :math:`2^b + 1` widths of the noise. The noise is the same at every call; what is no
+    floating-point number stays.
+
+    Example:
+        >>> x = torch.tensor([0.0, 0.2, 0.9, 3.0])
+        >>> blurred = blur_state(x, torch.zeros(4), torch.ones(4), bits=1)
+        >>> (blurred - x.clamp(0, 1)).abs().max() <= 0.25
+        tensor(True)
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def blurred(x: Tensor, least: Tensor, most: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        drawn = torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x)
+        return x.clamp(least, most) + (drawn - 0.5) * (most - least) / 2**bits
+
+    return pytree.tree_map(blurred, state, low, high)
 
 
 def _ranges(states: list[State]) -> tuple[State, State]:

@@ -14,6 +14,7 @@ from stateline.models.checkpoint import load_model
 from stateline.models.config import ModelConfig
 from stateline.models.size import count_parameters
 from stateline.ops import OPS
+from stateline.reports.format import DASH
 from stateline.tasks import Copying
 
 COPYING = "copying(n_letters=3, max_len=3, context_len=12, batch_size=2)"
@@ -54,12 +55,28 @@ class TestCapacity:
         assert "string accuracy at 2" in shown
         assert "as it is" in shown
 
+    def test_or_it_is_blurred(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        said(capsys, *train(tmp_path))
+        shown = said(capsys, "capacity", str(tmp_path), "--batches", "1", "--noise", "true")
+        assert "string accuracy at 3, with noise" in shown
+
+    def test_lengths_beyond_learned_positions_have_no_state(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        shown = said(capsys, "capacity", "attention", "--d_model", "8", "--max_len", "40")
+        (state,) = (line.split() for line in shown.splitlines() if line.startswith("   all"))
+        (fails,) = (line.split() for line in shown.splitlines() if line.startswith("copying fails"))
+        assert state[2:] == [DASH] * 6
+        assert fails[-7:] == ["0", *["1"] * 6]
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
             (["lstm", "--n_letters", "1"], "n_letters must be at least 2, got 1"),
             (["RUN", "--task", "copying"], "the task has 30 tokens and the model 7"),
             (["RUN", "--task", "flip_flop"], "answered by decoding, such as copying"),
+            (["lstm", "--length", "5"], "--length can be given for the folder of a trained run"),
+            (["runs/none"], "must be a pattern or a folder that is there, got 'runs/none'"),
         ],
     )
     def test_mistakes_are_one_line(

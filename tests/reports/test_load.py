@@ -16,6 +16,7 @@ def stored(folder, results):
 def test_what_was_written_is_read(make, tmp_path):
     results = make.results()
     results["runs"][0] |= {"by_position": {"64": 2.0, "128": None}, "sample": "text"}
+    results["runs"][0]["capacity"] = {"numbers": 8, "needed": None, "by_bits": {"0": 0.5}}
     assert read_results(stored(tmp_path, results)) == results
 
 

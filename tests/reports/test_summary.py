@@ -59,6 +59,21 @@ def test_results_that_do_not_tell_the_letters_have_no_column_of_them(make):
     assert "letters in the state" not in [c.heading for c in main_table(make.results()).columns]
 
 
+def test_the_bits_that_are_needed_stand_with_the_task(make):
+    results = copying(make, 1.0, 1.0, 1.0)
+    for run, needed in zip(results["runs"], [2, 3, None], strict=True):
+        run["capacity"] = {"numbers": 100, "needed": needed, "by_bits": {"0": 0.0}}
+    cell = cells(main_table(results), "bits needed")[MODEL]
+    assert (cell.text, cell.note) == ("300", f"200{DASH}more")
+
+
+def test_steps_to_half_and_four_fifths_are_those_of_the_curve(make):
+    results = copying(make, 1.0)  # half of it at step 100
+    table = run_table(results, results["tasks"][0])
+    assert cells(table, "steps to 0.5")[MODEL].text == "100"
+    assert cells(table, "steps to 0.8")[MODEL].text == "700"
+
+
 def test_text_is_scored_at_every_length(make):
     results = make.results()
     table = length_table(results, results["tasks"][1])

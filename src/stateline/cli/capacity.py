@@ -1,7 +1,7 @@
 """Show what an architecture can hold: bits of its state, strings it could copy, bits it needs.
 
 MODEL is a pattern, or the folder of a trained run, whose state is then rounded to ever fewer bits
-to see how many it needs.
+(or blurred by noise) to see how many it needs.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,13 @@ from stateline.models.config import ModelConfig
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from stateline.layers.base import AnyLayer
     from stateline.models.language_model import LanguageModel
     from stateline.tasks import Task
 
 LENGTHS = (16, 64, 256, 1024, 4096, 16384, 65536)
+
+OF_A_RUN = ("task", "length", "batches", "noise")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -27,14 +30,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     option("--n_letters", type=int, default=26, help="letters that strings are made of")
     option("--task", type=str | None, default=None, help="of a run: the task to measure on")
     option("--length", type=int | None, default=None, help="of a run: where; default as trained")
-    option("--batches", type=int, default=4, help="of a run: batches of problems per score")
+    option("--batches", type=int | None, default=None, help="of a run: per score; 4 by default")
+    option("--noise", type=bool | None, default=None, help="of a run: add noise, do not round")
     parser.add_class_arguments(ModelConfig, skip={"pattern", "vocab_size", "layers"})
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Print the tables."""
     given = parser.parse_args(arguments).as_dict()
-    own = {name: given.pop(name) for name in ("model", "n_letters", "task", "length", "batches")}
+    own = {name: given.pop(name) for name in ("model", "n_letters", *OF_A_RUN)}
 
     from pathlib import Path
 
@@ -51,6 +55,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         model, task = load_run(own["model"])[0], _task(own["model"], own["task"])
         measured = [_measured(model, task, own)] if task else []
     else:
+        _check_pattern(own)
         config = ModelConfig(own["model"], vocab_size=own["n_letters"] + 4, **given)
         with torch.device("meta"):
             model, measured = LanguageModel(config), []
@@ -62,6 +67,19 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         if verdict:
             console.print(verdict)
     return 0
+
+
+def _check_pattern(own: dict[str, Any]) -> None:
+    """Raise InputError if what was given is for a trained run, or may be the name of one."""
+    from stateline.errors import InputError
+
+    if "/" in own["model"]:
+        raise InputError(f"MODEL must be a pattern or a folder that is there, got {own['model']!r}")
+    if given := [f"--{name}" for name in OF_A_RUN if own[name] is not None]:
+        raise InputError(
+            f"{', '.join(given)} can be given for the folder of a trained run alone, not for the "
+            f"pattern {own['model']!r}, which has learned nothing to be measured"
+        )
 
 
 def _task(folder: str, named: str | None) -> "Task | None":
@@ -94,18 +112,22 @@ def _bound(model: "LanguageModel", n_letters: int) -> list[tuple["Table", str]]:
     """Bits of the state after BOS, a string and SEP, layer by layer; and what they bound."""
     import math
 
-    from stateline.capacity import copy_error_bound, longest_copy, state_bits
+    from stateline.capacity import copy_error, longest_copy, state_bits
     from stateline.layers.compose import title
-    from stateline.reports.format import short_number
+    from stateline.reports.format import DASH, short_number
+
+    def size(part: "AnyLayer", length: int) -> str:
+        within = model.max_len is None or length + 2 <= model.max_len
+        return short_number(state_bits(part, length + 2)) if within else DASH
 
     parts = {f"{n:>2} {title(part)}": part for n, part in enumerate(model.stack.links)}
     bits = _table("bits of state after", *(f"{length:,}" for length in LENGTHS))
     for name, part in {**parts, "   all": model}.items():
-        bits.add_row(name, *(short_number(state_bits(part, n + 2)) for n in LENGTHS))
+        bits.add_row(name, *(size(part, n) for n in LENGTHS))
 
     bound = _table(f"letters, of {n_letters}", *(f"{length:,}" for length in LENGTHS))
     bound.add_row("bits of a string", *(short_number(n * math.log2(n_letters)) for n in LENGTHS))
-    errors = [copy_error_bound(state_bits(model, n + 2), n, n_letters) for n in LENGTHS]
+    errors = [copy_error(model, n, n_letters) for n in LENGTHS]
     bound.add_row("copying fails in at least", *(f"{error:.3g}" for error in errors))
 
     longest = longest_copy(model, n_letters)
@@ -132,8 +154,10 @@ def _measured(model: "LanguageModel", task: "Task", own: dict[str, Any]) -> tupl
             "name the task that it was trained on"
         )
     length = task.train_length if own["length"] is None else own["length"]
-    found = measure(model, task, length, batches=own["batches"])
-    table = _table("bits of a number", "bits of state", f"{words(task.metric)} at {length}")
+    batches = 4 if own["batches"] is None else own["batches"]
+    found = measure(model, task, length, batches=batches, noise=bool(own["noise"]))
+    heading = f"{words(task.metric)} at {length}" + (", with noise" if own["noise"] else "")
+    table = _table("bits of a number", "bits of state", heading)
     for bits, score in found.by_bits.items():
         table.add_row(str(bits), short_number(bits * found.numbers), f"{score:.3f}")
     table.add_row("as it is", "", f"{found.whole:.3f}")

@@ -62,6 +62,10 @@ def compare(
         raise InputError(f"workers must be at least 1, got {workers}")
     news = news or News()
     jobs = plan(comparison)
+    tasks = {spec: make_task(spec) for spec in dict.fromkeys(job.task for job in jobs)}
+    for job in jobs:
+        if job.training.seed == 0:
+            check_job(job, tasks[job.task])
     results = _outline(jobs, command)
     finished = {job: run for job in jobs if (run := stored(folder / "runs" / job.name))}
 

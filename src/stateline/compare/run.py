@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stateline.bench.speed import decode_tokens_per_second, train_tokens_per_second
-from stateline.capacity import longest_copy
+from stateline.capacity import longest_copy, measure
 from stateline.compare.jobs import Job, digest, slug
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
@@ -107,7 +107,7 @@ def run_job(
             },
         }
         if isinstance(model, LanguageModel):
-            run |= _details(model, task)
+            run |= _details(model, task) | _capacity(model, task, run["by_length"])
         weights = whole_weights(model)
         if processes.main:
             save_model(model, folder, weights=weights)
@@ -122,6 +122,9 @@ def run_job(
 
 def check_job(job: Job, task: Task) -> None:
     """Raise InputError if a job would fail after it has begun: before anything is written."""
+    if isinstance(task, GeneratedTask):
+        for length in task.eval_lengths:
+            task.problems(length, 0)  # not every length has some
     _check_positions(task, job.model.max_len)
     check_carried_state(meta_model(job.model), task, job.training)
 
@@ -152,6 +155,21 @@ def _details(model: LanguageModel, task: Task) -> Results:
     if places := _by_position(model, task):
         details["by_position"] = {str(end): score for end, score in places.items()}
     return details
+
+
+def _capacity(model: LanguageModel, task: Task, by_length: Results) -> Results:
+    """How the score at the training length depends on the precision of the state, if it is solved.
+
+    Of a model that has learned nothing no bit is needed, which says nothing.
+    """
+    if not isinstance(task, GeneratedTask):
+        return {}
+    score = by_length[str(task.train_length)][task.metric]
+    if task.solved_at is not None and score < task.solved_at:
+        return {}
+    found = measure(model, task, task.train_length)
+    by_bits = {str(bits): score for bits, score in found.by_bits.items()}
+    return {"capacity": {"numbers": found.numbers, "needed": found.needed, "by_bits": by_bits}}
 
 
 def _by_position(model: LanguageModel, task: Task) -> dict[int, float]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from stateline.reports.costs import Cost
 from stateline.reports.format import DASH, short_number
-from stateline.reports.records import Record, runs_of, score, solved_runs
+from stateline.reports.records import Record, measured, runs_of, score, solved_runs
 
 PARAMETER_TOLERANCE = 0.05
 """Share of the wanted parameters that a model may be off before the table marks it."""
@@ -64,6 +64,18 @@ def steps_cells(results: Record, task: Record) -> list[Cell]:
     return _mark(cells, False)
 
 
+def reached_cells(results: Record, task: Record, goal: float) -> list[Cell]:
+    """At which step each model's score was first as high as this."""
+    cells = []
+    for model in results["models"]:
+        steps = []
+        for run in runs_of(results, model, task):
+            scored = [point for point in run["curve"] if point["metric"] is not None]
+            steps.append(next((p["step"] for p in scored if p["metric"] >= goal), None))
+        cells.append(_steps_cell(steps))
+    return _mark(cells, False)
+
+
 def parameter_cells(models: Sequence[str], runs: Sequence[Record]) -> list[Cell]:
     """Parameters of each model: a range where they depend on the vocabulary of the task."""
     cells = []
@@ -104,6 +116,11 @@ def longest_copy_cells(results: Record) -> list[Cell]:
     return [cells.get(model, MISSING) for model in results["models"]]
 
 
+def capacity_cells(results: Record, task: Record) -> list[Cell]:
+    """Bits of its state that each model needs for a task, where that was measured."""
+    return [_capacity_cell(measured(results, model, task)) for model in results["models"]]
+
+
 def median_cell(runs: Sequence[Record], field: str, form: Callable[[float], str]) -> Cell:
     """The median of a field over the seeds of a model."""
     if not runs:
@@ -129,6 +146,18 @@ def _score_cell(values: Sequence[float], seeds: int) -> Cell:
     partial = f"{len(values)}/{seeds} solved" if len(values) < seeds else ""
     note = ", ".join(filter(None, [spread, partial]))
     return Cell(f"{value:.3f}", note, value if math.isfinite(value) else None)
+
+
+def _capacity_cell(found: Sequence[Record]) -> Cell:
+    """Median and spread over the seeds; "more" for those of which even the most bits were few."""
+    bits = [math.inf if f["needed"] is None else f["needed"] * f["numbers"] for f in found]
+    if not bits:
+        return MISSING
+    low, value, high = (
+        short_number(b) if math.isfinite(b) else "more"
+        for b in (min(bits), statistics.median_low(bits), max(bits))
+    )
+    return Cell(value, f"{low}{DASH}{high}" if low != high else "", statistics.median_low(bits))
 
 
 def _steps_cell(steps: Sequence[int | None]) -> Cell:

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
+from stateline.errors import InputError
+from stateline.models.pattern import Item, parse_pattern
 from stateline.reports import plots
 from stateline.reports.costs import DECODING, FLOPS, STATE, TRAINING, cost_lengths
 from stateline.reports.format import slug, words
-from stateline.reports.records import Record, runs_of
+from stateline.reports.records import Record, measured, runs_of
 
 ENDED = "A line per seed, with a marker where training stopped."
 MEDIAN = "Median over seeds; the band is from lowest to highest. Equal lines are nested."
@@ -38,6 +40,7 @@ def figures(results: Record) -> Iterator[Figure]:
     """All figures of a report, in its order."""
     for task in results["tasks"]:
         yield from task_figures(results, task)
+    yield from keyword_figures(results)
     yield from cost_figures(results)
 
 
@@ -61,6 +64,14 @@ def task_figures(results: Record, task: Record) -> list[Figure]:
             _models(results, lambda model: bool(plots.positions(results, model, task))),
         ),
         Figure(
+            "by-bits",
+            f"{metric} by bits of a number of the state",
+            f"{MEDIAN} The state is rounded just before the last token of the prompt. Seeds that "
+            "solved the training length.",
+            partial(plots.by_bits, results=results, task=task),
+            _models(results, lambda model: bool(measured(results, model, task))),
+        ),
+        Figure(
             "while-training",
             f"{metric} while training",
             ENDED,
@@ -77,6 +88,52 @@ def task_figures(results: Record, task: Record) -> list[Figure]:
     ]
     name = task_name(results, task)
     return [figure._replace(name=f"{name}-{figure.name}") for figure in drawn if figure.models]
+
+
+def keyword_figures(results: Record) -> list[Figure]:
+    """The score by a keyword, of three tasks or more that differ in its number alone."""
+    drawn = []
+    for (name, keyword), tasks in _families(results).items():
+        specs = {task["spec"] for task in tasks.values()}
+        trained = {run["model"] for run in results["runs"] if run["task"] in specs}
+        metric = words(next(iter(tasks.values()))["metric"]).capitalize()
+        drawn.append(
+            Figure(
+                f"{slug(name)}-by-{slug(keyword)}",
+                f"{metric} by {keyword}: {name}",
+                f"{MEDIAN} Each at the length that it was trained at, solved or not.",
+                partial(plots.by_keyword, results=results, keyword=keyword, tasks=tasks),
+                _models(results, trained.__contains__),
+            )
+        )
+    return [figure for figure in drawn if figure.models]
+
+
+def _families(results: Record) -> dict[tuple[str, str], dict[int | float, Record]]:
+    """Tasks by the keyword in which alone they differ, and by its number."""
+    families: dict[tuple[str, str], dict[int | float, Record]] = {}
+    items = [(item, task) for task in results["tasks"] for item in _parsed(task["spec"])]
+    for first, _ in items:
+        for keyword in first.keywords:
+            tasks: dict[int | float, Record] = {}
+            for item, task in items:
+                value = item.keywords.get(keyword)
+                alike = item.name == first.name and item.keywords | {keyword: 0} == (
+                    first.keywords | {keyword: 0}
+                )
+                if alike and isinstance(value, int | float) and not isinstance(value, bool):
+                    tasks[value] = task
+            if len(tasks) > 2:
+                families.setdefault((first.name, keyword), tasks)
+    return families
+
+
+def _parsed(spec: str) -> list[Item]:
+    """A task by its name and keywords; nothing where a record names it otherwise."""
+    try:
+        return list(parse_pattern(spec)[:1])
+    except InputError:
+        return []
 
 
 def cost_figures(results: Record) -> list[Figure]:

@@ -12,7 +12,7 @@ from string import Template
 from stateline.files import write_text
 from stateline.reports import drawing, elements
 from stateline.reports.cells import NOT_SOLVED, PARAMETER_TOLERANCE
-from stateline.reports.figures import cost_figures, figures, task_name
+from stateline.reports.figures import cost_figures, figures, keyword_figures, task_name
 from stateline.reports.format import count
 from stateline.reports.records import Record, sources, task_label
 from stateline.reports.sentences import headline, unfinished
@@ -71,6 +71,7 @@ def _title(results: Record) -> str:
 def _body(results: Record) -> str:
     parts = [elements.keys(results["models"]), _opening(results), _overview(results)]
     parts += [task_section(results, task) for task in results["tasks"]]
+    parts += [_by_keyword(results)] if keyword_figures(results) else []
     parts += [_costs(results)] if results["speed"] else []
     return "\n".join([*parts, _origin(results)])
 
@@ -105,6 +106,16 @@ def _overview(results: Record) -> str:
 lowest and highest. “{NOT_SOLVED.text}”: the model missed the score wanted at the length it trained
 on, so it is not scored at another. † {off}.
 <span class="scripted">A click on a heading sorts.</span></p>
+</section>"""
+
+
+def _by_keyword(results: Record) -> str:
+    """Tasks side by side that differ in one number."""
+    drawn = keyword_figures(results)
+    return f"""<section id="by-keyword">
+<h2>By keyword</h2>
+{elements.legend(drawn[0].models, "wide")}
+<div class="plots">{"".join(map(elements.figure, drawn))}</div>
 </section>"""
 
 

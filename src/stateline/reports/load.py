@@ -38,7 +38,11 @@ _RUN: Mapping[str, Any] = {
     "curve": list,
     "by_length": dict,
 }
-_RUN_EXTRAS: Mapping[str, Any] = {"training": dict, "by_position": dict, "sample": str}
+_RUN_EXTRAS: Mapping[str, Any] = {
+    **dict.fromkeys(["training", "by_position", "capacity"], dict),
+    "sample": str,
+}
+_CAPACITY: Mapping[str, Any] = {"numbers": int, "needed": (int, type(None)), "by_bits": dict}
 _POINT: Mapping[str, Any] = {"step": int, "loss": _OPTIONAL, "metric": _OPTIONAL}
 _COSTS = (
     *("train_tokens_per_second", "decode_tokens_per_second"),
@@ -119,6 +123,9 @@ def _run(run: Any, models: list[str], tasks: Mapping[str, Record]) -> None:
     for point in run["curve"]:
         _fields("a point of a curve", point, _POINT)
     _by_length("by_position", run.get("by_position", {}), _OPTIONAL)
+    if "capacity" in run:
+        _fields("capacity", run["capacity"], _CAPACITY)
+        _by_length("by_bits", run["capacity"]["by_bits"], _NUMBER, least=0)
     task = tasks[run["task"]]
     _fields("by_length", run["by_length"], {str(n): dict for n in task["eval_lengths"]})
     for scores in run["by_length"].values():
@@ -145,9 +152,9 @@ def _known(what: str, name: str, known: Any) -> None:
         raise _Damaged(f"{what} is of {name!r}, which is not listed")
 
 
-def _by_length(name: str, numbers: Mapping[str, Any], kind: Any) -> None:
-    """A mapping from lengths, which are text in JSON, to numbers."""
+def _by_length(name: str, numbers: Mapping[str, Any], kind: Any, least: int = 1) -> None:
+    """A mapping from lengths or the like, which are text in JSON, to numbers."""
     _items(name, numbers.values(), kind)
     for length in numbers:
-        if not length.isdecimal() or length != str(int(length)) or length == "0":
+        if not length.isdecimal() or length != str(int(length)) or int(length) < least:
             raise _Damaged(f"{name} has the length {length!r}")

@@ -12,13 +12,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from stateline.reports.costs import STATE, Cost, cost_lengths
 from stateline.reports.drawing import colour, ink, line_style
 from stateline.reports.format import words
-from stateline.reports.records import Record, runs_of, score, solved_runs
+from stateline.reports.records import Record, measured, runs_of, score, solved_runs
 
 
 class Line(NamedTuple):
     """The points of one model, and how they look."""
 
-    x: Sequence[int]
+    x: Sequence[int | float]
     y: Sequence[float]
     style: dict[str, Any]
 
@@ -61,6 +61,45 @@ def positions(results: Record, model: str, task: Record) -> dict[int, list[float
     records = [run["by_position"] for run in runs_of(results, model, task) if "by_position" in run]
     shared = set(records[0]).intersection(*records[1:]) if records else set()
     return {end: [_number(r[str(end)]) for r in records] for end in sorted(map(int, shared))}
+
+
+def by_bits(axes: Axes, results: Record, task: Record) -> None:
+    """The metric against the bits of each number of the state: median and spread over the seeds."""
+    lines = []
+    for index, model in enumerate(results["models"]):
+        records = [found["by_bits"] for found in measured(results, model, task)]
+        shared = set(records[0]).intersection(*records[1:]) if records else set()
+        if bits := sorted(map(int, shared)):
+            scores = [[record[str(b)] for record in records] for b in bits]
+            lines.append(_median(axes, index, bits, scores, {}))
+    _draw(axes, lines)
+    axes.set_xlabel("bits of each number of the state")
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.set_ylabel(f"{words(task['metric'])} at length {task['train_length']}")
+    _levels(axes, task)
+
+
+def by_keyword(
+    axes: Axes, results: Record, keyword: str, tasks: Mapping[int | float, Record]
+) -> None:
+    """The metric at the training length against a keyword of the task: median and spread."""
+    lines = []
+    for index, model in enumerate(results["models"]):
+        runs = {value: runs_of(results, model, task) for value, task in sorted(tasks.items())}
+        scores = {
+            value: [score(run, tasks[value], tasks[value]["train_length"]) for run in own]
+            for value, own in runs.items()
+            if own
+        }
+        if scores:
+            lines.append(_median(axes, index, list(scores), list(scores.values()), {}))
+    _draw(axes, lines)
+    axes.set_xlabel(keyword)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(tasks)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    some = next(iter(tasks.values()))
+    axes.set_ylabel(f"{words(some['metric'])} at the trained length")
+    _levels(axes, some)
 
 
 def learning_curve(axes: Axes, results: Record, task: Record, field: str) -> None:
@@ -112,7 +151,7 @@ def _number(value: float | None) -> float:
 def _median(
     axes: Axes,
     index: int,
-    x: Sequence[int],
+    x: Sequence[int | float],
     scores: Sequence[Sequence[float]],
     changes: Mapping[str, Any],
 ) -> Line:

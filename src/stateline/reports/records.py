@@ -33,6 +33,11 @@ def runs_of(results: Record, model: str, task: Record) -> list[Record]:
     return [r for r in results["runs"] if r["model"] == model and r["task"] == task["spec"]]
 
 
+def measured(results: Record, model: str, task: Record) -> list[Record]:
+    """How the scores of a model's seeds depend on the bits of their state, where that is known."""
+    return [run["capacity"] for run in runs_of(results, model, task) if "capacity" in run]
+
+
 def score(run: Record, task: Record, length: int) -> float:
     """The task's metric of one run at one length; not a number where training diverged."""
     value = run["by_length"][str(length)][task["metric"]]

@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from stateline.reports.cells import (
+    MISSING,
     Cell,
+    capacity_cells,
     cost_cells,
     longest_copy_cells,
     median_cell,
     parameter_cells,
+    reached_cells,
     score_cells,
     setting_cell,
     steps_cells,
@@ -52,6 +55,8 @@ def main_table(results: Record) -> Table:
         ]
         if task["solved_at"] is not None:
             columns.append(_steps_column(results, task))
+        needed = Column("bits needed", capacity_cells(results, task), task_label(results, task))
+        columns += [needed] if any(cell != MISSING for cell in needed.cells) else []
     for cost, ends in ((TRAINING, [-1]), (DECODING, [-1]), (STATE, [0, -1])):
         lengths = cost_lengths(results, cost)
         for length in dict.fromkeys(lengths[end] for end in ends if lengths):
@@ -84,7 +89,12 @@ def run_table(results: Record, task: Record) -> Table:
         ),
     ]
     if task["solved_at"] is not None:
-        columns.insert(0, _steps_column(results, task)._replace(group=""))
+        reached = [
+            Column(f"steps to {goal:g}", reached_cells(results, task, goal))
+            for goal in (0.5, 0.8)
+            if task["higher_is_better"] and goal < task["solved_at"] <= 1
+        ]
+        columns = [*reached, _steps_column(results, task)._replace(group=""), *columns]
     return Table(results["models"], columns)
 
 
