@@ -83,7 +83,7 @@ RECIPES = [
     (put("recipe.yaml", "train: 3"), f"{RECIPE} must have settings in train, got 3"),
     (put("recipe.yaml", "pattern: [h3]"), f"{RECIPE}: pattern must be str or none, got"),
     (put("recipe.yaml", "pattern: h3)"), "expected a layer name at <here>: h3<here>)"),
-    (put("recipe.yaml", "model: {norm: batch}"), "model.norm must be layer or rms or none, got 'batch'"),
+    (put("recipe.yaml", "model: {norm: batch}"), "norm must be layer or rms or none, got 'batch'"),
     (put("recipe.yaml", "{pattern: h3, train: {lr: .nan}}"), "wants lr to be a finite number, got"),
     (put("recipe.yaml", "pattern: !!python/name:os.abort"), "could not determine a constructor"),
     (
@@ -108,7 +108,7 @@ MODELS = [
     (put(CONFIG, NOISE), f"{DAMAGED}'utf-8' codec can't decode byte 0x80"),
     (put(CONFIG, "[]"), f"{DAMAGED}the model configuration must be a JSON object, got a list"),
     (put(CONFIG, DEEP), f"{DAMAGED}the model configuration is not JSON: maximum recursion depth"),
-    (change(CONFIG, "colour", to="red"), f"{DAMAGED}unknown model setting 'colour': Known: block, "),
+    (change(CONFIG, "colour", to="red"), f"{DAMAGED}unknown model setting 'colour': Known: "),
     (change(CONFIG, "d_model", to="8"), "wants d_model to be int, got '8'"),
     (change(CONFIG, "d_model", to=16), "do not fit its config.json: they differ in 'embedding.wei"),
     (change(CONFIG, "vocab_size", to=10**30), "vocab_size must be at most 16,777,216, got 1000"),

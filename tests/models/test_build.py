@@ -92,7 +92,10 @@ def test_the_pattern_overrides_the_keywords_of_the_kind() -> None:
         ("ladder(atention)", "unknown layer 'atention'"),
         ("ladder", r"ladder wraps other layers: give a pattern, as in ladder\(h3\*2\)"),
         ("ladder(passes=2)", "ladder wraps other layers"),
-        ("h3(s4d)", "h3 takes keyword=value only; a pattern stands inside cached_staircase, feedback, ladder"),
+        (
+            "h3(s4d)",
+            "takes keyword=value only; a pattern stands inside cached_staircase, feedback, ladder",
+        ),
         ("h3(dstate=4)", "unknown keyword of layer 'h3' 'dstate': did you mean 'd_state'"),
         ("ladder(h3, pases=2)", "unknown keyword of wrapper 'ladder' 'pases'"),
         ("attention(n_heads=3)", "n_heads must divide d_model, got n_heads=3 and d_model=8"),
