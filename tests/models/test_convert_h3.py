@@ -1,5 +1,7 @@
+import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +102,17 @@ def test_a_file_that_holds_more_than_tensors_is_not_run(tmp_path: Path) -> None:
     torch.save({"model": Path("x")}, tmp_path / "model.pt")
     with pytest.raises(InputError, match="cannot read the weights"):
         load_h3(tmp_path / "model.pt", CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"tie_embeddings": False}, "head.weight"), ({"max_len": 9}, "positions.weight")],
+)
+def test_what_the_configuration_has_and_h3_has_not_is_named(
+    options: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(InputError, match=f"asks for '{name}', which the published weights do not"):
+        load_h3(official(), dataclasses.replace(CONFIG, **options))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

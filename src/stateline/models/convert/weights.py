@@ -194,7 +194,7 @@ def assemble(
         The model, in evaluation mode.
 
     Raises:
-        InputError: If a tensor has another shape than the configuration gives it.
+        InputError: If a tensor has another shape than the configuration gives it, or is missing.
     """
     model = LanguageModel(config)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -204,6 +204,10 @@ def assemble(
                 f"the published weights do not fit their config: {name!r} wants the shape "
                 f"{wanted.get(name)}, got {tuple(tensor.shape)}"
             )
+    if missing := sorted(wanted.keys() - tensors.keys()):
+        raise InputError(
+            f"the configuration asks for {_some(missing)}, which the published weights do not have"
+        )
     kept = {
         f"{path}.{name}".removeprefix(".")
         for path, module in model.named_modules()
