@@ -315,13 +315,14 @@ def test_what_cannot_be_is_refused(make: Callable[[], AnyLayer], message: str) -
         lambda core: Staircase(core, passes=3, chunk_len=2),
         lambda core: CachedStaircase(core, passes=2, chunk_len=2, steps=4),
         lambda core: Ladder(core, passes=3),
+        lambda core: Feedback(core, window=2),
     ],
-    ids=["staircase", "cached_staircase", "ladder"],
+    ids=["staircase", "cached_staircase", "ladder", "feedback"],
 )
 def test_recomputing_each_pass_keeps_less_and_changes_nothing(
     wrap: Callable[[AnyLayer], AnyLayer],
 ) -> None:
-    stack, x = Stack(wrap(attention())).double(), example(12)
+    stack, x = Stack(wrap(attention())).double(), example(48)
 
     def run() -> tuple[list[Tensor], int]:
         kept = 0

@@ -51,3 +51,14 @@ def test_actions_are_uniform() -> None:
 def test_sizes_out_of_range_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(InputError, match="grid must be at least 2, and length, reset_every and"):
         RandomWalk(**sizes)  # type: ignore[arg-type]
+
+
+def test_with_resets_no_length_is_beyond_a_walk() -> None:
+    assert RandomWalk(length=16, reset_every=40, reset=True).eval_lengths == (16, 32)
+    assert RandomWalk(length=16, reset_every=40).eval_lengths == (16, 32, 64)
+
+
+def test_a_quarter_in_which_nothing_is_asked_has_no_score() -> None:
+    task = RandomWalk(length=16, reset_every=5, reset=True)
+    _, targets = task.labelled(16, 0)
+    assert task.score(targets, targets) == {"accuracy": 1.0}

@@ -8,8 +8,13 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer
+from stateline.layers.compose import Recomputes
 from stateline.layers.context import Context, ContextLink, context_links
 from stateline.layers.sliding_attention import SlidingAttention
+
+
+RECOMPUTED = 16
+"""Tokens that are computed again together, where activations are not kept."""
 
 
 class FeedbackState(NamedTuple):
@@ -19,7 +24,7 @@ class FeedbackState(NamedTuple):
     memory: tuple[Context, ...]
 
 
-class Feedback(SequenceLayer[FeedbackState]):
+class Feedback(Recomputes, SequenceLayer[FeedbackState]):
     r"""Attention to memories that hold the whole model's past, one token after the other.
 
     With :math:`h_t^0 = x_t` and the layers' outputs :math:`h_t^1, \ldots, h_t^L`,
@@ -90,10 +95,10 @@ class Feedback(SequenceLayer[FeedbackState]):
     ) -> tuple[Float[Tensor, "batch length d_model"], FeedbackState]:
         """One token after the other."""
         outputs = []
-        for x_t in x.unbind(dim=1):
-            y_t, state = self.step(x_t, state)
-            outputs.append(y_t)
-        return torch.stack(outputs, dim=1) if outputs else x, state
+        for piece in x.split(RECOMPUTED, dim=1):
+            y, state = self.run(self._walk, piece, state)
+            outputs.append(y)
+        return torch.cat(outputs, dim=1), state
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: FeedbackState
@@ -116,6 +121,13 @@ class Feedback(SequenceLayer[FeedbackState]):
             for old, new in zip(state.memory, made, strict=True)
         )
         return h[:, 0], FeedbackState(state.length + 1, memory)
+
+    def _walk(self, x: Tensor, state: FeedbackState) -> tuple[Tensor, FeedbackState]:
+        outputs = []
+        for x_t in x.unbind(dim=1):
+            y_t, state = self.step(x_t, state)
+            outputs.append(y_t)
+        return torch.stack(outputs, dim=1) if outputs else x, state
 
     def project(
         self, memories: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "batch _"]

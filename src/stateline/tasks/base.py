@@ -176,14 +176,14 @@ class LabelledTask(Task):
     ) -> dict[str, float]:
         """Share of labels that are right, of all and of the last quarter of positions.
 
-        Either is not a number where nothing is asked for.
+        The latter only if anything is asked for there.
         """
         right, asked = (targets == predictions).float(), targets != IGNORE
         late = slice(3 * targets.shape[1] // 4, None)
-        return {
-            "accuracy": right[asked].mean().item(),
-            "last_quarter_accuracy": right[:, late][asked[:, late]].mean().item(),
-        }
+        scores = {"accuracy": right[asked].mean().item()}
+        if asked[:, late].any():
+            scores["last_quarter_accuracy"] = right[:, late][asked[:, late]].mean().item()
+        return scores
 
 
 class CorpusTask(ConsecutiveTask):

@@ -88,7 +88,9 @@ class RandomWalk(StreamTask):
         self.grid, self.reset_every = grid, reset_every
         self.vocab_size = 4 + grid**2
         self.train_length = length
-        self.eval_lengths = (length, 2 * length, 4 * length)
+        # With resets, a row of evaluation holds one walk and then nothing.
+        longest = max(length, reset_every + 1) if reset else 4 * length
+        self.eval_lengths = tuple(n for n in (length, 2 * length, 4 * length) if n <= longest)
 
     def episode(self, rng: np.random.Generator) -> Episode:
         """Draw a walk."""
