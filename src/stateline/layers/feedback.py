@@ -12,7 +12,6 @@ from stateline.layers.compose import Recomputes
 from stateline.layers.context import Context, ContextLink, context_links
 from stateline.layers.sliding_attention import SlidingAttention
 
-
 RECOMPUTED = 16
 """Tokens that are computed again together, where activations are not kept."""
 
