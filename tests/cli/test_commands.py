@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stateline.capacity import measure
 from stateline.cli import main
 from stateline.generate import generate
 from stateline.layers import LAYERS, FeedForward
@@ -15,7 +16,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.size import count_parameters
 from stateline.ops import OPS
 from stateline.reports.format import DASH
-from stateline.tasks import Copying
+from stateline.tasks import Copying, make_task
 
 COPYING = "copying(n_letters=3, max_len=3, context_len=12, batch_size=2)"
 
@@ -59,6 +60,9 @@ class TestCapacity:
         said(capsys, *train(tmp_path))
         shown = said(capsys, "capacity", str(tmp_path), "--batches", "1", "--noise", "true")
         assert "string accuracy at 3, with noise" in shown
+        numbers = measure(load_model(tmp_path), make_task(COPYING), 3, bits=(), batches=1).numbers
+        (row,) = (line.split() for line in shown.splitlines() if line.startswith("0 "))
+        assert row[1] == str(numbers)  # noise as wide as the range lets one bit of each through
 
     def test_lengths_beyond_learned_positions_have_no_state(
         self, capsys: pytest.CaptureFixture[str]

@@ -144,9 +144,11 @@ def _bound(model: "LanguageModel", n_letters: int) -> list[tuple["Table", str]]:
 
 def _measured(model: "LanguageModel", task: "Task", own: dict[str, Any]) -> tuple["Table", str]:
     """How many bits of its state a trained model needs."""
+    import math
+
     from stateline.capacity import measure
     from stateline.errors import InputError
-    from stateline.reports.format import short_number, words
+    from stateline.reports.format import count, short_number, words
 
     if task.vocab_size > model.config.vocab_size:
         raise InputError(
@@ -158,12 +160,19 @@ def _measured(model: "LanguageModel", task: "Task", own: dict[str, Any]) -> tupl
     found = measure(model, task, length, batches=batches, noise=bool(own["noise"]))
     heading = f"{words(task.metric)} at {length}" + (", with noise" if own["noise"] else "")
     table = _table("bits of a number", "bits of state", heading)
+
+    def total(bits: int) -> str:
+        through = math.log2(2**bits + 1) if own["noise"] else bits  # see blur_state
+        return short_number(through * found.numbers)
+
     for bits, score in found.by_bits.items():
-        table.add_row(str(bits), short_number(bits * found.numbers), f"{score:.3f}")
+        table.add_row(str(bits), total(bits), f"{score:.3f}")
     table.add_row("as it is", "", f"{found.whole:.3f}")
     if found.needed is None:
         return table, "Even the most bits are too few."
+    if own["noise"]:
+        return table, f"Noise is borne that lets no more than {total(found.needed)} bits through."
     if found.needed == 0:
         return table, "Without a single bit the score is the same: the state is of no use."
-    total = short_number(found.needed * found.numbers)
-    return table, f"{found.needed} bits of each of {found.numbers:,} numbers do: {total} bits."
+    each = count(found.needed, "bit")
+    return table, f"{each} of each of {found.numbers:,} numbers do: {total(found.needed)} bits."
