@@ -121,7 +121,7 @@ class Official:
             group = self.group(name)
             found[group], wanted[group] = found[group] + grad, wanted[group] + official[name]
         for group, grad in wanted.items():
-            torch.testing.assert_close(found[group], grad, rtol=1e-4, atol=TOLERANCE, msg=group)
+            torch.testing.assert_close(found[group], grad, rtol=0, atol=TOLERANCE, msg=group)
 
     def group(self, name: str) -> str:
         """Parameters that the official code has once."""
