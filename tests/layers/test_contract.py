@@ -154,7 +154,7 @@ def _title(name: str, options: dict[str, object]) -> str:
 
 KINDS: dict[str, Callable[[], AnyLayer]] = {
     **{name: partial(kind, WIDTH) for name, kind in LAYERS.items()},
-    # Keys of two entries that are nearly zero have no direction left in bfloat16: one head of eight.
+    # A key of two entries near zero has no direction left in bfloat16: one head of eight.
     "gated_delta_net": partial(LAYERS["gated_delta_net"], WIDTH, n_heads=1),
     **{
         _title(name, options): partial(LAYERS[name], WIDTH, **options)
