@@ -154,7 +154,8 @@ def _title(name: str, options: dict[str, object]) -> str:
 
 KINDS: dict[str, Callable[[], AnyLayer]] = {
     **{name: partial(kind, WIDTH) for name, kind in LAYERS.items()},
-    # A key of two entries near zero has no direction left in bfloat16: one head of eight.
+    # With two entries a key is often near zero by cancellation; in bfloat16 it then has no
+    # direction left, whatever computes it.
     "gated_delta_net": partial(LAYERS["gated_delta_net"], WIDTH, n_heads=1),
     **{
         _title(name, options): partial(LAYERS[name], WIDTH, **options)

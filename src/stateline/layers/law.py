@@ -322,7 +322,8 @@ def _saving(case: _Case) -> Iterator[Finding]:
 
 def _dtypes(case: _Case) -> Iterator[Finding]:
     """Precision is as promised."""
-    low, full = copy.deepcopy(case.layer).bfloat16(), copy.deepcopy(case.layer).float()
+    low = copy.deepcopy(case.layer).bfloat16()
+    full = copy.deepcopy(low).float()  # the same weights: it is the computation that is judged
     x = case.x.float().bfloat16() if case.x.is_floating_point() else case.x
     with torch.no_grad():
         exact = full(x.float() if x.is_floating_point() else x)
