@@ -1,7 +1,7 @@
 """Algorithm: run a program in the head, and say what it prints."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from jaxtyping import Int
@@ -71,15 +71,6 @@ class Algorithm(StreamTask):
         "About one token in 17 is scored. A model that knows the constants a variable was set to, "
         "but not what became of them, still gets some right."
     )
-    solved_at = 0.97
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 2e-3,
-        "schedule": "constant",
-        "weight_decay": 0.0,
-        "eval_every": 100,
-        "stop_at": 0.999,
-    }
 
     def __init__(
         self,

@@ -166,6 +166,15 @@ class LabelledTask(Task):
     """
 
     metric = "accuracy"
+    solved_at = 0.97
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 3000,
+        "lr": 2e-3,
+        "schedule": "constant",
+        "weight_decay": 0.0,
+        "eval_every": 100,
+        "stop_at": 0.999,
+    }
 
     @abstractmethod
     def labelled(self, length: int, index: int) -> Batch:

@@ -1,6 +1,5 @@
 """Object collision: where did these two colours meet the last time?"""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -66,15 +65,6 @@ class ObjectCollision(LabelledTask):
         "meet about once in 300 steps of the default grid, so few tokens are scored: a smaller "
         "grid is quicker to learn. A guess is right one time in four."
     )
-    solved_at = 0.97
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 2e-3,
-        "schedule": "constant",
-        "weight_decay": 0.0,
-        "eval_every": 100,
-        "stop_at": 0.999,
-    }
     rows_per_batch: ClassVar[int] = 64
 
     def __init__(

@@ -1,8 +1,6 @@
 """Random walk: where in the grid does each action lead?"""
 
-from collections.abc import Mapping
 from itertools import accumulate
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
@@ -58,15 +56,6 @@ class RandomWalk(StreamTask):
         "Tells whether a model can update what it knows with every token, here a place and a "
         "hidden heading. Walls tell the place again, so in a small grid a short memory may go far."
     )
-    solved_at = 0.97
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 2e-3,
-        "schedule": "constant",
-        "weight_decay": 0.0,
-        "eval_every": 100,
-        "stop_at": 0.999,
-    }
 
     def __init__(
         self,

@@ -63,14 +63,10 @@ class WordProblem(LabelledTask):
         "fixed, accuracy falls with the position, so the last quarter tells more than the mean; "
         "a guess is right one time in n, for a group of n elements."
     )
-    solved_at = 0.97
     training: ClassVar[Mapping[str, float | str]] = {
+        **LabelledTask.training,
         "steps": 1500,
         "lr": 4e-3,
-        "schedule": "constant",
-        "weight_decay": 0.0,
-        "eval_every": 100,
-        "stop_at": 0.999,
     }
     rows_per_batch: ClassVar[int] = 64
 
