@@ -45,13 +45,13 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length output"]:
         """Filter the sequence."""
-        return short_conv(x.tile(len(self.skip) // self.d_model), self.taps())
+        return short_conv(self._for_each(x), self.taps())
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: FiniteFilterState
     ) -> tuple[Float[Tensor, "batch length output"], FiniteFilterState]:
         """Filter the chunk after what came before it."""
-        before, now = (u.tile(len(self.skip) // self.d_model) for u in (state.past, x))
+        before, now = self._for_each(state.past), self._for_each(x)
         return short_conv(now, self.taps(), before), FiniteFilterState(slide(state.past, x))
 
     def step(
@@ -63,10 +63,18 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         return y.to(x.dtype), FiniteFilterState(reach[:, 1:])
 
     def flops_per_token(self, length: int) -> float:
-        """The convolution of each output."""
-        return len(self.skip) * convolution_flops(length)
+        """Each output by a convolution, or by a multiply-add per tap where that costs less."""
+        return len(self.skip) * min(convolution_flops(length), 2.0 * self.filter_len)
 
     @derived
     def weights(self) -> Float[Tensor, "filter taps d_model"]:
-        """The filters as inputs lie in the state: what the oldest one is worth comes first."""
+        """The filters as inputs lie in the state: what the oldest one is worth comes first.
+
+        Laid out anew: with a view, a step takes several times as long.
+        """
         return self.taps().unflatten(0, (-1, self.d_model)).flip(-1).mT.contiguous()
+
+    def _for_each(self, u: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch output"]:
+        """The channels once for each filter."""
+        filters = len(self.skip) // self.d_model
+        return u if filters == 1 else u.tile(filters)

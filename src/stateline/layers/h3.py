@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer
 from stateline.layers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
-from stateline.layers.shift_ssm import ShiftSSM, ShiftSSMState
+from stateline.layers.finite_filter import FiniteFilterState
+from stateline.layers.shift_ssm import ShiftSSM
 from stateline.ops.discretization import Discretization
 from stateline.ops.hippo import Init
 
@@ -16,7 +17,7 @@ from stateline.ops.hippo import Init
 class H3State(NamedTuple):
     """States of the shift SSM on the keys, and of the diagonal SSM on the products."""
 
-    shift: ShiftSSMState
+    shift: FiniteFilterState
     diagonal: DiagonalSSMState
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -10,18 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
-from stateline.ops import fft_conv, short_conv, slide
+from stateline.layers.finite_filter import FiniteFilter
+from stateline.ops import fft_conv
 
 
-class ShiftSSMState(NamedTuple):
-    """The latest inputs, oldest first: one fewer than the filter has taps."""
-
-    past: Float[Tensor, "batch past d_model"]
-
-
-class ShiftSSM(SequenceLayer[ShiftSSMState]):
+class ShiftSSM(FiniteFilter):
     r"""A state space model whose transition S shifts its state by one, per channel.
 
     .. math:: x_t = S x_{t-1} + B u_t, \qquad y_t = C x_t + D u_t
@@ -48,40 +42,12 @@ class ShiftSSM(SequenceLayer[ShiftSSMState]):
         super().__init__(d_model)
         if d_state < 1:
             raise InputError(f"d_state must be at least 1, got {d_state=}")
+        self.filter_len = d_state
         self.b = nn.Parameter(torch.zeros(d_model, d_state))
         with torch.no_grad():
             self.b[:, 0] = 1
         self.c = nn.Parameter(torch.empty(d_model, d_state).uniform_(-1, 1) / math.sqrt(d_state))
         self.skip = nn.Parameter(torch.randn(d_model))
-
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> ShiftSSMState:  # noqa: ARG002
-        """No input yet: zeros."""
-        past = zeros(self.c, batch_size, self.c.shape[1] - 1, self.d_model)
-        return ShiftSSMState(past)
-
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Filter the sequence."""
-        return short_conv(x, self.taps())
-
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: ShiftSSMState
-    ) -> tuple[Float[Tensor, "batch length d_model"], ShiftSSMState]:
-        """Filter the chunk after what came before it."""
-        return short_conv(x, self.taps(), state.past), ShiftSSMState(slide(state.past, x))
-
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: ShiftSSMState
-    ) -> tuple[Float[Tensor, "batch d_model"], ShiftSSMState]:
-        """Weigh the latest inputs."""
-        reach = torch.cat([state.past, x[:, None].to(state.past.dtype)], dim=1)
-        y = (reach * self.weights()).sum(dim=1)
-        return y.to(x.dtype), ShiftSSMState(reach[:, 1:])
-
-    def flops_per_token(self, length: int) -> float:
-        """One multiply-add per tap and channel: no more than a convolution by FFT costs."""
-        return 2.0 * self.c.shape[1] * self.d_model + 0 * length
 
     @derived
     def taps(self) -> Float[Tensor, "d_model taps"]:
@@ -89,8 +55,3 @@ class ShiftSSM(SequenceLayer[ShiftSSMState]):
         d_state = self.c.shape[1]
         kernel = fft_conv(pad(self.c, (0, d_state - 1)).mT, self.b.flip(-1))[d_state - 1 :].mT
         return kernel + pad(self.skip[:, None], (0, d_state - 1))
-
-    @derived
-    def weights(self) -> Float[Tensor, "taps d_model"]:
-        """The filter as inputs lie in the state: what the oldest one is worth comes first."""
-        return self.taps().flip(-1).mT.contiguous()  # many times as fast a step as a view
