@@ -46,10 +46,8 @@ class ByteText(ClassificationTask):
         "count of words does better then."
     )
     training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 1000,
+        **ClassificationTask.training,
         "lr": 1e-3,
-        "schedule": "cosine",
-        "eval_every": 250,
     }
 
     def __init__(

@@ -57,6 +57,12 @@ class ClassificationTask(Task):
     name: ClassVar[str]
     layout: ClassVar[str]
     metric = "accuracy"
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 1000,
+        "lr": 4e-3,
+        "schedule": "cosine",
+        "eval_every": 250,
+    }
 
     def __init__(
         self,

@@ -45,9 +45,8 @@ class EEG(ClassificationTask):
         "long noisy signals can be told apart."
     )
     training: ClassVar[Mapping[str, float | str]] = {
+        **ClassificationTask.training,
         "steps": 400,
-        "lr": 4e-3,
-        "schedule": "cosine",
         "eval_every": 100,
     }
 

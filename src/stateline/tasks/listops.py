@@ -47,10 +47,8 @@ class ListOps(ClassificationTask):
         "operator."
     )
     training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 1000,
+        **ClassificationTask.training,
         "lr": 1e-3,
-        "schedule": "cosine",
-        "eval_every": 250,
     }
 
     def __init__(

@@ -1,9 +1,7 @@
 """Sequential images: tell what an image shows from its pixels, one after the other."""
 
 import gzip
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -52,12 +50,6 @@ class SequentialImage(ClassificationTask):
         "What belongs together stands an image's width apart, or anywhere if the pixels are "
         "permuted. Scores compare only between runs on the same images."
     )
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 1000,
-        "lr": 4e-3,
-        "schedule": "cosine",
-        "eval_every": 250,
-    }
 
     def __init__(
         self,

@@ -1,9 +1,7 @@
 """Speech commands: tell a word from its sound."""
 
 import csv
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 from stateline.tasks.classification import ClassificationTask, HeldOut, Rows, in_frames
 from stateline.tasks.waves import read_wave
@@ -41,12 +39,6 @@ class SpeechCommands(ClassificationTask):
         "Short words of speakers who were not trained on. Scores compare only between runs on the "
         "same words and the same number of recordings."
     )
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 1000,
-        "lr": 4e-3,
-        "schedule": "cosine",
-        "eval_every": 250,
-    }
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
 """Spoken digits: tell a digit from its sound."""
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar
 
 from stateline.tasks.classification import ClassificationTask, HeldOut, Rows, in_frames
 from stateline.tasks.waves import read_wave
@@ -36,12 +34,6 @@ class SpokenDigits(ClassificationTask):
         "Ten digits by few speakers, who are also those of the test: says whether a layer can hear "
         "patterns in raw sound, not whether it understands strangers."
     )
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 1000,
-        "lr": 4e-3,
-        "schedule": "cosine",
-        "eval_every": 250,
-    }
 
     def __init__(
         self,
