@@ -483,6 +483,31 @@ def test_a_planted_bug_is_caught_under_its_clause(bug: type[Twin]) -> None:
     assert bug.clause in broken, str(report)
 
 
+class Sensitive(Twin):
+    """A small difference of two weights, of which little is left once they are rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Parameter(torch.tensor([1.0, 1.0 + 1 / 200]))
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = self.core.forward_chunk(x, state)
+        return y * (self.large[1] - self.large[0]), state
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_chunk(x, self.init_state(len(x)))[0]
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = self.forward_chunk(x[:, None], state)
+        return y[:, 0], state
+
+
+def test_rounded_weights_are_not_held_against_a_computation() -> None:
+    """In bfloat16, 1 + 1/200 is 1 + 1/128: the difference grows by half, the same for both runs."""
+    finding = next(f for f in check_layer(Sensitive()).findings if f.clause.startswith("bfloat16"))
+    assert finding.ok, finding
+
+
 def test_a_leak_is_located() -> None:
     report = check(LeakAtOnePosition)
     notes = {finding.clause: finding.note for finding in report.findings}
