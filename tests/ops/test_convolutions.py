@@ -29,19 +29,25 @@ def run(op: str, backend: str) -> Callable[..., Tensor]:
 
 @pytest.mark.parametrize("op", CONVOLUTIONS)
 def test_the_definition_is_a_convolution(op: str) -> None:
-    u, kernel = signal(11, 2), signal(2, 5)
+    u, kernel = signal(11, 2), signal(4, 5)
     y = CONVOLUTIONS[op](u, kernel, backend="reference")
-    for channel in range(2):
-        wanted = np.convolve(u[:, channel].numpy(), kernel[channel].numpy())[:11]
-        np.testing.assert_allclose(y[:, channel].numpy(), wanted, rtol=0, atol=1e-14)
+    for output in range(4):
+        wanted = np.convolve(u[:, output % 2].numpy(), kernel[output].numpy())[:11]
+        np.testing.assert_allclose(y[:, output].numpy(), wanted, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(("op", "backend"), FASTER)
 @settings(max_examples=15)
-@example(length=37, taps=15, channels=2, batch=(2,))
-@example(length=37, taps=16, channels=2, batch=(2,))
-@example(length=1, taps=40, channels=1, batch=())
-@given(length=LENGTHS, taps=TAPS, channels=st.integers(1, 3), batch=st.sampled_from([(), (2,)]))
+@example(length=37, taps=15, channels=2, filters=3, batch=(2,))
+@example(length=37, taps=16, channels=2, filters=3, batch=(2,))
+@example(length=1, taps=40, channels=1, filters=1, batch=())
+@given(
+    length=LENGTHS,
+    taps=TAPS,
+    channels=st.integers(1, 3),
+    filters=st.integers(1, 3),
+    batch=st.sampled_from([(), (2,)]),
+)
 def test_equals_the_definition(
     agrees: Callable[..., None],
     op: str,
@@ -49,9 +55,10 @@ def test_equals_the_definition(
     length: int,
     taps: int,
     channels: int,
+    filters: int,
     batch: tuple[int, ...],
 ) -> None:
-    inputs = [signal(*batch, length, channels), signal(channels, taps, seed=1)]
+    inputs = [signal(*batch, length, channels), signal(filters * channels, taps, seed=1)]
     agrees(run(op, backend), run(op, "reference"), inputs)
 
 
@@ -59,7 +66,7 @@ def test_equals_the_definition(
 def test_a_past_counts_as_in_the_definition(
     agrees: Callable[..., None], op: str, backend: str
 ) -> None:
-    inputs = [signal(2, 7, 3), signal(3, 5, seed=1), signal(2, 4, 3, seed=2)]
+    inputs = [signal(2, 7, 3), signal(6, 5, seed=1), signal(2, 4, 3, seed=2)]
     agrees(run(op, backend), run(op, "reference"), inputs)
 
 
@@ -166,21 +173,25 @@ def test_nothing_but_the_inputs_is_kept_for_the_backward_pass(
 
 @pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize(("op", "backend"), ALL)
-def test_one_kernel_per_channel_is_required(op: str, backend: str) -> None:
+def test_every_channel_needs_as_many_kernels(op: str, backend: str) -> None:
     with pytest.raises(InputError) as caught:
-        CONVOLUTIONS[op](torch.ones(1, 5, 3), torch.ones(2, 4), backend=backend)
+        CONVOLUTIONS[op](torch.ones(1, 5, 3), torch.ones(4, 4), backend=backend)
     assert str(caught.value) == (
-        "a convolution needs one kernel per channel: u has 3 channels (shape (1, 5, 3)), "
-        "kernel has 2 (shape (2, 4))"
+        "a convolution needs as many kernels for every channel: u has 3 channels "
+        "(shape (1, 5, 3)), kernel has 4 (shape (4, 4))"
     )
 
 
 @pytest.mark.usefixtures("unannotated")  # symbolic lengths are no integers
 @pytest.mark.parametrize("op", CONVOLUTIONS)
-@pytest.mark.parametrize("channels", [1, 3])
-def test_the_operators_keep_pytorchs_rules(op: str, channels: int) -> None:
-    u, kernel = torch.randn(2, 7, channels), torch.randn(channels, 4)
+@pytest.mark.parametrize(("channels", "filters"), [(1, 1), (3, 1), (3, 2)])
+def test_the_operators_keep_pytorchs_rules(op: str, channels: int, filters: int) -> None:
+    u, kernel = torch.randn(2, 7, channels), torch.randn(filters * channels, 4)
     forward = getattr(torch.ops.stateline, op).default
     backward = getattr(torch.ops.stateline, f"{op}_backward").default
-    torch.library.opcheck(forward, (u.clone().requires_grad_(), kernel.clone().requires_grad_()))
-    torch.library.opcheck(backward, (torch.randn_like(u), u, kernel))
+    signal = (
+        u.tile(filters) if op == "short_conv" else u
+    )  # tap by tap there is one for each channel
+    inputs = (signal.clone().requires_grad_(), kernel.clone().requires_grad_())
+    torch.library.opcheck(forward, inputs)
+    torch.library.opcheck(backward, (torch.randn(2, 7, len(kernel)), signal, kernel))

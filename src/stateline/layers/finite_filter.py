@@ -45,14 +45,13 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length output"]:
         """Filter the sequence."""
-        return short_conv(self._for_each(x), self.taps())
+        return short_conv(x, self.taps())
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: FiniteFilterState
     ) -> tuple[Float[Tensor, "batch length output"], FiniteFilterState]:
         """Filter the chunk after what came before it."""
-        before, now = self._for_each(state.past), self._for_each(x)
-        return short_conv(now, self.taps(), before), FiniteFilterState(slide(state.past, x))
+        return short_conv(x, self.taps(), state.past), FiniteFilterState(slide(state.past, x))
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: FiniteFilterState
@@ -73,8 +72,3 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         Laid out anew: with a view, a step takes several times as long.
         """
         return self.taps().unflatten(0, (-1, self.d_model)).flip(-1).mT.contiguous()
-
-    def _for_each(self, u: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch output"]:
-        """The channels once for each filter."""
-        filters = len(self.skip) // self.d_model
-        return u if filters == 1 else u.tile(filters)

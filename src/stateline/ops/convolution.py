@@ -12,17 +12,17 @@ from stateline.errors import InputError
 def convolve_after(
     past: Float[Tensor, "*batch past channel"] | None,
     u: Float[Tensor, "*batch length channel"],
-    kernel: Float[Tensor, "channel taps"],
+    kernel: Float[Tensor, "output taps"],
     convolve: Callable[[Tensor, Tensor], Tensor],
-) -> Float[Tensor, "*batch length channel"]:
-    """Convolve ``u``, which follows ``past`` (zeros if ``None``), with a causal kernel per channel.
+) -> Float[Tensor, "*batch length output"]:
+    """Convolve ``u``, which follows ``past`` (zeros if ``None``), with causal kernels.
 
     Raises:
-        InputError: If ``u`` and ``kernel`` disagree on the number of channels.
+        InputError: If the kernels are not as many for every channel.
     """
-    if kernel.shape[0] != u.shape[-1]:
+    if not kernel.shape[0] or not u.shape[-1] or kernel.shape[0] % u.shape[-1]:
         raise InputError(
-            f"a convolution needs one kernel per channel: u has {u.shape[-1]} channels "
+            f"a convolution needs as many kernels for every channel: u has {u.shape[-1]} channels "
             f"(shape {tuple(u.shape)}), kernel has {kernel.shape[0]} (shape {tuple(kernel.shape)})"
         )
     if past is None:

@@ -26,8 +26,7 @@ def diagonal_ssm(
     inner, outer = _tables(log_a, length, first=0)
     readouts = c.unflatten(0, (-1, u.shape[-1]))  # (readout, channel, mode, 2)
     kernel = _readout(multiply(readouts, b), inner, outer).flatten(0, 1)[:, :length]
-    signal = u if len(readouts) == 1 else u.tile(len(readouts))
-    return fft_conv(signal, kernel.to(torch.promote_types(u.dtype, torch.float32)))
+    return fft_conv(u, kernel.to(torch.promote_types(u.dtype, torch.float32)))
 
 
 def diagonal_ssm_chunk(

@@ -13,12 +13,12 @@ BACKENDS = {"torch": pytorch, "reference": reference}
 @own_precision
 def fft_conv(
     u: Float[Tensor, "*batch length channel"],
-    kernel: Float[Tensor, "channel taps"],
+    kernel: Float[Tensor, "output taps"],
     past: Float[Tensor, "*batch past channel"] | None = None,
     *,
     backend: str = "auto",
-) -> Float[Tensor, "*batch length channel"]:
-    r"""Convolve every channel of ``u`` with its own causal kernel.
+) -> Float[Tensor, "*batch length output"]:
+    r"""Convolve every channel of ``u`` with causal kernels of its own, one or several.
 
     Computes :math:`y_t = \sum_{s \ge 0} k_s\, u_{t-s}`. The FFT runs in float32 (float64 for
     float64 input) whatever the input dtype. Only ``u`` and ``kernel`` are kept for the backward
@@ -26,17 +26,17 @@ def fft_conv(
 
     Args:
         u: Input signal.
-        kernel: Impulse response of each channel. Taps that reach back beyond the first input
-            meet zeros.
+        kernel: Impulse responses: that of every channel, then a second one of every channel, and
+            so on. Taps that reach back beyond the first input meet zeros.
         past: Inputs before ``u``, oldest first; ``None`` means zeros. It is the state of a layer
             that convolves chunk by chunk: see :func:`stateline.ops.slide`.
         backend: Implementation, by default the fastest.
 
     Returns:
-        Output signal, in the dtype of ``u``.
+        Output signals, in the order of the kernels and the dtype of ``u``.
 
     Raises:
-        InputError: If ``u`` and ``kernel`` disagree on the number of channels.
+        InputError: If the kernels are not as many for every channel.
 
     Example:
         A kernel of one unit tap, delayed by two steps, delays the signal by two steps.

@@ -9,7 +9,7 @@ from stateline.ops.library import define_op
 def _forward(u: Tensor, kernel: Tensor) -> Tensor:
     u_f, k_f, n = _spectra(u, kernel)
     y = torch.fft.irfft(u_f * k_f, n=n)[..., : u.shape[-2]]
-    return y.mT.to(u.dtype).contiguous()
+    return y.flatten(-3, -2).mT.to(u.dtype).contiguous()
 
 
 def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
@@ -20,11 +20,12 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     """
     length, taps = u.shape[-2], kernel.shape[1]
     u_f, k_f, n = _spectra(u, kernel)
-    g_f = torch.fft.rfft(grad.to(_compute_dtype(u)).mT, n=n)
-    grad_u = torch.fft.irfft(g_f * k_f.conj_physical(), n=n)[..., :length]
+    g_f = torch.fft.rfft(grad.to(_compute_dtype(u)).mT.unflatten(-2, k_f.shape[:-1]), n=n)
+    grad_u = torch.fft.irfft((g_f * k_f.conj_physical()).sum(dim=-3), n=n)[..., :length]
     products = g_f.conj_physical_() * u_f
-    summed = products.reshape(-1, *products.shape[-2:]).sum(dim=0)  # batch rows share the kernel
-    grad_kernel = torch.fft.irfft(summed.conj_physical_(), n=n)[:, : min(taps, length)]
+    summed = products.reshape(-1, *k_f.shape).sum(dim=0)  # batch rows share the kernel
+    grad_kernel = torch.fft.irfft(summed.conj_physical_(), n=n).flatten(0, 1)
+    grad_kernel = grad_kernel[:, : min(taps, length)]
     missing = taps - grad_kernel.shape[1]
     return (
         grad_u.mT.to(u.dtype).contiguous(),
@@ -33,11 +34,14 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _spectra(u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Spectra of signal and kernel on a grid on which nothing wraps around."""
-    length = u.shape[-2]
-    taps = kernel[:, :length].to(_compute_dtype(u))
-    n = _fast_length(length + taps.shape[1] - 1)
-    return torch.fft.rfft(u.to(taps.dtype).mT, n=n), torch.fft.rfft(taps, n=n), n
+    """Spectra on a grid on which nothing wraps around.
+
+    Of the signal (*batch, 1, channel, frequency), of the kernel (filter, channel, frequency).
+    """
+    length, channels = u.shape[-2:]
+    taps = kernel[:, :length].to(_compute_dtype(u)).unflatten(0, (-1, channels))
+    n = _fast_length(length + taps.shape[-1] - 1)
+    return torch.fft.rfft(u.to(taps.dtype).mT, n=n).unsqueeze(-3), torch.fft.rfft(taps, n=n), n
 
 
 def _compute_dtype(u: Tensor) -> torch.dtype:

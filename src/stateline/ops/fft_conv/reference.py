@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 def fft_conv(
-    u: Float[Tensor, "*batch length channel"], kernel: Float[Tensor, "channel taps"]
-) -> Float[Tensor, "*batch length channel"]:
-    r"""Sum the delayed signals: :math:`y_t = \sum_{s=0}^{t} k_s\, u_{t-s}`."""
+    u: Float[Tensor, "*batch length channel"], kernel: Float[Tensor, "output taps"]
+) -> Float[Tensor, "*batch length output"]:
+    r"""Sum the delayed signals, :math:`y_t = \sum_{s=0}^{t} k_s\, u_{t-s}`; channels repeat."""
     dtype = torch.promote_types(u.dtype, torch.float32)
-    signal, taps = u.to(dtype), kernel.to(dtype)
+    signal, taps = u.to(dtype).tile(len(kernel) // u.shape[-1]), kernel.to(dtype)
     length = u.shape[-2]
     y = torch.zeros_like(signal)
     for delay in range(min(length, taps.shape[1])):

@@ -13,27 +13,28 @@ BACKENDS = {"torch": pytorch, "reference": reference}
 @own_precision
 def short_conv(
     u: Float[Tensor, "*batch length channel"],
-    kernel: Float[Tensor, "channel taps"],
+    kernel: Float[Tensor, "output taps"],
     past: Float[Tensor, "*batch past channel"] | None = None,
     *,
     backend: str = "auto",
-) -> Float[Tensor, "*batch length channel"]:
-    r"""Convolve every channel of ``u`` with its own short causal kernel.
+) -> Float[Tensor, "*batch length output"]:
+    r"""Convolve every channel of ``u`` with short causal kernels of its own, one or several.
 
     The same function as :func:`stateline.ops.fft_conv`,
     :math:`y_t = \sum_{s \ge 0} k_s\, u_{t-s}`, tap by tap as long as that is the faster way.
 
     Args:
         u: Input signal.
-        kernel: Impulse response of each channel.
+        kernel: Impulse responses: that of every channel, then a second one of every channel, and
+            so on.
         past: Inputs before ``u``, oldest first; ``None`` means zeros.
         backend: Implementation, by default the fastest.
 
     Returns:
-        Output signal, in the dtype of ``u``.
+        Output signals, in the order of the kernels and the dtype of ``u``.
 
     Raises:
-        InputError: If ``u`` and ``kernel`` disagree on the number of channels.
+        InputError: If the kernels are not as many for every channel.
 
     Example:
         >>> import torch

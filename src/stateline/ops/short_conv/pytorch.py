@@ -35,4 +35,7 @@ _by_taps = define_op("short_conv", _forward, _backward)
 
 def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
     """Sum the delayed signals; a longer kernel goes through the FFT."""
-    return fft_conv(u, kernel) if kernel.shape[1] >= TAPS_BY_FFT else _by_taps(u, kernel)
+    if kernel.shape[1] >= TAPS_BY_FFT:
+        return fft_conv(u, kernel)
+    filters = len(kernel) // u.shape[-1]
+    return _by_taps(u if filters == 1 else u.tile(filters), kernel)
