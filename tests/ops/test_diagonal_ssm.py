@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateline.ops import OPS, diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
+from stateline.ops import (
+    OPS,
+    diagonal_ssm,
+    diagonal_ssm_chunk,
+    diagonal_ssm_every,
+    diagonal_ssm_step,
+)
 
 BACKENDS = list(OPS["diagonal_ssm"])
 FASTER = [backend for backend in BACKENDS if backend != "reference"]
@@ -77,6 +83,34 @@ def test_equals_the_definition(
     inputs = case(length, channels, modes, batch)
     agrees(run(backend), run("reference"), inputs[:4])
     agrees(run_chunk(backend), run_chunk("reference"), inputs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("length", [5, 19, 170])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_some_outputs_are_those_of_all(
+    agrees: Callable[..., None], backend: str, length: int, batch: tuple[int, ...]
+) -> None:
+    u, log_a, b, c, _ = case(length, batch=batch)
+    several = torch.cat([c, case(1, seed=1)[3]])
+
+    def every(*inputs: Tensor) -> Tensor:
+        return diagonal_ssm_every(*inputs, 5, backend=backend)
+
+    def all_of_them(*inputs: Tensor) -> Tensor:
+        return diagonal_ssm(*inputs, backend="reference")[..., 4::5, :]
+
+    agrees(every, all_of_them, [u, log_a, b, several])
+    torch.testing.assert_close(
+        every(u, log_a[:1], b, c), all_of_them(u, log_a[:1].expand_as(log_a), b, c), **EXACT
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("length", [0, 4])
+def test_too_few_inputs_give_no_output(backend: str, length: int) -> None:
+    inputs = case(length)[:4]
+    assert diagonal_ssm_every(*inputs, 5, backend=backend).shape == (2, 0, 2)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
 from stateline.layers.cross_attention import CrossAttention, attend_by_block, attend_to_all
-from stateline.layers.diagonal_ssm import DiagonalSSM
+from stateline.layers.diagonal_ssm import DiagonalRecurrence, DiagonalSSM
 from stateline.layers.dss import DSS
 from stateline.layers.long_conv import ImplicitFilters
 from stateline.layers.s4 import S4SSM
@@ -159,11 +159,15 @@ class BlockState(SequenceLayer[BlockStateState]):
 
         The last block is filled up; ``mh`` has an axis for the heads.
         """
-        c = self._outputs(self.ssm(self._narrowed(x)))
         if self.initial is None:
-            return _blocks(c, self.window)
-        ends = c[:, self.window - 1 :: self.window][:, : (x.shape[1] - 1) // self.window]
-        return torch.cat([self.initial.expand(len(x), 1, -1, -1).to(c.dtype), ends], dim=1)
+            return _blocks(self._outputs(self.ssm(self._narrowed(x))), self.window)
+        past = self._narrowed(x[:, : (x.shape[1] - 1) // self.window * self.window])
+        if isinstance(self.ssm, DiagonalRecurrence):
+            ends = self.ssm.every(past, self.window)
+        else:
+            ends = self.ssm(past)[:, self.window - 1 :: self.window]
+        initial = self.initial.expand(len(x), 1, -1, -1).to(ends.dtype)
+        return torch.cat([initial, self._outputs(ends)], dim=1)
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: BlockStateState
@@ -194,7 +198,10 @@ class BlockState(SequenceLayer[BlockStateState]):
             seen, states = len(self.ids), len(self.ids) / self.window
         own = products - SequenceLayer.flops_per_token(self.local, length)
         own += 2.0 * states * self.w_kv.numel() + 4.0 * self.d_model * seen
-        return own + self.local.flops_per_token(length) + self.ssm.flops_per_token(length)
+        own += self.local.flops_per_token(length)
+        if self.ids is not None and isinstance(self.ssm, DiagonalRecurrence):
+            return own + self.ssm.flops_of_every(self.window)
+        return own + self.ssm.flops_per_token(length)
 
     def _narrowed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch width"]:
         """What the state space model reads; each of several reads the same."""
@@ -210,11 +217,13 @@ class BlockState(SequenceLayer[BlockStateState]):
         context = self.norm(context)
         if self.ids is not None:
             context = context + self.ids
-        if self.variant != "mh":
-            context = context[..., None, :]
-        kv = torch.einsum("...rd,rde->...re", context, self.w_kv)
-        k, v = kv.unflatten(-1, (2, -1, self.cross.d_head)).unbind(dim=-3)
-        return self.cross.keys(k.flatten(-3, -2)), v.flatten(-3, -2)
+        if self.variant == "mh":
+            kv = torch.einsum("...hd,hde->...he", context, self.w_kv)
+            k, v = kv.chunk(2, dim=-1)
+        else:
+            kv = context @ self.w_kv[0]
+            k, v = kv.unflatten(-1, (2, -1, self.cross.d_head)).unbind(dim=-3)
+        return self.cross.keys(k), v
 
     def _read(
         self,

@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
-from stateline.ops import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
+from stateline.ops import (
+    diagonal_ssm,
+    diagonal_ssm_chunk,
+    diagonal_ssm_every,
+    diagonal_ssm_step,
+)
 from stateline.ops.discretization import DISCRETIZATIONS, Discretization
 from stateline.ops.hippo import Init, diagonal_frequencies
 from stateline.ops.planes import multiply
@@ -77,6 +82,13 @@ class DiagonalRecurrence(SequenceLayer[DiagonalSSMState]):
         """Convolve with the impulse response."""
         return diagonal_ssm(x, *self.discretize()) + skipped(x, self.skip)
 
+    def every(
+        self, x: Float[Tensor, "*batch length d_model"], stride: int
+    ) -> Float[Tensor, "*batch taken output"]:
+        """What ``forward`` gives at the last token of every ``stride`` tokens, at less cost."""
+        y = diagonal_ssm_every(x, *self.discretize(), stride)
+        return y + skipped(x[..., stride - 1 :: stride, :], self.skip)
+
     def forward_chunk(
         self, x: Float[Tensor, "*batch length d_model"], state: DiagonalSSMState
     ) -> tuple[Float[Tensor, "*batch length output"], DiagonalSSMState]:
@@ -90,6 +102,10 @@ class DiagonalRecurrence(SequenceLayer[DiagonalSSMState]):
         """Advance the recurrence by one input."""
         y, h = diagonal_ssm_step(x, *self.discretize(), state.h)
         return y + skipped(x, self.skip), DiagonalSSMState(h)
+
+    def flops_of_every(self, stride: int) -> float:
+        """Of ``every``, per token: each input for all modes, and the share of each output."""
+        return 4.0 * self.c.shape[1] * (self.d_model + len(self.c) / stride)
 
     def flops_per_token(self, length: int) -> float:
         """The convolution of each output, and the kernel's share."""

@@ -11,7 +11,12 @@ from stateline.ops.attention import attention
 from stateline.ops.backend import use_backend
 from stateline.ops.convolution import slide
 from stateline.ops.diagonal_ssm import BACKENDS as _DIAGONAL_SSM
-from stateline.ops.diagonal_ssm import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
+from stateline.ops.diagonal_ssm import (
+    diagonal_ssm,
+    diagonal_ssm_chunk,
+    diagonal_ssm_every,
+    diagonal_ssm_step,
+)
 from stateline.ops.dplr_ssm import BACKENDS as _DPLR_SSM
 from stateline.ops.dplr_ssm import dplr_ssm, dplr_ssm_chunk, dplr_ssm_step
 from stateline.ops.fft_conv import BACKENDS as _FFT_CONV
@@ -50,6 +55,7 @@ __all__ = [
     "attention",
     "diagonal_ssm",
     "diagonal_ssm_chunk",
+    "diagonal_ssm_every",
     "diagonal_ssm_step",
     "dplr_ssm",
     "dplr_ssm_chunk",

@@ -89,6 +89,35 @@ def diagonal_ssm_chunk(
     return choose("diagonal_ssm", BACKENDS, backend).diagonal_ssm_chunk(u, log_a, b, c, state)
 
 
+@own_precision
+def diagonal_ssm_every(
+    u: Float[Tensor, "*batch length channel"],
+    log_a: Float[Tensor, "#channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    stride: int,
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "*batch taken output"]:
+    """The response from the zero state at every ``stride``-th input only: at the last of each.
+
+    That costs less than the whole response: what many readouts see is computed rarely.
+
+    Args:
+        u: Input signal.
+        log_a: Logarithm of the transition.
+        b: Input vector.
+        c: Output vector.
+        stride: Inputs per output, at least 1.
+        backend: Implementation, by default the fastest.
+
+    Returns:
+        Outputs ``stride - 1``, ``2 * stride - 1``, ... of the signal, in the dtype of ``u``.
+    """
+    every = choose("diagonal_ssm", BACKENDS, backend).diagonal_ssm_every
+    return every(u, log_a, b, c, stride)
+
+
 def diagonal_ssm_step(
     u: Float[Tensor, "*batch channel"],
     log_a: Float[Tensor, "#channel mode 2"],

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stateline.ops.fft_conv.pytorch import fft_conv
 from stateline.ops.planes import exponential, multiply
+from stateline.ops.scan import diagonal_scan
 
 
 def diagonal_ssm(
@@ -46,6 +47,31 @@ def diagonal_ssm_chunk(
     decay = _powers(log_a, start=length, stride=1, count=1).squeeze(-2).to(state.dtype)
     kept = multiply(decay, state)
     return y.to(u.dtype), kept + multiply(b, _driven(signal, log_a))
+
+
+def diagonal_ssm_every(
+    u: Float[Tensor, "*batch length channel"],
+    log_a: Float[Tensor, "#channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    stride: int,
+) -> Float[Tensor, "*batch taken output"]:
+    """Find what each block of inputs leaves behind, scan these, and read the states."""
+    channels, modes = b.shape[:2]
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    whole = u.shape[-2] // stride * stride
+    blocks = u[..., :whole, :].to(dtype).unflatten(-2, (-1, stride))
+    inner, outer = _tables(log_a, stride, first=0)
+    powers = multiply(outer[..., None, :], inner[..., None, :, :]).flatten(-3, -2)
+    left = multiply(b[..., None, :], powers[..., :stride, :].flip(-2)).transpose(-3, -2).flatten(-2)
+    rows = blocks.flatten(0, -3).movedim(-1, 0)  # (channel, row and block, place in the block)
+    driven = (rows @ left.to(dtype)).movedim(0, 1).reshape(*blocks.shape[:-2], channels * modes, 2)
+    zeros = driven.new_zeros(*u.shape[:-2], channels * modes, 2)
+    log_all = stride * log_a.expand(channels, -1, -1).flatten(0, 1)
+    states = diagonal_scan(driven, log_all, zeros).reshape(-1, channels, 2 * modes)
+    read = 2 * torch.stack([c[..., 0], -c[..., 1]], dim=-1).flatten(-2).unflatten(0, (-1, channels))
+    y = states.transpose(0, 1) @ read.permute(1, 2, 0).to(dtype)
+    return y.permute(1, 2, 0).reshape(*blocks.shape[:-2], len(c)).to(u.dtype)
 
 
 def _tables(

@@ -31,7 +31,19 @@ def diagonal_ssm_chunk(
     for u_t in u.unbind(dim=-2):
         x = a * x + b_c * u_t[..., None]
         outputs.append(2 * (c_c * x[..., None, :, :]).sum(dim=-1).real.flatten(-2))
-    return torch.stack(outputs, dim=-2).to(u.dtype), torch.view_as_real(x)
+    y = torch.stack(outputs, dim=-2) if outputs else u.new_zeros(*u.shape[:-1], len(c))
+    return y.to(u.dtype), torch.view_as_real(x)
+
+
+def diagonal_ssm_every(
+    u: Float[Tensor, "*batch length channel"],
+    log_a: Float[Tensor, "#channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    stride: int,
+) -> Float[Tensor, "*batch taken output"]:
+    """Run the recurrence over all inputs, and take some of its outputs."""
+    return diagonal_ssm(u, log_a, b, c)[..., stride - 1 :: stride, :]
 
 
 def _complex(planes: Float[Tensor, "*shape 2"]) -> Tensor:

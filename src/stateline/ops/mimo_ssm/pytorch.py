@@ -1,21 +1,10 @@
-r"""Diagonal state space model of many inputs by matrix products, on any device.
-
-The states of a block of inputs are those inputs times a triangular matrix of powers of the
-transition, plus what is left of the state before the block. The states at the ends of the blocks
-obey the same recurrence with :math:`a^{16}` for a, so that they are found by the same function.
-"""
-
-import math
+"""Diagonal state space model of many inputs by a scan of all modes, on any device."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.planes import exponential, multiply
-
-BLOCK = 16
-"""Inputs of a block. On a CPU core, with 32 or 128 modes, 32 takes 1.1 times as long, 64 1.5."""
+from stateline.ops.scan import diagonal_scan
 
 
 def mimo_ssm_chunk(
@@ -27,50 +16,7 @@ def mimo_ssm_chunk(
 ) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch mode 2"]]:
     """Scan the driven modes, and read them all."""
     driven = (u.to(state.dtype) @ b.transpose(0, 1).flatten(1)).unflatten(-1, (-1, 2))
-    x = _scan(driven, log_a, state)
+    x = diagonal_scan(driven, log_a, state)
     read = torch.stack([c[..., 0], -c[..., 1]], dim=-1).flatten(1)  # (output, 2 mode)
     y = 2 * (x.flatten(-2) @ read.T)
     return y.to(u.dtype), x[..., -1, :, :] if u.shape[-2] else state
-
-
-def _scan(
-    v: Float[Tensor, "*batch length mode 2"],
-    log_a: Float[Tensor, "mode 2"],
-    state: Float[Tensor, "*batch mode 2"],
-) -> Float[Tensor, "*batch length mode 2"]:
-    r"""All states of :math:`x_t = a x_{t-1} + v_t`."""
-    length = v.shape[-3]
-    count = math.ceil(length / BLOCK)
-    blocks = F.pad(v, (0, 0, 0, 0, 0, count * BLOCK - length)).unflatten(-3, (count, BLOCK))
-    powers = _powers(log_a, BLOCK + 1).to(v.dtype)  # (power, mode, 2)
-    alone = _from_zero(blocks, powers[:-1])
-    before = state[..., None, :, :]
-    if count > 1:
-        after = _scan(alone[..., :-1, -1, :, :], BLOCK * log_a, state)
-        before = torch.cat([before, after], dim=-3)
-    kept = multiply(powers[1:], before[..., None, :, :])
-    return (alone + kept).flatten(-4, -3)[..., :length, :, :]
-
-
-def _from_zero(
-    blocks: Float[Tensor, "*batch block mode 2"], powers: Float[Tensor, "block mode 2"]
-) -> Float[Tensor, "*batch block mode 2"]:
-    """States of every block as if it began at the zero state: one matrix product per mode."""
-    index = torch.arange(BLOCK, device=blocks.device)
-    distance = index - index[:, None]  # from the input (row) to the state (column)
-    real, imag = (powers[distance.clamp(min=0)] * (distance >= 0)[..., None, None]).unbind(dim=-1)
-    # complex multiplication as a real matrix: (input, mode, plane in, state, plane out)
-    product = torch.stack(
-        [torch.stack([real, imag], dim=-1), torch.stack([-imag, real], dim=-1)], dim=-2
-    )  # (input, state, mode, plane in, plane out)
-    matrix = product.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
-    rows = blocks.flatten(0, -4).permute(2, 0, 1, 3).flatten(2)  # (mode, rows, 2 block)
-    states = (rows @ matrix).unflatten(-1, (BLOCK, 2))
-    return states.permute(1, 2, 0, 3).reshape(blocks.shape)
-
-
-def _powers(log_a: Float[Tensor, "mode 2"], count: int) -> Float[Tensor, "count mode 2"]:
-    """Transition to the powers 0, 1, ..."""
-    exponents = torch.arange(count, device=log_a.device)[:, None, None]
-    precise = log_a if log_a.device.type == "mps" else log_a.double()  # mps has no float64
-    return exponential(precise * exponents)
