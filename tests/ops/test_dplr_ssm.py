@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateline.ops import OPS, diagonal_ssm_chunk, dplr_ssm, dplr_ssm_chunk, dplr_ssm_step
+from stateline.ops import (
+    OPS,
+    diagonal_ssm_chunk,
+    dplr_ssm,
+    dplr_ssm_chunk,
+    dplr_ssm_every,
+    dplr_ssm_step,
+)
 from stateline.ops.discretization import bilinear
 from stateline.ops.hippo import diagonal_plus_low_rank, hippo
 from stateline.ops.planes import multiply
@@ -98,6 +105,27 @@ def test_equals_the_definition(
     inputs = case(length, channels, modes, readouts, batch)
     agrees(run(backend), run("reference"), inputs[:6])
     agrees(run_chunk(backend), run_chunk("reference"), inputs)
+
+
+@pytest.mark.parametrize("length", [5, 19, 43])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_some_outputs_are_those_of_all(
+    agrees: Callable[..., None], length: int, batch: tuple[int, ...]
+) -> None:
+    def every(*inputs: Tensor) -> Tensor:
+        return dplr_ssm_every(*inputs, 5)
+
+    def all_of_them(*inputs: Tensor) -> Tensor:
+        return dplr_ssm(*inputs, backend="reference")[..., 4::5, :]
+
+    agrees(every, all_of_them, case(length, readouts=2, batch=batch)[:6])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("length", [0, 4])
+def test_too_few_inputs_give_no_output(backend: str, length: int) -> None:
+    inputs = case(length, readouts=3)[:6]
+    assert dplr_ssm_every(*inputs, 5, backend=backend).shape == (2, 0, 6)
 
 
 def test_a_step_is_a_chunk_of_one(agrees: Callable[..., None]) -> None:

@@ -162,7 +162,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         if self.initial is None:
             return _blocks(self._outputs(self.ssm(self._narrowed(x))), self.window)
         past = self._narrowed(x[:, : (x.shape[1] - 1) // self.window * self.window])
-        if isinstance(self.ssm, DiagonalRecurrence):
+        if isinstance(self.ssm, _RARELY):
             ends = self.ssm.every(past, self.window)
         else:
             ends = self.ssm(past)[:, self.window - 1 :: self.window]
@@ -199,7 +199,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         own = products - SequenceLayer.flops_per_token(self.local, length)
         own += 2.0 * states * self.w_kv.numel() + 4.0 * self.d_model * seen
         own += self.local.flops_per_token(length)
-        if self.ids is not None and isinstance(self.ssm, DiagonalRecurrence):
+        if self.ids is not None and isinstance(self.ssm, _RARELY):
             return own + self.ssm.flops_of_every(self.window)
         return own + self.ssm.flops_per_token(length)
 
@@ -261,6 +261,9 @@ class _Sizes(NamedTuple):
     d_state: int
     filter_len: int
 
+
+_RARELY = (DiagonalRecurrence, S4SSM)
+"""State space models that can give the outputs at the ends of blocks without the others."""
 
 _SSMS: Mapping[str, Callable[[_Sizes], AnyLayer]] = {
     "dss": lambda s: DSS(s.width, d_state=s.d_state, n_outputs=s.outputs).ssm,

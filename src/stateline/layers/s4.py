@@ -17,7 +17,7 @@ from stateline.layers.diagonal_ssm import (
     uniform_log_dt,
 )
 from stateline.layers.ssm_layer import Output, SSMLayer
-from stateline.ops import dplr_ssm, dplr_ssm_chunk, dplr_ssm_step
+from stateline.ops import dplr_ssm, dplr_ssm_chunk, dplr_ssm_every, dplr_ssm_step
 from stateline.ops.hippo import diagonal_plus_low_rank
 
 
@@ -96,6 +96,13 @@ class S4SSM(SequenceLayer[DiagonalSSMState]):
         """Convolve with the impulse response."""
         return dplr_ssm(x, *self.continuous()) + skipped(x, self.skip)
 
+    def every(
+        self, x: Float[Tensor, "batch length d_model"], stride: int
+    ) -> Float[Tensor, "batch taken output"]:
+        """What ``forward`` gives at the last token of every ``stride`` tokens, at less cost."""
+        y = dplr_ssm_every(x, *self.continuous(), stride)
+        return y + skipped(x[:, stride - 1 :: stride], self.skip)
+
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: DiagonalSSMState
     ) -> tuple[Float[Tensor, "batch length output"], DiagonalSSMState]:
@@ -109,6 +116,11 @@ class S4SSM(SequenceLayer[DiagonalSSMState]):
         """Advance the recurrence by one input."""
         y, h = dplr_ssm_step(x, *self.continuous(), state.h)
         return y + skipped(x, self.skip), DiagonalSSMState(h)
+
+    def flops_of_every(self, stride: int) -> float:
+        """Of ``every``, per token: each input for all modes, and the share of each output."""
+        size = 2.0 * self.c.shape[1]
+        return 2 * size * (self.d_model * (1 + size / stride) + len(self.c) / stride)
 
     def flops_per_token(self, length: int) -> float:
         """The convolution of each output, the kernel's product, and the squarings before it."""

@@ -18,7 +18,7 @@ from stateline.ops.diagonal_ssm import (
     diagonal_ssm_step,
 )
 from stateline.ops.dplr_ssm import BACKENDS as _DPLR_SSM
-from stateline.ops.dplr_ssm import dplr_ssm, dplr_ssm_chunk, dplr_ssm_step
+from stateline.ops.dplr_ssm import dplr_ssm, dplr_ssm_chunk, dplr_ssm_every, dplr_ssm_step
 from stateline.ops.fft_conv import BACKENDS as _FFT_CONV
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.gated_delta_rule import BACKENDS as _GATED_DELTA_RULE
@@ -59,6 +59,7 @@ __all__ = [
     "diagonal_ssm_step",
     "dplr_ssm",
     "dplr_ssm_chunk",
+    "dplr_ssm_every",
     "dplr_ssm_step",
     "fft_conv",
     "gated_delta_rule",

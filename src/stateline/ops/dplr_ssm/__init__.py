@@ -94,6 +94,39 @@ def dplr_ssm_chunk(
     return choose("dplr_ssm", BACKENDS, backend).dplr_ssm_chunk(u, dt, a, p, b, c, state)
 
 
+@own_precision
+def dplr_ssm_every(
+    u: Float[Tensor, "*batch length channel"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    stride: int,
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "*batch taken output"]:
+    """The response from the zero state at every ``stride``-th input only: at the last of each.
+
+    That costs less than the whole response: what many readouts see is computed rarely.
+
+    Args:
+        u: Input signal.
+        dt: Step.
+        a: Diagonal part of the transition.
+        p: Low-rank part.
+        b: Input vector.
+        c: Output vectors.
+        stride: Inputs per output, at least 1.
+        backend: Implementation, by default the fastest.
+
+    Returns:
+        Outputs ``stride - 1``, ``2 * stride - 1``, ... of the signal, in the dtype of ``u``.
+    """
+    every = choose("dplr_ssm", BACKENDS, backend).dplr_ssm_every
+    return every(u, dt, a, p, b, c, stride)
+
+
 def dplr_ssm_step(
     u: Float[Tensor, "*batch channel"],
     dt: Float[Tensor, " channel"],

@@ -19,9 +19,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dplr_ssm.pytorch import convolve, dplr_ssm_chunk, precise, rows, transition
+from stateline.ops.dplr_ssm.pytorch import (
+    convolve,
+    dplr_ssm_chunk,
+    dplr_ssm_every,
+    precise,
+    rows,
+    transition,
+)
 
-__all__ = ["dplr_ssm", "dplr_ssm_chunk"]
+__all__ = ["dplr_ssm", "dplr_ssm_chunk", "dplr_ssm_every"]
 
 
 def dplr_ssm(

@@ -59,6 +59,31 @@ def dplr_ssm_chunk(
     return y.to(u.dtype), after.reshape(state.shape).to(state.dtype)
 
 
+def dplr_ssm_every(
+    u: Float[Tensor, "*batch length channel"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    stride: int,
+) -> Float[Tensor, "*batch taken output"]:
+    """Find what each block of inputs leaves behind, step from block to block, read the states."""
+    channels, count = u.shape[-1], u.shape[-2] // stride
+    dt, a, p, b, c = (precise(t) for t in (dt, a, p, b, c))
+    step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
+    left, _ = _orbit(b_bar, step, stride)
+    blocks = precise(u[..., : count * stride, :]).mT.unflatten(-1, (count, stride))
+    driven = blocks.to(left.dtype) @ left[:, :stride].flip(-2)  # (*batch, channel, block, N)
+    over_block = torch.linalg.matrix_power(step, stride)
+    states = [driven.new_zeros(*driven.shape[:-2], 1, driven.shape[-1])]
+    for state in driven.split(1, dim=-2):
+        states.append(states[-1] @ over_block + state)
+    after = torch.cat(states[1:] or [driven], dim=-2)
+    y = after @ rows(c, channels).movedim(0, -1)  # (*batch, channel, block, readout)
+    return y.movedim(-3, -1).flatten(-2).to(u.dtype)
+
+
 def advance(
     x: Float[Tensor, "*batch #channel mode 2"],
     drive: Float[Tensor, "*batch #channel mode 2"],

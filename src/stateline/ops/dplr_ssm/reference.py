@@ -45,6 +45,19 @@ def dplr_ssm_chunk(
     return y.to(u.dtype), torch.view_as_real(x[..., : a.shape[1]])
 
 
+def dplr_ssm_every(
+    u: Float[Tensor, "*batch length channel"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    stride: int,
+) -> Float[Tensor, "*batch taken output"]:
+    """Run the recurrence over all inputs, and take some of its outputs."""
+    return dplr_ssm(u, dt, a, p, b, c)[..., stride - 1 :: stride, :]
+
+
 def _whole(planes: Float[Tensor, "*shape mode 2"]) -> Tensor:
     """Complex modes, then their conjugates."""
     half = torch.complex(planes[..., 0], planes[..., 1])
