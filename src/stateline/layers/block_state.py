@@ -54,8 +54,8 @@ class BlockState(SequenceLayer[BlockStateState]):
       by learned context IDs; in the first block, a learned context.
 
     So nothing recurrent crosses the blocks but the state space model: all of them are computed at
-    once. Cost is linear in the length, for ``mf`` with ``n_states`` convolutions; the state is
-    constant in size (with ``long_conv``, all inputs that its filters reach).
+    once. Cost is linear in the length; the state is constant in size (with ``long_conv``, all
+    inputs that its filters reach).
 
     Args:
         d_model: Width of input and output.
