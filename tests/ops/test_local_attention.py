@@ -140,6 +140,33 @@ def test_a_query_that_sees_nothing_gets_zero_and_passes_no_gradient(backend: str
     assert not any(g.any() for g in gradients)
 
 
+@pytest.mark.parametrize("backend", OPS["local_attention"])
+def test_a_head_whose_bias_hides_all_gets_zero_and_passes_no_gradient(backend: str) -> None:
+    x = case(40, 45, 3)
+    x["bias"][1] = float("-inf")
+    x = {name: t.requires_grad_() for name, t in x.items()}
+    y = local_attention(**x, window=3, backend=backend)
+    assert not y[:, :, 1].any()
+    assert y[:, :, [0, 2]].all()
+    for g in torch.autograd.grad(y.sum(), [x["q"], x["k"], x["v"]]):
+        assert not g[:, :, 1].any()
+        assert g[:, -1, [0, 2]].all()
+
+
+@pytest.mark.parametrize("backend", FASTER)
+def test_slots_that_hold_nothing_cannot_overflow(backend: str) -> None:
+    x = {name: t.float() for name, t in case(4, 8, 3).items()}
+    first = torch.tensor([5, 7])
+    wanted = local_attention(**x, first=first, window=3, backend=backend)
+    for name in ("k", "v"):
+        x[name][0, :5] = x[name][1, :7] = torch.finfo(torch.float32).max
+    x = {name: t.requires_grad_() for name, t in x.items()}
+    found = local_attention(**x, first=first, window=3, backend=backend)
+    torch.testing.assert_close(found, wanted)
+    gradients = torch.autograd.grad(found.sum(), list(x.values()))
+    assert all(g.isfinite().all() for g in gradients)
+
+
 @pytest.mark.parametrize("backend", FASTER)
 def test_a_window_costs_memory_in_proportion_to_the_length(backend: str) -> None:
     def scores(length: int) -> int:

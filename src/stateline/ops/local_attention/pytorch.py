@@ -3,13 +3,20 @@
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.attention.pytorch import MANY_SCORES, SCORES_PER_BLOCK, heads_first
 from stateline.ops.library import define_op
 
 LEAST_BLOCK = 32
-"""Queries in a block at least: fewer would make the products of matrices slow."""
+"""Queries in a block at least: fewer would make the products of matrices slow. On a processor this
+is the most, too: a block of n queries computes n + w - 1 scores for each, and needs w."""
+
+_softmax_backward = torch.ops.aten._softmax_backward_data  # in one pass
+
+Block = tuple[slice, slice, slice]
+"""Rows, queries and slots."""
 
 
 def local_attention(  # noqa: PLR0913
@@ -39,15 +46,22 @@ def _forward(  # noqa: PLR0913
     block_len: int,
 ) -> Tensor:
     y = torch.empty_like(q)
-    queries, keys, values = heads_first(q, k, v)
-    for rows, times, slots in _blocks(q, k, window):
-        distance = _distance(q, k, times, slots)
-        hidden = _hidden(distance, slots, first, rows, window)
-        if phase is not None:
-            hidden = hidden | _blocks_away(distance, times, phase[rows], window, block_len)
-        q_b = queries[rows, :, times]
-        weights = _weights(q_b, keys[rows, :, slots], distance, hidden, bias, position_keys)
-        y[rows, times] = (weights @ values[rows, :, slots]).transpose(1, 2).to(y.dtype)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    free, k, v = _free(k, v, first)
+    inputs = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), v.to(dtype)
+    queries, keys, values = (t.transpose(1, 2) for t in inputs)
+    table, far = _table(q, k, bias, window), _far_first(q, k, position_keys, window)
+    for block in _blocks(q, k, window):
+        rows, times, slots = block
+        mask, blind = _mask(table, block, free, phase, window, block_len)
+        q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
+        if far is not None:
+            mask = mask + _by_slot(q_b @ far.mT, mask.shape[-1])
+        if q.device.type == "cpu":  # elsewhere, fused kernels are particular about masks
+            y_b = F.scaled_dot_product_attention(q_b, k_b, v_b, mask, scale=1.0)
+        else:
+            y_b = _weights(q_b, k_b, mask) @ v_b
+        y[rows, times] = y_b.masked_fill_(blind, 0.0).transpose(1, 2).to(y.dtype)
     return y
 
 
@@ -63,108 +77,163 @@ def _backward(  # noqa: PLR0913
     window: int,
     block_len: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Recompute the weights P = softmax(S) of each block; dS = P (dP - dy y)."""
+    """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP)."""
+    free, k, v = _free(k, v, first)
     queries, keys, values, grads = heads_first(q, k, v, grad)
+    queries = queries * q.shape[-1] ** -0.5
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
-    grad_bias = queries.new_zeros(0 if bias is None else bias.shape)
-    grad_p = queries.new_zeros(0 if position_keys is None else position_keys.shape)
-    scale = q.shape[-1] ** -0.5
-    for rows, times, slots in _blocks(q, k, window):
-        distance = _distance(q, k, times, slots)
-        hidden = _hidden(distance, slots, first, rows, window)
-        if phase is not None:
-            hidden = hidden | _blocks_away(distance, times, phase[rows], window, block_len)
+    table, far = _table(q, k, bias, window), _far_first(q, k, position_keys, window)
+    grad_table = table.new_zeros(0 if bias is None else table.shape)
+    grad_far = table.new_zeros(0 if far is None else far.shape)
+    for block in _blocks(q, k, window):
+        rows, times, slots = block
+        mask, blind = _mask(table, block, free, phase, window, block_len)
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
-        g_b = grads[rows, :, times]
-        weights = _weights(q_b, k_b, distance, hidden, bias, position_keys)
-        along = (g_b * (weights @ v_b)).sum(dim=-1, keepdim=True)
-        grad_scores = (g_b @ v_b.mT).sub_(along).mul_(weights)
-        grad_q[rows, :, times] += scale * (grad_scores @ k_b)
-        grad_k[rows, :, slots] += scale * (grad_scores.mT @ q_b)
-        grad_v[rows, :, slots] += weights.mT @ g_b
-        if bias is None and position_keys is None:
-            continue
-        by_distance = _by_distance(grad_scores, distance, window)
+        g_b = grads[rows, :, times].masked_fill(blind, 0.0)
+        if far is not None:
+            mask = mask + _by_slot(q_b @ far.mT, mask.shape[-1])
+        weights = _weights(q_b, k_b, mask)
+        grad_scores = _softmax_backward(g_b @ v_b.mT, weights, -1, weights.dtype)
+        grad_q[rows, :, times] = grad_scores @ k_b
+        grad_k[rows, :, slots].add_(grad_scores.mT @ q_b)
+        grad_v[rows, :, slots].add_(weights.mT @ g_b)
         if bias is not None:
-            grad_bias += by_distance.sum(dim=(0, 2))
-        if position_keys is not None:
-            grad_q[rows, :, times] += scale * (by_distance @ position_keys.to(q_b.dtype))
-            grad_p += scale * torch.einsum("rhtw,rhtd->wd", by_distance, q_b)
+            _part(grad_table, block).add_(grad_scores.sum(dim=0))
+        if far is not None:
+            by_distance = _by_distance(grad_scores, len(far))
+            grad_q[rows, :, times].add_(by_distance @ far)
+            grad_far.add_((by_distance.mT @ q_b).sum(dim=(0, 1)))
+    grad_q *= q.shape[-1] ** -0.5
     heads_second = zip((grad_q, grad_k, grad_v), (q, k, v), strict=True)
     grad_q, grad_k, grad_v = (g.transpose(1, 2).to(t.dtype).contiguous() for g, t in heads_second)
+    grad_bias = queries.new_zeros(0 if bias is None else bias.shape)
+    if bias is not None:
+        reach, _, _ = _sizes(q, k, window)
+        grad_bias[:, :reach] = _by_distance(grad_table, reach).sum(dim=-2).flip(-1)
+    grad_p = queries.new_zeros(0 if position_keys is None else position_keys.shape)
+    if far is not None:
+        grad_p[: len(far)] = grad_far.flip(0)
     return grad_q, grad_k, grad_v, grad_bias, grad_p
 
 
-def _blocks(q: Tensor, k: Tensor, window: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Blocks of rows and queries, each with the slots that its windows reach."""
+def _sizes(q: Tensor, k: Tensor, window: int) -> tuple[int, int, int]:
+    """Slots that a query can see, queries in a block, and rows in it."""
     (batch, length, n_heads), slots = q.shape[:3], k.shape[1]
-    window = max(1, min(window, slots))
+    reach = max(1, min(window, slots))
     budget = SCORES_PER_BLOCK.get(q.device.type, MANY_SCORES) // n_heads
-    n_times = max(1, min(length, max(LEAST_BLOCK, min(window, budget // (2 * window)))))
-    n_rows = max(1, min(batch, budget // (n_times * (n_times + window))))
+    many = 0 if q.device.type == "cpu" else min(reach, budget // (2 * reach))
+    n_times = max(1, min(length, max(LEAST_BLOCK, many)))
+    return reach, n_times, max(1, min(batch, budget // (n_times * (n_times + reach))))
+
+
+def _blocks(q: Tensor, k: Tensor, window: int) -> Iterator[Block]:
+    """Blocks of rows and queries, each with the slots that its windows reach."""
+    (batch, length), slots = q.shape[:2], k.shape[1]
+    reach, n_times, n_rows = _sizes(q, k, window)
     for start in range(0, length, n_times):
         times = slice(start, min(start + n_times, length))
-        seen = slice(max(0, slots - length + times.start - window + 1), slots - length + times.stop)
+        seen = slice(max(0, slots - length + times.start - reach + 1), slots - length + times.stop)
         for row in range(0, batch, n_rows):
             yield slice(row, row + n_rows), times, seen
 
 
-def _distance(q: Tensor, k: Tensor, times: slice, slots: slice) -> Tensor:
-    """How far each slot of a block lies behind each query."""
-    query = torch.arange(times.start, times.stop, device=q.device) + k.shape[1] - q.shape[1]
-    return query[:, None] - torch.arange(slots.start, slots.stop, device=q.device)
+def _free(k: Tensor, v: Tensor, first: Tensor | None) -> tuple[Tensor | None, Tensor, Tensor]:
+    """What hides slots (row, slot) that hold nothing; keys and values with zeros there.
 
-
-def _hidden(
-    distance: Tensor, slots: slice, first: Tensor | None, rows: slice, window: int
-) -> Tensor:
-    """Slots that a query does not see: (row, or 1 without first; 1; query; slot)."""
-    hidden = ((distance < 0) | (distance >= window))[None, None]
+    What stands there is finite, but scores with it could overflow.
+    """
     if first is None:
-        return hidden
-    slot = torch.arange(slots.start, slots.stop, device=distance.device)
-    return hidden | (slot < first[rows, None, None, None])
+        return None, k, v
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    held = torch.arange(k.shape[1], device=k.device) >= first[:, None]
+    ones = held[..., None, None].to(k.dtype)  # products are several times as fast as masked_fill
+    return (held.to(dtype) - 1) * -_lowest(dtype), k * ones, v * ones
 
 
-def _blocks_away(
-    distance: Tensor, times: slice, phase: Tensor, window: int, block_len: int
-) -> Tensor:
-    """Slots of blocks that are too far back: (row, 1, query, slot)."""
-    time = torch.arange(times.start, times.stop, device=phase.device)
-    place = (phase[:, None] + time) % block_len
-    return distance > (window - block_len + place)[:, None, :, None]
+def _table(q: Tensor, k: Tensor, bias: Tensor | None, window: int) -> Tensor:
+    """What is added to the scores of any block: (head, or 1 without bias; query; slot).
+
+    Slots outside of a query's window get a number so low that nothing can be seen there, and finite
+    because a query may see nothing at all. The table is that of a whole block of n queries and
+    n + w - 1 slots; of a block with fewer, it is a part.
+    """
+    reach, n_times, _ = _sizes(q, k, window)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if bias is None:
+        by_distance = torch.zeros(1, reach, dtype=dtype, device=q.device)
+    else:
+        by_distance = bias[:, :reach].flip(-1).to(dtype).clamp(min=_lowest(dtype))
+    every = by_distance[:, None].expand(-1, n_times, -1)
+    return _by_slot(every, n_times + reach - 1, _lowest(dtype))
 
 
-def _weights(
-    q: Tensor,
-    k: Tensor,
-    distance: Tensor,
-    hidden: Tensor,
-    bias: Tensor | None,
-    position_keys: Tensor | None,
-) -> Tensor:
-    """Weights of the slots for each query of a block; all zero where none is seen."""
-    q = q * q.shape[-1] ** -0.5
-    scores = q @ k.mT
-    if position_keys is not None:
-        keys = position_keys.to(q.dtype)
-        index = distance.clamp(0, keys.shape[0] - 1).expand_as(scores)
-        scores = scores + (q @ keys.mT).gather(-1, index)
-    if bias is not None:
-        scores = scores + bias.to(q.dtype)[:, distance.clamp(0, bias.shape[1] - 1)]
-    scores = scores.masked_fill_(hidden, float("-inf"))
-    largest = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-    weights = scores.sub_(largest).exp_()
-    return weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
+def _lowest(dtype: torch.dtype) -> float:
+    """A score of slots that are hidden; four of them can be added."""
+    return torch.finfo(dtype).min / 4
 
 
-def _by_distance(scores: Tensor, distance: Tensor, window: int) -> Tensor:
-    """The same numbers by distance instead of slot; zero where there is no such slot."""
-    far = torch.arange(window, device=scores.device)
-    slot = distance[:, :1] - far  # of each query and distance: distance[:, :1] is that of slot 0
-    outside = (slot < 0) | (slot >= scores.shape[-1])
-    index = slot.clamp(0, scores.shape[-1] - 1).expand(*scores.shape[:-1], window)
-    return scores.gather(-1, index).masked_fill(outside, 0.0)
+def _part(table: Tensor, block: Block) -> Tensor:
+    """The part of a table that belongs to the queries and slots of a block."""
+    _, times, slots = block
+    n_times, n_slots = times.stop - times.start, slots.stop - slots.start
+    stop = n_times + table.shape[-1] - table.shape[-2]
+    return table[:, :n_times, stop - n_slots : stop]
+
+
+def _mask(
+    table: Tensor,
+    block: Block,
+    free: Tensor | None,
+    phase: Tensor | None,
+    window: int,
+    block_len: int,
+) -> tuple[Tensor, Tensor]:
+    """What is added to the scores (row or 1, head or 1, query, slot); which queries see nothing."""
+    rows, times, slots = block
+    mask, lowest = _part(table, block)[None], _lowest(table.dtype)
+    if free is not None:
+        mask = mask + free[rows, None, None, slots]
+    if phase is not None:
+        time = torch.arange(times.start, times.stop, device=table.device)
+        slot = torch.arange(slots.start, slots.stop, device=table.device)
+        distance = time[:, None] + slots.stop - times.stop - slot
+        place = (phase[rows, None] + time) % block_len
+        away = distance > (window - block_len + place)[:, None, :, None]
+        mask = mask.masked_fill(away, lowest)
+    return mask, mask.amax(dim=-1, keepdim=True) <= lowest / 2
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    """Weights of the slots for each query of a block; of one that sees nothing, any."""
+    return (q @ k.mT).add_(mask).softmax(dim=-1)
+
+
+def _far_first(q: Tensor, k: Tensor, position_keys: Tensor | None, window: int) -> Tensor | None:
+    """Keys by distance, the farthest first, as slots stand."""
+    if position_keys is None:
+        return None
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return position_keys[: _sizes(q, k, window)[0]].flip(0).to(dtype)
+
+
+def _by_slot(scores: Tensor, n_slots: int, beyond: float = 0.0) -> Tensor:
+    """The same numbers (query, distance), the farthest first, by slot; ``beyond`` elsewhere.
+
+    Each query sees one slot more than the last, and one less: a row of n + w numbers, the first w
+    of them given, read as a row of n + w - 1, moves by one.
+    """
+    n_times, reach = scores.shape[-2:]
+    n_all = n_times + reach - 1
+    flat = F.pad(scores, (0, n_times), value=beyond).flatten(-2)[..., : n_times * n_all]
+    return flat.unflatten(-1, (n_times, n_all))[..., n_all - n_slots :]
+
+
+def _by_distance(scores: Tensor, reach: int) -> Tensor:
+    """The same numbers by distance, the farthest first, instead of slot: the way back."""
+    n_times, n_slots = scores.shape[-2:]
+    n_all = n_times + reach - 1
+    flat = F.pad(scores, (n_all - n_slots, 0)).flatten(-2)
+    return F.pad(flat, (0, n_times)).unflatten(-1, (n_times, n_all + 1))[..., :reach]
 
 
 _local_attention = define_op("local_attention", _forward, _backward)
