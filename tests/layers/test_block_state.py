@@ -1,9 +1,15 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from stateline.errors import InputError
-from stateline.layers import BlockState, nbytes
+from stateline.layers import DSS, AnyLayer, BlockRecurrent, BlockState, nbytes
+from stateline.layers.diagonal_ssm import DiagonalSSM
+from stateline.layers.long_conv import ImplicitFilters
+from stateline.layers.s4 import S4SSM
+from stateline.layers.s5 import S5SSM
 
 SMALL = {"n_heads": 2, "window": 3, "n_states": 4, "d_ssm": 3, "d_state": 4}
 
@@ -55,6 +61,52 @@ def test_it_is_the_formula(variant: str, qk_norm: bool) -> None:
     torch.testing.assert_close(layer(x)[0], wanted)
 
 
+@pytest.mark.parametrize("kind", [BlockState, BlockRecurrent])
+@pytest.mark.parametrize("options", [{}, {"qk_norm": False}, {"includes_self": True}])
+@torch.no_grad()
+def test_tokens_attend_to_the_window_with_the_bias_of_t5(
+    kind: type[BlockState | BlockRecurrent], options: dict[str, bool]
+) -> None:
+    local = kind(8, n_heads=2, window=3, **options).double().local
+    x = torch.randn(1, 7, 8, dtype=torch.float64)
+    q, k, v = torch.cat([local.q_proj(x[0]), local.kv_proj(x[0])], -1).view(7, 3, 2, 4).unbind(1)
+    scale = torch.tensor([0.5, 3.0], dtype=torch.float64)[:, None, None]
+    if options.get("qk_norm", True):
+        local.scale.copy_(scale.flatten())
+        q, k = unit(q), unit(k)
+    else:
+        q, scale = q / 4**0.5, 1
+    distance = torch.arange(7)[:, None] - torch.arange(7)
+    bias = local.bucket_bias[:, distance.clamp(min=0)]  # near distances have their own buckets
+    scores = (torch.einsum("qhd,khd->hqk", q, k) + bias) * scale
+    nearest = 0 if options.get("includes_self") else 1
+    unseen = (distance < nearest) | (distance >= nearest + 3)
+    weights = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1).nan_to_num()
+    wanted = local.out_proj(torch.einsum("hqk,khd->qhd", weights, v).flatten(1))
+    torch.testing.assert_close(local(x)[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("ssm", "wanted"),
+    [
+        ("dss", DSS(3, d_state=6, n_outputs=2, kernel="exp").ssm),
+        ("long_conv", ImplicitFilters(3, n_filters=2, filter_len=5)),
+        ("s4", S4SSM(3, d_state=6, n_outputs=2)),
+        ("s4d", DiagonalSSM(3, d_state=6, n_outputs=2, init="lin", discretization="zoh")),
+        ("s5", S5SSM(3, d_state=6, n_outputs=2, discretization="zoh")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@torch.no_grad()
+def test_the_state_space_model_underneath(ssm: str, wanted: AnyLayer) -> None:
+    made = BlockState(8, n_heads=2, variant="mh", ssm=ssm, d_ssm=3, d_state=6, filter_len=5).ssm
+    assert type(made) is type(wanted)
+    assert torch.equal(made.frequency, wanted.frequency)
+    wanted.load_state_dict(made.state_dict())
+    x = torch.randn(1, 7, 3)
+    torch.testing.assert_close(made(x), wanted(x))
+
+
 def test_the_context_of_a_block_holds_nothing_of_it() -> None:
     """The published pseudo-code shifts along filters: a block would see its own last token."""
     layer = small(variant="mf")
@@ -86,10 +138,11 @@ def test_the_ssm_works_at_a_quarter_of_the_width_and_at_an_eighth_for_many_filte
     assert [BlockState(64, variant=v).d_ssm for v in ("sh", "mh", "mf")] == [16, 16, 8]
 
 
+@pytest.mark.parametrize("variant", ["sh", "mh", "mf"])
 @pytest.mark.parametrize("ssm", ["dss", "long_conv", "s4", "s4d", "s5"])
 @torch.no_grad()
-def test_any_ssm_streams_over_the_ends_of_blocks(ssm: str) -> None:
-    layer = small(variant="mf", ssm=ssm, filter_len=6)
+def test_any_ssm_streams_over_the_ends_of_blocks(ssm: str, variant: str) -> None:
+    layer = small(variant=variant, ssm=ssm, filter_len=6)
     x = torch.randn(2, 11, 8, dtype=torch.float64)
     state, outputs = layer.init_state(2), []
     for piece in x.split([1, 4, 5, 1], dim=1):
@@ -102,6 +155,22 @@ def test_the_state_has_a_constant_size() -> None:
     for variant in ("sh", "mh", "mf"):
         layer = small(variant=variant)
         assert layer.state_bytes(1) == layer.state_bytes(10_000)
+
+
+@pytest.mark.parametrize("variant", ["sh", "mh", "mf"])
+@torch.no_grad()
+def test_operations_are_those_that_pytorch_counts(variant: str) -> None:
+    """It counts whole blocks for ``sh`` and ``mh``, and neither the window nor a filter."""
+    layer = small(variant=variant, ssm="long_conv", filter_len=6, window=4)
+
+    def count(length: int) -> int:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            layer(torch.randn(1, length, 8, dtype=torch.float64))
+        return counter.get_total_flops()
+
+    window, masked = 4 * 8 * 4, 0 if variant == "mf" else 4 * 8 * 1.5
+    wanted = (count(32) - count(16)) / 16 + window - masked + layer.ssm.flops_per_token(32)
+    assert layer.flops_per_token(32) == wanted
 
 
 @pytest.mark.parametrize(
