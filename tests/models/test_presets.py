@@ -1,13 +1,15 @@
 """Sizes of published models.
 
 Counts of parameters are those of their model cards and files: Pythia (its README), GPT-2
-(transformers), Mamba (the ``-hf`` files on Hugging Face); of H3, those of the official code.
+(transformers), Mamba (the ``-hf`` files on Hugging Face); of H3, those of the official code; of
+Block-State models and their baselines, those that follow from the sizes of their layers.
 """
 
 import pytest
 
 from stateline.errors import InputError
-from stateline.layers import Attention
+from stateline.layers import AnyLayer, Attention, BlockRecurrent, BlockState, SlidingAttention
+from stateline.layers.s4 import S4SSM
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config
 from stateline.models.convert.mamba import mamba_config
@@ -35,6 +37,16 @@ PARAMETERS = {
 }
 H3_MILLIONS = {"h3-125m": 126.4, "h3-355m": 361.1, "h3-1.3b": 1326, "h3-2.7b": 2671}
 
+WINDOWED = {
+    "brect-193m": (193_292_408, [10], None),
+    "bst_mf-192m": (191_576_952, [1, 7, 9], "mf"),
+    "bst_mf-295m": (295_175_296, [1, 5, 7, 9], "mf"),
+    "bst_sh-193m": (192_555_384, [1, 7, 9], "sh"),
+    "bst_sh-296m": (296_168_576, [1, 5, 7, 9], "sh"),
+    "slide-184m": (183_853_152, [], None),
+}
+"""Parameters, and which of the layers, counted from 1, hold states of which variant."""
+
 
 def parts(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of all parameters, by name."""
@@ -56,6 +68,22 @@ def test_every_other_preset_is_about_as_large_as_its_name_says(name: str) -> Non
     number, unit = name.split("-")[1][:-1], name.split("-")[1][-1]
     said = float(number) * {"m": 1e6, "b": 1e9}[unit]
     assert count_parameters(PRESETS[name]) == pytest.approx(said, rel=0.05)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_layers_that_hold_states_stand_among_windows(name: str) -> None:
+    config, (parameters, places, variant) = PRESETS[name], WINDOWED[name]
+    holds = BlockRecurrent if variant is None else BlockState
+    layers: list[AnyLayer] = [block.layer for block in meta_model(config).stack.layers[::2]]
+    kinds = [holds if place in places else SlidingAttention for place in range(1, 13)]
+    assert [type(layer) for layer in layers] == kinds
+    for layer in layers:
+        local = getattr(layer, "local", layer)
+        assert (layer.window, local.window, local.includes_self) == (512, 512, False)
+        if isinstance(layer, BlockState):
+            assert (layer.variant, type(layer.ssm)) == (variant, S4SSM)
+    assert (config.norm, config.norm_eps, config.feed_forward) == ("rms", 1e-6, "relu")
+    assert count_parameters(config) == parameters
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("pythia")])
