@@ -29,7 +29,7 @@ from stateline.layers import (
 from stateline.layers.attention import AttentionState
 from stateline.layers.compose import recompute
 from stateline.layers.context import Context
-from stateline.layers.state import renew_rows, trim
+from stateline.layers.state import replace_rows, trim
 
 WIDTH = 8
 SHAPES = [(1, 4), (2, 3), (3, 2), (4, 1), (2, 20)]
@@ -218,7 +218,7 @@ def test_a_trimmed_global_cache_holds_no_more_than_its_longest_row() -> None:
     with torch.no_grad():
         for segment in range(6):  # rows take turns in beginning anew, as in training
             fresh = torch.tensor([segment % 2 == 0, segment % 2 == 1])
-            state = renew_rows(trim(state), fresh, layer.init_state)
+            state = replace_rows(trim(state), fresh, layer.init_state(2))
             y, state = layer.forward_chunk(x := example(6), state)
     assert trim(state).cache[0].slots == int(state.length.max()) == 12
     torch.testing.assert_close(y[1], layer(x)[1])

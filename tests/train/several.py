@@ -14,13 +14,17 @@ from stateline.train.loop import train
 from stateline.train.processes import Processes, join_processes
 
 MODES = ("ddp", "fsdp")
+PATTERN = """
+    h3 attention ladder(lstm, passes=2)
+    block_recurrent(window=4, n_states=2) block_state(window=4, variant=mf, n_states=2, d_ssm=2)
+"""
 
 
 def run(home: Path, mode: str, until: int, processes: Processes) -> None:
     """Train on from what lies in the folder of this mode, up to a step."""
     task = Text(path=str(home / "text.txt"), length=16, batch_size=4)
     torch.manual_seed(0)
-    model = LanguageModel(ModelConfig("h3 attention ladder(lstm, passes=2)", 256, d_model=8))
+    model = LanguageModel(ModelConfig(PATTERN, 256, d_model=8))
     settings = {"log_every": 1, "eval_every": 3, "save_every": 0, "warmup_steps": 2, "lr": 1e-3}
     carry = {"carry_state": True, "carry_cap": 48, "segment_len": 7, "accumulate": 2}
     carry["checkpoint_activations"] = True

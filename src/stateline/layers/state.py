@@ -64,28 +64,6 @@ def replace_rows(state: State, rows: Tensor, other: State) -> State:
     return select_rows(joined, torch.cat([kept, replaced]).argsort())
 
 
-def renew_rows(state: State, fresh: Tensor, initial: Callable[[int], State]) -> State:
-    """The same state, with some rows begun anew.
-
-    Args:
-        state: State of a batch.
-        fresh: For each row, whether it begins anew.
-        initial: ``init_state`` of the layer; what is learned in it stays learned.
-
-    Returns:
-        A state whose other rows are as they were.
-
-    Example:
-        >>> renew_rows((torch.tensor([1, 2, 3]),), torch.tensor([False, True, False]),
-        ...            lambda rows: (torch.zeros(rows, dtype=torch.int64),))
-        (tensor([1, 0, 3]),)
-    """
-    if not fresh.any():
-        return state
-    begun = initial(len(fresh))
-    return begun if fresh.all() else replace_rows(state, fresh, begun)
-
-
 def overwrite_rows(state: State, rows: Tensor, other: State) -> None:
     """Write some rows of another state of the same layer over those of one that is given away.
 

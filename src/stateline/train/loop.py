@@ -17,7 +17,7 @@ from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.files import append_line, write_text
 from stateline.layers.compose import recompute
-from stateline.layers.state import detach, renew_rows, select_rows, trim
+from stateline.layers.state import detach, select_rows, trim
 from stateline.models.make import AnyModel
 from stateline.tasks.base import IGNORE, ConsecutiveTask, Task
 from stateline.train import checkpoint
@@ -170,7 +170,7 @@ class _Trainer:
         value = 0.0
         for number, (tokens, targets, fresh) in enumerate(pieces, start=1):
             with self.processes.local(self.segment, last=number == len(pieces)):
-                logits, self.state = self.segment(tokens, self._enter(tokens.shape[1], fresh))
+                logits, self.state = self.segment(tokens, *self._enter(tokens.shape[1], fresh))
                 summed = F.cross_entropy(
                     logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum"
                 )
@@ -205,17 +205,17 @@ class _Trainer:
             anew = fresh[self.rows] & (at == 0)
             yield here[0], here[1], None if whole else anew
 
-    def _enter(self, length: int, fresh: Bool[Tensor, " batch"] | None) -> Any:
-        """The state that a segment starts from."""
-        if fresh is None:
-            return None
-        if self.state is None:
-            return self.model.init_state(len(fresh))
+    def _enter(
+        self, length: int, fresh: Bool[Tensor, " batch"] | None
+    ) -> tuple[Any, Bool[Tensor, " batch"] | None]:
+        """The state before a segment, and which rows begin anew in spite of it."""
+        if fresh is None or self.state is None:
+            return None, fresh
         cap = self.config.carry_cap
         if cap is not None:
             position: Int[Tensor, " batch"] = self.state.position.cpu()
             fresh = fresh | (position + length > cap)
-        return renew_rows(trim(self.state), fresh, self.model.init_state)
+        return trim(self.state), fresh
 
     def _check_finite(self, loss: float, norm: float) -> None:
         what, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)

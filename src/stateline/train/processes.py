@@ -127,7 +127,7 @@ def _shard(model: AnyModel) -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for module in (*model.stack.links, model):  # no output is changed in place
         fully_shard(module)
-        for verb in ("forward_chunk", "step", "step_"):
+        for verb in ("init_state", "forward_chunk", "step", "step_"):
             register_fsdp_forward_method(module, verb)
 
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from stateline.layers.state import replace_rows
 from stateline.models.make import AnyModel
 from stateline.tasks.base import Inputs
 
@@ -26,12 +27,22 @@ class Segment(nn.Module):
         self.model, self.dtype = model, dtype
 
     def forward(
-        self, tokens: Inputs, state: Any = None
+        self, tokens: Inputs, state: Any = None, fresh: Bool[Tensor, " batch"] | None = None
     ) -> tuple[Float[Tensor, "batch length classes"], Any]:
-        """Logits, and the state after the segment: none if none was given, which costs less."""
+        """Logits, and the state after the segment.
+
+        Args:
+            tokens: Inputs.
+            state: State before them; ``None`` where all rows begin anew.
+            fresh: Which rows begin anew; ``None`` where no state is wanted, which costs less.
+        """
         lower = self.dtype != torch.float32
+        if fresh is not None:
+            # Here, and in every call: what is learned in it may be sharded, and has to take part.
+            begun = self.model.init_state(len(fresh))
+            state = begun if state is None or fresh.all() else replace_rows(state, fresh, begun)
         with torch.autocast(tokens.device.type, self.dtype, enabled=lower):
-            if state is None:
+            if fresh is None:
                 return self.model(tokens).float(), None
             logits, state = self.model.forward_chunk(tokens, state)
             return logits.float(), state
