@@ -318,6 +318,14 @@ class StateLargerThanTold(Twin):
         return super().state_bytes(length) - 8
 
 
+class StateIsAView(Twin):
+    clause = "no chunk stays in memory"
+
+    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super().forward_chunk(x, state)
+        return y, after._replace(h=torch.cat([after.h, after.h])[: len(after.h)])
+
+
 class GrowthNotTold(AttentionTwin):
     clause = "state_bytes is true"
 

@@ -81,7 +81,8 @@ def check_layer(
     input and the incoming state; no parameter is cut off from its gradient; no output depends on a
     later input, at any position; rows do not mix; the given state is unchanged, and every initial
     state a fresh one; states of different ages joined give what each gives alone; saving and
-    loading changes nothing; bfloat16 runs and keeps its accumulators; ``state_bytes`` is true.
+    loading changes nothing; bfloat16 runs and keeps its accumulators; ``state_bytes`` is true, and
+    a state holds not much more memory than that.
 
     Args:
         layer: The layer; it is copied, not changed.
@@ -354,13 +355,18 @@ def _dtypes(case: _Case) -> Iterator[Finding]:
 
 
 def _size(case: _Case) -> Iterator[Finding]:
-    """``state_bytes`` is true."""
+    """``state_bytes`` is true, and the state no view of what a chunk has computed."""
     with torch.no_grad():
         state = case.run(case.x[:1], case.chunks, case.init(1))[1]
     told, found = case.layer.state_bytes(case.x.shape[1]), nbytes(state)
     note = "the state grows with the length" if case.layer.state_grows else "the state is bounded"
     note = note if told == found else f"told {told}, found {found} bytes"
     yield Finding("state_bytes is true", abs(told - found), 0.0, note)
+    with torch.no_grad():
+        state = case.run(case.x[:1], (case.x.shape[1],), case.init(1))[1]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in pytree.tree_leaves(state)}
+    held, size = sum(s.nbytes() for s in storages.values()), nbytes(state)
+    yield Finding("no chunk stays in memory", held - size, size / 2, f"{size} of {held} bytes used")
 
 
 _CLAUSES = (

@@ -19,4 +19,4 @@ def mimo_ssm_chunk(
     x = diagonal_scan(driven, log_a, state)
     read = torch.stack([c[..., 0], -c[..., 1]], dim=-1).flatten(1)  # (output, 2 mode)
     y = 2 * (x.flatten(-2) @ read.T)
-    return y.to(u.dtype), x[..., -1, :, :] if u.shape[-2] else state
+    return y.to(u.dtype), x[..., -1, :, :].clone() if u.shape[-2] else state

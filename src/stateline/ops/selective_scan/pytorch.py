@@ -22,7 +22,7 @@ def selective_scan(
     """Run the operator, which returns one tensor, in the precision of the state."""
     u_, dt_, a_, b_, c_ = (t.to(state.dtype) for t in (u, dt, a, b, c))
     y, after = _scan(u_, dt_, a_, b_, c_, state).split([u.shape[1], a.shape[1]], dim=1)
-    return y.to(u.dtype), after.mT
+    return y.to(u.dtype), after.mT.clone()  # of the state's size, not a view of all outputs
 
 
 def _forward(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> Tensor:
