@@ -67,15 +67,16 @@ class BlockState(SequenceLayer[BlockStateState]):
         d_ssm: Its width; by default a quarter of ``d_model``, for ``mf`` an eighth.
         d_state: Size of its state, of each channel or (``s5``) of all. Free filters have none.
         n_states: For ``mf``: number of context states.
-        independent: Whether the outputs come from state space models of their own, in place of
-            several readouts of one. Free filters always do.
+        independent: For ``mh`` and ``mf``, whether the outputs come from state space models of
+            their own, in place of several readouts of one; not with ``s5``. Those of ``dss`` still
+            have their transition in common. Free filters always do.
         filter_len: For ``long_conv``: taps of the filters.
         includes_self: Whether the sliding attention sees the position itself.
         qk_norm: Whether queries and keys have length one, with a learned scale :math:`\lambda` per
             head in place of :math:`1 / \sqrt d`.
 
     Raises:
-        InputError: If a size does not fit, or a name is unknown.
+        InputError: If a size does not fit, a name is unknown, or outputs cannot be independent.
 
     References:
         Fathi et al., "Block-State Transformers", NeurIPS 2023. The token half of the layer is that
@@ -84,8 +85,10 @@ class BlockState(SequenceLayer[BlockStateState]):
 
     # Differs from the paper's pseudo-code, which shifts the context of mf along the filters, so
     # that a block would see its own last token, and leaves the Fourier transform unscaled.
-    # Differs from a dense map of c to the full width before norm and keys: that norm is a factor
-    # per context state, so that the keys are the same up to their length, at a third of the cost.
+    # Differs from a dense map of c to the full width, followed by norm, IDs and full-width maps to
+    # keys and values, which the size of the paper's models suggests: keys and values come from the
+    # reduced width at once. Without IDs and at length one, the keys are the same functions; values
+    # are, up to a factor per context state; IDs move keys within as many dimensions as c has.
     def __init__(  # noqa: PLR0913
         self,
         d_model: int,
@@ -107,6 +110,11 @@ class BlockState(SequenceLayer[BlockStateState]):
             raise unknown_name("variant", variant, get_args(Variant))
         if ssm not in _SSMS:
             raise unknown_name("ssm", ssm, _SSMS)
+        if independent and (variant == "sh" or ssm == "s5"):
+            raise InputError(
+                "independent is for several outputs (mh, mf), and not for s5, whose outputs all "
+                f"read one state: got {variant=} and {ssm=}"
+            )
         d_ssm = max(1, d_model // (8 if variant == "mf" else 4)) if d_ssm is None else d_ssm
         if d_ssm < 1 or n_states < 1:
             raise InputError(f"d_ssm and n_states must be at least 1, got {d_ssm=} and {n_states=}")
@@ -146,6 +154,8 @@ class BlockState(SequenceLayer[BlockStateState]):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
         """All blocks at once."""
+        if not x.shape[1]:
+            return x
         k, v = (t.flatten(0, 1) for t in self._keys_and_values(self.context_states(x)))
         q = _blocks(self.cross.queries(x), self.window).flatten(0, 1)
         found = attend_to_all(q, k, v) if self.variant == "mf" else attention(q, k, v)
@@ -239,7 +249,7 @@ class BlockState(SequenceLayer[BlockStateState]):
             new = self._keys_and_values(c)
             k, v = (torch.cat([a, b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True))
             found = local_attention(q, k, v, window=window, block_len=window, phase=phase)
-            return found, k[:, length:], v[:, length:]
+            return found, k[:, length:].clone(), v[:, length:].clone()  # not the chunk's memory
         # The context of block 0 is that of the state; that of block n, what block n - 1 has left.
         row = torch.arange(len(q), device=q.device)[:, None]
         blocks = (length + window - 1) // window

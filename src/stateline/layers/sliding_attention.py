@@ -130,6 +130,8 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
         """Attend to the window at every position."""
+        if not x.shape[1]:
+            return x
         positions = torch.arange(x.shape[1], device=x.device)[None]
         return self._attend(self._queries(x, positions), self.project_context(x, positions), None)
 
