@@ -9,6 +9,7 @@ import pytest
 
 from stateline.errors import InputError
 from stateline.layers import AnyLayer, Attention, BlockRecurrent, BlockState, SlidingAttention
+from stateline.layers.long_conv import ImplicitFilters
 from stateline.layers.s4 import S4SSM
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config
@@ -38,14 +39,19 @@ PARAMETERS = {
 H3_MILLIONS = {"h3-125m": 126.4, "h3-355m": 361.1, "h3-1.3b": 1326, "h3-2.7b": 2671}
 
 WINDOWED = {
-    "brect-193m": (193_292_408, [10], None),
-    "bst_mf-192m": (191_576_952, [1, 7, 9], "mf"),
-    "bst_mf-295m": (295_175_296, [1, 5, 7, 9], "mf"),
-    "bst_sh-193m": (192_555_384, [1, 7, 9], "sh"),
-    "bst_sh-296m": (296_168_576, [1, 5, 7, 9], "sh"),
-    "slide-184m": (183_853_152, [], None),
+    "brect-193m": (193_292_408, [10], None, None),
+    "bst_mf-192m": (191_576_952, [1, 7, 9], "mf", S4SSM),
+    "bst_mf-295m": (295_175_296, [1, 5, 7, 9], "mf", S4SSM),
+    "bst_mf_free-193m": (192_585_144, [1, 7, 9], "mf", ImplicitFilters),
+    "bst_mf_free-297m": (297_305_984, [1, 5, 7, 9], "mf", ImplicitFilters),
+    "bst_mh-193m": (192_646_776, [1, 7, 9], "mh", S4SSM),
+    "bst_sh-193m": (192_555_384, [1, 7, 9], "sh", S4SSM),
+    "bst_sh-296m": (296_168_576, [1, 5, 7, 9], "sh", S4SSM),
+    "bst_sh_free-193m": (192_991_800, [1, 7, 9], "sh", ImplicitFilters),
+    "bst_sh_free-297m": (296_750_464, [1, 5, 7, 9], "sh", ImplicitFilters),
+    "slide-184m": (183_853_152, [], None, None),
 }
-"""Parameters, and which of the layers, counted from 1, hold states of which variant."""
+"""Parameters, and which of the layers, counted from 1, hold states of which variant, over what."""
 
 
 def parts(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -72,7 +78,7 @@ def test_every_other_preset_is_about_as_large_as_its_name_says(name: str) -> Non
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_layers_that_hold_states_stand_among_windows(name: str) -> None:
-    config, (parameters, places, variant) = PRESETS[name], WINDOWED[name]
+    config, (parameters, places, variant, ssm) = PRESETS[name], WINDOWED[name]
     holds = BlockRecurrent if variant is None else BlockState
     layers: list[AnyLayer] = [block.layer for block in meta_model(config).stack.layers[::2]]
     kinds = [holds if place in places else SlidingAttention for place in range(1, 13)]
@@ -81,9 +87,16 @@ def test_layers_that_hold_states_stand_among_windows(name: str) -> None:
         local = getattr(layer, "local", layer)
         assert (layer.window, local.window, local.includes_self) == (512, 512, False)
         if isinstance(layer, BlockState):
-            assert (layer.variant, type(layer.ssm)) == (variant, S4SSM)
+            assert (layer.variant, type(layer.ssm)) == (variant, ssm)
     assert (config.norm, config.norm_eps, config.feed_forward) == ("rms", 1e-6, "relu")
     assert count_parameters(config) == parameters
+
+
+def test_a_fourth_of_the_gss_hybrid_attends() -> None:
+    layers = meta_model(PRESETS["gss_hybrid-373m"]).stack.layers
+    kinds = [type(block.layer).__name__ for block in layers]
+    assert kinds == ["GSS", "GSS", "GSS", "SlidingAttention", "FeedForward"] * 8
+    assert count_parameters(PRESETS["gss_hybrid-373m"]) == 372_659_264
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("pythia")])

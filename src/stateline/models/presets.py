@@ -83,29 +83,38 @@ def _windowed(pattern: str, *, d_hidden: int = 4096) -> ModelConfig:
     )
 
 
+_FREE = "ssm=long_conv, filter_len=4096"
+
+
 def _block_state(keywords: str) -> ModelConfig:
     """Block-State layers at places 1, 7 and 9, counted from 1."""
-    bst, slide = f"block_state({keywords}, ssm=s4)", "sliding_attention"
+    bst, slide = f"block_state({keywords})", "sliding_attention"
     return _windowed(f"{bst} {slide}*5 {bst} {slide} {bst} {slide}*3")
 
 
 def _large_block_state(keywords: str) -> ModelConfig:
     """Block-State layers at places 1, 5, 7 and 9, and feed-forwards of twice the width."""
-    bst, slide = f"block_state({keywords}, ssm=s4)", "sliding_attention"
+    bst, slide = f"block_state({keywords})", "sliding_attention"
     pattern = f"{bst} {slide}*3 {bst} {slide} {bst} {slide} {bst} {slide}*3"
     return _windowed(pattern, d_hidden=8192)
 
 
 PRESETS: Mapping[str, ModelConfig] = {
     "brect-193m": _windowed("sliding_attention*9 block_recurrent sliding_attention*2"),
-    "bst_mf-192m": _block_state("variant=mf, n_states=32"),
-    "bst_mf-295m": _large_block_state("variant=mf, n_states=64"),
-    "bst_sh-193m": _block_state("variant=sh"),
-    "bst_sh-296m": _large_block_state("variant=sh"),
+    "bst_mf-192m": _block_state("variant=mf, ssm=s4, n_states=32"),
+    "bst_mf-295m": _large_block_state("variant=mf, ssm=s4, n_states=64"),
+    "bst_mf_free-193m": _block_state(f"variant=mf, n_states=32, {_FREE}"),
+    "bst_mf_free-297m": _large_block_state(f"variant=mf, n_states=64, {_FREE}"),
+    "bst_mh-193m": _block_state("variant=mh, ssm=s4"),
+    "bst_sh-193m": _block_state("variant=sh, ssm=s4"),
+    "bst_sh-296m": _large_block_state("variant=sh, ssm=s4"),
+    "bst_sh_free-193m": _block_state(f"variant=sh, {_FREE}"),
+    "bst_sh_free-297m": _large_block_state(f"variant=sh, {_FREE}"),
     "gpt2-124m": _gpt2(768, 12, 12),
     "gpt2-355m": _gpt2(1024, 24, 16),
     "gpt2-774m": _gpt2(1280, 36, 20),
     "gpt2-1.5b": _gpt2(1600, 48, 25),
+    "gss_hybrid-373m": _windowed(" ".join(["gss*3 sliding_attention"] * 8)),
     "h3-125m": _h3(768, 12, 12, (6,)),
     "h3-125m-paper": _h3(768, 12, 12, (1, 7)),
     "h3-355m": _h3(1024, 24, 16, (8, 16)),
@@ -128,6 +137,7 @@ PRESETS: Mapping[str, ModelConfig] = {
     "pythia-6.9b": _pythia(4096, 32, 32, vocab_size=50_432),
     "pythia-12b": _pythia(5120, 36, 40, vocab_size=50_688),
     "slide-184m": _windowed("sliding_attention*12"),
+    "txl-184m": _windowed("sliding_attention(window=2048)*12"),
 }
 """Configurations by name.
 
@@ -135,9 +145,10 @@ PRESETS: Mapping[str, ModelConfig] = {
 the places of attention differ. Of the largest, two forms were released: with rotary positions in
 two attention layers, and without positions in three.
 
-No model was released of ``bst_*`` (Block-State, small and large), ``brect`` (Block-Recurrent) and
-``slide`` (its baseline): widths and windows are those of the official Block-Recurrent code, places
-and numbers of states as we understand the paper, and the sizes in their names are counted here.
+No model was released of ``bst_*`` (Block-State, small and large, over S4 or ``free`` filters) and
+its baselines ``brect`` (Block-Recurrent), ``slide``, ``txl`` (Transformer-XL) and ``gss_hybrid``:
+widths and windows are those of the official Block-Recurrent code, places and numbers of states as
+we understand the paper, and the sizes in their names are counted here. All have 8 heads.
 
 References:
     Radford et al., 2019 (GPT-2); Hutchins et al., "Block-Recurrent Transformers", NeurIPS 2022, and
