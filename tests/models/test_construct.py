@@ -37,6 +37,13 @@ def test_values_that_serve_are_passed_on_as_they_are(keyword: str, value: object
     assert (found, type(found)) == (value, type(value))
 
 
+def test_none_is_a_word_where_one_of_the_names_is() -> None:
+    def build(*, kind: Literal["none", "hard"] = "hard", most: int | None = 1) -> object:
+        return kind, most
+
+    assert construct("layer", "thing", build, {"kind": None, "most": None}) == ("none", None)
+
+
 @pytest.mark.parametrize(
     ("keyword", "value", "message"),
     [

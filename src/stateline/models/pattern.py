@@ -210,7 +210,7 @@ def construct(
         kind: What is built, for messages: ``"layer"``, ``"task"``.
         name: Its name, for messages.
         build: A class or function; its keyword-only parameters are what a pattern may set.
-        keywords: What the pattern set.
+        keywords: What the pattern set; none is a word where a name may be "none", and not None.
         *given: Positional arguments that the pattern does not set.
 
     Returns:
@@ -222,11 +222,15 @@ def construct(
     parameters = inspect.signature(build).parameters.values()
     settable = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
+    values = dict(keywords)
     for key, value in keywords.items():
         if key not in settable:
             raise unknown_name(f"keyword of {kind} {name!r}", key, settable)
-        _check_type(f"{kind} {name!r}", key, value, hints.get(key, object))
-    return build(*given, **keywords)
+        hint = hints.get(key, object)
+        if value is None and not _fits(None, hint) and _fits("none", hint):
+            values[key] = "none"
+        _check_type(f"{kind} {name!r}", key, values[key], hint)
+    return build(*given, **values)
 
 
 def check_settings(owner: str, settings: object) -> None:
