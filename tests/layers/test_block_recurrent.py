@@ -68,6 +68,7 @@ def test_it_is_the_recurrence_over_blocks(update: str, gate: str, qk_norm: bool)
     x = torch.randn(8, 8, dtype=torch.float64)
     y, r = layer.local(x[None])[0], layer.initial
     tokens_k, tokens_v = split(layer.local.kv_proj(x))
+    assert (layer.cross.scale is not None) is qk_norm
     among, across = layer.scales if qk_norm else (None, None)
     for start in range(0, 8, 3):
         now = slice(start, min(start + 3, 8))

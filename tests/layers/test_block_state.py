@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -34,7 +35,8 @@ def context_of(layer: BlockState, c: Tensor, t: int, head: int) -> Tensor:
 def head_of_token(layer: BlockState, x: Tensor, c: Tensor, t: int, head: int) -> Tensor:
     """What one head finds in the context states, for a token of one row."""
     ids = 0 if layer.ids is None else layer.ids
-    context = layer.norm(context_of(layer, c, t, head)) + ids
+    context = context_of(layer, c, t, head)
+    context = F.rms_norm(context, (layer.d_ssm,), layer.norm.weight, 1e-6) + ids
     w = layer.w_kv[head] if layer.variant == "mh" else layer.w_kv[0]
     readers = len(layer.w_kv)
     kv = (context @ w).unflatten(-1, (2, layer.cross.n_heads // readers, -1))
@@ -50,7 +52,8 @@ def head_of_token(layer: BlockState, x: Tensor, c: Tensor, t: int, head: int) ->
 @torch.no_grad()
 def test_it_is_the_formula(variant: str, qk_norm: bool) -> None:
     layer = small(variant=variant, qk_norm=qk_norm)
-    if layer.cross.scale is not None:
+    assert (layer.cross.scale is not None) is qk_norm
+    if qk_norm:
         layer.cross.scale.copy_(torch.tensor([0.5, 3.0]))
     x = torch.randn(1, 8, 8, dtype=torch.float64)
     c = layer.ssm(layer.narrow(x))[0]
@@ -95,7 +98,7 @@ def test_tokens_attend_to_the_window_with_the_bias_of_t5(
         ("s4d", DiagonalSSM(3, d_state=6, n_outputs=2, init="lin", discretization="zoh")),
         ("s5", S5SSM(3, d_state=6, n_outputs=2, discretization="zoh")),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["dss", "long_conv", "s4", "s4d", "s5"],
 )
 @torch.no_grad()
 def test_the_state_space_model_underneath(ssm: str, wanted: AnyLayer) -> None:
