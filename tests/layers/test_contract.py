@@ -43,8 +43,15 @@ OPTIONS = {
     "block_state": [
         {"window": 3},
         {"window": 2, "variant": "mh", "ssm": "long_conv", "filter_len": 5, "includes_self": True},
-        {"window": 3, "variant": "mf", "n_states": 2, "ssm": "s5", "d_state": 4},
-        {"window": 1, "variant": "mf", "n_states": 2, "independent": True, "qk_norm": False},
+        {"window": 3, "variant": "mf", "n_states": 2, "d_ssm": 3, "ssm": "s5", "d_state": 4},
+        {
+            "window": 1,
+            "variant": "mf",
+            "n_states": 2,
+            "d_ssm": 3,
+            "independent": True,
+            "qk_norm": False,
+        },
     ],
     "dss": [
         {"d_state": 3, "n_outputs": 2, "exp_frequency": True, "scale": False, "output": "glu"},
