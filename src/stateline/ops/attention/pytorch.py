@@ -55,18 +55,19 @@ def _backward(
     slopes: Tensor | None,
     windows: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Recompute the weights P = softmax(S) of each block; dS = P (dP - dy y)."""
+    """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP)."""
     queries, keys, values, grads = heads_first(q, k, v, grad)
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
     for rows, times, slots, bias in _blocks(q, k, start, slopes, windows):
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         g_b = grads[rows, :, times]
         weights = _weights(q_b, k_b, bias)
-        along = (g_b * (weights @ v_b)).sum(dim=-1, keepdim=True)
-        grad_scores = (g_b @ v_b.mT).sub_(along).mul_(weights)
+        grad_scores = g_b @ v_b.mT
+        along = (weights * grad_scores).sum(dim=-1, keepdim=True)
+        grad_scores.sub_(along).mul_(weights)
         grad_q[rows, :, times] = grad_scores @ k_b
-        grad_k[rows, :, slots] += grad_scores.mT @ q_b
-        grad_v[rows, :, slots] += weights.mT @ g_b
+        grad_k[rows, :, slots].add_(grad_scores.mT @ q_b)
+        grad_v[rows, :, slots].add_(weights.mT @ g_b)
     scale = q.shape[-1] ** -0.5
     heads_second = zip((grad_q * scale, grad_k * scale, grad_v), (q, k, v), strict=True)
     grad_q, grad_k, grad_v = (g.transpose(1, 2).to(t.dtype).contiguous() for g, t in heads_second)
