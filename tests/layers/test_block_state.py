@@ -65,7 +65,9 @@ def test_it_is_the_formula(variant: str, qk_norm: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", [BlockState, BlockRecurrent])
-@pytest.mark.parametrize("options", [{}, {"qk_norm": False}, {"includes_self": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"qk_norm": False}, {"includes_self": True}, {"zeros_before": True}]
+)
 @torch.no_grad()
 def test_tokens_attend_to_the_window_with_the_bias_of_t5(
     kind: type[BlockState | BlockRecurrent], options: dict[str, bool]
@@ -79,7 +81,9 @@ def test_tokens_attend_to_the_window_with_the_bias_of_t5(
         q, k = unit(q), unit(k)
     else:
         q, scale = q / 4**0.5, 1
-    distance = torch.arange(7)[:, None] - torch.arange(7)
+    past = 3 if options.get("zeros_before") else 0
+    k, v = (torch.cat([t.new_zeros(past, 2, 4), t]) for t in (k, v))
+    distance = past + torch.arange(7)[:, None] - torch.arange(past + 7)
     bias = local.bucket_bias[:, distance.clamp(min=0)]  # near distances have their own buckets
     scores = (torch.einsum("qhd,khd->hqk", q, k) + bias) * scale
     nearest = 0 if options.get("includes_self") else 1

@@ -38,10 +38,17 @@ OPTIONS = {
     ],
     "block_recurrent": [
         {"window": 3, "n_states": 2, "gate": "lstm", "update": "dual", "d_hidden": 5},
-        {"window": 2, "n_states": 3, "update": "single", "qk_norm": False, "includes_self": True},
+        {
+            "window": 2,
+            "n_states": 3,
+            "update": "single",
+            "qk_norm": False,
+            "includes_self": True,
+            "zeros_before": True,
+        },
     ],
     "block_state": [
-        {"window": 3},
+        {"window": 3, "zeros_before": True},
         {"window": 2, "variant": "mh", "ssm": "long_conv", "filter_len": 5, "includes_self": True},
         {"window": 3, "variant": "mf", "n_states": 2, "d_ssm": 3, "ssm": "s5", "d_state": 4},
         {
@@ -107,6 +114,7 @@ OPTIONS = {
         {"window": 4, "position": "relative"},
         {"window": 3, "position": "relative", "includes_self": False},
         {"window": 3, "position": "t5", "includes_self": False, "qk_norm": True},
+        {"window": 3, "position": "relative", "zeros_before": True},
         {"window": 3, "blocks": True, "position": "alibi", "qk_norm": True},
         {"window": 2, "blocks": True, "position": "relative", "includes_self": False},
     ],

@@ -1,8 +1,4 @@
-"""Block-Recurrent and sliding-window layers against their official code, segment by segment.
-
-The official quirk lives here: before the first token stands a block of zeros that is seen, which
-our layers take for a block that has been read.
-"""
+"""Block-Recurrent and sliding-window layers against their official code, segment by segment."""
 
 import pytest
 import torch
@@ -35,9 +31,11 @@ def official(case: Case) -> Stack:
             gate={"bias": "fixed", "lstm": "lstm"}[about["gate"]],
             update=update,
             d_hidden=about["mlp_dim"],
+            zeros_before=True,
         )
     else:
-        layer = SlidingAttention(width, **sizes, position="t5", includes_self=False, qk_norm=True)
+        window = {"position": "t5", "includes_self": False, "qk_norm": True, "zeros_before": True}
+        layer = SlidingAttention(width, **sizes, **window)
     feed_forward = FeedForward(width, activation="relu", d_hidden=about["mlp_dim"])
     blocks = (Residual(part, NORMS["rms"](width, 1e-6)) for part in (layer, feed_forward))
     stack = Stack(*blocks).double()
@@ -45,18 +43,12 @@ def official(case: Case) -> Stack:
     return stack
 
 
-def after_zeros(stack: Stack, rows: int, window: int) -> tuple[object, ...]:
-    """The state before the first segment: a block of zeros has been read."""
-    state, nothing = stack.init_state(rows)
-    return state._replace(length=torch.full_like(state.length, window)), nothing
-
-
 def compare(case: Case, piece_len: int) -> None:
     """Outputs, keys and values, and state vectors of every segment, in pieces of a length."""
     tensors, stack, about = case.tensors(), official(case), case.about["config"]
     window, limit = about["window"], case.about["atol"]
     segments = tensors["xs"].chunk(about["segments"], dim=1)
-    state = after_zeros(stack, len(tensors["xs"]), window)
+    state = stack.init_state(len(tensors["xs"]))
     for number, x in enumerate(segments):
         outputs = []
         for piece in x.split(piece_len, dim=1):

@@ -106,6 +106,8 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         includes_self: Whether the sliding attention sees the position itself.
         qk_norm: Whether queries and keys have length one, and learned scales stand for
             :math:`1 / \sqrt d`.
+        zeros_before: Whether the first block, and so the state vectors, see a block of zeros before
+            it, as in the official code.
 
     Raises:
         InputError: If a size does not fit, or a name is unknown.
@@ -114,8 +116,6 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         Hutchins et al., "Block-Recurrent Transformers", NeurIPS 2022, and its code.
     """
 
-    # Differs from the official code, in which the first block sees a block of zeros before it, and
-    # so do the state vectors.
     def __init__(  # noqa: PLR0913
         self,
         d_model: int,
@@ -128,6 +128,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         d_hidden: int | None = None,
         includes_self: bool = False,
         qk_norm: bool = True,
+        zeros_before: bool = False,
     ) -> None:
         super().__init__(d_model)
         if gate not in get_args(Gate):
@@ -147,6 +148,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
             position="t5",
             includes_self=includes_self,
             qk_norm=qk_norm,
+            zeros_before=zeros_before,
         )
         self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm)
         self.initial = nn.Parameter(torch.randn(n_states, d_model) * 0.1)
@@ -164,10 +166,10 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         self.feed = GatedUpdate(d_model, d_model, gate=gate, d_hidden=d_hidden) if dual else None
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> BlockRecurrentState:  # noqa: ARG002
-        """No token, and the learned state vectors."""
+        """No token (with ``zeros_before``, zeros), and the learned state vectors."""
         heads = (self.cross.n_heads, self.cross.d_head)
         k = zeros(self.qq_proj.weight, batch_size, 2 * self.window - 1, *heads)
-        length = torch.zeros(batch_size, dtype=torch.int64, device=k.device)
+        length = self.local.init_state(batch_size).length
         vectors = self.initial.to(torch.promote_types(self.initial.dtype, torch.float32))
         return BlockRecurrentState(k, k.clone(), length, vectors.repeat(batch_size, 1, 1))
 

@@ -74,6 +74,8 @@ class BlockState(SequenceLayer[BlockStateState]):
         includes_self: Whether the sliding attention sees the position itself.
         qk_norm: Whether queries and keys have length one, with a learned scale :math:`\lambda` per
             head in place of :math:`1 / \sqrt d`.
+        zeros_before: Whether the first block sees a block of zeros before it, as in the official
+            code of Block-Recurrent models.
 
     Raises:
         InputError: If a size does not fit, a name is unknown, or outputs cannot be independent.
@@ -104,6 +106,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         filter_len: int = 1024,
         includes_self: bool = False,
         qk_norm: bool = True,
+        zeros_before: bool = False,
     ) -> None:
         super().__init__(d_model)
         if variant not in get_args(Variant):
@@ -126,6 +129,7 @@ class BlockState(SequenceLayer[BlockStateState]):
             position="t5",
             includes_self=includes_self,
             qk_norm=qk_norm,
+            zeros_before=zeros_before,
         )
         self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm)
         outputs = {"sh": 1, "mh": n_heads, "mf": n_states}[variant]

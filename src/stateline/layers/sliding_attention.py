@@ -58,6 +58,8 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         blocks: Whether windows begin where blocks of ``window`` positions do.
         qk_norm: Whether queries and keys have length one, and a learned scale per head, at first 1,
             stands for :math:`1 / \sqrt d`; biases are scaled, too.
+        zeros_before: Whether the first positions see a window of zeros before them, which take
+            their share of the weights, as in Transformer-XL and Block-Recurrent training code.
         bias: Whether the projections have biases.
 
     Raises:
@@ -80,6 +82,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         includes_self: bool = True,
         blocks: bool = False,
         qk_norm: bool = False,
+        zeros_before: bool = False,
         bias: bool = False,
     ) -> None:
         super().__init__(d_model)
@@ -96,6 +99,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
             )
         self.n_heads, self.d_head, self.window = n_heads, d_model // n_heads, window
         self.position, self.includes_self, self.blocks = position, includes_self, blocks
+        self.zeros_before = zeros_before
         self.q_proj = nn.Linear(d_model, d_model, bias=bias)
         self.kv_proj = nn.Linear(d_model, 2 * d_model, bias=bias)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
@@ -121,9 +125,10 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         return self.reach - self.includes_self
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> SlidingAttentionState:  # noqa: ARG002
-        """Nothing seen yet."""
+        """Nothing seen yet; with ``zeros_before``, as many zeros as can ever be seen."""
         free = zeros(self.q_proj.weight, batch_size, self.span, self.n_heads, self.d_head)
-        length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
+        seen = 2 * self.window if self.zeros_before else 0
+        length = torch.full((batch_size,), seen, dtype=torch.int64, device=free.device)
         return SlidingAttentionState(free, free.clone(), length)
 
     def forward(
@@ -132,6 +137,8 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         """Attend to the window at every position."""
         if not x.shape[1]:
             return x
+        if self.zeros_before:
+            return self.forward_chunk(x, self.init_state(len(x)))[0]
         positions = torch.arange(x.shape[1], device=x.device)[None]
         return self._attend(self._queries(x, positions), self.project_context(x, positions), None)
 
