@@ -72,7 +72,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         sliding window of Hutchins et al., "Block-Recurrent Transformers", 2022.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         d_model: int,
         *,
