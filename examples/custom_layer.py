@@ -67,7 +67,7 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
         powers = decay ** torch.arange(x.shape[1] + 1, device=x.device)[:, None]
         new = fft_conv(x.to(decay.dtype), ((1 - decay) * powers[:-1]).mT)
         mean = new + powers[1:] * state.mean[:, None]
-        return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean[:, -1])
+        return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean[:, -1].clone())
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: MovingAverageState
