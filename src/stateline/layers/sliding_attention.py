@@ -60,6 +60,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
             stands for :math:`1 / \sqrt d`; biases are scaled, too.
         zeros_before: Whether the first positions see a window of zeros before them, which take
             their share of the weights, as in Transformer-XL and Block-Recurrent training code.
+            Wrappers that keep a context of their own begin without them.
         bias: Whether the projections have biases.
 
     Raises:
