@@ -1,10 +1,11 @@
-# make demo | test | lint | docs: each sets up .venv by itself; nothing is written outside this folder.
+# make demo | test | test-all | fuzz | lint | docs
+# Each sets up .venv by itself; nothing is written outside this folder.
 PYTHON ?= python3
 # Elsewhere than the default: make TORCH="torch==2.13.0 --index-url ..." picks another build.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test test-all fuzz lint docs clean
 .DEFAULT_GOAL := test
 
 # About seven minutes on two cores. Started again, it goes on where it stopped.
@@ -14,8 +15,20 @@ demo: .venv/ready
 	  "s4d*2" "lstm*2" "h3*2" "attention h3" \
 	  --tasks associative_recall copying text --out runs/demo
 
+# The quick tests: at most four minutes on two idle cores.
 test: .venv/ready
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+# All tests, slow ones too, with the types of every call checked.
+test-all: .venv/ready
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "" \
+	  --jaxtyping-packages=stateline,beartype.beartype
+
+# Wrong inputs for the command line, drawn from a seed: make fuzz COUNT=1000 SEED=7
+COUNT ?= 300
+SEED ?= 0
+fuzz: .venv/ready
+	$(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

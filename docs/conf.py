@@ -1,4 +1,4 @@
-"""How the documentation is built: ``make docs``."""
+"""Sphinx configuration of the documentation, which ``make docs`` builds."""
 
 import sys
 from importlib import metadata
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pygments.lexers.shell import BashLexer
 from sphinx.application import Sphinx
+from sphinx.domains.python import PyObject
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
@@ -21,7 +22,7 @@ extensions = [
     "mathml",
 ]
 exclude_patterns = ["_build", "_ext"]
-smartquotes_action = "De"  # dashes, not quotes: what is quoted shall be copied as it is
+smartquotes_action = "De"  # dashes, but no quotes, so that quoted text can be copied
 
 html_theme = "furo"
 html_static_path = ["_static"]
@@ -48,10 +49,24 @@ pygments_dark_style = "native"
 
 
 def setup(app: Sphinx) -> None:
-    """Commands stand without a prompt; fields of named tuples are in the signature already."""
+    """Highlight consoles as shell commands, and adapt the reference.
+
+    Fields of named tuples are left out, since their signature shows them.
+    """
     app.add_lexer("console", BashLexer)
     app.connect("autodoc-skip-member", _skip_fields)
+    app.connect("autodoc-process-signature", _name_factories)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
 
 
 def _skip_fields(_app: Sphinx, _what: str, _name: str, value: object, *_: object) -> bool | None:
     return True if type(value).__name__ == "_tuplegetter" else None
+
+
+def _name_factories(
+    _app: Sphinx, _what: str, _name: str, _value: object, _options: object, shown: str, _to: str
+) -> tuple[str, str] | None:
+    """Show ``...`` for defaults that a dataclass makes anew for each object."""
+    return (shown.replace("<factory>", "..."), _to) if "<factory>" in (shown or "") else None

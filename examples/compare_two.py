@@ -1,4 +1,4 @@
-"""Compare two architectures from Python, as `stateline compare` does it.
+"""Compare two architectures from Python, like `stateline compare`.
 
 Run it: python examples/compare_two.py
 """
@@ -14,7 +14,7 @@ COMMAND = "python examples/compare_two.py"
 
 
 def main(folder: Path, steps: int) -> None:
-    """Train both at one size on one task, print the table, write the report."""
+    """Train both at the same size on one task, print the table, and write the report."""
     comparison = Comparison(
         patterns=["attention(position=hard_alibi, n_heads=8)*2", "h3*2"],
         tasks=["copying"],
@@ -24,9 +24,9 @@ def main(folder: Path, steps: int) -> None:
     results = compare(comparison, folder, command=COMMAND)
     print_results(results, Console())
     write_report(results, folder / "report.html")
-    for run in results["runs"]:
-        at_length, scores = next(iter(run["by_length"].items()))
-        print(f"{run['model']}: {scores['string_accuracy']:.3f} at length {at_length}")
+    for run in results.runs:
+        at_length, scores = next(iter(run.by_length.items()))
+        print(f"{run.model}: {scores['string_accuracy']:.3f} at length {at_length}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""A sequence layer of one's own: an exponential moving average, held to the law.
+"""A sequence layer outside the package: an exponential moving average.
 
 Run it: python examples/custom_layer.py
+It checks the layer.
+Compare it: stateline compare moving_average h3 --import examples/custom_layer.py --tasks copying
 """
 
 import math
@@ -11,18 +13,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline import InputError, SequenceLayer, check_layer
+from stateline import InputError, SequenceLayer, check_layer, register_layer
 from stateline.ops import fft_conv
 
 
 class MovingAverageState(NamedTuple):
-    """The mean so far, one per channel."""
+    """The current mean of each channel."""
 
     mean: Float[Tensor, "batch d_model"]
 
     @staticmethod
     def accumulators() -> tuple[str, ...]:
-        """The mean, since its rounding accumulates."""
+        """The mean, because rounding errors accumulate in it."""
         return ("mean",)
 
 
@@ -33,7 +35,7 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
 
     Args:
         d_model: Number of channels.
-        slowest: Memory of the slowest channel in tokens; the fastest has one of one token.
+        slowest: Memory of the slowest channel in tokens; the fastest remembers one token.
 
     Raises:
         InputError: If ``slowest`` is below one.
@@ -56,13 +58,13 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
     def forward(
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
-        """Average from the zero state."""
+        """Average, starting from a zero mean."""
         return self.forward_chunk(x, self.init_state(x.shape[0]))[0]
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: MovingAverageState
     ) -> tuple[Float[Tensor, "batch length d_model"], MovingAverageState]:
-        """Convolve with the decay, and add what the mean so far still contributes."""
+        """Convolve with the decay, and add the remaining contribution of the previous mean."""
         decay = self.log_memory.sigmoid()
         powers = decay ** torch.arange(x.shape[1] + 1, device=x.device)[:, None]
         new = fft_conv(x.to(decay.dtype), ((1 - decay) * powers[:-1]).mT)
@@ -72,10 +74,12 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
     def step(
         self, x: Float[Tensor, "batch d_model"], state: MovingAverageState
     ) -> tuple[Float[Tensor, "batch d_model"], MovingAverageState]:
-        """Move the mean by one input."""
+        """Update the mean with one input."""
         mean = torch.lerp(x.to(state.mean.dtype), state.mean, self.log_memory.sigmoid())
         return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean)
 
+
+register_layer("moving_average", MovingAverage)
 
 if __name__ == "__main__":
     print(check_layer(MovingAverage(8)))

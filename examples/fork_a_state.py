@@ -1,4 +1,4 @@
-"""Two futures of one past: read a prompt once, fork its state, keep one branch in a file.
+"""Read a prompt once, fork the state, and keep one of the branches in a file.
 
 Run it: python examples/fork_a_state.py
 """
@@ -22,7 +22,7 @@ PROMPT = "The state is a value: "
 
 
 def main() -> None:
-    """Read, fork, save, load, join."""
+    """Read a prompt; fork, save, load and join states."""
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig("h3 attention(position=rope)", vocab_size=256)).eval()
     prompt = torch.tensor([list(PROMPT.encode())])

@@ -1,11 +1,11 @@
-"""How long single layers take for a whole sequence, by its length.
+"""Time single layers on whole sequences of several lengths.
 
 Run it: python examples/layer_speed.py
 
-By default the layers of the Block-State comparison, each with a norm before it; with
-``--feed_forward`` also the feed-forward that follows it in a model. Processor time of a thread, or
-time on one GPU; the least of several rounds, in which the layers take turns: what else runs
-disturbs them alike.
+The layers are those of the Block-State comparison, each with a norm before it, and with
+``--feed_forward`` also with the feed-forward that follows it in a model. On the CPU, the processor
+time of one thread is measured. The layers take turns, so that other programs disturb them alike.
+The shortest time of several rounds is printed.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main(sizes: argparse.Namespace) -> None:
 
 @torch.inference_mode()
 def rounds(layers: list[torch.nn.Module], length: int, sizes: argparse.Namespace) -> list[float]:
-    """Least microseconds per token of each layer."""
+    """Shortest time of each layer in microseconds per token."""
     x = torch.randn(1, length, sizes.d_model, device=sizes.device)
     best = [float("inf")] * len(layers)
     for _ in range(sizes.rounds + 1):
@@ -58,7 +58,7 @@ def rounds(layers: list[torch.nn.Module], length: int, sizes: argparse.Namespace
 
 
 def clock(device: str) -> float:
-    """Seconds: of this process on a processor; on a GPU the time, after all work has been done."""
+    """Processor time of this process, or the time after all work on the GPU is done; in seconds."""
     if device == "cpu":
         return time.process_time()
     torch.cuda.synchronize()
@@ -66,7 +66,7 @@ def clock(device: str) -> float:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The sizes are those of the paper's timings, as we understand them."""
+    """Declare the options; the default sizes are those of the paper, as we understand it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--d_model", type=int, default=512)
     parser.add_argument("--n_heads", type=int, default=16)

@@ -1,9 +1,10 @@
-"""Memory while a model reads and writes a long text: constant where its state is.
+"""Measure memory while a model reads and decodes a long text.
 
 Run it: python examples/stream_memory.py
 
-A million random tokens go through an H3 model of random weights, or of a run given with
-``--run FOLDER``; then the model writes. Resident memory is printed at ten points of each.
+An H3 model with random weights, or the model of ``--run FOLDER``, reads a million random tokens and
+then decodes. Resident memory is printed ten times in each phase. It stays constant if the state has
+a constant size.
 """
 
 import argparse
@@ -15,16 +16,16 @@ import torch
 from torch import Tensor
 
 from stateline import LanguageModel, ModelConfig, load_model, nbytes
-from stateline.generate import Sampling, Session, read_pieces
+from stateline.generate import Sampling, Session, prefill_chunks
 
 PIECE = 1000
 POINTS = 10
 
 
 def main(model: LanguageModel, tokens: int, steps: int) -> None:
-    """Read, then write, and tell the memory on the way."""
+    """Read, then decode, and print the memory on the way."""
     print(f"{model.config.pattern}, width {model.config.d_model}: {tokens:,} tokens to read")
-    state = read_pieces(model, reported(random_text(model.config.vocab_size, tokens), tokens))
+    state = prefill_chunks(model, reported(random_text(model.config.vocab_size, tokens), tokens))
     print(f"the state has {nbytes(state.model):,} bytes; {steps:,} tokens to write")
     session = Session(model, state, sampling=Sampling(temperature=1.0))
     for _ in reported((session.step().tokens for _ in range(steps)), steps):
@@ -33,14 +34,14 @@ def main(model: LanguageModel, tokens: int, steps: int) -> None:
 
 
 def random_text(vocab_size: int, tokens: int) -> Iterator[Tensor]:
-    """Tokens in pieces, none of which is kept."""
+    """Random tokens in chunks, none of which is kept."""
     random = torch.Generator().manual_seed(0)
     for start in range(0, tokens, PIECE):
         yield torch.randint(vocab_size, (min(PIECE, tokens - start),), generator=random)
 
 
 def reported(pieces: Iterator[Tensor], total: int) -> Iterator[Tensor]:
-    """The same pieces; ten times on the way, when a piece has been used, a line about memory."""
+    """Yield the same chunks, and print the memory ten times on the way."""
     start, done, told = time.perf_counter(), 0, 0
     for piece in pieces:
         yield piece
@@ -52,14 +53,14 @@ def reported(pieces: Iterator[Tensor], total: int) -> Iterator[Tensor]:
 
 
 def resident_mib() -> float:
-    """Memory of this process that is in RAM (Linux)."""
+    """Resident memory of this process in MiB (Linux)."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) / 1024
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Memory while a model reads and writes.")
+    parser = argparse.ArgumentParser(description="Measure memory while a model reads and decodes.")
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--run", default=None)

@@ -1,14 +1,13 @@
-"""What tests of all parts share.
+"""Options and fixtures for the tests of all parts.
 
-Where official vectors and real data lie: tests that need them skip, saying so, without them.
+Tests of real data need its folder (``--data DIR``) and are skipped without it.
 """
 
+import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jaxtyping
 import pytest
@@ -16,14 +15,16 @@ import torch
 from hypothesis import HealthCheck, settings
 
 SHARED = Path(__file__).parents[2] / "shared"
+VECTORS = Path(__file__).parent / "parity" / "vectors"
 
+os.environ["STATELINE_CACHE"] = os.devnull  # nothing that was measured on this machine counts
 torch.set_num_threads(1)  # tests run side by side, and tensors here are small
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--vectors", metavar="DIR", type=Path, default=SHARED / "vectors")
+    parser.addoption("--vectors", metavar="DIR", type=Path, default=VECTORS)
     parser.addoption("--data", metavar="DIR", type=Path, default=SHARED / "data")
 
 
@@ -62,15 +63,15 @@ def full_disk() -> Callable[[int], AbstractContextManager[None]]:
 
 @pytest.fixture
 def unannotated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the library as users do: without the checks of annotations that tests add."""
+    """Run the library as users do: without the type checks that ``make test-all`` adds."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture
 def quick_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons spend no time on measurements of speed."""
-    monkeypatch.setattr("stateline.compare.run.SPEED_LENGTHS", (8, 16))
-    monkeypatch.setattr("stateline.compare.run.STATE_LENGTHS", (8, 16))
+    monkeypatch.setattr("stateline.runs.speed.SPEED_LENGTHS", (8, 16))
+    monkeypatch.setattr("stateline.runs.speed.STATE_LENGTHS", (8, 16))
     monkeypatch.setattr("stateline.bench.speed.SECONDS", 0.0)
     monkeypatch.setattr("stateline.bench.speed.TOKENS_PER_BATCH", 32)
     monkeypatch.setattr("stateline.bench.speed.DECODE_STEPS", 2)
@@ -79,13 +80,5 @@ def quick_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons train in this process, one run after the other, and score briefly."""
-    from stateline import compare  # here, so that the check of annotations is in place before
-
-    def train_all(
-        jobs: Sequence[Any], folder: Path, workers: int, news: Any
-    ) -> Iterator[tuple[Any, Any]]:
-        for job in jobs:
-            yield job, compare.run_job(job, folder / "runs" / job.name, partial(news.progress, job))
-
-    monkeypatch.setattr(compare, "train_all", train_all)
-    monkeypatch.setattr("stateline.compare.run.EVAL_BATCHES", 1)
+    monkeypatch.setattr("stateline.compare.worker_devices", lambda *_: [])
+    monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)

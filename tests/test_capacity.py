@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 
 from stateline import LanguageModel, ModelConfig
 from stateline.capacity import (
@@ -20,6 +21,7 @@ from stateline.capacity import (
 )
 from stateline.errors import InputError
 from stateline.models.constructions import ngram_copier, recall_h3
+from stateline.models.constructions.automaton import Automaton
 from stateline.tasks import AssociativeRecall, Copying, FlipFlop
 
 
@@ -154,3 +156,35 @@ def test_tasks_that_are_not_decoded_are_refused() -> None:
 def test_no_batch_is_refused() -> None:
     with pytest.raises(InputError, match="batches must be at least 1, got 0"):
         measure(model_of("lstm"), Copying(), 8, batches=0)
+
+
+def test_counters_of_tokens_are_no_memory() -> None:
+    model = model_of("lstm attention staircase(sliding_attention(window=4))")
+    integers = [
+        leaf for leaf in pytree.tree_leaves(model.init_state(1)) if not leaf.is_floating_point()
+    ]
+    assert len(integers) > 3
+    counted = 8 * sum(leaf.numel() * leaf.element_size() for leaf in integers)
+    assert state_bits(model, 20) == 8 * model.state_bytes(20) - counted
+
+
+def test_an_integer_that_depends_on_the_text_is_memory() -> None:
+    update, output = torch.tensor([[1, 0], [0, 1]]), torch.tensor([0, 1])
+    layer = Automaton(update, output)
+    assert state_bits(layer, 5) == 8 * layer.state_bytes(5) > 0
+
+
+def test_capacity_is_measured_on_any_task_with_problems() -> None:
+    class Own:
+        title, metric = "own", "accuracy"
+
+        def problems(self, length: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            prompts = torch.full((2, length), index)
+            return prompts, prompts[:, :1]
+
+        def score(self, answers: torch.Tensor, found: torch.Tensor) -> dict[str, float]:
+            return {"accuracy": (answers == found).float().mean().item()}
+
+    found = measure(model_of("lstm"), Own(), 3, bits=(0,), batches=1)
+    assert found.by_bits.keys() == {0}
+    assert found.numbers == 16

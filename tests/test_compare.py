@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from stateline.capacity import BITS
@@ -20,7 +21,8 @@ from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.models.checkpoint import load_model
 from stateline.models.size import count_parameters
-from stateline.reports import print_results, write_report
+from stateline.reports import print_results, read_results, write_report
+from stateline.runs.results import Results, RunRecord, to_json
 from stateline.tasks import make_task
 from stateline.train.metrics import Metrics
 
@@ -120,9 +122,20 @@ def test_a_mistake_is_named_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_comparison_without_workers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="workers must be at least 1, got 0"):
-        compare(tiny(), tmp_path / "run", command="", workers=0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": -1}, "workers must be at least 0, got -1"),
+        ({"device": "gpu"}, "device must be auto, cpu, cuda, cuda:N"),
+        ({"device": "cuda:99"}, "device cuda:99 was asked for, but this machine has"),
+        ({"device": "meta"}, "cannot be trained on the device meta"),
+    ],
+)
+def test_workers_and_devices_that_cannot_be_are_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        compare(tiny(), tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 
 
@@ -132,8 +145,9 @@ def test_a_folder_that_cannot_be_written_is_named_before_any_training(tmp_path: 
         compare(tiny(), tmp_path / "file" / "run", command="")
 
 
-def without_times(results: dict[str, Any]) -> dict[str, Any]:
-    """Results but for what differs from run to run."""
+def without_times(typed: Results) -> dict[str, Any]:
+    """Results as plain data, without what differs from run to run."""
+    results = json.loads(to_json(typed))
     runs = [
         {key: value for key, value in run.items() if key not in ("seconds", "tokens_per_second")}
         for run in results["runs"]
@@ -145,14 +159,10 @@ def without_times(results: dict[str, Any]) -> dict[str, Any]:
     return {**results, "created": "", "runs": runs, "speed": speed}
 
 
-def stored(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
-
-
 class StopAfterOne(News):
     """Somebody presses Ctrl-C when the first run is done."""
 
-    def finished(self, job: Job, run: dict[str, Any]) -> None:
+    def finished(self, job: Job, run: RunRecord) -> None:
         raise KeyboardInterrupt
 
 
@@ -160,7 +170,7 @@ class StopAfterOne(News):
 class TestResults:
     def test_they_hold_all_that_reports_show(self, tmp_path: Path, text: str) -> None:
         results = compare(tiny(f"{RECALL}*2", text), tmp_path, command="stateline compare ...")
-        assert json.loads(json.dumps(results)) == stored(tmp_path)
+        assert results == read_results(tmp_path)
         shown = StringIO()
         print_results(results, Console(file=shown, width=100))  # as the command does
         write_report(results, tmp_path / "report.html")
@@ -170,32 +180,32 @@ class TestResults:
 
     def test_there_is_a_run_for_every_model_task_and_seed(self, tmp_path: Path, text: str) -> None:
         results = compare(tiny(f"{RECALL}*2", text), tmp_path, command="")
-        assert results["finished"]
-        assert [(run["task"], run["model"], run["seed"]) for run in results["runs"]] == [
+        assert results.finished
+        assert [(run.task, run.model, run.seed) for run in results.runs] == [
             *[(RECALL, "attention", 0), (RECALL, "attention", 1)],
             *[(RECALL, "h3", 0), (RECALL, "h3", 1)],
             *[(text, "attention", 0), (text, "h3", 0)],
         ]
 
     def test_a_run_tells_its_scores_at_every_length(self, tmp_path: Path, text: str) -> None:
-        recall, on_text = compare(tiny(RECALL, text, patterns=["h3"]), tmp_path, command="")["runs"]
-        assert list(recall["by_length"]) == ["4", "8", "16"]
-        assert all(0 <= scores["accuracy"] <= 1 for scores in recall["by_length"].values())
-        assert list(on_text["by_length"]) == ["16", "64"]
-        assert all(6 < s["bits_per_byte"] < 10 for s in on_text["by_length"].values())
-        assert (recall["steps"], recall["stopped"]) == (3, "finished")
-        assert [point["step"] for point in recall["curve"]] == [3]
-        assert recall["parameters"] == count_parameters(plan(tiny(patterns=["h3"]))[0].model)
+        recall, on_text = compare(tiny(RECALL, text, patterns=["h3"]), tmp_path, command="").runs
+        assert list(recall.by_length) == [4, 8, 16]
+        assert all(0 <= (scores["accuracy"] or 0) <= 1 for scores in recall.by_length.values())
+        assert list(on_text.by_length) == [16, 64]
+        assert all(6 < (s["bits_per_byte"] or 0) < 10 for s in on_text.by_length.values())
+        assert (recall.steps, recall.stopped) == (3, "finished")
+        assert [point.step for point in recall.curve] == [3]
+        assert recall.parameters == count_parameters(plan(tiny(patterns=["h3"]))[0].model)
 
     def test_a_text_is_scored_to_its_end(
         self, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("stateline.tasks.corpus.TOKENS_PER_BATCH", 16)
+        monkeypatch.setattr("stateline.tasks.text.corpus.TOKENS_PER_BATCH", 16)
         comparison = tiny(text, patterns=["h3"])
-        (run,) = compare(comparison, tmp_path, command="")["runs"]
+        (run,) = compare(comparison, tmp_path, command="").runs
         model = load_model(tmp_path / "runs" / plan(comparison)[0].name)
         part, whole = (evaluate(model, make_task(text), 16, batches=n) for n in (1, 0))
-        assert run["by_length"]["16"] == whole != part
+        assert run.by_length[16] == whole != part
 
     def test_a_run_can_be_loaded_as_a_model(self, tmp_path: Path) -> None:
         compare(tiny(), tmp_path, command="")
@@ -205,48 +215,47 @@ class TestResults:
     def test_speed_is_measured_once_per_pattern_on_text_if_there_is_some(
         self, tmp_path: Path, text: str
     ) -> None:
-        speed = compare(tiny(f"{RECALL}*2", text), tmp_path, command="")["speed"]
-        assert [(entry["task"], entry["model"]) for entry in speed] == [
+        speed = compare(tiny(f"{RECALL}*2", text), tmp_path, command="").speed
+        assert [(entry.task, entry.model) for entry in speed] == [
             *[(text, "attention"), (text, "h3")]
         ]
         for entry in speed:
-            for figure in ("train_tokens_per_second", "decode_tokens_per_second"):
-                assert list(entry[figure]) == ["8", "16"]
-                assert all(0 < value < math.inf for value in entry[figure].values())
+            for measured in (entry.train_tokens_per_second, entry.decode_tokens_per_second):
+                assert list(measured) == [8, 16]
+                assert all(0 < value < math.inf for value in measured.values())
 
     def test_it_is_told_how_long_a_string_fits_the_state(self, tmp_path: Path) -> None:
-        attention, h3 = compare(tiny(RECALL), tmp_path, command="")["speed"]
-        assert attention["longest_copy"] is None
-        assert h3["longest_copy"] > 0
+        attention, h3 = compare(tiny(RECALL), tmp_path, command="").speed
+        assert attention.longest_copy is None
+        assert h3.longest_copy
 
     def test_the_bits_that_are_needed_stand_with_runs_that_solved(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        runs = compare(tiny(RECALL), tmp_path / "a", command="")["runs"]
-        assert not any("capacity" in run for run in runs)
+        runs = compare(tiny(RECALL), tmp_path / "a", command="").runs
+        assert not any(run.capacity for run in runs)
         monkeypatch.setattr("stateline.tasks.AssociativeRecall.solved_at", 0.0)
-        attention, _ = compare(tiny(RECALL), tmp_path / "b", command="")["runs"]
-        assert attention["capacity"]["numbers"] > 0
-        assert set(attention["capacity"]["by_bits"]) == set(map(str, BITS))
+        attention, _ = compare(tiny(RECALL), tmp_path / "b", command="").runs
+        assert attention.capacity is not None
+        assert attention.capacity.numbers > 0
+        assert set(attention.capacity.by_bits) == set(BITS)
 
     def test_the_baselines_of_a_text_are_there(self, tmp_path: Path, text: str) -> None:
-        (task,) = compare(tiny(text), tmp_path, command="")["tasks"]
-        assert set(task["baselines"]) == {"gzip", "xz"}
-        assert task["data"]["n_files"] == 1
+        (task,) = compare(tiny(text), tmp_path, command="").tasks
+        assert set(task.baselines) == {"gzip", "xz"}
+        assert task.data["n_files"] == 1
 
     def test_a_run_that_diverges_is_told_and_the_others_go_on(
         self, tmp_path: Path, text: str
     ) -> None:
         results = compare(tiny(RECALL, text, lr=1e38), tmp_path, command="")
-        assert len(results["runs"]) == 4
-        for run in results["runs"]:
-            assert run["stopped"].startswith("the loss became nan at step 2: ")
-            assert run["steps"] == 1
-            assert {score for scores in run["by_length"].values() for score in scores.values()} == {
-                None
-            }
-        print_results(stored(tmp_path), Console(file=StringIO()))
-        write_report(stored(tmp_path), tmp_path / "report.html")
+        assert len(results.runs) == 4
+        for run in results.runs:
+            assert run.stopped.startswith("the loss became nan at step 2: ")
+            assert run.steps == 1
+            assert {score for own in run.by_length.values() for score in own.values()} == {None}
+        print_results(read_results(tmp_path), Console(file=StringIO()))
+        write_report(read_results(tmp_path), tmp_path / "report.html")
 
 
 @pytest.mark.usefixtures("quick_speed", "one_process")
@@ -256,21 +265,23 @@ class TestResuming:
     ) -> None:
         first = compare(tiny(), tmp_path, command="")
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise AssertionError("done again")
 
-        for name in ("run_job", "run.train_tokens_per_second", "run.decode_tokens_per_second"):
-            monkeypatch.setattr(f"stateline.compare.{name}", fail)
+        for name in ("train_tokens_per_second", "decode_tokens_per_second"):
+            monkeypatch.setattr(f"stateline.runs.speed.{name}", fail)
+        monkeypatch.setattr("stateline.compare.pool.run_job", fail)
         again = compare(tiny(), tmp_path, command="")
-        assert {**again, "created": ""} == {**first, "created": ""}
+        assert replace(again, created="") == replace(first, created="")
 
+    @pytest.mark.slow
     def test_an_interrupted_comparison_ends_as_an_uninterrupted_one(
         self, tmp_path: Path, text: str
     ) -> None:
         with pytest.raises(KeyboardInterrupt):
             compare(tiny(RECALL, text), tmp_path / "a", command="", news=StopAfterOne())
-        assert len(stored(tmp_path / "a")["runs"]) == 1
-        assert not stored(tmp_path / "a")["finished"]
+        assert len(read_results(tmp_path / "a").runs) == 1
+        assert not read_results(tmp_path / "a").finished
         resumed = compare(tiny(RECALL, text), tmp_path / "a", command="")
         whole = compare(tiny(RECALL, text), tmp_path / "b", command="")
         assert without_times(resumed) == without_times(whole)
@@ -279,7 +290,7 @@ class TestResuming:
         class Look(News):
             def planned(self, jobs: Sequence[Job], done: int) -> None:
                 assert (len(jobs), done) == (2, 1)
-                assert len(stored(tmp_path)["runs"]) == 1
+                assert len(read_results(tmp_path).runs) == 1
 
         with pytest.raises(KeyboardInterrupt):
             compare(tiny(), tmp_path, command="", news=StopAfterOne())
@@ -289,7 +300,7 @@ class TestResuming:
         compare(tiny(), tmp_path, command="")
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
         results = compare(tiny(RECALL, f"{RECALL}*2"), tmp_path, command="")
-        assert len(results["runs"]) == 4
+        assert len(results.runs) == 4
         assert len(before) == 4  # two runs, two speeds
         assert all(path.stat().st_mtime_ns == then for path, then in before.items())
 
@@ -303,6 +314,7 @@ class TestResuming:
 
 @pytest.mark.usefixtures("quick_speed")
 class TestWorkers:
+    @pytest.mark.slow
     def test_workers_come_to_the_same_results(
         self, tmp_path: Path, text: str, request: pytest.FixtureRequest
     ) -> None:
@@ -317,10 +329,11 @@ class TestWorkers:
         alone = compare(tiny(text), tmp_path / "b", command="")
         assert without_times(by_workers) == {
             **without_times(alone),
-            "environment": by_workers["environment"],
+            "environment": dict(by_workers.environment),
         }
         assert sorted(told) == [("attention", 3), ("h3", 3)]
 
+    @pytest.mark.slow
     def test_a_worker_that_is_killed_is_told_in_one_line(self, tmp_path: Path) -> None:
         class Kill(News):
             def progress(self, job: Job, metrics: Metrics) -> None:
@@ -342,7 +355,7 @@ main()
 """
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 600.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -358,6 +371,7 @@ def lives(process: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.usefixtures("quick_speed", "one_process")
+@pytest.mark.slow
 def test_a_comparison_that_is_killed_leaves_no_worker_and_resumes(tmp_path: Path) -> None:
     patterns, steps = ["attention", "s4d"], 500
     first, second = (
@@ -381,4 +395,4 @@ def test_a_comparison_that_is_killed_leaves_no_worker_and_resumes(tmp_path: Path
     before = (first / "result.json").stat().st_mtime_ns
     results = compare(tiny(patterns=patterns, steps=steps), tmp_path, command="")
     assert (first / "result.json").stat().st_mtime_ns == before
-    assert [run["steps"] for run in results["runs"]] == [steps, steps]
+    assert [run.steps for run in results.runs] == [steps, steps]

@@ -1,7 +1,7 @@
-"""The documentation does what it says.
+"""The code and the commands in the documentation work.
 
-One rule for code: a ``python`` block is run, after those before it on its page, in an empty folder;
-a ``text`` block right after it is what it prints, where ``...`` stands for anything.
+The ``python`` blocks of a page are run in order, in an empty folder. A ``text`` block right after
+one is its expected output, where ``...`` matches anything.
 """
 
 import doctest
@@ -13,12 +13,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import stateline
 from stateline.cli import COMMANDS, Parser, _underscored, train
+from stateline.cli.parser import take_imports
 from stateline.layers import LAYERS, WRAPPERS
 from stateline.tasks import TASKS
 
@@ -37,7 +39,7 @@ _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Every line that starts with ``stateline``, with the page it stands on."""
+    """Every console line that starts with ``stateline``, with its page."""
     for page, text in {**PAGES, "README": (ROOT / "README.md").read_text("utf-8")}.items():
         for block in _CONSOLE.findall(text):
             lines = block.replace("\\\n", " ").splitlines()
@@ -45,22 +47,32 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 def parse(name: str, arguments: list[str]) -> None:
-    """Let the parser of a command judge arguments; nothing is run."""
+    """Parse the arguments of a command without running it."""
+    arguments, _ = take_imports(arguments)
     parser = Parser(prog=f"stateline {name}", print_config=None)
     importlib.import_module(f"stateline.cli.{name}").add_arguments(parser)
     parser.parse_args([_underscored(argument) for argument in arguments])
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Pages may turn gradients off and add to the path."""
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pages may turn gradients off, add to the path, and register layers and tasks."""
+    for table in (LAYERS, TASKS):
+        monkeypatch.setattr(table, "_classes", dict(table._classes))
     path, enabled = sys.path.copy(), torch.is_grad_enabled()
     yield
     sys.path[:] = path
     torch.set_grad_enabled(enabled)
 
 
-@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if _PYTHON.search(text)])
+def pages_with_code() -> Iterator[Any]:
+    for page, text in PAGES.items():
+        if _PYTHON.search(text):
+            marks = [pytest.mark.slow] if page == "commands/compare" else []  # trains two models
+            yield pytest.param(page, marks=marks, id=page)
+
+
+@pytest.mark.parametrize("page", list(pages_with_code()))
 def test_the_code_of_a_page_runs_and_prints_what_is_shown(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,21 +165,25 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
+@pytest.mark.slow
 def test_the_reference_holds_every_public_name(built: Path) -> None:
     api = "".join(page.read_text(encoding="utf-8") for page in (built / "api").glob("*.html"))
     assert [name for name in stateline.__all__ if f'id="stateline.{name}"' not in api] == []
 
 
+@pytest.mark.slow
 def test_the_pages_load_nothing_from_a_network(built: Path) -> None:
     loads = re.compile(r"<(?:script|img|iframe)[^>]+src=\"https?:|<link[^>]+href=\"https?:")
     assert [page.name for page in built.rglob("*.html") if loads.search(page.read_text())] == []
 
 
+@pytest.mark.slow
 def test_formulas_are_mathml(built: Path) -> None:
     page = (built / "layers" / "attention.html").read_text(encoding="utf-8")
     assert '<div class="formula"><math' in page
 
 
+@pytest.mark.slow
 def test_options_come_from_the_parser(built: Path) -> None:
     page = (built / "commands" / "compare.html").read_text(encoding="utf-8")
-    assert "width of the first pattern; others match its size" in page
+    assert "width of the first pattern, whose size the others match" in page

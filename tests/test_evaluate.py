@@ -268,7 +268,9 @@ def test_scoring_a_text_keeps_no_more_than_the_state() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chunk": 0}, "chunk must be at least 1, and stride from 1 to window, got chunk=0"),
+        ({"chunk": 0}, "chunk and window must be from 1 to 2147483647, .* got chunk=0"),
+        ({"chunk": 2**63}, "got chunk=9223372036854775808"),
+        ({"window": 2**63, "stride": 1}, "window=9223372036854775808"),
         ({"window": 8, "stride": 9}, "got chunk=1024, window=8 and stride=9"),
         ({"window": 8, "stride": 0}, "got chunk=1024, window=8 and stride=0"),
         ({"window": -1}, "got chunk=1024, window=-1 and stride=None"),

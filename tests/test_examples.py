@@ -6,9 +6,16 @@ from types import ModuleType
 
 import pytest
 
+from stateline.layers import LAYERS
 from stateline.layers.law import check_layer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an example registers is gone after the test."""
+    monkeypatch.setattr(LAYERS, "_classes", dict(LAYERS._classes))
 
 
 def example(name: str) -> ModuleType:
@@ -50,6 +57,7 @@ def test_a_state_is_forked(capsys: pytest.CaptureFixture[str]) -> None:
     assert third == "joined with a younger state, the branch goes on as alone: True"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_speed", "one_process")
 def test_two_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example("compare_two").main(tmp_path, steps=2)

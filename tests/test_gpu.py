@@ -1,4 +1,4 @@
-"""The law holds on a CUDA device, too."""
+"""The law holds on CUDA devices, too."""
 
 import pytest
 import torch

@@ -21,8 +21,10 @@ EXPORTED = [
     "InputError",
     "LanguageModel",
     "ModelConfig",
+    "RegressorConfig",
     "SequenceClassifier",
     "SequenceLayer",
+    "SequenceRegressor",
     "TrainConfig",
     "cat_states",
     "check_layer",
@@ -30,10 +32,15 @@ EXPORTED = [
     "detach",
     "load_classifier",
     "load_model",
+    "load_pretrained",
+    "load_regressor",
     "load_state",
     "make_task",
     "match_width",
     "nbytes",
+    "register_backend",
+    "register_layer",
+    "register_task",
     "save_model",
     "save_state",
     "select_rows",
@@ -127,7 +134,8 @@ def test_the_options_of_a_layer_are_keywords_with_defaults(name: str) -> None:
 def test_a_layer_is_named_after_its_class_and_lives_in_its_file(name: str) -> None:
     kind = {**LAYERS, **WRAPPERS}[name]
     assert kind.__name__.lower() == name.replace("_", "")
-    assert kind.__module__ == f"stateline.layers.{name}"
+    room = "wrappers" if name in WRAPPERS else "mixers"
+    assert kind.__module__ == f"stateline.layers.{room}.{name}"
 
 
 @pytest.mark.parametrize("name", LAYERS)

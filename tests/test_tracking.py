@@ -67,7 +67,7 @@ def test_accuracies_come_by_position_in_buckets_that_double() -> None:
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stateline.compare.run.EVAL_BATCHES", 1)
+    monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)
     task = "word_problem(length=16, batch_size=4)"
     options = ["--model.d_model", "8", "--train.steps", "3", "--train.eval_every", "1"]
     assert main(["train", "lstm", "--task", task, "--out", "run", *options]) == 0
@@ -86,7 +86,7 @@ def test_a_run_is_scored_by_length_and_by_position(results: dict[str, list[dict]
 def test_the_report_shows_accuracy_by_length_and_by_position() -> None:
     assert main(["report", "run"]) == 0
     page = Path("run/report.html").read_text(encoding="utf-8")
-    for title in ("Accuracy by length", "Accuracy by position", "Accuracy while training"):
+    for title in ("Accuracy by length", "Accuracy by position", "Accuracy during training"):
         assert f"<figcaption>{title}</figcaption>" in page
 
 
@@ -94,6 +94,6 @@ def test_the_report_shows_accuracy_by_length_and_by_position() -> None:
 def test_streams_are_trained_with_carried_state(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateline.compare.run.EVAL_BATCHES", 1)
+    monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)
     options = ["--model.d_model", "8", "--train.steps", "3", "--train.carry_state", "true"]
     assert main(["train", "lstm", "--task", task, "--out", str(tmp_path), *options]) == 0

@@ -1,4 +1,4 @@
-"""Directives whose content is taken from the code when the pages are built.
+"""Directives that generate their content from the code when the pages are built.
 
 ``command-table``, ``command-options``, ``layer-table``, ``layer-cost``, ``task-table`` and
 ``script-output``.
@@ -17,8 +17,11 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from stateline.bench.record import Figure
+from stateline.bench.show import read_benchmark
 from stateline.cli import COMMANDS, Parser
 from stateline.cli.info import LENGTHS
+from stateline.cli.parser import add_import_option
 from stateline.layers import ATTENTION_WRAPPERS, LAYERS, WRAPPERS, AnyLayer
 from stateline.models.config import ModelConfig
 from stateline.reports.format import short_bytes, short_number
@@ -26,10 +29,15 @@ from stateline.tasks import TASKS
 
 WIDTH = ModelConfig("h3", vocab_size=1).d_model
 CORES = {name: "attention" if name in ATTENTION_WRAPPERS else "h3" for name in WRAPPERS}
-"""What stands inside a wrapper whose cost is shown."""
+"""Core of each wrapper whose cost is shown."""
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "results"
+"""One folder per machine and day, each with a JSON file per suite."""
+
+BENCHMARK_HEAD = ("batch x length", "by", "median", "quartiles", "speed-up", "memory", "of peak")
 
 VALUES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "none"}
-"""What a person writes for a value of a type."""
+"""Names of types for readers."""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -40,28 +48,30 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("layer-table", LayerTable)
     app.add_directive("task-table", TaskTable)
     app.add_directive("script-output", ScriptOutput)
+    app.add_directive("benchmark", BenchmarkTables)
     app.connect("env-get-outdated", _pages_that_show_code)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 class CommandTable(SphinxDirective):
-    """All commands."""
+    """A table of all commands."""
 
     def run(self) -> list[nodes.Node]:
-        """A line each: a link to its page, what it does."""
+        """Return a row per command: a link to its page, and what it does."""
         rows = [(f"[`{name}`]({name}.md)", about) for name, about in COMMANDS.items()]
-        return self.parse_text_to_nodes("\n".join(_table(("command", "what it does"), rows)))
+        return self.parse_text_to_nodes("\n".join(_table(("command", "description"), rows)))
 
 
 class CommandOptions(SphinxDirective):
-    """Every argument of a command, as its parser declares them."""
+    """Tables of the arguments of a command, taken from its parser."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """A table per group of arguments."""
+        """Return a table per group of arguments."""
         name = self.arguments[0]
         parser = Parser(prog=f"stateline {name}", print_config=None)
+        add_import_option(parser)
         import_module(f"stateline.cli.{name}").add_arguments(parser)
         text = []
         for group in parser._action_groups:
@@ -74,12 +84,12 @@ class CommandOptions(SphinxDirective):
 
 
 class LayerCost(SphinxDirective):
-    """What ``stateline info`` tells of one layer, from the layer itself."""
+    """The parameters, state size and operations of a layer, computed from the layer."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """A sentence and a table by length."""
+        """Return a sentence and a table by length."""
         name = self.arguments[0]
         layer = _layer(name)
         shown = f"`{name}({CORES[name]})`" if name in WRAPPERS else f"`{name}`"
@@ -89,44 +99,86 @@ class LayerCost(SphinxDirective):
             for n in (1, *LENGTHS)
         ]
         head = ("tokens", "state of one sequence", "FLOPs per token in `forward`")
-        said = f"{shown} at `d_model` {WIDTH}, all else by default: {parameters:,} parameters."
+        said = (
+            f"{shown} with `d_model` {WIDTH}, other options by default: {parameters:,} parameters."
+        )
         return self.parse_text_to_nodes("\n".join([said, "", *_table(head, rows)]))
 
 
 class LayerTable(SphinxDirective):
-    """All layers and wrappers."""
+    """A table of all layers and wrappers."""
 
     def run(self) -> list[nodes.Node]:
-        """A line each: a link to its page, its first sentence, whether its state grows."""
+        """Return a row per layer: a link to its page, its first sentence, and its state size."""
         rows = []
         for name, kind in {**LAYERS, **WRAPPERS}.items():
             layer = _layer(name)
             size = layer.state_bytes(LENGTHS[-1])
             state = "grows" if layer.state_grows else short_bytes(size) if size else "none"
             if name == "ladder":
-                state = "one of its core per pass"
+                state = "one state of the core per pass"
             about = (kind.__doc__ or "").split("\n\n")[0].split(" :math:")[0].strip().rstrip(".:")
             rows.append((f"[`{name}`]({name}.md)", " ".join(about.split()), state))
-        head = ("name", "what it is", f"state at `d_model` {WIDTH}")
+        head = ("name", "description", f"state at `d_model` {WIDTH}")
         return self.parse_text_to_nodes("\n".join(_table(head, rows)))
 
 
 class TaskTable(SphinxDirective):
-    """All tasks."""
+    """A table of all tasks."""
 
     def run(self) -> list[nodes.Node]:
-        """A line each: its name, its score, what its scores tell."""
+        """Return a row per task: its name, its score, and what the score shows."""
         rows = [(f"`{name}`", f"`{kind.metric}`", kind.about) for name, kind in TASKS.items()]
         return self.parse_text_to_nodes("\n".join(_table(("task", "score", "about"), rows)))
 
 
-class ScriptOutput(SphinxDirective):
-    """What a script prints, run when the pages are built."""
+class BenchmarkTables(SphinxDirective):
+    """Recorded figures of one suite of ``stateline bench``, machine by machine."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """The output as it is."""
+        """A line on the machine, and a table per case and kind of work."""
+        text = []
+        for path in sorted(BENCHMARKS.glob(f"*/{self.arguments[0]}.json")):
+            self.env.note_dependency(str(path))
+            found = read_benchmark(path)
+            text += [
+                f"**{found.device}**, {found.created[:10]}, torch {found.environment['torch']}, "
+                f"{found.threads} thread(s), {found.dtype}; copies "
+                f"{found.bytes_per_second / 1e9:.0f} GB/s, products "
+                f"{found.flops_per_second / 1e9:.0f} GFLOP/s. `{found.command}`",
+                "",
+            ]
+            for case, work in dict.fromkeys((f.case, f.work) for f in found.figures):
+                own = [f for f in found.figures if (f.case, f.work) == (case, work)]
+                text += [f"`{case}`, {work}", "", *_table(BENCHMARK_HEAD, _benchmark_rows(own)), ""]
+        return self.parse_text_to_nodes("\n".join(text or ["No results are recorded yet."]))
+
+
+def _benchmark_rows(figures: Sequence[Figure]) -> Iterable[Sequence[str]]:
+    for figure in figures:
+        first = next(f for f in figures if (f.batch, f.length) == (figure.batch, figure.length))
+        memory = "" if figure.n_bytes is None else short_bytes(figure.n_bytes)
+        share = "" if figure.floor_share is None else f"{figure.floor_share:.0%}"
+        yield (
+            f"{figure.batch} x {figure.length:,}",
+            figure.candidate,
+            f"{1e3 * figure.seconds:.3g} ms",
+            f"{1e3 * figure.low:.3g} to {1e3 * figure.high:.3g}",
+            f"{first.seconds / figure.seconds:.2f}",
+            memory,
+            share,
+        )
+
+
+class ScriptOutput(SphinxDirective):
+    """The output of a script, which is run when the pages are built."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the output as a literal block."""
         relative, path = self.env.relfn2path(self.arguments[0])
         self.env.note_dependency(relative)
         with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +235,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _pages_that_show_code(app: Sphinx, *_: object) -> list[str]:
-    """Pages whose content is the code's: an incremental build reads them again."""
+    """Pages with generated content, which an incremental build must read again."""
     directives = ("command-", "layer-", "task-table", "script-output")
     return [
         page

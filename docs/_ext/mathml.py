@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers show by themselves: no script, and nothing from a network."""
+"""Formulas as MathML, which browsers render without scripts and without network access."""
 
 from docutils import nodes
 from docutils.utils.math import pick_math_environment

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stateline.errors import InputError
-    from stateline.layers import LAYERS, WRAPPERS, SequenceLayer
+    from stateline.layers import LAYERS, WRAPPERS, SequenceLayer, register_layer
     from stateline.layers.law import check_layer
     from stateline.layers.state import (
         cat_states,
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
         select_rows,
         to,
     )
-    from stateline.models.checkpoint import load_classifier, load_model, save_model
+    from stateline.models.checkpoint import load_classifier, load_model, load_regressor, save_model
     from stateline.models.classifier import ClassifierConfig, SequenceClassifier
     from stateline.models.config import ModelConfig
+    from stateline.models.convert.table import load_pretrained
     from stateline.models.language_model import LanguageModel
+    from stateline.models.regressor import RegressorConfig, SequenceRegressor
     from stateline.models.size import count_parameters, match_width
-    from stateline.tasks import TASKS, make_task
+    from stateline.ops import register_backend
+    from stateline.tasks import TASKS, make_task, register_task
     from stateline.train.config import TrainConfig
 
 _HOME = {
@@ -35,8 +38,10 @@ _HOME = {
     "LAYERS": "layers",
     "LanguageModel": "models.language_model",
     "ModelConfig": "models.config",
+    "RegressorConfig": "models.regressor",
     "SequenceClassifier": "models.classifier",
     "SequenceLayer": "layers",
+    "SequenceRegressor": "models.regressor",
     "TASKS": "tasks",
     "TrainConfig": "train.config",
     "WRAPPERS": "layers",
@@ -46,10 +51,15 @@ _HOME = {
     "detach": "layers.state",
     "load_classifier": "models.checkpoint",
     "load_model": "models.checkpoint",
+    "load_pretrained": "models.convert.table",
+    "load_regressor": "models.checkpoint",
     "load_state": "layers.state",
     "make_task": "tasks",
     "match_width": "models.size",
     "nbytes": "layers.state",
+    "register_backend": "ops",
+    "register_layer": "layers",
+    "register_task": "tasks",
     "save_model": "models.checkpoint",
     "save_state": "layers.state",
     "select_rows": "layers.state",
@@ -64,8 +74,10 @@ __all__ = [
     "InputError",
     "LanguageModel",
     "ModelConfig",
+    "RegressorConfig",
     "SequenceClassifier",
     "SequenceLayer",
+    "SequenceRegressor",
     "TrainConfig",
     "cat_states",
     "check_layer",
@@ -73,10 +85,15 @@ __all__ = [
     "detach",
     "load_classifier",
     "load_model",
+    "load_pretrained",
+    "load_regressor",
     "load_state",
     "make_task",
     "match_width",
     "nbytes",
+    "register_backend",
+    "register_layer",
+    "register_task",
     "save_model",
     "save_state",
     "select_rows",

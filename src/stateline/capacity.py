@@ -1,48 +1,69 @@
-"""What a state can hold: its bits, what they bound, and how many of them a trained model needs."""
+"""How much a state can hold: its bits, the bounds they imply, and the bits a model needs."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.generate import Session, SessionState, begin
+from stateline.generate import Session, SessionState, prefill
 from stateline.layers.base import AnyLayer
 from stateline.layers.state import State
 from stateline.models.language_model import LanguageModel
-from stateline.tasks import GeneratedTask, Task
+from stateline.tasks import Task
 
 BITS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-"""Bits per number of a state at which a model is scored."""
+"""Bits per state entry at which a model is scored."""
 
 TOLERANCE = 0.05
-"""By how much a score may fall before the bits count as too few."""
+"""Largest drop of a score at which the bits still suffice."""
+
+COUNTERS = ("length", "phase", "position", "room")
+"""State fields that depend on the number of tokens alone, so that they hold no information."""
+
+MAX_LENGTH = (1 << 31) - 1
+"""Upper limit on the length to measure at; it turns typos into messages."""
 
 _LONGEST = 1 << 40
-"""Who can hold so many letters holds any number of them."""
+"""Length from which on the state is taken to hold any string."""
 
 
 def state_bits(layer: AnyLayer, tokens: int) -> int:
-    """Bits of one sequence's state after so many tokens."""
-    return 8 * layer.state_bytes(tokens)
+    """Information-bearing bits of one sequence's state after so many tokens.
+
+    Counters of tokens (``COUNTERS``) are left out: they are equal for all strings of a length.
+
+    Example:
+        >>> from stateline.layers import Attention
+        >>> state_bits(Attention(8), tokens=10)  # keys and values: 10 * 2 * 8 floats
+        5120
+    """
+    leaves, _ = pytree.tree_flatten_with_path(layer.init_state(1))
+    counters = sum(
+        leaf.numel() * leaf.element_size()
+        for path, leaf in leaves
+        if getattr(path[-1], "name", "") in COUNTERS and not leaf.is_floating_point()
+    )
+    return 8 * (layer.state_bytes(tokens) - counters)
 
 
 def copy_error_bound(bits: int | float, length: int, n_letters: int = 26) -> float:
-    r"""Least share of random strings that a model with a state of so many bits cannot copy.
+    r"""Lower bound on the share of random strings that a state of so many bits fails to copy.
 
     .. math:: \mathrm{error} \ge 1 - |S| / D^L
 
-    The answers are a function of the state after the string, so no more of them differ than
-    states do, and each is right for one string.
+    A model answers from its state after the string. So there are at most as many different answers
+    as states, and each answer is right for one string.
 
     Args:
-        bits: The logarithm of the number of states, to base 2.
-        length: L, letters of a string.
-        n_letters: D, equally likely letters.
+        bits: Base-2 logarithm of the number of states.
+        length: L, letters per string.
+        n_letters: D, size of the alphabet; all letters are equally likely.
 
     Example:
         >>> copy_error_bound(bits=4, length=5, n_letters=2)
@@ -56,27 +77,28 @@ def copy_error_bound(bits: int | float, length: int, n_letters: int = 26) -> flo
 
 
 def copy_error(model: LanguageModel, length: int, n_letters: int = 26) -> float:
-    """Least share of random strings of ``length`` letters that a model cannot copy.
+    """Lower bound on the share of random strings of ``length`` letters that a model fails to copy.
 
-    That of :func:`copy_error_bound` for its state after SEP; all, where learned positions end.
+    :func:`copy_error_bound` for the state after BOS, the string and SEP; 1 if the model's learned
+    positions end before the copy does.
     """
-    # All is read but the last letter of the copy.
+    # The model reads all tokens but the last letter of the copy.
     if model.max_len is not None and 2 * length + 1 > model.max_len:
         return 1.0
     return copy_error_bound(state_bits(model, length + 2), length, n_letters)
 
 
 def longest_copy(model: LanguageModel, n_letters: int = 26) -> int | None:
-    """Letters of the longest string whose copy the bound leaves possible for every string.
+    """Largest length at which the bound still allows to copy every string.
 
     Returns:
-        The number; ``None`` if there is no limit, as for a state that grows by the bits of a letter
-        or more.
+        The number of letters; ``None`` if there is no limit, as for a state that grows by at least
+        the bits of a letter per token.
 
     Example:
         >>> from stateline.models.config import ModelConfig
         >>> longest_copy(LanguageModel(ModelConfig("lstm", vocab_size=30, d_model=8)))
-        122
+        108
         >>> longest_copy(LanguageModel(ModelConfig("attention", vocab_size=30, d_model=8)))
     """
 
@@ -100,9 +122,9 @@ class Measured:
     """How a score depends on the precision of the state.
 
     Attributes:
-        numbers: Numbers in the state of one sequence.
-        whole: Score with the state as it is.
-        by_bits: Score by bits per number.
+        numbers: Entries of the state of one sequence.
+        whole: Score with the exact state.
+        by_bits: Score by bits per entry.
     """
 
     numbers: int
@@ -111,7 +133,7 @@ class Measured:
 
     @property
     def needed(self) -> int | None:
-        """Fewest bits per number from which on the score is no worse than the tolerance allows."""
+        """Fewest bits per entry from which on the score drops by at most ``TOLERANCE``."""
         enough = None
         for bits in sorted(self.by_bits, reverse=True):
             if self.by_bits[bits] < self.whole - TOLERANCE:
@@ -120,47 +142,56 @@ class Measured:
         return enough
 
 
+def answered_by_decoding(task: Task) -> bool:
+    """True if a task has prompts that a model answers token by token."""
+    return callable(getattr(task, "problems", None))
+
+
 @torch.inference_mode()
 def measure(
     model: LanguageModel,
-    task: Task,
+    task: Any,
     length: int,
     *,
     bits: tuple[int, ...] = BITS,
     batches: int = 4,
     noise: bool = False,
 ) -> Measured:
-    """Score a model whose state is rounded, just before it reads the last token of each prompt.
+    """Score a model whose state is rounded before it reads the last token of each prompt.
 
-    In copying that is SEP: the whole copy is then a function of ``bits * numbers`` bits. Every
-    number of the state is rounded to one of ``2**bits`` values, evenly spaced over the range that
-    it has on other prompts of the same length. With ``noise`` it is blurred as much instead, and no
-    model can gain from how the values happen to lie.
+    In copying, the last token is SEP, so that the whole copy is a function of ``bits * numbers``
+    bits. Every entry of the state is rounded to one of ``2**bits`` values, evenly spaced over the
+    range that the entry has on other prompts of the same length. With ``noise``, uniform noise of
+    the same width is added instead, so that a model cannot gain from how its values are spaced.
 
     Args:
         model: In evaluation mode.
-        task: Whose ``metric`` is the score.
+        task: A task that is answered by decoding: it has ``problems`` and ``score``. Its ``metric``
+            is the score.
         length: In the task's own unit.
-        bits: Per number.
-        batches: Of problems; the ranges come from as many others.
-        noise: Add noise in place of rounding.
+        bits: Bits per entry.
+        batches: Number of batches; the ranges are taken from as many others.
+        noise: Add noise instead of rounding.
 
     Returns:
         The scores.
 
     Raises:
-        InputError: If the task has no prompts to answer, or there is no batch.
+        InputError: If the task is not answered by decoding, ``batches`` is not positive, or the
+            length is too large.
     """
-    if not isinstance(task, GeneratedTask):
+    if not answered_by_decoding(task):
         raise InputError(
-            "capacity is measured on tasks whose problems are answered by decoding, such as "
-            f"copying, got {task.title!r}"
+            "capacity is measured on tasks that are answered by decoding, such as copying, got "
+            f"{task.title!r}"
         )
     if batches < 1:
         raise InputError(f"batches must be at least 1, got {batches}")
+    if length > MAX_LENGTH:
+        raise InputError(f"length must be at most {MAX_LENGTH:,}, got {length}")
     device = model.embedding.weight.device
     problems = [task.problems(length, index) for index in range(2 * batches)]
-    states = [begin(model, prompts.to(device)) for prompts, _ in problems]
+    states = [prefill(model, prompts.to(device)) for prompts, _ in problems]
     low, high = _ranges([state.model for state in states[batches:]])
     spoil: Callable[..., State] = blur_state if noise else round_state
 
@@ -180,9 +211,9 @@ def measure(
 
 
 def round_state(state: State, low: State, high: State, bits: int) -> State:
-    """The state with each number rounded to the middle of one of ``2**bits`` parts of its range.
+    """Round each entry to the middle of one of ``2**bits`` equal parts of its range.
 
-    What is no floating-point number stays, such as positions.
+    Integers, such as positions, are kept.
 
     Example:
         >>> round_state(torch.tensor([0.0, 0.2, 0.9, 3.0]), torch.zeros(4), torch.ones(4), bits=1)
@@ -200,11 +231,10 @@ def round_state(state: State, low: State, high: State, bits: int) -> State:
 
 
 def blur_state(state: State, low: State, high: State, bits: int) -> State:
-    r"""The state with uniform noise on each number, as wide as a ``2**bits``-th of its range.
+    r"""Add uniform noise to each entry, as wide as ``2**-bits`` of its range.
 
-    Of a number at most :math:`\log_2(2^b + 1)` bits get through: what arrives is spread over no
-    more than :math:`2^b + 1` widths of the noise. The noise is the same at every call; what is no
-    floating-point number stays.
+    At most :math:`\log_2(2^b + 1)` bits per entry remain: the result spans at most :math:`2^b + 1`
+    widths of the noise. The noise is the same at every call; integers are kept.
 
     Example:
         >>> x = torch.tensor([0.0, 0.2, 0.9, 3.0])
@@ -224,7 +254,7 @@ def blur_state(state: State, low: State, high: State, bits: int) -> State:
 
 
 def _ranges(states: list[State]) -> tuple[State, State]:
-    """Least and largest value of each number, over the rows of all states."""
+    """Smallest and largest value of each entry over the rows of all states."""
 
     def over_rows(reduce: str, *leaves: Tensor) -> Tensor:
         return getattr(torch.cat(leaves), reduce)(dim=0, keepdim=True)

@@ -1,25 +1,42 @@
-"""What a user can get wrong, in one line each."""
+"""Errors that the user can fix, in one line each."""
 
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 1000
+"""Characters of a message; the middle of a longer one is left out."""
+
 
 class InputError(ValueError):
-    """Something the user gave cannot be used.
+    r"""Something the user gave cannot be used.
 
     The message says what was wanted, what came, and the way out. The command line prints it as one
     line and exits with code 2. A traceback is for bugs.
+
+    Values of the user may hold line breaks or control characters: these are shown escaped, so that
+    the message stays one line.
+
+    Example:
+        >>> print(InputError("no such file: two\nlines"))
+        no such file: two\nlines
     """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) > LONGEST:
+            half = LONGEST // 2
+            text = f"{text[:half]} ... {text[-half:]}"
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """Error for a name that is not in a table, with the nearest known names first.
+    """Error for a name that is not in a table; it suggests the nearest known name.
 
     Example:
         >>> print(unknown_name("layer", "atention", ["h3", "attention", "s4d"]))
         unknown layer 'atention': did you mean 'attention'? Known: attention, h3, s4d
     """
     names = sorted(known)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name[:LONGEST], names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return InputError(f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}")

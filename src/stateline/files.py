@@ -1,22 +1,80 @@
-"""Writing files so that no reader ever meets half of one."""
+"""Reading files with checks, and writing them so that no reader ever sees half of one."""
 
 import errno
+import hashlib
+import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from stateline.errors import InputError
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then put it in place in one step.
+def regular_file(path: str | Path, what: str) -> Path:
+    """Check that a file can be read before it is opened.
+
+    Opening a FIFO blocks until someone writes to it, and ``/dev/zero`` never ends: both are refused
+    here, as are folders, sockets and broken links.
 
     Args:
-        path: Where the file shall be; what was there stays untouched until the new one is whole.
+        path: Where the file is; ``~`` and ``~user`` are expanded.
+        what: What it holds, for the message: ``"tokenizer"``.
+
+    Returns:
+        The path with ``~`` expanded.
+
+    Raises:
+        InputError: If it does not exist, is no regular file, or may not be read; or if no file can
+            have this name.
+    """
+    try:
+        found = Path(path).expanduser()
+        mode = found.stat().st_mode
+    except (OSError, ValueError, RuntimeError) as error:  # also NUL, and ~user without a home
+        raise _cannot_read(path, what, error) from error
+    if not stat.S_ISREG(mode):
+        raise _cannot_read(path, what, f"it is {_KINDS.get(stat.S_IFMT(mode), 'a device')}")
+    if not os.access(found, os.R_OK):
+        raise _cannot_read(path, what, os.strerror(errno.EACCES))
+    return found
+
+
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
+def user_path(path: str | Path, what: str) -> Path:
+    """A path that the user gave, with ``~`` expanded.
+
+    Args:
+        path: The path; nothing need be there.
+        what: What it should lead to, for messages.
+
+    Raises:
+        InputError: If no file can have that name, the home folder of ``~user`` is unknown, links
+            form a loop, or a folder on the way may not be read.
+    """
+    try:
+        expanded = Path(path).expanduser()
+        os.stat(expanded)
+    except (FileNotFoundError, NotADirectoryError):
+        return expanded
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise InputError(f"cannot read the {what} {path}: {reason}; give another path") from error
+    return expanded
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a temporary file beside ``path``, then rename it to ``path``.
+
+    Args:
+        path: The file to write. An older file stays as it is until the new one is complete.
         write: Called with the path of the temporary file.
 
     Raises:
@@ -26,7 +84,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from error
     temporary = Path(name)
     try:
@@ -41,19 +99,19 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary folder beside ``path``, then put it in place in one step.
+    """Fill a temporary folder beside ``path``, then rename it to ``path``.
 
     Args:
-        path: Where the folder shall be; one of that name is removed just before.
+        path: The folder to write. An older folder of that name is removed just before.
         write: Called with the path of the temporary folder.
 
     Raises:
-        InputError: If it cannot be written, or the disk is full; nothing is left behind.
+        InputError: If it cannot be written, or the disk is full. Nothing is left behind.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from error
     try:
         write(temporary)
@@ -74,36 +132,43 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """See that a file can be written, before the work is done that it shall hold; nothing is left.
+    """Check that a file can be written before work is spent on its contents; creates nothing.
 
     Raises:
-        InputError: If it is a folder, or no file can be made where it shall be.
+        InputError: If the path is a folder, or no file can be created there.
     """
-    parents = path.absolute().parents
+    parts = path.absolute()
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with tempfile.TemporaryFile(dir=next(parent for parent in parents if parent.exists())):
+        above = next(parent for parent in parts.parents if os.path.lexists(parent))
+        longest = max(parts.parts[len(above.parts) :], key=len)  # a name may be too long
+        with tempfile.NamedTemporaryFile(dir=above, prefix=f".{longest}."):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from error
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a text file.
+    """Append a line to a text file.
 
     Raises:
         InputError: If it cannot be written.
     """
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with open(path, "a", encoding="utf-8", opener=_open_at_once) as file:
             file.write(f"{line}\n")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from error
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, but do not wait for the reader of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+
+
 def _sync(path: Path) -> None:
-    """Have the disk hold a file or folder before a name points to it."""
+    """Flush a file or folder to disk, so that a rename never points to missing data."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -111,6 +176,99 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def _cannot_read(path: str | Path, what: str, reason: BaseException | str) -> InputError:
+    reason = getattr(reason, "strerror", None) or str(reason).rstrip(".")
+    return InputError(
+        f"cannot read the {what} {path}: {reason}; give a regular file that can be read"
+    )
+
+
 def _cannot_write(path: Path, error: BaseException) -> InputError:
     reason = getattr(error, "strerror", None) or error
     return InputError(f"cannot write {path}: {reason}; choose another folder")
+
+
+JSON_BYTES = 1 << 26
+"""Upper limit on the size of a JSON file."""
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 hash of a file's contents."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def has_hash(path: Path, wanted: str) -> bool:
+    """True if a file has this SHA-256 hash.
+
+    A JSON file larger than ``JSON_BYTES``, or a safetensors file whose header does not fit its
+    size, cannot be what was written: it is not read.
+    """
+    if path.suffix == ".json" and path.stat().st_size > JSON_BYTES:
+        return False
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="np"):
+                pass
+        except SafetensorError:
+            return False
+    return sha256(path) == wanted
+
+
+def read_json(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: The file.
+        what: What it is, for messages: ``"model configuration"``.
+        max_bytes: Larger files are refused before they are read.
+
+    Returns:
+        The parsed value; its type is not checked.
+
+    Raises:
+        InputError: If there is no regular file, or it is too large, unreadable, not JSON, or nested
+            too deeply.
+    """
+    path = regular_file(path, what)
+    try:
+        if (size := path.stat().st_size) > max_bytes:
+            raise InputError(
+                f"the {what} {path} must have at most {max_bytes:,} bytes, got {size:,}"
+            )
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the {what} {path} is damaged: it is not UTF-8 text") from error
+    except OSError as error:
+        raise _cannot_read(path, what, error) from error
+    return parse_json(text, f"{what} {path}")
+
+
+def read_json_object(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON file that holds an object, as :func:`read_json` does."""
+    return _object(read_json(path, what, max_bytes=max_bytes), f"{what} {path}")
+
+
+def parse_json(text: str, what: str) -> Any:
+    """Parse a JSON text.
+
+    Raises:
+        InputError: If it is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InputError(f"the {what} is nested too deeply") from error
+    except ValueError as error:  # also numbers of thousands of digits
+        raise InputError(f"the {what} is not JSON: {error}") from error
+
+
+def parse_json_object(text: str, what: str) -> dict[str, Any]:
+    """Parse the JSON text of an object, as :func:`parse_json` does."""
+    return _object(parse_json(text, what), what)
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"the {what} must be a JSON object, got a {type(value).__name__}")
+    return value

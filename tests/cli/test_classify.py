@@ -32,7 +32,7 @@ def test_what_classifies_does_not_write(
 ) -> None:
     name, *others = command
     assert main([name, trained, *others]) == 2
-    assert "is a classifier, which knows classes and no next token" in capsys.readouterr().err
+    assert "is a classifier: load_model does not read it" in capsys.readouterr().err
 
 
 def test_a_dry_run_counts_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,4 +43,4 @@ def test_a_dry_run_counts_positions(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_pooling_is_for_classifiers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "s4d", "--task", "copying", "--model.pooling", "mean"]) == 2
-    assert "pooling is for tasks that classify whole sequences" in capsys.readouterr().err
+    assert "pooling is for tasks with one target per sequence" in capsys.readouterr().err

@@ -24,7 +24,7 @@ COPYING = "copying(n_letters=3, max_len=3, context_len=12, batch_size=2)"
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Copying, "problems_per_batch", 4)
-    monkeypatch.setattr("stateline.compare.run.EVAL_BATCHES", 1)
+    monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -43,10 +43,12 @@ def train(folder: Path, pattern: str = "attention(n_heads=2)", *more: str) -> li
 class TestCapacity:
     def test_the_longest_string_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
         shown = said(capsys, "capacity", "lstm", "--d_model", "8")
-        assert "At most 122 letters fit" in shown  # (2 * 8 * 32 + 64) / log2(26)
+        assert "always fits: 108 letters" in shown  # 2 * 8 * 32 / log2(26)
 
     def test_a_cache_rules_no_length_out(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "no length is too long" in said(capsys, "capacity", "attention", "--d_model", "8")
+        assert "the bound excludes no length" in said(
+            capsys, "capacity", "attention", "--d_model", "8"
+        )
 
     def test_the_state_of_a_run_is_rounded(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -54,7 +56,7 @@ class TestCapacity:
         said(capsys, *train(tmp_path))
         shown = said(capsys, "capacity", str(tmp_path), "--batches", "1", "--length", "2")
         assert "string accuracy at 2" in shown
-        assert "as it is" in shown
+        assert "exact state" in shown
 
     def test_or_it_is_blurred(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         said(capsys, *train(tmp_path))
@@ -79,8 +81,11 @@ class TestCapacity:
             (["lstm", "--n_letters", "1"], "n_letters must be at least 2, got 1"),
             (["RUN", "--task", "copying"], "the task has 30 tokens and the model 7"),
             (["RUN", "--task", "flip_flop"], "answered by decoding, such as copying"),
-            (["lstm", "--length", "5"], "--length can be given for the folder of a trained run"),
-            (["runs/none"], "must be a pattern or a folder that is there, got 'runs/none'"),
+            (
+                ["lstm", "--length", "5"],
+                "--length can be given only for the folder of a trained run",
+            ),
+            (["runs/none"], "must be a pattern or an existing folder, got 'runs/none'"),
         ],
     )
     def test_mistakes_are_one_line(
@@ -101,7 +106,7 @@ class TestTrain:
     ) -> None:
         shown = said(capsys, *train(tmp_path))
         names = {"config.json", "metrics.jsonl", "model.safetensors", "result.json"}
-        names |= {"config.yaml", "results.json", "checkpoints"}
+        names |= {"config.yaml", "hashes.json", "results.json", "checkpoints"}
         written = {path.name for path in tmp_path.iterdir()}
         assert {name for name in written if not name.startswith("events.")} == names
         assert f"the model is in {tmp_path}: stateline generate {tmp_path}" in shown
@@ -198,6 +203,40 @@ def test_options_override_what_a_published_model_has(capsys: pytest.CaptureFixtu
     assert "h3*6 attention h3*5  d_model 24, vocabulary 96" in shown
 
 
+def test_info_folds_repeated_layers_and_shows_several_models(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = said(capsys, "info", "h3-125m", "(lstm*2 s4d)*3", "--dtype", "bfloat16").splitlines()
+    folds = [line.split()[:3] for line in shown if " x" in line and "Forward" not in line]
+    assert folds == [
+        ["0-11", "H3", "x6"],
+        ["14-23", "H3", "x5"],
+        ["0-11", "LSTM", "x3"],
+        ["0-11", "LSTM", "x3"],
+        ["0-11", "S4D", "x3"],
+    ]
+
+
+def test_info_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, "info", "mamba-130m", "lstm", "--json", "--dtype", "bfloat16")
+    mamba, lstm = json.loads(shown)
+    assert (mamba["pattern"], mamba["vocab_size"], mamba["parameters"]) == (
+        "mamba*24",
+        50_280,
+        129_135_360,
+    )
+    assert (lstm["pattern"], lstm["vocab_size"], len(lstm["layers"])) == ("lstm", 256, 1)
+    assert mamba["state_bytes"]["256"] == mamba["state_bytes"]["65536"]
+    assert lstm["weight_bytes"] < 4 * lstm["parameters"]
+    assert lstm["device_bytes"] > 0
+
+
+@pytest.mark.parametrize("pattern", ["h3*9999", "ladder(h3*9999)*9999", "ladder(" * 60])
+def test_info_refuses_what_is_too_large(pattern: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", pattern]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_a_published_model_can_be_trained_anew(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--task", "copying", "--model.d_model", "64", "--print_config"]
     lines = [line.strip() for line in said(capsys, "train", "pythia-70m", *options).splitlines()]
@@ -229,7 +268,8 @@ class TestCheck:
 
     def test_the_backend_of_every_op_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
         shown = said(capsys, "check", "--backends")
-        assert [line.split()[0] for line in shown.splitlines()] == list(OPS)
+        rows = [line.split()[0] for line in shown.splitlines()[4:] if not line.startswith(" ")]
+        assert rows == sorted(OPS)
 
 
 @pytest.mark.usefixtures("quick_speed", "one_process")
@@ -263,10 +303,10 @@ class TestCompare:
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        def interrupt(*_: object) -> None:
+        def interrupt(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("stateline.compare.run_job", interrupt)
+        monkeypatch.setattr("stateline.compare.pool.run_job", interrupt)
         assert main(self.compare(tmp_path)) == 130
         error = capsys.readouterr().err.strip()
-        assert error == "stateline: interrupted; what was finished is kept"
+        assert error == "stateline: interrupted; finished work is kept"

@@ -84,8 +84,11 @@ MISTAKES = [
     (["empty", "--out", "out"], "found no text in "),
     (["source", "--out", "out", "--held_out", "2"], "held_out must be from 0 to less than 1, got"),
     (["source", "--out", "out", "--newlines", "crlf"], "newlines must be unify or keep, got"),
-    (["source", "--out", "out", "--tokenizer", "bytes"], "no tokenizer 'bytes': No such file"),
-    (["source", "--out", "out", "--splits", "nowhere"], "cannot read the splits 'nowhere'"),
+    (
+        ["source", "--out", "out", "--tokenizer", "bytes"],
+        "there is no tokenizer bytes: give 'byte'",
+    ),
+    (["source", "--out", "out", "--splits", "nowhere"], "cannot read the file of splits nowhere: "),
     (["source", "--out", "out", "--workers", "0"], "workers must be at least 1, got 0"),
     (["source", "--out", "source/out"], "source/out must not be inside the source source"),
     (["source", "--out", "file/out"], "cannot write file/out/unfinished.json: "),
@@ -124,3 +127,14 @@ def test_a_missing_package_is_one_line(
     arguments = [str(source), "--out", str(tmp_path / "out"), "--tokenizer", str(tmp_path)]
     assert main(["data", *arguments]) == 2
     assert 'pip install -e ".[hf]"' in capsys.readouterr().err
+
+
+def test_the_share_that_is_really_held_out_is_told(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    shown = said(capsys, str(source), "--out", str(out), "--held_out", "0.01", "--workers", "1")
+    sizes = {name: int(split.bytes.sum()) for name, split in open_corpus(out).splits.items()}
+    share = sizes["held_out"] / sum(sizes.values())
+    assert share > 0.01  # a whole document, though a hundredth was wanted
+    assert f"held out: {share:.1%} of the bytes (wanted 1.0%;" in shown

@@ -21,7 +21,7 @@ Say = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models of bytes, and texts."""
+    """Models whose tokens are bytes, and texts."""
     folder = tmp_path_factory.mktemp("evaluate")
     for name, pattern, max_len in (
         ("h3", "h3(d_state=8)", None),
@@ -52,10 +52,10 @@ def say(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("model", "options", "window", "told"),
     [
-        ("h3", ["--chunk", 64], None, "read in chunks of 64 tokens, the state carried"),
+        ("h3", ["--chunk", 64], None, "read in chunks of 64 tokens, with carried state"),
         ("h3", ["--window", 32, "--stride", 8], 32, "read in windows of 32 tokens, each from"),
         ("attention", [], 2048, "read in windows of 2,048 tokens, each from an empty state"),
-        ("attention", ["--window", 0], None, "read in chunks of 1,024 tokens, the state carried"),
+        ("attention", ["--window", 0], None, "read in chunks of 1,024 tokens, with carried state"),
         ("short", [], 100, "read in windows of 100 tokens, each from an empty state"),
     ],
 )
@@ -95,12 +95,12 @@ def test_losses_are_shown_by_position(say: Say) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["h3"], "the following arguments are required: files"),
+        (["h3"], "give either text files or --tasks to score the model on"),
         (["nowhere", "a"], "no model in nowhere: config.json is missing"),
-        (["h3", "c"], "cannot read c: No such file or directory; give a file of text"),
-        (["h3", "h3"], "cannot read h3: Is a directory; give a file of text"),
+        (["h3", "c"], "cannot read the text c: No such file or directory; give a"),
+        (["h3", "h3"], "cannot read the text h3: it is a folder; give a regular file"),
         (["h3", "one"], "a text to score must have at least two tokens: give a longer one"),
-        (["h3", "a", "--chunk", "0"], "chunk must be at least 1, and stride from 1 to window, got"),
+        (["h3", "a", "--chunk", "0"], "chunk and window must be from 1 to 2147483647, and stride"),
         (["h3", "a", "--window", "4", "--stride", "5"], "window=4 and stride=5"),
         (["short", "a", "--window", "0"], "made for max_len=100 tokens, got 1023"),
         (["h3", "a", "--out", "a/scores.json"], "cannot write a/scores.json: "),

@@ -1,4 +1,4 @@
-"""A full disk: one line that says so, what was there stays whole, and with room it goes on."""
+"""A full disk: the command prints one line, damages no file, and works once there is room."""
 
 import json
 import shlex
@@ -39,7 +39,7 @@ def disk(folder: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, room: int = 0) -> None:
-    """Leave so many bytes."""
+    """Fill the disk until so many bytes are free."""
     (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free - room))
 
 
@@ -60,7 +60,7 @@ def test_training_leaves_its_older_checkpoint_whole_and_goes_on(
     shutil.copy("run/config.yaml", disk / "run")
     fill(disk, room=20_000)
     new = ("events.*", "metrics.jsonl", "tokenizer.json")
-    told = refused(f"{TRAIN} --resume", new=new, said="going on from disk/run/checkpoints")
+    told = refused(f"{TRAIN} --resume", new=new, said="continuing from disk/run/checkpoints")
     assert told.startswith("cannot write disk/run/checkpoints/step-00000004: ")
     assert FULL in told
     assert leftovers(disk) == []

@@ -29,7 +29,7 @@ Say = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders with a model each: of letters, of bytes, of numbers."""
+    """Folders of three models, whose tokens are letters, bytes and numbers."""
     folder = tmp_path_factory.mktemp("models")
     names = {f"letters{number}": (pattern, len(LETTERS)) for number, pattern in enumerate(KINDS)}
     names |= {"bytes": ("h3(d_state=8)", 256), "numbers": ("attention", 10)}
@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def say(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Say:
-    """What ``stateline generate MODEL ...`` prints; files are in a temporary folder."""
+    """Return what ``stateline generate MODEL ...`` prints; files are in a temporary folder."""
 
     def said(model: str, *arguments: object, code: int = 0, err: bool = False) -> str:
         capsys.readouterr()
@@ -107,6 +107,7 @@ def test_a_stop_string_begun_before_the_interruption_is_found_after_it(
     assert (head, tail) == ("bad" + wanted, "\n")
 
 
+@pytest.mark.slow
 def test_another_process_goes_on(say: Say, models: Path, tmp_path: Path) -> None:
     options = ["--temperature", "1.1", "--repetition_penalty", "1.2", "--max_new_tokens"]
     whole = say("bytes", "--prompt", "né", *options, 30, "--seed", 2)
@@ -194,7 +195,7 @@ def test_log_probabilities_of_a_batch_come_with_its_texts(say: Say, tmp_path: Pa
 
 
 class Stdin:
-    """A standard input that says how much was asked of it at a time."""
+    """A standard input that records the size of every read."""
 
     def __init__(self, text: bytes) -> None:
         self.file, self.buffer, self.asked = io.BytesIO(text), self, set[int]()
@@ -207,7 +208,7 @@ class Stdin:
 def test_a_prompt_from_stdin_is_read_in_pieces(
     say: Say, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "bad cab\nfeed a " * 4_500  # more than one piece
+    text = "bad cab\nfeed a " * 4_500  # more than one chunk
     stdin = Stdin(text.encode())
     monkeypatch.setattr("sys.stdin", stdin)
     shown = say("letters0", "--stream", "--temperature", 0, "--max_new_tokens", 6)
@@ -231,8 +232,8 @@ def test_a_stream_through_a_state_that_grows_wants_force(
 ) -> None:
     told = say("letters1", "--stream", code=2, err=True)
     assert told == (
-        "stateline: error: --stream wants a state that does not grow, but that of 0 Attention "
-        "does: give --force to let memory grow with the text\n"
+        "stateline: error: --stream needs a state that does not grow, but that of 0 Attention "
+        "grows: give --force to let memory grow with the text\n"
     )
     monkeypatch.setattr("sys.stdin", Stdin(b"bad"))
     assert say("letters1", "--stream", "--force", "--max_new_tokens", 3)
@@ -240,21 +241,21 @@ def test_a_stream_through_a_state_that_grows_wants_force(
 
 MISTAKES = [
     (["letters0", "--prompt", "a", "--stream"], "one of --prompt, --prompts and --stream, got pro"),
-    (["letters0", "--prompts", "nowhere"], "cannot read the prompts in nowhere: No such file"),
+    (["letters0", "--prompts", "nowhere"], "cannot read the file of prompts nowhere: No such"),
     (["letters0", "--prompts", "empty"], "empty must have a prompt in every line, got an empty"),
     (["letters0", "--prompts", "gap"], "gap must have a prompt in every line, got an empty one"),
-    (["letters0", "--prompts", "gap", "--save_state", "s"], "--save_state keeps one text, got"),
+    (["letters0", "--prompts", "gap", "--save_state", "s"], "--save_state keeps one text, but"),
     (["letters0", "--prompt", "xyz"], "the tokenizer has no character 'x'"),
     (["letters0", "--prompt", "a", "--stop", ""], "a stop string must not be empty"),
-    (["letters0", "--prompt", "a", "--repetition_penalty", "0"], "repetition_penalty must be pos"),
+    (["letters0", "--prompt", "a", "--repetition_penalty", "0"], "repetition_penalty must be from"),
     (["letters0", "--prompt", "a", "--seed", "-1"], "seed must be from 0 to 2**63 - 1, got -1"),
-    (["letters0", "--state", "nowhere"], "no such state file: nowhere"),
+    (["letters0", "--state", "nowhere"], "cannot read the state file nowhere: No such file or dir"),
     (["letters0", "--state", "gap"], "cannot read gap as a state: "),
     (["letters1", "--state", "kept"], "kept was saved by a model with another configuration"),
     (["letters1", "--state", "kept", "--force"], "kept holds the state of another kind of layer"),
     (["letters0", "--state", "kept", "--max_new_tokens", "-2"], "max_new_tokens must not be neg"),
     (["letters0", "--prompt", "a", "--save_state", "gap/s"], "cannot write gap/s: "),
-    (["numbers", "--prompt", "1 b"], "no tokenizer.json: give the prompt as token numbers, got '1"),
+    (["numbers", "--prompt", "1 b"], "so text must be token numbers, got 'b'"),
 ]
 
 

@@ -2,14 +2,30 @@ import dataclasses
 from io import StringIO
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from stateline.cli.progress import describe, show_news
 from stateline.compare import Comparison, Job, plan
+from stateline.runs.results import RunRecord
 from stateline.train.metrics import Metrics
 
 TASK = 'text(path="[b]ooks", length=8)'
-RUN = {"by_length": {"8": {"bits_per_byte": 2.5}}, "steps": 70, "stopped": "finished"}
+RUN = RunRecord(
+    model="h3",
+    task="copying",
+    seed=0,
+    d_model=64,
+    parameters=1000,
+    parameters_wanted=1000,
+    steps=70,
+    stopped="finished",
+    seconds=1.0,
+    tokens_per_second=1.0,
+    steps_to_solve=None,
+    curve=[],
+    by_length={8: {"bits_per_byte": 2.5}},
+)
 
 
 def metrics(step: int = 40, metric: float | None = 0.5, seconds_left: float = 75.0) -> Metrics:
@@ -22,18 +38,20 @@ def jobs() -> list[Job]:
 
 
 def test_a_line_tells_how_far_how_well_and_how_fast() -> None:
-    assert describe(metrics()) == "   40/70  loss 1.250  score 0.500  12,346 tokens/s  1:15 left"
+    line = describe(metrics(), "bits per byte")
+    wanted = "   40/70  loss 1.250 nats  bits per byte 0.500  12,346 tokens/s  1:15 left"
+    assert line == wanted
 
 
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.2, "0:00"), (59.7, "1:00"), (119.6, "2:00"), (3605.0, "60:05")]
 )
 def test_the_time_left_is_in_minutes_and_whole_seconds(seconds: float, shown: str) -> None:
-    assert f"  {shown} left" in describe(metrics(seconds_left=seconds))
+    assert f"  {shown} left" in describe(metrics(seconds_left=seconds), "accuracy")
 
 
 def told(jobs: list[Job], *, terminal: bool) -> str:
-    """What is shown while the first job trains and ends, the last trains, and a model is timed."""
+    """What is shown while the first job is trained, the last is trained, and a model is timed."""
     file = StringIO()
     with show_news(Console(file=file, width=120, force_terminal=terminal)) as news:
         news.planned(jobs, 1)
@@ -57,8 +75,12 @@ def test_it_tells_what_trains_what_is_done_and_what_is_timed(
 def test_without_a_terminal_lines_about_a_run_are_seldom(jobs: list[Job]) -> None:
     lines = told(jobs, terminal=False).splitlines()
     assert lines[0] == "4 runs, 1 of them done before"
-    assert sum("loss" in line for line in lines) == 2  # one for each run that trained
+    assert sum("loss" in line for line in lines) == 2  # one for each run that was trained
     assert any(line.startswith("2/4 copying | h3: ") for line in lines)
+
+
+def test_the_score_of_a_line_is_named_by_the_metric_of_the_task(jobs: list[Job]) -> None:
+    assert "nats  string accuracy 0.500  " in told(jobs, terminal=False)
 
 
 def test_a_run_is_told_with_its_seed_unless_it_is_the_first(jobs: list[Job]) -> None:
@@ -72,11 +94,8 @@ def test_a_run_is_told_with_its_seed_unless_it_is_the_first(jobs: list[Job]) -> 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_score_that_is_none_is_told_as_such(jobs: list[Job], terminal: bool) -> None:
-    diverged = {
-        "by_length": {"8": {"accuracy": None}},
-        "steps": 3,
-        "stopped": "the loss became nan",
-    }
+    outcome = {"steps": 3, "stopped": "the loss became nan"}
+    diverged = replace(RUN, by_length={8: {"accuracy": None}}, **outcome)
     file = StringIO()
     with show_news(Console(file=file, width=120, force_terminal=terminal)) as news:
         news.planned(jobs, 0)

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from stateline.cli import main
-from stateline.reports import write_report
+from stateline.reports import read_results, write_report
 
 CURVE = [{"step": 100, "loss": 1.0, "metric": 0.5}, {"step": 200, "loss": 0.1, "metric": 1.0}]
 
 
 def stored(folder: Path, model: str = "h3*2", **changes: object) -> Path:
-    """A folder as a training run leaves it."""
+    """A folder as written by a training run."""
     task = {
         **dict.fromkeys(["spec", "name", "title", "about"], "copying"),
         "metric": "accuracy",
@@ -51,13 +51,13 @@ def test_a_run_gets_its_report_into_its_own_folder(
     assert f"report: {folder}/report.html    plots: {folder}/plots\n" in shown
     page = (folder / "report.html").read_text()
     assert "<h1>Stateline: h3*2</h1>" in page
-    assert "stateline train &#x27;h3*2&#x27;" in page
+    assert "stateline train &#39;h3*2&#39;" in page
     assert "<summary>Training configuration</summary>" in page
 
 
 def test_the_report_of_one_run_is_the_one_that_was_written_with_it(tmp_path: Path) -> None:
     folder = stored(tmp_path / "run")
-    write_report(json.loads((folder / "results.json").read_text()), tmp_path / "report.html")
+    write_report(read_results(folder), tmp_path / "report.html")
     assert main(["report", str(folder)]) == 0
     for name in ("report.html", "plots/copying-by-length.png", "plots/copying-loss.svg"):
         assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
@@ -70,10 +70,12 @@ def test_several_runs_get_one_report(
     stored(tmp_path / "a")
     stored(tmp_path / "b", "lstm*2")
     assert main(["report", "a", "b"]) == 0
-    assert "2 models matched in parameters, trained alike" in capsys.readouterr().out
+    assert (
+        "2 models matched in parameters, trained with the same settings" in capsys.readouterr().out
+    )
     page = (tmp_path / "runs" / "report" / "report.html").read_text()
-    assert "stateline train &#x27;h3*2&#x27;" in page
-    assert "stateline train &#x27;lstm*2&#x27;" in page
+    assert "stateline train &#39;h3*2&#39;" in page
+    assert "stateline train &#39;lstm*2&#39;" in page
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["results.json"]
 
 
@@ -87,9 +89,9 @@ def test_a_report_goes_where_it_is_told(tmp_path: Path) -> None:
 MISTAKES = [
     ([], "the following arguments are required: runs"),
     (["nowhere"], "no results in nowhere: results.json is missing; give the folder of"),
-    (["file"], "cannot read file/results.json: Not a directory; give another folder"),
+    (["file"], "cannot read the result file/results.json: Not a directory; give a regular file"),
     (["broken"], "broken/results.json is damaged: Expecting value: line 1"),
-    (["next"], "next/results.json must have the format 'stateline-results-1', got 'stateline-r"),
+    (["next"], "cannot use next/results.json: the format must be 'stateline-results-1', got 'stat"),
     (["good", "./good"], "each folder must be given once, got good twice"),
     (["good", "other"], "got train_length 20 in other and 10 before"),
     (["good", "--out", "file/report"], "cannot write file/report/report.html: "),

@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_newlines_are_made_one_unless_told(
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["nowhere"], "cannot read the source .*/nowhere': No such file or directory"),
+        (["nowhere"], "cannot read the source .*/nowhere: No such file or directory"),
         (["empty"], "found no text in .*/empty: give a path"),
         (["files", "files/a"], "files/a is given twice"),
         (["files/a", "files/a"], "files/a is given twice"),
@@ -143,3 +144,13 @@ def test_a_source_that_cannot_be_used_is_one_line(
     with pytest.raises(InputError, match=message) as caught:
         read(*(tmp_path / name for name in names))
     assert "\n" not in str(caught.value)
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    paths = [tmp_path / "pipe", Path("/dev/zero"), tmp_path / "loop", tmp_path / ("x" * 300)]
+    for path in [*paths, Path("~nobody-has-this-name/text"), tmp_path / "a\0b"]:
+        with pytest.raises(InputError, match="source") as caught:
+            read_sources([path], "text", "train")
+        assert "\n" not in str(caught.value)

@@ -91,9 +91,9 @@ def test_the_rows_of_a_file_go_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ("{", "are not JSON"),
-        ([], "must be .*at least one name to train on"),
-        ({"test": ["a"]}, "at least one name to train on"),
+        ("{", "is not JSON"),
+        ([], "must be .*at least one name in"),
+        ({"test": ["a"]}, "at least one name in"),
         ({"train": ["a"], "dev": ["b"]}, "must be "),
         ({"train": "a"}, "must be "),
         ({"train": [1]}, "must be "),
@@ -113,5 +113,7 @@ def test_splits_that_cannot_be_used_are_one_line(
 
 
 def test_a_missing_file_of_splits_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read the splits .*: No such file"):
+    with pytest.raises(
+        InputError, match=r"cannot read the file of splits .*nowhere.json: No such file"
+    ):
         split_by_names(documents("a"), tmp_path / "nowhere.json")

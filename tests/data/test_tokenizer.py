@@ -92,6 +92,17 @@ def test_a_token_outside_the_vocabulary_is_refused(tokenizer: Tokenizer, token: 
             use([token])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_in_the_padding_of_a_models_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
+    tokenizer.padded_size = tokenizer.vocab_size + 2
+    padding = [tokenizer.vocab_size, tokenizer.vocab_size + 1]
+    tokens = tokenizer.encode(TEXT).tolist()
+    mixed = [*padding, *tokens[:3], padding[1], *tokens[3:], *padding]
+    assert tokenizer.decode(mixed) == "".join(in_pieces(tokenizer, mixed)) == TEXT
+    with pytest.raises(InputError, match="tokens must be from 0 to"):
+        tokenizer.decode([tokenizer.vocab_size + 2])
+
+
 @given(text=st.text())
 def test_bytes_are_those_of_utf_8(text: str) -> None:
     tokens = ByteTokenizer().encode(text)
@@ -165,13 +176,13 @@ def test_real_tokenizers_never_give_half_a_character(data: Path, name: str) -> N
         ({}, r"no tokenizer in .*: it needs tokenizer.json, or encoder.json or vocab.json and "),
         ({"encoder.json": "{}"}, "no tokenizer in "),
         ({"encoder.json": "{", "vocab.bpe": ""}, "the tokenizer in .* is damaged: "),
-        ({"tokenizer.json": "{"}, "the tokenizer .*/tokenizer.json is damaged: "),
-        ({"tokenizer.json": "{}"}, "tokenizer.json is no tokenizer: .*; give a tokenizer.json"),
-        ({"tokenizer.json": "[1]"}, "tokenizer.json is no tokenizer: "),
+        ({"tokenizer.json": "{"}, "the tokenizer .*tokenizer.json is not JSON: "),
+        ({"tokenizer.json": "{}"}, "tokenizer.json is not a tokenizer: .*; give a tokenizer.json"),
+        ({"tokenizer.json": "[1]"}, "tokenizer.json must be a JSON object, got a list"),
         ({"tokenizer.json": '{"type": "stateline-character"}'}, "is damaged: it has no characters"),
         (
             {"tokenizer.json": '{"type": "stateline-character", "characters": "aa"}'},
-            "must be some and all different, got 'aa'",
+            "must be non-empty and unique, got 'aa'",
         ),
     ],
 )
@@ -186,7 +197,7 @@ def test_a_tokenizer_that_cannot_be_read_is_one_line(
 
 
 def test_a_missing_tokenizer_is_one_line() -> None:
-    with pytest.raises(InputError, match=r"^no tokenizer 'bytes': No such file .*; give 'byte'"):
+    with pytest.raises(InputError, match=r"^there is no tokenizer bytes: give 'byte'"):
         load_tokenizer("bytes")
 
 
@@ -205,3 +216,26 @@ def test_a_missing_package_is_named(
 def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match=r"got .*ud800.* at character 1"):
         tokenizer.encode("a\ud800")
+
+
+def test_a_text_without_tokens_is_one_line(tmp_path: Path) -> None:
+    package = pytest.importorskip("tokenizers")
+    words = package.Tokenizer(package.models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    words.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InputError, match=r"cannot encode the text: .*UNK.*; use one that knows"):
+        load_tokenizer(tmp_path).encode("b")
+
+
+def test_a_tokenizer_of_nothing_is_refused(tmp_path: Path) -> None:
+    package = pytest.importorskip("tokenizers")
+    package.Tokenizer(package.models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InputError, match="has no tokens: give another"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("contents", ["[" * 100_000, "[1, 2]", "null", "3" * 6000])
+def test_a_tokenizer_of_another_type_is_one_line(tmp_path: Path, contents: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(contents)
+    with pytest.raises(InputError, match="tokenizer") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateline.data import Corpus, Progress, Recipe, open_corpus, write_corpus
+from stateline.data import Corpus, CorpusSettings, Progress, open_corpus, write_corpus
 from stateline.errors import InputError
+from stateline.tasks import Tokens
 
 Write = Callable[..., Path]
 
 PATIENT = """
 import sys
-from stateline.data import Recipe, write_corpus
+from stateline.data import CorpusSettings, write_corpus
 
 def tell(progress):
     print(progress.done, flush=True)
@@ -31,7 +32,8 @@ def tell(progress):
 
 if __name__ == "__main__":
     source, out, workers = sys.argv[1:]
-    write_corpus([source], out, Recipe(shard_tokens=300), workers=int(workers), progress=tell)
+    settings = CorpusSettings(shard_tokens=300)
+    write_corpus([source], out, settings, workers=int(workers), progress=tell)
 """
 
 
@@ -49,7 +51,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def make(source: Path, out: Path, **settings: Any) -> Corpus:
-    return write_corpus([source], out, Recipe(**{"shard_tokens": 300, **settings}), workers=1)
+    return write_corpus(
+        [source], out, CorpusSettings(**{"shard_tokens": 300, **settings}), workers=1
+    )
 
 
 def texts(corpus: Corpus, split: str) -> dict[str, str]:
@@ -100,7 +104,7 @@ def test_numbers_are_as_wide_as_the_vocabulary_needs(
 def test_a_corpus_does_not_depend_on_the_number_of_workers(source: Path, tmp_path: Path) -> None:
     for workers in (1, 3):
         write_corpus(
-            [source], tmp_path / str(workers), Recipe(shard_tokens=3000), workers=workers
+            [source], tmp_path / str(workers), CorpusSettings(shard_tokens=3000), workers=workers
         ).verify()
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
     assert active_children() == []
@@ -121,6 +125,7 @@ def test_progress_is_told_from_nothing_to_all(source: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("workers", "kills"), [(1, 3), (2, 1)])
+@pytest.mark.slow
 def test_a_corpus_that_is_killed_goes_on_to_the_same_bytes(
     source: Path, tmp_path: Path, workers: int, kills: int
 ) -> None:
@@ -231,7 +236,7 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(
 ) -> None:
     long = tmp_path / "source" / "35.txt"  # only its shard does not fit
     long.write_text("long " * 5000)
-    recipe, out = Recipe(shard_tokens=300, held_out=0.0), tmp_path / "out"
+    recipe, out = CorpusSettings(shard_tokens=300, held_out=0.0), tmp_path / "out"
     with full_disk(20_000), pytest.raises(InputError, match=r"^cannot write .*: File too large"):
         write_corpus([source], out, recipe, workers=workers)
     assert not (out / "index.json").exists()
@@ -246,7 +251,7 @@ def test_a_splits_file_decides_and_the_rest_is_left_out(source: Path, tmp_path: 
     lists = {"train": ["source/03.txt"], "valid": ["04.txt"], "test": ["05.txt", "06.txt"]}
     (tmp_path / "splits.json").write_text(json.dumps(lists))
     told: list[Progress] = []
-    recipe = Recipe(splits=str(tmp_path / "splits.json"))
+    recipe = CorpusSettings(splits=str(tmp_path / "splits.json"))
     corpus = write_corpus([source], tmp_path / "out", recipe, workers=1, progress=told.append)
     assert {name: split.names for name, split in corpus.splits.items()} == {
         "train": ["source/03.txt"],
@@ -274,7 +279,7 @@ def test_rows_of_a_data_set_are_documents(
         ({"held_out": 1.0}, "held_out must be from 0 to less than 1, got 1.0"),
         ({"held_out": -0.1}, "held_out must be from 0 to less than 1, got -0.1"),
         ({"shard_tokens": 0}, "shard_tokens must be at least 1, got 0"),
-        ({"tokenizer": "nowhere"}, "no tokenizer 'nowhere'"),
+        ({"tokenizer": "nowhere"}, "there is no tokenizer nowhere"),
     ],
 )
 def test_a_recipe_that_cannot_be_used_leaves_nothing_behind(
@@ -320,20 +325,24 @@ class TestOpening:
     @pytest.mark.parametrize(
         ("name", "change", "message"),
         [
-            ("train-00001.bin", None, r"train-00001.bin must have \d+ bytes, but is missing: the"),
+            ("train-00001.bin", None, r"train-00001.bin must have \d+ bytes, but is missing: run"),
             ("train-00001.bin", b"\0" * 3, "train-00001.bin must have .* bytes, but has 3 bytes:"),
-            ("train-00001.json", None, "train-00001.json is damaged: No such file"),
-            ("train-00001.json", b"{", "train-00001.json is damaged: "),
-            ("train-00001.json", b"{}", "is damaged: 'names'; "),
-            ("train-00001.json", b'{"names": [], "tokens": [], "bytes": []}', "its sizes differ"),
+            (
+                "train-00001.json",
+                None,
+                "cannot read the corpus file .*train-00001.json: No such file",
+            ),
+            ("train-00001.json", b"{", "corpus file .*train-00001.json is not JSON: .*; run the"),
+            ("train-00001.json", b"{}", "is damaged: Object missing required field `plan`; run"),
+            ("train-00001.json", b"[" * 100_000, "nested too deeply"),
             ("index.json", None, "no corpus in .*: index.json is missing; make one with stateline"),
-            ("index.json", b"{", "index.json is damaged: "),
-            ("index.json", b"[]", "index.json is damaged: it is no JSON object"),
+            ("index.json", b"{", "index.json is not JSON: "),
+            ("index.json", b"[]", "index.json must be a JSON object, got a list; run the"),
             ("index.json", b"{}", "must be of the format stateline-corpus, version 1, got None"),
             (
                 "index.json",
                 b'{"format": "stateline-corpus", "version": 1}',
-                r"index.json is damaged: KeyError\('dtype'\)",
+                "index.json is damaged: Object missing required field `tokenizer`; run",
             ),
         ],
     )
@@ -345,9 +354,54 @@ class TestOpening:
             open_corpus(out)
         assert "\n" not in str(caught.value)
 
+    @pytest.mark.parametrize(
+        ("place", "value", "message"),
+        [
+            (["dtype"], "<f2", "Invalid enum value '<f2'"),
+            (["dtype"], [["a", "<i4"]], "Expected `str`, got `array`"),
+            (["settings"], [], "Expected `object`, got `array`"),
+            (["settings", "newlines"], "both", "Invalid enum value 'both'"),
+            (["splits"], [[1]], "Expected `object`, got `array`"),
+            (["splits", "dev"], [], "Invalid enum value 'dev'"),
+            (["splits", "train"], [[[]]], "Expected `object`, got `array`"),
+            (["splits", "train", 0, "name"], "../../etc/train-00000", "matching regex"),
+            (["splits", "train", 0, "tokens"], -1, "Expected `int` >= 0"),
+            (["splits", "train", 0, "tokens"], 1e30, "Expected `int`"),
+            (["splits", "train", 0, "bytes"], 0, "its sizes differ from those in the index"),
+            (["splits", "train", 0, "documents"], 7**9, "number of documents differs"),
+            (["splits", "train", 0, "sha256"], "x", "matching regex"),
+            (["vocab_size"], 0, "Expected `int` >= 1"),
+            (["tokenizer"], None, "Expected `str`, got `null`"),
+        ],
+    )
+    def test_an_index_of_wrong_types_or_sizes_is_refused(
+        self, out: Path, place: list[str | int], value: object, message: str
+    ) -> None:
+        before = {path.name: path.read_bytes() for path in out.iterdir()}
+        index = json.loads(before["index.json"])
+        inside = index
+        for key in place[:-1]:
+            inside = inside[key]
+        inside[place[-1]] = value
+        (out / "index.json").write_text(json.dumps(index))
+        with pytest.raises(InputError, match=message) as caught:
+            open_corpus(out)
+        assert "\n" not in str(caught.value)
+        assert "run the command that made it again" in str(caught.value)
+
+    def test_tokens_outside_the_vocabulary_are_found_before_training(self, out: Path) -> None:
+        file = out / "held_out-00000.bin"
+        tokens = bytearray(file.read_bytes())
+        tokens[20:22] = (256).to_bytes(2, "little")
+        file.write_bytes(tokens)
+        with pytest.raises(
+            InputError, match=r"held_out-00000.bin .* has token 256, .* at 255; del"
+        ):
+            Tokens(path=str(out))
+
     def test_an_unfinished_corpus_says_so(self, out: Path) -> None:
         (out / "index.json").rename(out / "unfinished.json")
-        with pytest.raises(InputError, match="is unfinished: the command that makes it, run again"):
+        with pytest.raises(InputError, match="is unfinished: run the command that makes it again"):
             open_corpus(out)
 
     @pytest.mark.parametrize("name", ["held_out-00000.bin", "train-00002.json"])

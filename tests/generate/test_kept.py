@@ -1,5 +1,6 @@
 """An interrupted text on disk, and what is not one."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from stateline.data import ByteTokenizer
 from stateline.errors import InputError
-from stateline.generate import Kept, Session, TextStream, begin, load_kept, save_kept
-from stateline.layers import save_state
+from stateline.generate import HeldText, Kept, Session, TextStream, load_kept, prefill, save_kept
+from stateline.layers import save_state, select_rows
 from stateline.models.language_model import LanguageModel
 
 Build = Callable[..., LanguageModel]
@@ -22,7 +23,7 @@ KINDS += ["ladder(attention(position=alibi) h3(d_state=8))", "shift_ssm(d_state=
 
 def kept_by(model: LanguageModel, steps: int = 3) -> Kept:
     """After a prompt and some steps; the text holds half a character and half a stop string."""
-    session = Session(model, begin(model, torch.tensor([[1, 2, 3]])))
+    session = Session(model, prefill(model, torch.tensor([[1, 2, 3]])))
     for _ in range(steps):
         session.step()
     text = TextStream(ByteTokenizer(), ["abc"])
@@ -47,7 +48,7 @@ def test_a_loaded_text_is_the_saved_one(
 def test_an_empty_text_can_be_kept(build: Build, tmp_path: Path) -> None:
     """One token: nothing fed, nothing shown."""
     model = build("attention h3(d_state=8)")
-    kept = Kept(begin(model, torch.tensor([[4]])), TextStream(ByteTokenizer()).hold())
+    kept = Kept(prefill(model, torch.tensor([[4]])), TextStream(ByteTokenizer()).hold())
     save_kept(tmp_path / "kept", kept, model)
     assert load_kept(tmp_path / "kept", model).session.token.tolist() == [4]
 
@@ -117,7 +118,10 @@ def replace(part: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callabl
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (replace(".k", lambda t: t * float("nan")), r"holds NaN in .*\.k: save a state that is s"),
+        (
+            replace(".k", lambda t: t * float("nan")),
+            r"holds NaN in .*\.k: save a state without NaN",
+        ),
         (
             replace(".k", lambda t: t[..., :-1]),
             r"does not fit: its .*\.k is torch.float64 of",
@@ -125,8 +129,14 @@ def replace(part: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callabl
         (replace(".k", lambda t: t[0]), r"does not fit: its .*\.k"),
         (replace(".k", lambda t: torch.cat([t, t])), r"does not fit: its .*\.k"),
         (replace(".length", lambda t: t.double()), r"does not fit: its .*\.length"),
-        (replace(".session.token", lambda t: t + 1000), "is damaged: its numbers are not those"),
-        (replace(".length", lambda t: t - 9), "is damaged: its numbers are not those saved; save"),
+        (
+            replace(".session.token", lambda t: t + 1000),
+            "is damaged: its numbers differ from those",
+        ),
+        (
+            replace(".length", lambda t: t - 9),
+            "is damaged: its numbers differ from those saved; save",
+        ),
     ],
 )
 def test_a_damaged_text_is_refused_even_by_force(
@@ -148,3 +158,58 @@ def test_a_truncated_file_is_refused_in_one_line(build: Build, tmp_path: Path, p
     with pytest.raises(InputError, match=r"cannot read .*kept as a state") as caught:
         load_kept(path, model, force=True)
     assert "\n" not in str(caught.value)
+
+
+NO_ROWS = torch.zeros(0, dtype=torch.int64)
+HOSTILE: list[tuple[Callable[[Kept], Kept], str]] = [
+    (lambda k: k._replace(session=select_rows(k.session, [0, 0])), "does not fit|the shape"),
+    (lambda k: k._replace(session=select_rows(k.session, NO_ROWS)), "does not fit|the shape"),
+    (lambda k: session_with(k, random=k.session.random - 1), "random is negative"),
+    (lambda k: session_with(k, token=k.session.token - 99), "token is negative"),
+    (lambda k: session_with(k, token=k.session.token + 99), "its token must be below 11, got"),
+    (
+        lambda k: session_with(k, token=k.session.token.int()),
+        "token is torch.int32, not torch.int64",
+    ),
+    (lambda k: session_with(k, seen=k.session.seen.int()), "seen is torch.int32, not torch.bool"),
+    (lambda k: model_with(k, position=k.session.model.position - 99), "position is negative"),
+    (lambda k: k._replace(text=k.text._replace(text=k.text.text + 200)), "its held text must be"),
+]
+
+
+def session_with(kept: Kept, **values: torch.Tensor) -> Kept:
+    return kept._replace(session=kept.session._replace(**values))
+
+
+def model_with(kept: Kept, **values: torch.Tensor) -> Kept:
+    return session_with(kept, model=kept.session.model._replace(**values))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE)
+def test_a_text_that_no_session_writes_is_refused_even_with_the_right_hash(
+    build: Build, tmp_path: Path, change: Callable[[Kept], Kept], message: str
+) -> None:
+    model = build("attention(position=rope)")
+    save_state(tmp_path / "kept", change(kept_by(model)), model)
+    with pytest.raises(InputError, match=message) as caught:
+        load_kept(tmp_path / "kept", model, force=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [[195, 40], [255]])
+def test_held_text_that_is_no_text_is_refused(text: list[int]) -> None:
+    held = HeldText(torch.zeros(1, 0, dtype=torch.int64), torch.tensor([text]))
+    with pytest.raises(InputError, match="the interrupted text is damaged: "):
+        TextStream(ByteTokenizer(), held=held)
+
+
+def test_held_tokens_of_another_tokenizer_are_refused() -> None:
+    held = HeldText(torch.tensor([[300]]), torch.zeros(1, 0, dtype=torch.int64))
+    with pytest.raises(InputError, match="has the token 300, but the tokenizer only 256"):
+        TextStream(ByteTokenizer(), held=held)
+
+
+def test_a_pipe_is_no_kept_text(build: Build, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"cannot read the state file .*: it is a pipe"):
+        load_kept(tmp_path / "pipe", build("h3(d_state=8)"))

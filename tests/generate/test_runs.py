@@ -12,11 +12,11 @@ from stateline.data import ByteTokenizer, CharacterTokenizer, Tokenizer, load_to
 from stateline.errors import InputError
 from stateline.generate import (
     NumberTokenizer,
-    begin,
     growing_layers,
     load_run,
-    read_pieces,
-    token_pieces,
+    prefill,
+    prefill_chunks,
+    token_chunks,
 )
 from stateline.models.checkpoint import save_model
 from stateline.models.language_model import LanguageModel
@@ -90,7 +90,7 @@ TEXT = "It's said -- so  \n\n they say:\tπ is 3.14159, né?\n" * 5 + "end\udcff
 )
 def test_the_pieces_of_a_text_are_the_text(tokenizer: Tokenizer, size: int) -> None:
     file = io.BytesIO(TEXT.encode(errors="surrogateescape"))
-    pieces = list(token_pieces(file.read, tokenizer, size=size))
+    pieces = list(token_chunks(file.read, tokenizer, size=size))
     assert torch.cat(pieces).tolist() == tokenizer.encode(TEXT).tolist()
     assert max(map(len, pieces)) <= size + 20  # what was left of the piece before
 
@@ -99,7 +99,7 @@ def test_the_pieces_of_a_text_are_the_text(tokenizer: Tokenizer, size: int) -> N
 def test_byte_pairs_of_the_pieces_are_those_of_the_text(data: Path, size: int) -> None:
     gpt2 = load_tokenizer(data / "tokenizer" / "gpt2")
     text = TEXT[:-2] * 9
-    pieces = token_pieces(io.BytesIO(text.encode()).read, gpt2, size=size)
+    pieces = token_chunks(io.BytesIO(text.encode()).read, gpt2, size=size)
     assert torch.cat(list(pieces)).tolist() == gpt2.encode(text).tolist()
 
 
@@ -107,11 +107,11 @@ def test_a_prompt_in_pieces_is_read_as_one(build: Build) -> None:
     model = build("attention(position=rope) h3(d_state=8)")
     tokens = torch.tensor([1, 2, 3, 4, 5, 6, 7])
     pieces = [tokens[:0], tokens[:1], tokens[1:4], tokens[:0], tokens[4:]]
-    found, wanted = read_pieces(model, pieces, seed=3), begin(model, tokens[None], seed=3)
+    found, wanted = prefill_chunks(model, pieces, seed=3), prefill(model, tokens[None], seed=3)
     for leaf, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
         torch.testing.assert_close(leaf, other, rtol=1e-9, atol=1e-9)
 
 
 def test_a_prompt_without_a_token_is_refused(build: Build) -> None:
     with pytest.raises(InputError, match="the prompt is empty: give at least one token"):
-        read_pieces(build("lstm"), [torch.zeros(0, dtype=torch.int64)])
+        prefill_chunks(build("lstm"), [torch.zeros(0, dtype=torch.int64)])

@@ -1,8 +1,12 @@
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stateline.errors import InputError
 from stateline.generate import GREEDY, Sampling, choose, uniform
+from stateline.generate.random import uniform_block
 
 FREE = Sampling(temperature=1.0)
 
@@ -127,7 +131,47 @@ def test_choosing_leaves_its_input_alone() -> None:
     assert logits.equal(before)
 
 
-@pytest.mark.parametrize("penalty", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_penalty_must_be_positive_and_finite(penalty: float) -> None:
-    with pytest.raises(InputError, match="repetition_penalty must be positive and finite, got"):
+@pytest.mark.parametrize("penalty", [0.0, -1.0, 1e-308, 1e10, float("nan"), float("inf")])
+def test_a_penalty_must_be_in_range(penalty: float) -> None:
+    with pytest.raises(InputError, match=r"repetition_penalty must be from 1e-09 to 1e\+09, got"):
         Sampling(repetition_penalty=penalty)
+
+
+@pytest.mark.parametrize("penalty", [1e-9, 1e9])
+def test_the_largest_penalties_do_not_overflow(penalty: float) -> None:
+    logits = torch.tensor([[300.0, -300.0, 0.0]])
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        sampling = Sampling(1.0, repetition_penalty=penalty)
+        seen = torch.ones(1, 3, dtype=torch.bool)
+        token = choose(logits.to(dtype), sampling, torch.tensor([0.9]), seen)
+        assert token.tolist() == [2 if penalty > 1 else 0]
+
+
+def test_a_temperature_must_be_finite() -> None:
+    with pytest.raises(InputError, match="temperature must be finite and not negative, got inf"):
+        Sampling(float("inf"))
+
+
+def test_top_k_may_be_any_integer() -> None:
+    logits = torch.tensor([[0.0, 1.0]])
+    assert choose(logits, Sampling(1.0, top_k=2**63), torch.tensor([0.1])).tolist() == [0]
+
+
+def test_logits_that_are_nan_give_a_token_of_the_vocabulary() -> None:
+    logits = torch.full((1, 4), float("nan"))
+    assert 0 <= int(choose(logits, FREE, torch.tensor([0.5]))) < 4
+
+
+def by_numpy(seed: int, row: int, count: int) -> float:
+    return 1 - np.random.Generator(np.random.Philox(key=[seed, row], counter=count)).random()
+
+
+integers = st.integers(0, 2**63 - 1)
+
+
+@given(st.lists(st.tuples(integers, integers, st.integers(0, 2**63 - 10)), min_size=1, max_size=5))
+def test_random_numbers_are_those_of_numpys_philox_to_the_bit(keys: list[tuple[int, ...]]) -> None:
+    found = uniform_block(torch.tensor(keys), 3)
+    wanted = [[by_numpy(seed, row, count + i) for i in range(3)] for seed, row, count in keys]
+    assert found.tolist() == wanted
+    assert uniform(torch.tensor(keys)).tolist() == [numbers[0] for numbers in wanted]

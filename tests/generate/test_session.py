@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+import stateline.generate
 from stateline.errors import InputError
 from stateline.generate import (
     Choice,
     Sampling,
     Session,
     SessionState,
-    begin,
+    extend,
     generate,
-    read,
+    prefill,
     seeded,
     stream,
 )
@@ -65,7 +66,7 @@ def test_prompts_longer_than_a_prefill_chunk_are_no_different(
 @pytest.mark.parametrize("room", [1, 3])
 def test_room_in_the_state_is_made_as_the_text_grows(build: Build, room: int) -> None:
     made = build("attention(position=rope) h3(d_state=8)")
-    session = Session(made, begin(made, RAGGED), room=room)
+    session = Session(made, prefill(made, RAGGED), room=room)
     found = torch.stack([session.step().tokens for _ in range(8)], dim=1)
     assert found.equal(generate(made, RAGGED, 8))
 
@@ -77,7 +78,7 @@ def together_and_alone(
     together = list(stream(model, RAGGED, 9, sampling=sampling, seed=4))
     alone = []
     for row, prompt in enumerate(RAGGED):
-        state = seeded(begin(model, prompt[None]), 4)
+        state = seeded(prefill(model, prompt[None]), 4)
         state = state._replace(random=torch.tensor([[4, row, 0]]))
         session = Session(model, state, sampling=sampling)
         alone.append([session.step() for _ in range(9)])
@@ -110,11 +111,80 @@ def test_a_row_of_a_ragged_batch_has_its_logits_in_single_precision_too(
 def test_a_row_left_alone_goes_on_as_before(build: Build) -> None:
     made = build("h3(d_state=8) attention")
     wanted = generate(made, RAGGED, 8, sampling=FREE)
-    session = Session(made, begin(made, RAGGED), sampling=FREE)
+    session = Session(made, prefill(made, RAGGED), sampling=FREE)
     found = [session.step().tokens[[3, 0]] for _ in range(3)]
     session.select([3, 0])
     found += [session.step().tokens for _ in range(5)]
     assert torch.stack(found, dim=1).equal(wanted[[3, 0]])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), NARROW], ids=["greedy", "narrow"])
+@pytest.mark.parametrize("pattern", KINDS)
+def test_a_row_that_joins_gives_what_it_gives_alone(
+    build: Build, pattern: str, sampling: Sampling
+) -> None:
+    made = build(pattern)
+    wanted = generate(made, RAGGED, 9, sampling=sampling)
+    later = prefill(made, RAGGED)
+    session = Session(made, select_rows(later, [0, 1]), sampling=sampling, room=5)
+    head = torch.stack([session.step().tokens for _ in range(3)], dim=1)
+    session.join(select_rows(later, [2, 3]))
+    session.select([3, 1, 2])  # the first row leaves
+    tail = torch.stack([session.step().tokens for _ in range(6)], dim=1)
+    assert head.equal(wanted[:2, :3])
+    assert tail[1].equal(wanted[1, 3:])
+    assert tail[[2, 0]].equal(wanted[2:, :6])
+
+
+def test_rows_may_join_again_and_again(build: Build) -> None:
+    made = build("attention(position=rope) h3(d_state=8)")
+    wanted = generate(made, RAGGED, 8, sampling=FREE)
+    states = prefill(made, RAGGED)
+    session = Session(made, select_rows(states, [0]), sampling=FREE)
+    found: list[list[int]] = [[] for _ in RAGGED]
+    for joined in range(1, 5):
+        for row, token in enumerate(session.step().tokens.tolist()):
+            found[row].append(token)
+        if joined < len(RAGGED):
+            session.join(select_rows(states, [joined]))
+    assert found == [wanted[row, : 4 - row].tolist() for row in range(4)]
+
+
+@pytest.mark.parametrize(
+    "other", ["h3(d_state=4)", "lstm", "h3(d_state=8) attention"], ids=["size", "kind", "more"]
+)
+def test_a_row_of_another_model_cannot_join(build: Build, other: str) -> None:
+    made = build("h3(d_state=8)")
+    session = Session(made, prefill(made, PROMPT))
+    with pytest.raises(InputError, match="a row that joins must have a state of the same model"):
+        session.join(prefill(build(other), PROMPT))
+    with pytest.raises(InputError, match="in the same dtype, got another"):
+        session.join(prefill(made.float(), PROMPT))
+
+
+def test_nan_is_refused_at_once_on_the_cpu(build: Build) -> None:
+    made = build("h3(d_state=8)")
+    session = Session(made, prefill(made, PROMPT))
+    session.step()
+    made.norm.register_forward_hook(lambda *given: given[2] * float("nan"))
+    with pytest.raises(InputError, match="the model gives NaN after 6 tokens"):
+        session.step()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("begin", "prefill"),
+        ("read", "extend"),
+        ("read_pieces", "prefill_chunks"),
+        ("token_pieces", "token_chunks"),
+        ("write", "decode_text"),
+        ("Written", "DecodedToken"),
+    ],
+)
+def test_old_names_are_forwarded(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"generate.{old} is now called {new}"):
+        assert getattr(stateline.generate, old) is getattr(stateline.generate, new)
 
 
 def test_a_stream_yields_what_generate_returns(build: Build) -> None:
@@ -196,7 +266,7 @@ def test_narrow_sampling_is_greedy(build: Build, sampling: Sampling) -> None:
 def test_the_penalty_is_for_the_tokens_of_prompt_and_output(build: Build) -> None:
     """So strong a penalty that any new token with a positive logit comes before all others."""
     made = build("h3(d_state=8)")
-    session = Session(made, begin(made, PROMPT), sampling=Sampling(repetition_penalty=1e9))
+    session = Session(made, prefill(made, PROMPT), sampling=Sampling(repetition_penalty=1e9))
     texts, tried = PROMPT, 0
     for _ in range(5):
         tokens, logits = session.step()
@@ -214,7 +284,7 @@ def test_a_state_kept_midway_goes_on_as_if_nothing_had_been(
     build: Build, pattern: str, sampling: Sampling
 ) -> None:
     made = build(pattern)
-    session = Session(made, begin(made, RAGGED), sampling=sampling)
+    session = Session(made, prefill(made, RAGGED), sampling=sampling)
     head = [session.step().tokens for _ in range(4)]
     kept = session.state()
     for _ in range(3):
@@ -227,7 +297,7 @@ def test_a_state_kept_midway_goes_on_as_if_nothing_had_been(
 
 def test_a_session_leaves_the_state_it_starts_from_alone(build: Build) -> None:
     made = build("attention h3(d_state=8) lstm")
-    state = begin(made, RAGGED)
+    state = prefill(made, RAGGED)
     before = pytree.tree_map(torch.clone, state)
     session = Session(made, state, sampling=FREE)
     for _ in range(3):
@@ -237,7 +307,7 @@ def test_a_session_leaves_the_state_it_starts_from_alone(build: Build) -> None:
 
 def test_a_kept_state_has_no_free_room(build: Build) -> None:
     made = build("attention(position=rope)").float()
-    session = Session(made, begin(made, PROMPT[:1]))
+    session = Session(made, prefill(made, PROMPT[:1]))
     for _ in range(3):
         session.step()
     assert nbytes(session.state().model) == made.state_bytes(7)  # 5 + 3 tokens, the last not fed
@@ -247,19 +317,19 @@ def test_a_kept_state_has_no_free_room(build: Build) -> None:
 @pytest.mark.parametrize("cut", [1, 2, 4])
 def test_reading_in_pieces_is_reading_at_once(build: Build, pattern: str, cut: int) -> None:
     made = build(pattern)
-    pieces = read(made, begin(made, PROMPT[:, :cut]), PROMPT[:, cut:])
-    whole = begin(made, PROMPT)
+    pieces = extend(made, prefill(made, PROMPT[:, :cut]), PROMPT[:, cut:])
+    whole = prefill(made, PROMPT)
     for found, wanted in zip(pytree.tree_leaves(pieces), pytree.tree_leaves(whole), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_what_is_read_after_a_text_counts_as_its_continuation(build: Build) -> None:
     made = build("attention(position=rope) h3(d_state=8)")
-    session = Session(made, begin(made, PROMPT))
+    session = Session(made, prefill(made, PROMPT))
     said = torch.stack([session.step().tokens for _ in range(3)], dim=1)
     more = torch.tensor([[1, 1], [2, 2], [3, 3]])
-    state = read(made, session.state(), more)
-    whole = begin(made, torch.cat([PROMPT, said, more], dim=1))
+    state = extend(made, session.state(), more)
+    whole = prefill(made, torch.cat([PROMPT, said, more], dim=1))
     torch.testing.assert_close(state.model.position, whole.model.position)
     torch.testing.assert_close(
         Session(made, state).step().logits, Session(made, whole).step().logits
@@ -268,8 +338,8 @@ def test_what_is_read_after_a_text_counts_as_its_continuation(build: Build) -> N
 
 def test_forks_of_a_state_go_different_ways(build: Build) -> None:
     made = build("attention h3(d_state=8)")
-    state = begin(made, PROMPT[:1])
-    forks = cat_states([read(made, state, torch.tensor([[token]])) for token in (3, 8)])
+    state = prefill(made, PROMPT[:1])
+    forks = cat_states([extend(made, state, torch.tensor([[token]])) for token in (3, 8)])
     session = Session(made, forks)
     found = torch.stack([session.step().tokens for _ in range(4)], dim=1)
     for row, token in enumerate((3, 8)):
@@ -278,7 +348,7 @@ def test_forks_of_a_state_go_different_ways(build: Build) -> None:
 
 
 def test_the_state_of_a_batch_is_a_tree_of_rows(build: Build) -> None:
-    state: SessionState = begin(build("h3(d_state=8)"), RAGGED)
+    state: SessionState = prefill(build("h3(d_state=8)"), RAGGED)
     assert select_rows(state, [1]).token.tolist() == [5]
     assert state.token.tolist() == [3, 5, 8, 1]
     assert (state.model.position + 1).tolist() == [3, 1, 7, 3]
@@ -297,9 +367,9 @@ def test_the_state_of_a_batch_is_a_tree_of_rows(build: Build) -> None:
         (lambda m: generate(m, PROMPT, -1), "max_new_tokens must not be negative, got -1"),
         (lambda m: generate(m, PROMPT, 3, seed=-1), r"seed must be from 0 to 2\*\*63 - 1, got -1"),
         (lambda m: generate(m, PROMPT, 9), "prompt and new tokens make 13 positions, but the mod"),
-        (lambda m: read(m, begin(m, PROMPT), PROMPT + 1), "must be from 0 to 10, got 1 to 11"),
-        (lambda _: Sampling(-0.1), "temperature must not be negative, got -0.1"),
-        (lambda _: Sampling(float("nan")), "temperature must not be negative, got nan"),
+        (lambda m: extend(m, prefill(m, PROMPT), PROMPT + 1), "must be from 0 to 10, got 1 to 11"),
+        (lambda _: Sampling(-0.1), "temperature must be finite and not negative, got -0.1"),
+        (lambda _: Sampling(float("nan")), "temperature must be finite and not negative, got nan"),
         (lambda _: Sampling(1.0, top_k=0), "top_k must be at least 1, got 0"),
         (lambda _: Sampling(1.0, top_p=0.0), "top_p must be above 0 and at most 1, got 0.0"),
         (lambda _: Sampling(1.0, top_p=1.1), "top_p must be above 0 and at most 1, got 1.1"),

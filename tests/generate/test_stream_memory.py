@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stateline.generate import Session, begin
+from stateline.generate import Session, prefill
 from stateline.layers import nbytes
 from stateline.models.language_model import LanguageModel
 
@@ -40,7 +40,7 @@ def test_room_is_made_for_growing_states_alone(
     build: Callable[..., LanguageModel], pattern: str
 ) -> None:
     model = build(pattern)
-    session = Session(model, begin(model, torch.tensor([[1, 2, 3]])), room=5)
+    session = Session(model, prefill(model, torch.tensor([[1, 2, 3]])), room=5)
     sizes = set()
     for _ in range(12):
         session.step()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stateline.data import ByteTokenizer, CharacterTokenizer, Decoder, Tokenizer, load_tokenizer
 from stateline.errors import InputError
-from stateline.generate import Session, TextStream, begin, write
+from stateline.generate import Session, TextStream, decode_text, prefill
 from stateline.models.language_model import LanguageModel
 
 
@@ -150,7 +150,7 @@ def test_rows_that_stop_drop_out_and_the_others_go_on(build: Callable[..., Langu
     def texts(stop: list[str]) -> tuple[list[str], int]:
         streams = [TextStream(letters, stop) for _ in prompts]
         shown, count = [""] * 3, 0
-        for row, _, _, text in write(Session(model, begin(model, prompts)), streams, 12):
+        for row, _, _, text in decode_text(Session(model, prefill(model, prompts)), streams, 12):
             shown[row] += text
             count += 1
         return [text + stream.finish() for text, stream in zip(shown, streams, strict=True)], count
@@ -166,5 +166,5 @@ def test_writing_ends_when_all_rows_have_stopped(build: Callable[..., LanguageMo
     model, letters = build("h3(d_state=8)"), CharacterTokenizer("abcdefghijk")
     prompts = torch.tensor([[1, 2], [3, 4]])
     streams = [TextStream(letters, list("abcdefghijk")) for _ in prompts]
-    written = list(write(Session(model, begin(model, prompts)), streams, 10))
+    written = list(decode_text(Session(model, prefill(model, prompts)), streams, 10))
     assert [w.row for w in written] == [0, 1]

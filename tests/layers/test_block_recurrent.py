@@ -6,8 +6,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from stateline.errors import InputError
-from stateline.layers import BlockRecurrent
-from stateline.layers.block_recurrent import GatedUpdate
+from stateline.layers import BlockRecurrent, nbytes
+from stateline.layers.mixers.block_recurrent import GatedUpdate
 from stateline.layers.norm import unit_length
 
 SMALL = {"n_heads": 2, "window": 3, "n_states": 4, "d_hidden": 5}
@@ -123,7 +123,10 @@ def test_decoding_updates_the_vectors_at_the_ends_of_blocks_only(
 
 def test_the_state_has_a_constant_size() -> None:
     layer = small()
-    assert layer.state_bytes(1) == layer.state_bytes(10_000)
+    state = layer.init_state(2)
+    for _ in range(4):
+        state = layer.forward_chunk(torch.randn(2, 5, 8, dtype=torch.float64), state)[1]
+        assert nbytes(state) == 2 * layer.state_bytes(10_000)
 
 
 def test_the_vectors_stay_float32() -> None:

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from stateline.generate import begin
+from stateline.generate import prefill
 from stateline.generate.session import Session
 from stateline.layers import LAYERS
 from stateline.layers.derived import Memory, remembering
-from stateline.layers.shift_ssm import ShiftSSM
+from stateline.layers.mixers.shift_ssm import ShiftSSM
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 
@@ -59,8 +59,8 @@ def test_a_session_gives_what_plain_steps_give(pattern: str) -> None:
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig(pattern, vocab_size=11, d_model=8)).eval()
     prompt = torch.tensor([[1, 2, 3]])
-    session = Session(model, begin(model, prompt))
-    state = begin(model, prompt)
+    session = Session(model, prefill(model, prompt))
+    state = prefill(model, prompt)
     token, layers = state.token, state.model
     for _ in range(4):
         choice = session.step()

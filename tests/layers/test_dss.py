@@ -6,7 +6,7 @@ import torch
 
 from stateline.errors import InputError
 from stateline.layers import DSS
-from stateline.layers.dss import DSSFilter, DSSModes, DSSRecurrence
+from stateline.layers.mixers.dss import DSSFilter, DSSModes, DSSRecurrence
 from stateline.ops.hippo import hippo
 
 WIDTH, TAPS = 2, 24

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers import H3
-from stateline.layers.h3 import H3State
+from stateline.layers import H3, nbytes
+from stateline.layers.mixers.h3 import H3State
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 
@@ -81,11 +81,13 @@ def test_h3_is_the_layer_of_the_paper(d_head: int) -> None:
 @pytest.mark.parametrize("d_head", [1, 4])
 def test_the_state_has_a_constant_size(d_head: int) -> None:
     layer, x = layer_and_input(d_head)
-    state = layer.forward_chunk(x, layer.init_state(2))[1]
-    assert isinstance(state, H3State)
-    assert state.shift.past.shape == (2, 3, 8)
-    assert state.diagonal.h.shape == (2, d_head, d_head, 8 // d_head, 2, 2)
-    assert layer.state_bytes(10) == layer.state_bytes(10_000)
+    state = layer.init_state(2)
+    for _ in range(3):
+        state = layer.forward_chunk(x, state)[1]
+        assert isinstance(state, H3State)
+        assert state.shift.past.shape == (2, 3, 8)
+        assert state.diagonal.h.shape == (2, d_head, d_head, 8 // d_head, 2, 2)
+        assert nbytes(state) == 2 * layer.state_bytes(10_000)
 
 
 def test_heads_may_share_their_transitions() -> None:

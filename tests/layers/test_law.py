@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from stateline.layers import Attention, SequenceLayer, cat_states, detach
-from stateline.layers.attention import AttentionState
 from stateline.layers.law import LawReport, check_layer
+from stateline.layers.mixers.attention import AttentionState
 from stateline.ops.positions import rotate
 
 WIDTH = 4

@@ -5,7 +5,7 @@ import torch
 
 from stateline.errors import InputError
 from stateline.layers import LongConv
-from stateline.layers.long_conv import ImplicitFilters
+from stateline.layers.mixers.long_conv import ImplicitFilters
 
 
 def filters(**options: int) -> ImplicitFilters:

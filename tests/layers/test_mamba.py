@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers import GatedDeltaNet, LinearAttention, Mamba, Mamba2
-from stateline.layers.linear_attention import EPS
-from stateline.layers.short_conv import ShortConv
+from stateline.layers.mixers.linear_attention import EPS
+from stateline.layers.mixers.short_conv import ShortConv
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters
@@ -96,7 +96,8 @@ def test_gated_delta_net_is_its_equations() -> None:
     q, k, v = (
         t.unflatten(-1, (2, -1)) for t in convolved(layer.conv, mixed).split([8, 8, 16], dim=-1)
     )
-    q, k = (t / t.norm(dim=-1, keepdim=True) for t in (q, k))
+    q, k = (t / (t.square().sum(dim=-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
+    q = q / 4**0.5
     alpha, beta = (-layer.a_log.exp() * F.softplus(a + layer.dt_bias)).exp(), b.sigmoid()
     state, outputs = torch.zeros(2, 2, 8, 4), []  # the paper's: (value, key)
     for t in range(7):
@@ -117,6 +118,7 @@ def test_what_was_written_to_a_key_is_replaced() -> None:
     with torch.no_grad():
         layer.a_log.fill_(-50.0)  # nothing decays
         layer.in_proj.weight[-4:] = 100.0  # for positive inputs, beta is one
+        layer.in_proj.weight[WIDTH : 2 * WIDTH] *= 100  # the epsilon of unit length is negligible
         first = layer.forward_chunk(torch.ones(1, 1, WIDTH), layer.init_state(1))[1]
         again = layer.forward_chunk(torch.ones(1, 5, WIDTH), layer.init_state(1))[1]
     torch.testing.assert_close(first.s, again.s)
@@ -163,7 +165,7 @@ def test_the_default_head_divides_every_width() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match="must be at least 1, got d_state=0"):
         Mamba(WIDTH, d_state=0)
-    with pytest.raises(InputError, match="at least 1 tap, got 0"):
+    with pytest.raises(InputError, match="taps must be at least 1, got taps=0"):
         Mamba(WIDTH, d_conv=0)
     with pytest.raises(InputError, match="got d_head=3, n_groups=1 and expand"):
         Mamba2(WIDTH, d_head=3)

@@ -26,10 +26,10 @@ from stateline.layers import (
     Staircase,
     nbytes,
 )
-from stateline.layers.attention import AttentionState
-from stateline.layers.compose import recompute
-from stateline.layers.context import Context
+from stateline.layers.compose import checkpoint_activations
+from stateline.layers.mixers.attention import AttentionState
 from stateline.layers.state import replace_rows, trim
+from stateline.layers.wrappers.context import Context
 
 WIDTH = 8
 SHAPES = [(1, 4), (2, 3), (3, 2), (4, 1), (2, 20)]
@@ -165,6 +165,7 @@ def test_recurrence_reaches_further_than_any_window() -> None:
     ],
     ids=["staircase(s4d)", "staircase", "cached_staircase", "ladder(sliding)"],
 )
+@pytest.mark.slow
 def test_a_state_is_as_large_after_ten_thousand_tokens_as_after_a_hundred(layer: AnyLayer) -> None:
     layer = layer.float()
     with torch.no_grad():
@@ -297,8 +298,8 @@ def test_a_core_in_which_nothing_attends_is_refused(wrapper: type[AnyLayer]) -> 
         (lambda: Staircase(S4D(WIDTH), chunk_len=0), "got passes=2 and chunk_len=0"),
         (lambda: CachedStaircase(attention(), passes=3, steps=2), "steps at least passes"),
         (lambda: Feedback(attention(), window=0), "window must be at least 1"),
-        (lambda: Feedback(attention(), shared=True), "wants sliding_attention"),
-        (lambda: Feedback(block(SlidingAttention(WIDTH, window=1))), "sees no memory"),
+        (lambda: Feedback(attention(), shared=True), "needs sliding_attention"),
+        (lambda: Feedback(block(SlidingAttention(WIDTH, window=1))), "contains no memory"),
         (lambda: SlidingAttention(WIDTH, window=0), "window must be at least 1"),
         (lambda: SlidingAttention(WIDTH, n_heads=3), "n_heads must divide d_model"),
         (lambda: SlidingAttention(6, n_heads=2, position="rope"), "rotates pairs"),
@@ -337,9 +338,9 @@ def test_recomputing_each_pass_keeps_less_and_changes_nothing(
         return list(torch.autograd.grad(y.square().sum(), list(stack.parameters()))), kept
 
     gradients, all_kept = run()
-    recompute(stack, True)
+    checkpoint_activations(stack, True)
     again, kept = run()
-    recompute(stack, False)
+    checkpoint_activations(stack, False)
     assert kept < all_kept / 3
     for found, wanted in zip(again, gradients, strict=True):
         torch.testing.assert_close(found, wanted)

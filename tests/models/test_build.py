@@ -1,10 +1,11 @@
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from stateline.errors import InputError
-from stateline.layers import FeedForward, Ladder, Parallel, Residual, Stack
+from stateline.layers import LSTM, FeedForward, Ladder, Parallel, Residual, Stack
 from stateline.layers.compose import title
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
@@ -94,7 +95,7 @@ def test_the_pattern_overrides_the_keywords_of_the_kind() -> None:
         ("ladder(passes=2)", "ladder wraps other layers"),
         (
             "h3(s4d)",
-            "takes keyword=value only; a pattern stands inside cached_staircase, feedback, ladder",
+            "takes keyword=value only; only cached_staircase, feedback, ladder, .* take",
         ),
         ("h3(dstate=4)", "unknown keyword of layer 'h3' 'dstate': did you mean 'd_state'"),
         ("ladder(h3, pases=2)", "unknown keyword of wrapper 'ladder' 'pases'"),
@@ -109,3 +110,72 @@ def test_mistakes_in_a_pattern_are_named(pattern: str, message: str) -> None:
 def test_keywords_for_an_unknown_kind_are_refused() -> None:
     with pytest.raises(InputError, match="unknown layer 'h33': did you mean 'h3'"):
         built("h3", layers={"h33": {}})
+
+
+def test_a_group_is_built_as_its_layers_in_turn() -> None:
+    grouped, spelled = (
+        built(p, feed_forward="none")
+        for p in (
+            "(lstm*2 attention)*2 ladder((lstm h3)*2)",
+            "lstm*2 attention lstm*2 attention ladder(lstm h3 lstm h3)",
+        )
+    )
+    shapes = [{n: p.shape for n, p in s.named_parameters()} for s in (grouped, spelled)]
+    assert shapes[0] == shapes[1]
+    assert kinds(grouped)[:6] == ["LSTM", "LSTM", "Attention"] * 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("h3*9999", "may name at most 512 layers, got 9999"),
+        ("ladder(h3*9999)*9999", "may name at most 512 layers, got 99980001"),
+        ("(((h3*9999 lstm)*9999 lstm)*9999 lstm)*9999", "may name at most 512 layers, got more"),
+        ("staircase(h3, passes=1000000000)", "passes to be at most 16,777,216, got more"),
+        (
+            "staircase(h3, passes=10000000)",
+            "may run at most 4,096 layers, got 10000000: lower .* pa",
+        ),
+        ("ladder(" * 16 + "lstm" + ")" * 16, "may run at most 4,096 layers, got 65536"),
+        ("lstm(n_layers=1000000)", "may run at most 4,096 layers"),
+        ("h3(d_state=100000000)", "h3 wants d_state to be at most 16,777,216, got more"),
+        ("h3(d_state=18446744073709551616)", "h3 wants d_state to be at most"),
+        (f"h3(d_state={'9' * 5000})", "wants d_state to be int, got inf"),
+    ],
+)
+def test_a_pattern_that_asks_for_too_much_is_refused_at_once(pattern: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        built(pattern)
+    assert len(str(caught.value)) < 300
+
+
+def test_passes_set_for_a_kind_count_against_the_limit() -> None:
+    with pytest.raises(InputError, match="may run at most 4,096 layers, got 5000"):
+        built("ladder(lstm)", layers={"ladder": {"passes": 5000}})
+    assert len(built("ladder(lstm*4, passes=1024)").links) == 1
+
+
+def test_a_layer_of_another_width_than_the_model_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LSTM, "d_output", 16, raising=False)
+    with pytest.raises(InputError, match="as wide as the model, got lstm with 16 outputs"):
+        built("lstm")
+
+
+@pytest.mark.parametrize("block", ["sequential", "parallel", "post_norm"])
+def test_residual_branches_are_scaled(block: str) -> None:
+    """The same as with last maps that are smaller by the multiplier."""
+    settings: dict[str, Any] = {"block": block, "norm": "rms", "feed_forward": "swiglu"}
+    scaled, plain = (
+        built("attention", residual_multiplier=0.5, **settings),
+        built("attention", **settings),
+    )
+    weights = scaled.state_dict()
+    halved = {n: t / 2 if n.endswith("out_proj.weight") else t for n, t in weights.items()}
+    plain.load_state_dict(halved)
+    x, state = torch.randn(2, 5, 8), scaled.init_state(2, capacity=5)
+    torch.testing.assert_close(scaled(x), plain(x))
+    torch.testing.assert_close(scaled.forward_chunk(x, scaled.init_state(2))[0], plain(x))
+    steps = [scaled.step_(x[:, t], state) for t in range(5)]
+    torch.testing.assert_close(torch.stack(steps, dim=1), plain(x))

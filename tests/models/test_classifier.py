@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -79,21 +80,36 @@ def test_a_loaded_classifier_gives_the_same_logits_to_the_bit(
 
 def test_a_classifier_is_not_read_as_a_language_model(tmp_path: Path) -> None:
     save_model(new_model(), tmp_path)
-    with pytest.raises(InputError, match="is a classifier, which knows classes and no next token"):
+    with pytest.raises(
+        InputError, match="is a classifier: load_model does not read it, load_classifier does"
+    ):
         load_model(tmp_path)
+
+
+def test_a_classifier_written_without_its_kind_is_read(tmp_path: Path) -> None:
+    save_model(new_model(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("kind") == "classifier"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "hashes.json").unlink()  # those versions wrote none
+    assert load_classifier(tmp_path).config == NUMBERS
 
 
 def test_a_language_model_is_not_read_as_a_classifier(tmp_path: Path) -> None:
     save_model(LanguageModel(ModelConfig("lstm", vocab_size=5, d_model=8)), tmp_path)
-    with pytest.raises(InputError, match="is a language model: read it with load_model"):
+    with pytest.raises(
+        InputError, match="is a language model: load_classifier does not read it, load_model does"
+    ):
         load_classifier(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_classes": 1}, "n_classes must be at least 2"),
-        ({"n_channels": -1}, "n_channels at least 0"),
+        ({"n_classes": 1}, "n_classes must be from 2 to 16,777,216, got 1"),
+        ({"n_channels": -1}, "n_channels must be from 0"),
+        ({"n_channels": 1 << 40}, "n_channels must be from 0"),
+        ({"n_classes": 1 << 40}, "n_classes must be from 2"),
         ({"n_channels": 2, "vocab_size": 9}, "either tokens .* or numbers .*, got both"),
         ({"pooling": "first"}, "wants pooling to be one of mean, last, got 'first'"),
     ],
@@ -107,11 +123,15 @@ def test_settings_that_cannot_be_used_are_named(settings: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("config", "x", "message"),
     [
-        (NUMBERS, torch.zeros(2, 5), r"must be fractions of shape \(batch, length, 3\)"),
+        (
+            NUMBERS,
+            torch.zeros(2, 5),
+            r"must be floating-point numbers of shape \(batch, length, 3\)",
+        ),
         (NUMBERS, torch.zeros(2, 5, 2), r"got torch.float32 of \(2, 5, 2\)"),
         (NUMBERS, torch.zeros(2, 5, 3, dtype=torch.long), "got torch.int64"),
-        (NUMBERS, torch.full((2, 5, 3), torch.nan), "must be finite numbers"),
-        (NUMBERS, torch.full((2, 5, 3), torch.inf), "must be finite numbers"),
+        (NUMBERS, torch.full((2, 5, 3), torch.nan), "must be finite, got NaN"),
+        (NUMBERS, torch.full((2, 5, 3), torch.inf), "must be finite, got NaN"),
         (TOKENS, torch.zeros(2, 5, 3), r"must be tokens of shape \(batch, length\)"),
         (TOKENS, torch.zeros(2, 5), "tokens must be integers"),
         (TOKENS, torch.full((2, 5), 7), "tokens must be from 0 to 6"),
@@ -134,5 +154,5 @@ def test_lengths_beyond_the_input_are_refused(lengths: list[int]) -> None:
 
 def test_a_row_without_positions_has_no_class() -> None:
     model = new_model()
-    with pytest.raises(InputError, match="at least one position to classify, got none"):
+    with pytest.raises(InputError, match="at least one position, got none"):
         model.classify(model.example_input(2, 0))

@@ -63,7 +63,10 @@ def test_a_damaged_configuration_is_refused(text: str, message: str) -> None:
         ({"feed_forward": "tanh"}, "wants feed_forward to be one of gelu, .*, got 'tanh'"),
         ({"tie_embeddings": 1}, "wants tie_embeddings to be bool, got 1"),
         ({"max_len": 1.5}, "wants max_len to be int or none, got 1.5"),
-        ({"layers": ["h3"]}, "wants layers to be a mapping to a mapping to .*, got"),
+        (
+            {"layers": ["h3"]},
+            "wants layers to be a mapping from str to a mapping from str to .*, got",
+        ),
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"d_model": -4}, "d_model must be at least 1, got -4"),
         ({"max_len": 0}, "max_len must be at least 1, got 0"),

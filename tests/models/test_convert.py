@@ -175,7 +175,7 @@ class TestWhatIsWrongIsNamed:
     def test_a_file_of_weights_that_is_none(self, tmp_path: Path, content: bytes) -> None:
         (published(tmp_path) / "model.safetensors").unlink()
         (tmp_path / "pytorch_model.bin").write_bytes(content)
-        with pytest.raises(InputError, match="cannot read the weights"):
+        with pytest.raises(InputError, match=r"cannot read the weights"):
             load_gpt_neox(tmp_path)
 
     def test_code_in_a_pickled_file_is_not_run(self, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ class TestWhatIsWrongIsNamed:
 
     @pytest.mark.parametrize(
         ("text", "message"),
-        [("{", "cannot read .*config.json"), ("[]", "must hold a JSON object, got a list")],
+        [("{", "config.json is not JSON"), ("[]", "must be a JSON object, got a list")],
     )
     def test_damaged_settings(self, tmp_path: Path, text: str, message: str) -> None:
         (published(tmp_path) / "config.json").write_text(text)
@@ -221,12 +221,18 @@ class TestWhatIsWrongIsNamed:
         ("change", "message"),
         [
             ({"model_type": "gpt2"}, "holds a 'gpt2' model, not a 'gpt_neox'"),
-            ({"hidden_size": None}, "must have 'hidden_size', a whole number .*, got None"),
+            ({"hidden_size": None}, "must have 'hidden_size', an integer .*, got None"),
             ({"num_hidden_layers": 0}, "must have 'num_hidden_layers', .*, got 0"),
             ({"hidden_act": "mish"}, "unknown activation 'mish': Known: gelu, "),
-            ({"rope_scaling": {"type": "linear"}}, "rescaled are not supported, got .*linear"),
+            (
+                {"rope_scaling": {"type": "linear"}},
+                "rescaled rotary positions are not supported, got .*linear",
+            ),
             ({"rope_parameters": ["default"]}, "wants 'rope_parameters' to be an object"),
-            ({"rope_parameters": {"rope_type": "yarn"}}, "rescaled are not supported, .*yarn"),
+            (
+                {"rope_parameters": {"rope_type": "yarn"}},
+                "rescaled rotary positions are not supported, .*yarn",
+            ),
             ({"rotary_pct": "much"}, "wants 'rotary_pct' to be a number, got 'much'"),
         ],
     )
@@ -241,7 +247,9 @@ def test_an_index_points_to_no_other_folder(tmp_path: Path) -> None:
     (published(inside) / "model.safetensors").unlink()
     save_file(official(), tmp_path / "part.safetensors")
     (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(InputError, match=r"cannot read the weights in .*inside/part.safetensors"):
+    with pytest.raises(
+        InputError, match=r"cannot read the weights file .*inside/part.safetensors: No such"
+    ):
         load_gpt_neox(inside)
 
 

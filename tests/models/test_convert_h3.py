@@ -105,13 +105,16 @@ def test_a_file_that_holds_more_than_tensors_is_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "name"),
-    [({"tie_embeddings": False}, "head.weight"), ({"max_len": 9}, "positions.weight")],
+    ("options", "message"),
+    [
+        ({"tie_embeddings": False}, "asks for 'head.weight', which the published weights lack"),
+        ({"max_len": 9}, "weights lack 'backbone.embeddings.position_embeddings.weight'"),
+    ],
 )
-def test_what_the_configuration_has_and_h3_has_not_is_named(
-    options: dict[str, Any], name: str
+def test_what_the_configuration_has_and_the_file_has_not_is_named(
+    options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=f"asks for '{name}', which the published weights do not"):
+    with pytest.raises(InputError, match=message):
         load_h3(official(), dataclasses.replace(CONFIG, **options))
 
 
@@ -163,13 +166,13 @@ def test_a_tensor_of_another_shape_is_named() -> None:
 
 def test_an_output_map_of_its_own_is_refused() -> None:
     tensors = official() | {"lm_head.weight": torch.zeros(11, 8)}
-    with pytest.raises(InputError, match=r"lm_head\.weight must be the same as backbone\.emb"):
+    with pytest.raises(InputError, match=r"lm_head\.weight must equal backbone\.emb"):
         load_h3(tensors, CONFIG)
 
 
 def test_rotary_positions_of_the_file_must_be_those_of_the_configuration() -> None:
     tensors = official() | {"backbone.layers.1.mixer.rotary_emb.inv_freq": torch.ones(1)}
-    message = "turns 2 entries of each head of layer 1, the configuration 0"
+    message = "rotates 2 entries of each head of layer 1, the configuration 0"
     with pytest.raises(InputError, match=message):
         load_h3(tensors, CONFIG)
 

@@ -173,15 +173,21 @@ def test_infinity_may_be_written_in_any_way() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({**HUGGING_FACE["mamba"], "model_type": "falcon_mamba"}, "of a 'falcon_mamba' model"),
+        ({**HUGGING_FACE["mamba"], "model_type": "jamba"}, "of a 'jamba' model"),
         ({**HUGGING_FACE["mamba"], "hidden_act": "gelu"}, "hidden_act='silu' or 'swish', got 'ge"),
-        ({**HUGGING_FACE["mamba2"], "time_step_limit": [0.01, 1.0]}, "cut off are not read"),
-        ({**HUGGING_FACE["mamba2"], "time_step_limit": 7}, "cut off are not read, got .*=7"),
+        (
+            {**HUGGING_FACE["mamba2"], "time_step_limit": [0.01, 1.0]},
+            "limited step sizes are not supported",
+        ),
+        (
+            {**HUGGING_FACE["mamba2"], "time_step_limit": 7},
+            "step sizes are not supported, got .*=7",
+        ),
         ({**HUGGING_FACE["mamba2"], "time_step_limit": [0, "x"]}, r"got .*=\[0, 'x'\]"),
         ({**HUGGING_FACE["mamba"], "model_type": ["mamba"]}, r"of a \['mamba'\] model"),
         ({**OFFICIAL["mamba"], "ssm_cfg": [1]}, r"'ssm_cfg' to be an object, got \[1\]"),
         ({**OFFICIAL["mamba"], "rms_norm": "no"}, "rms_norm=True or False, got 'no'"),
-        ({**HUGGING_FACE["mamba"], "hidden_size": "8"}, "'hidden_size', a whole number"),
+        ({**HUGGING_FACE["mamba"], "hidden_size": "8"}, "'hidden_size', an integer"),
         ({**OFFICIAL["mamba"], "attn_layer_idx": [1]}, r"got attn_layer_idx=\[1\]"),
         ({**OFFICIAL["mamba"], "d_intermediate": 16}, "got d_intermediate=16"),
         ({**OFFICIAL["mamba"], "ssm_cfg": {"layer": "Mamba3"}}, "'Mamba1' or 'Mamba2', got 'Ma"),

@@ -121,3 +121,22 @@ class TestLearnedPositionsEnd:
         assert generate(short, self.tokens[:, :3], 3).shape == (1, 3)  # the last is never read
         with pytest.raises(InputError, match=r"make 6 positions, .* max_len=5 tokens: shorten"):
             generate(short, self.tokens[:, :3], 4)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3, 9])
+def test_the_last_logits_alone_are_those_of_all_positions(keep: int) -> None:
+    model = LanguageModel(ModelConfig("h3 attention", vocab_size=10, d_model=8)).eval()
+    tokens = model.example_input(2, 5)
+    logits, state = model.forward_chunk(tokens, model.init_state(2))
+    last, same = model.forward_chunk(tokens, model.init_state(2), keep=keep)
+    assert last.shape == (2, min(keep, 5), 10)
+    torch.testing.assert_close(last, logits[:, 5 - min(keep, 5) :])
+    torch.testing.assert_close(model(tokens, keep=keep), last)
+    torch.testing.assert_close(model.step(tokens[:, 0], same), model.step(tokens[:, 0], state))
+
+
+def test_a_batch_without_rows_keeps_as_many_logits() -> None:
+    model = LanguageModel(ModelConfig("h3", vocab_size=10, d_model=8))
+    none = torch.zeros(0, 5, dtype=torch.int64)
+    logits, _ = model.forward_chunk(none, model.init_state(0), keep=2)
+    assert logits.shape == model(none, keep=2).shape == (0, 2, 10)

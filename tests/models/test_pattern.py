@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateline.errors import InputError
-from stateline.models.pattern import Item, format_pattern, parse_pattern
+from stateline.models.pattern import Item, canonical_pattern, format_pattern, parse_pattern
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True)
 texts = st.text(st.characters(exclude_characters='"')) | st.sampled_from(
@@ -16,7 +16,9 @@ def items_around(core: st.SearchStrategy[tuple[Item, ...]]) -> st.SearchStrategy
     item = st.builds(
         Item, names, st.dictionaries(names, values, max_size=3), core, st.integers(1, 99)
     )
-    return st.lists(item, min_size=1, max_size=3).map(tuple)
+    return st.lists(item, min_size=1, max_size=3).map(tuple) | core.filter(
+        lambda items: len(items) > 1
+    ).map(lambda items: (Item("", {}, items, 3), Item("h3", {})))
 
 
 patterns = st.recursive(items_around(st.just(())), items_around, max_leaves=6)
@@ -35,10 +37,60 @@ def test_the_parts_of_a_pattern_are_told_apart() -> None:
     assert parse_pattern(text) == wanted
 
 
-def test_spaces_do_not_matter() -> None:
-    assert parse_pattern(" ladder ( h3 * 2 , passes = 4 ) ") == parse_pattern(
+def test_spaces_do_not_matter_but_before_a_parenthesis() -> None:
+    assert parse_pattern(" ladder( h3 * 2 , passes = 4 ) ") == parse_pattern(
         "ladder(h3*2,passes=4)"
     )
+
+
+def flat(items: tuple[Item, ...]) -> list[str]:
+    return [
+        n for i in items for _ in range(i.repeat) for n in (flat(i.core) if i.core else [i.name])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "names"),
+    [
+        ("(a*3 b)*2", "(a*3 b)*2", "aaabaaab"),
+        ("( a b ) * 2 c", "(a b)*2 c", "ababc"),
+        ("c (a b)*2", "c (a b)*2", "cabab"),
+        ("(a b)", "a b", "ab"),
+        ("(a b)*1 c", "a b c", "abc"),
+        ("((a))*3", "a*3", "aaa"),
+        ("(a*2)*3", "a*6", "aaaaaa"),
+        ("((a b)*2)*2", "(a b)*4", "abababab"),
+        ("((a b)*2 c)*2", "((a b)*2 c)*2", "ababcababc"),
+        ("((a b) c)*2", "(a b c)*2", "abcabc"),
+        ("(a b)*2 (c d)*2", "(a b)*2 (c d)*2", "ababcdcd"),
+    ],
+)
+def test_a_group_is_repeated_as_a_whole(text: str, canonical: str, names: str) -> None:
+    assert canonical_pattern(text) == canonical
+    assert "".join(flat(parse_pattern(text))) == names
+
+
+def test_a_group_stands_in_a_wrapper_and_a_wrapper_in_a_group() -> None:
+    text = "(ladder((h3 s4d)*2 lstm, passes=4) attention(n_heads=2))*3"
+    assert canonical_pattern(text) == text
+    ((name, keywords, core, repeat),) = parse_pattern(text)
+    assert (name, keywords, repeat) == ("", {}, 3)
+    assert core[0].core == (Item("", {}, (Item("h3", {}), Item("s4d", {})), 2), Item("lstm", {}))
+
+
+@pytest.mark.parametrize("depth", [17, 5000])
+@pytest.mark.parametrize(("opening", "closing"), [("(", ")*2"), ("ladder(", ")")])
+def test_deep_nesting_is_refused(depth: int, opening: str, closing: str) -> None:
+    with pytest.raises(InputError, match="at most 16 nested parentheses") as caught:
+        parse_pattern(opening * depth + "h3" + closing * depth)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("count", ["10000", "9" * 5000, "(h3*200)*50"])
+def test_a_repeat_count_has_a_limit(count: str) -> None:
+    with pytest.raises(InputError, match=r"repeat count.* of at most 9999") as caught:
+        parse_pattern(count if "h3" in count else f"h3*{count}")
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -62,6 +114,12 @@ def test_spaces_do_not_matter() -> None:
         ("h3(n=4, <here>n=4)", "each keyword once, not 'n' again,"),
         ("ladder(h3, <here>s4d)", "keyword=value, since the core is already given,"),
         ("h3 s4d(n=1)*2 lstm<here>=3", "a layer name"),
+        ("(<here>)", "a layer name"),
+        ("(h3<here>", "')' (arguments follow their name without a space)"),
+        ("ladder (h3<here>, passes=4)", "')' (arguments follow their name without a space)"),
+        ("h3*2<here>(s4d lstm)*2", "a space"),
+        ("ladder(h3, <here>(s4d lstm)*2)", "keyword=value, since the core is already given,"),
+        ("h3*<here>\u0664", "a repeat count of at least 1"),
     ],
 )
 def test_the_place_of_a_mistake_is_marked(marked: str, wanted: str) -> None:

@@ -5,12 +5,17 @@ Counts of parameters are those of their model cards and files: Pythia (its READM
 Block-State models and their baselines, those that follow from the sizes of their layers.
 """
 
+import dataclasses
+import inspect
+import json
+
 import pytest
 
 from stateline.errors import InputError
 from stateline.layers import AnyLayer, Attention, BlockRecurrent, BlockState, SlidingAttention
-from stateline.layers.long_conv import ImplicitFilters
-from stateline.layers.s4 import S4SSM
+from stateline.layers.mixers.long_conv import ImplicitFilters
+from stateline.layers.mixers.s4 import S4SSM
+from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config
 from stateline.models.convert.mamba import mamba_config
@@ -155,3 +160,32 @@ def test_a_pattern_is_no_preset() -> None:
 def test_an_unknown_preset_is_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match="unknown preset 'pythia-160': did you mean 'pythia-160m'"):
         find_preset("pythia-160")
+
+
+def test_a_preset_may_be_named_wherever_a_pattern_is() -> None:
+    assert ModelConfig("mamba-130m") == PRESETS["mamba-130m"]  # type: ignore[call-arg]
+    config = ModelConfig("mamba-130m", vocab_size=50)
+    assert config == dataclasses.replace(PRESETS["mamba-130m"], vocab_size=50)
+    assert config.pattern == "mamba*24"
+    assert json.loads(config.to_json())["pattern"] == "mamba*24"
+
+
+def test_given_settings_override_those_of_a_preset_even_with_the_defaults_of_all_models() -> None:
+    assert PRESETS["mamba-130m"].norm == "rms"
+    config = ModelConfig("mamba-130m", 50, 64, norm="layer")
+    assert (config.d_model, config.norm) == (64, "layer")
+
+
+def test_a_preset_may_become_a_classifier() -> None:
+    config = ClassifierConfig("pythia-70m", n_channels=3, n_classes=7)
+    assert (config.vocab_size, config.d_model, config.block) == (1, 512, "parallel")
+
+
+def test_the_name_of_no_preset_is_refused_in_place_of_a_pattern() -> None:
+    with pytest.raises(InputError, match="unknown preset 'mamba-130': did you mean 'mamba-130m'"):
+        ModelConfig("mamba-130", 50)
+
+
+def test_a_configuration_holds_the_canonical_pattern() -> None:
+    assert ModelConfig("( h3 *2 s4d)*1 (lstm)*3", 5).pattern == "h3*2 s4d lstm*3"
+    assert str(inspect.signature(ModelConfig)).startswith("(pattern: str, vocab_size: int, d_model")

@@ -9,6 +9,7 @@ from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, match_width, meta_model
+from stateline.ops import use_backend
 
 
 def test_a_model_has_the_parameters_of_the_formula() -> None:
@@ -65,7 +66,8 @@ def test_operations_are_those_that_pytorch_counts(tied: bool) -> None:
     """Exactly: PyTorch counts all pairs in attention, we the (L + 1) / 2 per token that count."""
     d, length, layers = 16, 12, 2
     model = LanguageModel(ModelConfig(f"attention*{layers}", 30, d, tie_embeddings=tied))
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    math, torch_ops = sdpa_kernel(SDPBackend.MATH), use_backend("torch")
+    with math, torch_ops, FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, length, dtype=torch.int64))
     masked = layers * 4 * d * (length - (length + 1) / 2)
     assert counter.get_total_flops() / length == model.flops_per_token(length) + masked

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.ops import (
-    OPS,
     gated_delta_rule,
     gated_delta_rule_step,
     linear_attention,
@@ -22,7 +21,7 @@ LENGTHS = st.sampled_from([1, 2, 5, 31, 32, 33, 64, 65, 130])
 
 
 def case(length: int, groups: int = 2, heads: int = 4, strength: float = 0.1) -> list[Tensor]:
-    """Two rows of q, k, v, a state and logarithmic decays; float64."""
+    """Two rows of q, k, v, logarithmic decays and a state; float64."""
     generator = torch.Generator().manual_seed(length)
 
     def normal(*shape: int) -> Tensor:
@@ -30,12 +29,12 @@ def case(length: int, groups: int = 2, heads: int = 4, strength: float = 0.1) ->
 
     q, k = normal(2, length, groups, 3), normal(2, length, groups, 3)
     v, state = normal(2, length, heads, 5), normal(2, heads, 3, 5)
-    return [q, k, v, state, -strength * normal(2, length, heads).exp()]
+    return [q, k, v, -strength * normal(2, length, heads).exp(), state]
 
 
 def delta_case(length: int, strength: float = 0.1) -> list[Tensor]:
     """Two rows of q, k, v, logarithmic decays, beta and a state; float64."""
-    q, k, v, state, log_decay = case(length, groups=4, strength=strength)
+    q, k, v, log_decay, state = case(length, groups=4, strength=strength)
     beta = v[..., 0].sigmoid()
     return [q, F.normalize(k, dim=-1), v, log_decay, beta, state]
 
@@ -44,13 +43,17 @@ def run(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return lambda *inputs: linear_attention(*inputs, backend=backend)
 
 
+def without_decay(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    return lambda q, k, v, state: linear_attention(q, k, v, None, state, backend=backend)
+
+
 def run_delta(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return lambda *inputs: gated_delta_rule(*inputs, backend=backend)
 
 
 def test_the_definition_is_attention_with_decayed_scores() -> None:
-    q, k, v, state, log_decay = case(9, groups=4)
-    y, _ = linear_attention(q, k, v, torch.zeros_like(state), log_decay, backend="reference")
+    q, k, v, log_decay, state = case(9, groups=4)
+    y, _ = linear_attention(q, k, v, log_decay, torch.zeros_like(state), backend="reference")
     total = log_decay.cumsum(dim=1)
     decay = (total[:, :, None] - total[:, None]).exp().movedim(-1, 1).tril()
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * decay
@@ -64,7 +67,7 @@ def test_without_replacing_and_forgetting_the_delta_rule_only_reads() -> None:
     torch.testing.assert_close(y, torch.einsum("bthk,bhkv->bthv", q, state))
 
 
-@pytest.mark.parametrize("backend", OPS["gated_delta_rule"])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_what_is_written_last_is_found_at_its_key(backend: str) -> None:
     _, k, v, log_decay, beta, state = delta_case(7)
     y, _ = gated_delta_rule(k, k, v, log_decay, torch.ones_like(beta), state, backend=backend)
@@ -86,9 +89,9 @@ def test_the_delta_rule_multiplies_the_state_as_in_the_paper() -> None:
 def test_linear_attention_equals_its_definition(
     agrees: Callable[..., None], length: int, groups: int
 ) -> None:
-    q, k, v, state, log_decay = case(length, groups)
-    agrees(run("torch"), run("reference"), [q, k, v, state, log_decay])
-    agrees(run("torch"), run("reference"), [q, k, v, state])
+    q, k, v, log_decay, state = case(length, groups)
+    agrees(run("torch"), run("reference"), [q, k, v, log_decay, state])
+    agrees(without_decay("torch"), without_decay("reference"), [q, k, v, state])
 
 
 @settings(max_examples=8)
@@ -104,23 +107,23 @@ def test_strong_decays_lose_nothing(agrees: Callable[..., None], strength: float
 
 
 def test_what_follows_a_strong_decay_is_as_exact_as_anything(agrees: Callable[..., None]) -> None:
-    q, k, v, state, log_decay = case(40, strength=0.01)
+    q, k, v, log_decay, state = case(40, strength=0.01)
     log_decay[:, 3] = -1e5
-    agrees(run("torch"), run("reference"), [q, k, v, state, log_decay])
+    agrees(run("torch"), run("reference"), [q, k, v, log_decay, state])
 
 
 def test_half_precision_costs_no_more_than_it_must(rounds_well: Callable[..., None]) -> None:
-    q, k, v, state, log_decay = case(70)
+    q, k, v, log_decay, state = case(70)
     v_first = lambda op: lambda v, q, k, *rest: op(q, k, v, *rest)  # noqa: E731
-    rounds_well(v_first(run("torch")), v_first(run("reference")), [v, q, k, state, log_decay])
+    rounds_well(v_first(run("torch")), v_first(run("reference")), [v, q, k, log_decay, state])
     q, k, v, *rest = delta_case(70)
     rounds_well(v_first(run_delta("torch")), v_first(run_delta("reference")), [v, q, k, *rest])
 
 
 def test_a_step_is_a_piece_of_length_one() -> None:
-    q, k, v, state, log_decay = case(1)
-    y, after = linear_attention(q, k, v, state, log_decay)
-    found = linear_attention_step(q[:, 0], k[:, 0], v[:, 0], state, log_decay[:, 0])
+    q, k, v, log_decay, state = case(1)
+    y, after = linear_attention(q, k, v, log_decay, state)
+    found = linear_attention_step(q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], state)
     torch.testing.assert_close(found, (y[:, 0], after))
     *inputs, state = delta_case(1)
     y, after = gated_delta_rule(*inputs, state)
@@ -129,6 +132,16 @@ def test_a_step_is_a_piece_of_length_one() -> None:
 
 
 def test_groups_that_do_not_fit_are_refused() -> None:
-    q, k, v, state, _ = case(2, groups=3)
+    q, k, v, _, state = case(2, groups=3)
     with pytest.raises(InputError, match="divide the number of heads, got 3 and 4"):
-        linear_attention(q, k, v, state)
+        linear_attention(q, k, v, None, state)
+
+
+@pytest.mark.usefixtures("unannotated")
+def test_the_former_order_of_arguments_is_refused() -> None:
+    q, k, v, log_decay, state = case(1)
+    for wrong in ((state, log_decay), (state, None)):
+        with pytest.raises(InputError, match="takes \\(q, k, v, log_decay, state\\)"):
+            linear_attention(q, k, v, *wrong)
+        with pytest.raises(InputError, match="takes \\(q, k, v, log_decay, state\\)"):
+            linear_attention_step(q[:, 0], k[:, 0], v[:, 0], *wrong)

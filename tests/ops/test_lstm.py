@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops import OPS, lstm
+from stateline.ops import lstm
 
 Outputs = tuple[Tensor, Tensor, Tensor]
 
@@ -33,8 +34,7 @@ def as_operator(*inputs: Tensor) -> Outputs:
     return outputs, outputs[:, -1], cells[:, -1]
 
 
-PATHS = {name: run(name) for name in OPS["lstm"] if name != "reference"}
-PATHS["operator"] = as_operator
+PATHS = {"torch": run("torch"), "operator": as_operator}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -90,10 +90,32 @@ def test_the_operators_keep_pytorchs_rules() -> None:
     torch.library.opcheck(torch.ops.stateline.lstm.default, leaves, test_utils=rules)
 
 
+NAMES = ["x", "h", "c", "w_ih", "w_hh", "b_ih", "b_hh"]
+
+
 @pytest.mark.usefixtures("unannotated")
-@pytest.mark.parametrize("d_in", [1, 2, 4])
-def test_inputs_of_another_width_are_refused(d_in: int) -> None:
-    """PyTorch's kernel takes them, and computes with memory that is not theirs."""
-    x, *others = case(3)
-    with pytest.raises(InputError, match=rf"must be 3 wide, got \(2, 3, {d_in}\)"):
-        lstm(x.new_zeros(*x.shape[:2], d_in), *others)
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes_that_do_not_fit_are_refused(
+    backend: str, axis: int, change: int, name: str
+) -> None:
+    """PyTorch's kernel would access memory out of bounds."""
+    inputs = dict(zip(NAMES, case(3, batch=2), strict=True))
+    tensor = inputs[name]
+    axis = 2 if (name, axis) == ("x", 1) else min(axis, tensor.ndim - 1)  # any length is right
+    shape = list(tensor.shape)
+    shape[axis] += change
+    inputs[name] = tensor.new_zeros(shape)
+    shown = rf"lstm needs \w+ of shape .*{name} {re.escape(str(tuple(shape)))}"
+    with pytest.raises(InputError, match=shown):
+        lstm(*inputs.values(), backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_an_empty_sequence_leaves_the_state(backend: str) -> None:
+    x, h, c, *weights = case(3)
+    y, *after = lstm(x[:, :0], h, c, *weights, backend=backend)
+    assert y.shape == (2, 0, 5)
+    torch.testing.assert_close(after, [h, c], rtol=0, atol=0)

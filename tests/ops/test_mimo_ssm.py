@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateline.ops import OPS, mimo_ssm, mimo_ssm_chunk, mimo_ssm_step
+from stateline.ops import mimo_ssm, mimo_ssm_chunk, mimo_ssm_step
 
-BACKENDS = list(OPS["mimo_ssm"])
+BACKENDS = ["torch", "reference"]
 FASTER = [backend for backend in BACKENDS if backend != "reference"]
 LENGTHS = st.sampled_from([1, 2, 7, 15, 16, 17, 32, 37])
 EXACT = {"rtol": 0, "atol": 1e-12}

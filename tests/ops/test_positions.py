@@ -3,7 +3,13 @@ import math
 import pytest
 import torch
 
-from stateline.ops.positions import UNLIMITED, alibi_slopes, hard_alibi_windows, rotate
+from stateline.ops.positions import (
+    UNLIMITED,
+    RopeScaling,
+    alibi_slopes,
+    hard_alibi_windows,
+    rotate,
+)
 
 
 def rotated(x: torch.Tensor, position: int, **options: float) -> torch.Tensor:
@@ -118,3 +124,17 @@ def test_hard_alibi_masks_are_those_of_the_paper() -> None:
 def test_heads_that_are_not_masked_see_everything(masked: int) -> None:
     windows = hard_alibi_windows(4, masked).tolist()
     assert windows == [*range(1, masked + 1), *[UNLIMITED] * (4 - masked)]
+
+
+def test_linear_scaling_moves_positions_together() -> None:
+    x = torch.randn(8, dtype=torch.float64)
+    stretched = rotated(x, 12, dims=8, scaling=RopeScaling("linear", 4.0))
+    torch.testing.assert_close(stretched, rotated(x, 3, dims=8))
+
+
+def test_llama3_scaling_leaves_fast_rotations_and_divides_slow_ones() -> None:
+    """Turns in the original length: 8 (fast), 2.5 (half way between 1 and 4), 0.5 (slow)."""
+    frequency = 2 * math.pi * torch.tensor([8.0, 2.5, 0.5], dtype=torch.float64) / 64
+    scaled = RopeScaling("llama3", 8.0, 1.0, 4.0, 64).scale(frequency)
+    wanted = torch.tensor([1.0, 0.5 + 0.5 / 8, 1 / 8], dtype=torch.float64)
+    torch.testing.assert_close(scaled / frequency, wanted)

@@ -6,9 +6,11 @@ What kind a case is of stands in the description, never in where it lies.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import pytest
@@ -17,17 +19,16 @@ from torch import Tensor
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
-COVERED: set[str] = set()
-"""Kinds that some test covers."""
+COVERED_BY: dict[str, set[ModuleType]] = {}
+"""Kinds of vectors, and the test modules that cover them."""
 
 NOT_YET: dict[str, str] = {
     "block_recurrent_transformer": (
         "a variant by others, with shared keys, rotary positions and gates of its own, that is not "
         "the paper's model; the official layers are covered: block_recurrent_layer"
     ),
-    "pretrained_prompts": "prompts for published models: there is no probe of those yet",
 }
-"""Kinds that no test covers yet, each with the reason. Whoever covers one takes its line out."""
+"""Kinds that no test covers yet, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,15 @@ class Case:
         )
 
 
-def covers(*kinds: str) -> Callable[[Test], Test]:
-    """Run a test on every case of these kinds, as its argument ``case``."""
-    COVERED.update(kinds)
-    return lambda test: pytest.mark.parity(*kinds)(test)
+def covers(*kinds: str, where: Callable[[Case], object] = bool) -> Callable[[Test], Test]:
+    """Run a test on every case of these kinds for which ``where`` holds, as argument ``case``."""
+
+    def mark(test: Test) -> Test:
+        for kind in kinds:
+            COVERED_BY.setdefault(kind, set()).add(sys.modules[test.__module__])
+        return pytest.mark.parity(*kinds, where=where)(test)
+
+    return mark
 
 
 def find_cases(folder: Path) -> list[Case]:

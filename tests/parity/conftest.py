@@ -16,7 +16,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None:
         return
     folder: Path = metafunc.config.getoption("--vectors")
-    cases = [case for case in find_cases(folder) if case.kind in marker.args]
+    found = (case for case in find_cases(folder) if case.kind in marker.args)
+    cases = [case for case in found if marker.kwargs["where"](case)]
     if cases:
         metafunc.parametrize("case", cases, ids=lambda case: case.name)
     else:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from stateline.layers import GSS, Residual
-from stateline.layers.long_conv import ImplicitFilters
+from stateline.layers.mixers.long_conv import ImplicitFilters
 from stateline.models.convert.gss import gss_weights
 from stateline.models.convert.long_conv import implicit_filter_weights
 from tests.parity.cases import Case, covers

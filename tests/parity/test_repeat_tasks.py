@@ -9,7 +9,7 @@ import torch
 
 from stateline.evaluate import token_losses
 from stateline.tasks import IGNORE, Copying, DuplicateNgram, NgramLookup
-from stateline.tasks.strings import StringTask
+from stateline.tasks.synthetic.strings import StringTask
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import learning_rate_share
 from tests.parity.cases import Case, covers

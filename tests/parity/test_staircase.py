@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.layers import AnyLayer, Branch, SlidingAttention
-from stateline.layers.cached_staircase import CachedStaircaseState
 from stateline.layers.compose import Chain
-from stateline.layers.feedback import FeedbackState
-from stateline.layers.staircase import StaircaseState
+from stateline.layers.wrappers.cached_staircase import CachedStaircaseState
+from stateline.layers.wrappers.feedback import FeedbackState
+from stateline.layers.wrappers.staircase import StaircaseState
 from stateline.models.convert.transformer_sequential import (
     load_transformer_sequential,
     transformer_sequential_weights,

@@ -2,8 +2,10 @@
 
 import pytest
 
-from stateline.reports import merge
 from stateline.reports.html import page as page_of
+from tests.reports.typed import merge, typed
+
+pytestmark = pytest.mark.slow
 
 SIZES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 
@@ -130,7 +132,7 @@ def test_only_one_column_is_said_to_sort(browser, page):
 def test_what_is_missing_comes_last_both_ways(browser, make, tmp_path, clicks):
     results = make.results()
     del results["runs"][0]
-    (tmp_path / "report.html").write_text(page_of(results))
+    (tmp_path / "report.html").write_text(page_of(typed(results)))
     show(browser, tmp_path / "report.html")
     for _ in range(clicks):
         browser.click(f"{HEADING.format(2)}.firstChild")
@@ -147,7 +149,7 @@ def test_models_sort_by_name(browser, page):
 
 def test_without_scripts_the_page_is_complete(browser, page):
     show(browser, page)
-    text = "document.body.innerText.replace(/A click on a heading sorts./, '').replace(/\\s/g, '')"
+    text = "document.body.innerText.replace(/Click a heading to sort./, '').replace(/\\s/g, '')"
     scripted = browser.ask(text)
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:

@@ -8,8 +8,7 @@ import PIL.ImageChops
 import pytest
 
 from stateline.errors import InputError
-from stateline.reports import write_report
-from stateline.reports.html import page as page_of
+from tests.reports.typed import write_report
 
 
 def written(results, folder):
@@ -21,6 +20,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(make, tmp_path):
     written(make.results(), tmp_path / "a")
     with matplotlib.rc_context({"axes.labelsize": 30, "lines.dash_capstyle": "round"}):
@@ -29,30 +29,27 @@ def test_the_same_results_give_the_same_bytes(make, tmp_path):
     assert len(contents(tmp_path / "a")) == 1 + 2 * 10
 
 
+@pytest.mark.slow
 def test_settings_of_matplotlib_are_left_as_they_were(make, tmp_path):
     before = [(name, matplotlib.rcParams[name]) for name in matplotlib.rcParams]
     written(make.results(), tmp_path)
     assert [(name, matplotlib.rcParams[name]) for name in matplotlib.rcParams] == before
 
 
+def test_nothing_is_written_if_the_plots_cannot_be(make, tmp_path):
+    (tmp_path / "plots").write_text("")
+    with pytest.raises(InputError, match=r"cannot write .*/plots/plot.svg: Not a directory"):
+        write_report(make.results(), tmp_path / "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["plots"]
+
+
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_report_and_nothing_else(make, tmp_path, full_disk):
     written(make.results(), tmp_path)
     old = contents(tmp_path)
     with full_disk(1000), pytest.raises(InputError, match=r"cannot write .*report.html: File too"):
         write_report(make.results(command="other"), tmp_path / "report.html")
     assert contents(tmp_path) == old
-
-
-def test_a_plot_that_finds_no_room_is_a_mistake_of_one_line(make, tmp_path, full_disk):
-    room = len(page_of(make.results()).encode())
-    large = make.results(speed=[], tasks=[make.task()])
-    large["runs"] = [run for run in large["runs"] if run["task"] == large["tasks"][0]["spec"]]
-    (tmp_path / "plots").write_text("")
-    with (
-        full_disk(room),
-        pytest.raises(InputError, match=r"cannot write .*plots/copying-by-length"),
-    ):
-        write_report(large, tmp_path / "report.html")
 
 
 def test_every_plot_lies_beside_the_page_as_png_and_svg(make, tmp_path):
@@ -62,7 +59,7 @@ def test_every_plot_lies_beside_the_page_as_png_and_svg(make, tmp_path):
     assert len(names) == 2 * len(shown)
     assert {name.partition(".")[2] for name in names} == {"png", "svg"}
     assert {"copying-by-length.png", "text-while-training.svg", "cost-state-size.svg"} <= names
-    assert "10 plots of this page lie in the folder <code>plots</code> beside it" in page
+    assert "10 plots of this page are in the folder <code>plots</code> next to it" in page
 
 
 def test_a_plot_for_a_paper_is_sharp_on_white_and_in_real_colours(make, tmp_path):

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from stateline.reports.html import page as page_of
+from tests.reports.typed import page_of
 
 VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
 
@@ -84,11 +84,11 @@ def test_every_plot_says_what_it_shows(page):
     titles = [label.split(":")[0] for label in Page(page).plots]
     assert titles[3:] == [
         "String accuracy by length",
-        "String accuracy while training",
-        "Loss while training",
+        "String accuracy during training",
+        "Loss during training",
         "Bits per byte by length",
-        "Bits per byte while training",
-        "Loss while training",
+        "Bits per byte during training",
+        "Loss during training",
         "State size",
         "Decoding speed",
         "Training speed",
@@ -134,7 +134,7 @@ def test_unfinished_results_still_make_a_report(make, tmp_path):
     for runs in (results["runs"][:1], []):
         page = page_of(results | {"runs": runs, "speed": []})
         assert "This comparison has not finished" in page
-        assert "No run on this task is there yet." in page
+        assert "No run on this task has finished yet." in page
         assert "<h2>Cost</h2>" not in page
 
 

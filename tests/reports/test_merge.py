@@ -3,11 +3,12 @@ from pathlib import Path
 import pytest
 
 from stateline.errors import InputError
-from stateline.reports import folder_names, merge
+from stateline.reports import folder_names
 from stateline.reports.format import DASH
 from stateline.reports.html import page
 from stateline.reports.records import runs_of
 from stateline.reports.sentences import headline, unfinished
+from tests.reports.typed import merge
 
 SCORES = {"10": 1.0, "20": 0.9, "40": 0.5}
 
@@ -23,15 +24,15 @@ def one(make, model="h3*2", *, task=None, d_model=64, seed=0, **changes):
 
 def test_different_models_on_one_task_stand_side_by_side(make):
     both = merge({"a": one(make, "h3*2"), "b": one(make, "lstm*2")})
-    assert both["models"] == ["h3*2", "lstm*2"]
-    (task,) = both["tasks"]
-    assert [len(runs_of(both, model, task)) for model in both["models"]] == [1, 1]
+    assert both.models == ["h3*2", "lstm*2"]
+    (task,) = both.tasks
+    assert [len(runs_of(both, model, task)) for model in both.models] == [1, 1]
 
 
 def test_a_task_is_the_same_however_its_keywords_are_spelled(make):
     a = one(make, task=make.task(spec="copying(max_len=10,batch_size=2)"))
     b = one(make, "lstm", task=make.task(spec="copying(max_len=10, batch_size=2)"))
-    assert len(merge({"a": a, "b": b})["tasks"]) == 1
+    assert len(merge({"a": a, "b": b}).tasks) == 1
 
 
 def test_a_task_on_other_data_is_another_task_and_says_so(make):
@@ -39,8 +40,8 @@ def test_a_task_on_other_data_is_another_task_and_says_so(make):
     b = one(make, "lstm", task=make.text_task(data={"sha256": "bbbbbbbbbb"}))
     both = merge({"a": a, "b": b})
     specs = ["text(path=books) · data aaaaaaaa", "text(path=books) · data bbbbbbbb"]
-    assert [task["spec"] for task in both["tasks"]] == specs
-    assert [run["task"] for run in both["runs"]] == specs
+    assert [task.spec for task in both.tasks] == specs
+    assert [run.task for run in both.runs] == specs
 
 
 @pytest.mark.parametrize(
@@ -63,13 +64,13 @@ def test_a_task_that_was_scored_otherwise_is_refused(make, changes):
 
 def test_models_of_one_pattern_are_told_apart_by_their_width(make):
     both = merge({"a": one(make), "b": one(make, d_model=128)})
-    assert both["models"] == ["h3*2 · d_model 64", "h3*2 · d_model 128"]
-    assert [run["model"] for run in both["runs"]] == both["models"]
+    assert both.models == ["h3*2 · d_model 64", "h3*2 · d_model 128"]
+    assert [run.model for run in both.runs] == both.models
 
 
 def test_models_of_one_width_are_told_apart_by_their_folder(make):
     three = merge({"a": one(make), "b": one(make, d_model=128), "c": one(make)})
-    assert three["models"] == ["h3*2 · a", "h3*2 · d_model 128", "h3*2 · c"]
+    assert three.models == ["h3*2 · a", "h3*2 · d_model 128", "h3*2 · c"]
 
 
 def test_a_width_that_depends_on_the_task_is_a_range(make):
@@ -77,19 +78,19 @@ def test_a_width_that_depends_on_the_task_is_a_range(make):
     a["tasks"].append(make.text_task())
     a["runs"].append(make.run("h3*2", a["tasks"][1], {"256": 2.5, "1024": 2.0}, d_model=80))
     both = merge({"a": a, "b": one(make)})
-    assert both["models"] == [f"h3*2 · d_model 64{DASH}80", "h3*2 · d_model 64"]
+    assert both.models == [f"h3*2 · d_model 64{DASH}80", "h3*2 · d_model 64"]
 
 
 def test_models_without_a_run_are_told_apart_by_their_folder(make):
     empty = make.results(tasks=[make.task()], models=["h3*2"], runs=[], speed=[])
-    assert merge({"a": one(make), "b": empty})["models"] == ["h3*2 · d_model 64", "h3*2 · b"]
+    assert merge({"a": one(make), "b": empty}).models == ["h3*2 · d_model 64", "h3*2 · b"]
 
 
 def test_runs_that_differ_only_in_the_seed_are_one_model(make):
     three = {f"s{seed}": one(make, seed=seed, seconds=3.0 + seed) for seed in range(3)}
     both = merge(three)
-    assert both["models"] == ["h3*2"]
-    assert [run["seed"] for run in both["runs"]] == [0, 1, 2]
+    assert both.models == ["h3*2"]
+    assert [run.seed for run in both.runs] == [0, 1, 2]
     assert headline(both) == "1 model trained with up to 3 seeds on 1 task: Copying."
 
 
@@ -98,12 +99,12 @@ def test_runs_that_differ_only_in_the_seed_are_one_model(make):
     [
         {"parameters": 100},
         {"training": {"steps": 1000, "lr": 0.002, "seed": 1}},
-        {"something_new": 1},
+        {"parameters_wanted": 100},
     ],
 )
 def test_runs_that_differ_in_more_than_the_seed_stay_apart(make, changes):
     both = merge({"a": one(make), "b": one(make, seed=1, **changes)})
-    assert both["models"] == ["h3*2 · a", "h3*2 · b"]
+    assert both.models == ["h3*2 · a", "h3*2 · b"]
 
 
 def test_the_seeds_of_a_comparison_stay_together_beside_another(make):
@@ -111,14 +112,14 @@ def test_the_seeds_of_a_comparison_stay_together_beside_another(make):
     runs = [make.run("h3*2", task, SCORES, seed=seed) for seed in range(3)]
     seeds = make.results(tasks=[task], models=["h3*2"], runs=runs, speed=[])
     both = merge({"a": seeds, "b": one(make, d_model=128)})
-    assert [len(runs_of(both, model, both["tasks"][0])) for model in both["models"]] == [3, 1]
+    assert [len(runs_of(both, model, both.tasks[0])) for model in both.models] == [3, 1]
 
 
 def test_speeds_go_with_their_model(make):
     a = one(make) | {"speed": [make.speed("h3*2", state_bytes={"256": 1})]}
     b = one(make, d_model=128) | {"speed": [make.speed("h3*2", state_bytes={"256": 2})]}
     both = merge({"a": a, "b": b})
-    told = [(entry["model"], entry["state_bytes"]["256"]) for entry in both["speed"]]
+    told = [(entry.model, entry.state_bytes[256]) for entry in both.speed]
     assert told == [("h3*2 · d_model 64", 1), ("h3*2 · d_model 128", 2)]
 
 
@@ -145,9 +146,15 @@ def test_what_has_not_finished_is_named(make):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "2 models matched in parameters, trained alike with"),
-        ({"parameters_wanted": 130_000}, "2 models of different sizes, trained alike with"),
-        ({"training": {"lr": 1}}, "2 models matched in parameters, trained in different ways with"),
+        ({}, "2 models matched in parameters, trained with the same settings and"),
+        (
+            {"parameters_wanted": 130_000},
+            "2 models of different sizes, trained with the same settings and",
+        ),
+        (
+            {"training": {"lr": 1}},
+            "2 models matched in parameters, trained with different settings and",
+        ),
     ],
 )
 def test_only_what_was_alike_is_called_alike(make, changes, said):

@@ -4,6 +4,7 @@ from matplotlib.figure import Figure
 
 from stateline.reports import plots
 from stateline.reports.figures import keyword_figures
+from tests.reports.typed import typed, with_task
 
 
 def test_a_position_counts_where_every_seed_has_it(make):
@@ -11,7 +12,8 @@ def test_a_position_counts_where_every_seed_has_it(make):
     runs = [make.run("h3", task, make.scores["bits_per_byte"], seed=seed) for seed in range(3)]
     runs[0]["by_position"] = {"1024": 2.0, "64": 3.0, "128": 2.5}
     runs[1]["by_position"] = {"64": None, "1024": 2.2}
-    losses = plots.positions(make.results(runs=runs), "h3", task)
+    results, record = with_task(make.results(models=["h3"], runs=runs), task)
+    losses = plots.positions(results, "h3", record)
     assert list(losses) == [64, 1024]
     assert losses[1024] == [2.0, 2.2]
     assert losses[64][0] == 3.0
@@ -24,7 +26,7 @@ def test_a_step_stands_once_on_its_axis(make):
         run["curve"] = [{"step": step, "loss": 1.0, "metric": 0.5} for step in (30, 31)]
     figure = Figure()
     axes = figure.subplots()
-    plots.learning_curve(axes, results, results["tasks"][0], "loss")
+    plots.learning_curve(axes, *with_task(results, results["tasks"][0]), "loss")
     figure.draw_without_rendering()
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert len(set(labels)) == len(labels)
@@ -35,8 +37,8 @@ def test_a_single_point_is_no_curve(make):
     results = make.results()
     for run in results["runs"]:
         run["curve"] = [{"step": 30, "loss": 1.0, "metric": 0.5}]
-    task = results["tasks"][0]
-    assert plots.curves(results, results["models"][0], task, "loss") == []
+    typed_results, task = with_task(results, results["tasks"][0])
+    assert plots.curves(typed_results, results["models"][0], task, "loss") == []
 
 
 def duplicates(make, *numbers):
@@ -46,7 +48,7 @@ def duplicates(make, *numbers):
         make.run("h3", task, {"10": 1 - n / 10, "20": 0.0, "40": 0.0})
         for n, task in zip(numbers, tasks, strict=True)
     ]
-    return make.results(models=["h3"], tasks=tasks, runs=runs)
+    return typed(make.results(models=["h3"], tasks=tasks, runs=runs, speed=[]))
 
 
 def test_tasks_that_differ_in_one_number_are_drawn_against_it(make):
@@ -70,6 +72,7 @@ def test_the_score_by_bits_is_the_median_over_the_seeds(make):
         by_bits = {"0": 0.0, "2": low, "16": 1.0}
         run["capacity"] = {"numbers": 8, "needed": 16, "by_bits": by_bits}
     axes = Figure().subplots()
-    plots.by_bits(axes, make.results(models=["h3"], tasks=[task], runs=runs), task)
+    results = make.results(models=["h3"], tasks=[task], runs=runs, speed=[])
+    plots.by_bits(axes, *with_task(results, task))
     line = axes.lines[0]
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([0, 2, 16], [0.0, 0.2, 1.0])

@@ -1,8 +1,15 @@
 import pytest
 
 from stateline.reports.format import DASH
-from stateline.reports.sentences import headline, unfinished, verdict
-from stateline.reports.summary import cost_table, length_table, main_table, run_table
+from tests.reports.typed import (
+    cost_table,
+    headline,
+    length_table,
+    main_table,
+    run_table,
+    unfinished,
+    verdict,
+)
 
 MODEL = "h3*2"
 
@@ -223,7 +230,7 @@ def test_verdict_without_a_solution_scores_nobody(make):
     results = copying(make, 0.3, beyond=0.9)
     assert verdict(results, results["tasks"][0]) == (
         "No model solved it (string accuracy of at least 0.95 at the training length, 10), "
-        "so none is scored at another length."
+        "so none is scored at other lengths."
     )
 
 
@@ -242,8 +249,8 @@ def test_a_sole_run_that_has_not_finished_says_so(make):
 
 def test_headline_says_what_was_compared(make):
     assert headline(make.results()) == (
-        "3 models matched in parameters, trained alike with 1 seed each on 2 tasks: "
-        "Copying and Text."
+        "3 models matched in parameters, trained with the same settings and 1 seed each "
+        "on 2 tasks: Copying and Text."
     )
 
 
@@ -251,6 +258,6 @@ def test_an_unfinished_comparison_says_how_far_it_came(make):
     results = make.results(finished=False)
     results["runs"] = results["runs"][:4]
     assert unfinished(results) == (
-        "This comparison has not finished: it holds 4 runs, for 4 of 6 pairs of a model and a task."
+        "This comparison has not finished: it has 4 runs, for 4 of 6 pairs of a model and a task."
     )
     assert unfinished(make.results()) == ""

@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from stateline.reports import print_results
 from stateline.reports.format import DASH
+from tests.reports.typed import print_results
 
 
 def printed(results, width=100):
@@ -60,7 +60,7 @@ def test_the_best_is_marked_without_colour(make):
     text = printed(make.results(tasks=[task], runs=runs))
     assert "*0.800" in text
     assert "*0.300" not in text
-    assert "* best of its line." in text
+    assert "* best of its row." in text
 
 
 def test_each_task_says_what_it_tells_and_its_baselines(make):

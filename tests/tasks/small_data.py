@@ -1,4 +1,4 @@
-"""Data sets of a few rows, in the layouts that tasks of classification read."""
+"""Data sets of a few rows, in the layouts that tasks on files read."""
 
 import gzip
 import json
@@ -85,11 +85,22 @@ def sequential_image(folder: Path, name: str = "t10k", count: int = 20) -> Path:
     return folder
 
 
+def signals(folder: Path) -> Path:
+    """Two classes of short signals with two channels, a folder each."""
+    for label in ("calm", "wild"):
+        (folder / label).mkdir(parents=True)
+        for number in range(6):
+            x = np.arange(2.0 * (5 + number)).reshape(-1, 2) * (2 if label == "wild" else 1) % 7
+            np.save(folder / label / f"{number}.npy", x)
+    return folder
+
+
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "byte_text": byte_text,
     "eeg": eeg,
     "listops": listops,
     "sequential_image": sequential_image,
+    "signals": signals,
     "speech_commands": speech_commands,
     "spoken_digits": spoken_digits,
 }

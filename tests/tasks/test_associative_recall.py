@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateline.errors import InputError
-from stateline.tasks import AssociativeRecall, ExampleTask, InductionHead
+from stateline.tasks import AssociativeRecall, ExampleTask, InductionHead, generator
+from stateline.tasks.synthetic.associative_recall import DOT
 
 
 def follows_grammar(example: list[int], vocab_size: int, key_length: int = 1) -> bool:
@@ -156,3 +157,20 @@ def test_a_fixed_number_of_examples_is_gone_through_in_every_epoch(
 def test_examples_must_make_a_batch() -> None:
     with pytest.raises(InputError, match="examples must be at least batch_size=16"):
         AssociativeRecall(examples=15, batch_size=16)
+
+
+def test_absent_keys_are_asked_for_if_allowed_and_answered_by_the_dot() -> None:
+    task = AssociativeRecall(length=6, batch_size=400, allow_dot=True)
+    rows = torch.cat([task.draw(generator(0, "test"), 400, 6)]).tolist()
+    absent = [row for row in rows if row[-2] not in row[0:6:2]]
+    assert {row[-1] for row in absent} == {DOT}
+    assert all(row[-1] == row[2 * row[0:6:2].index(row[-2]) + 1] for row in rows if row[-1] != DOT)
+    expected = (3 / 4) ** 3  # that none of three draws is the key, of four, that is asked for
+    assert len(absent) / 400 == pytest.approx(
+        expected, abs=4 * (expected * (1 - expected) / 400) ** 0.5
+    )
+
+
+def test_by_default_only_keys_that_are_present_are_asked_for() -> None:
+    rows = AssociativeRecall(length=6).draw(generator(0, "test"), 400, 6).tolist()
+    assert all(row[-2] in row[0:6:2] and row[-1] != DOT for row in rows)

@@ -25,7 +25,7 @@ def make(name: str, folder: Path, **keywords: object) -> ClassificationTask:
     return task
 
 
-@pytest.fixture(params=sorted(WRITERS))
+@pytest.fixture(params=sorted(WRITERS.keys() - {"signals"}))
 def task(request: pytest.FixtureRequest, tmp_path: Path) -> ClassificationTask:
     return make(request.param, tmp_path)
 
@@ -82,7 +82,7 @@ def test_its_model_has_its_input_and_its_classes(task: ClassificationTask) -> No
 
 
 def test_pooling_is_refused_where_nothing_is_classified() -> None:
-    with pytest.raises(InputError, match="pooling is for tasks that classify whole sequences"):
+    with pytest.raises(InputError, match="pooling is for tasks with one target per sequence"):
         make_task("copying").model_config("s4d", {"pooling": "mean"})
 
 
@@ -100,7 +100,7 @@ def test_a_folder_of_something_else_is_described(name: str, tmp_path: Path) -> N
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="must find batch_size=99 rows or more to train on"):
+    with pytest.raises(InputError, match="needs at least batch_size=99 rows to train on"):
         make("listops", tmp_path, batch_size=99)
 
 
@@ -121,7 +121,9 @@ def test_a_frame_holds_so_many_numbers_in_their_order(tmp_path: Path) -> None:
 
 
 def test_a_frame_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="frame must be at least 1 number at a position, got 0"):
+    with pytest.raises(
+        InputError, match="frame must be at least 1 number at a position, got frame=0"
+    ):
         make("spoken_digits", tmp_path, frame=0)
 
 

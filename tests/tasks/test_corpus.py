@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stateline.data.token_text import TokenText
 from stateline.errors import InputError
 from stateline.tasks import IGNORE, ConsecutiveBatch
-from stateline.tasks.corpus import TextTask
+from stateline.tasks.text.corpus import TextTask
 
 
 class Numbered(TextTask):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from stateline.errors import InputError
 from stateline.tasks import IGNORE, Batch, FlipFlop
-from stateline.tasks.flip_flop import PASS, READ, WRITE
+from stateline.tasks.synthetic.flip_flop import PASS, READ, WRITE
 
 
 def check(batch: Batch) -> None:

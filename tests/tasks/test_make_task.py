@@ -48,3 +48,21 @@ def test_a_negative_seed_is_refused() -> None:
 
 def test_every_task_says_what_its_scores_tell() -> None:
     assert all(issubclass(task, Task) and task.about.endswith(".") for task in TASKS.values())
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("copying(longest=1000000000000000)", "longest of copying must be at most 1,000,000,000"),
+        (
+            "copying(longest=900000000)",
+            "may have up to 268,435,456 positions, got .* rows of length",
+        ),
+        ("flip_flop(batch_size=900000000)", "may have up to 268,435,456 positions"),
+        ("associative_recall(key_length=900000000)", "65536 keys at most"),
+        ("copying(longest=1e15)", "wants longest to be int"),
+    ],
+)
+def test_what_would_fill_the_memory_is_refused_at_once(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_task(spec)

@@ -5,7 +5,7 @@ import torch
 
 from stateline.errors import InputError
 from stateline.tasks import RandomWalk
-from stateline.tasks.random_walk import FORWARD, LEFT, RESET, RIGHT
+from stateline.tasks.synthetic.random_walk import FORWARD, LEFT, RESET, RIGHT
 
 
 def walked(actions: list[int], grid: int) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stateline.tasks import IGNORE, Algorithm, ConsecutiveBatch, Episode, RandomWalk, StreamTask
-from stateline.tasks.stream import SEGMENTS
+from stateline.tasks.synthetic.stream import SEGMENTS
 
 END = Algorithm().words.index("END")
 

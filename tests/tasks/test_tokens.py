@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from stateline.data import Recipe, write_corpus
+from stateline.data import CorpusSettings, write_corpus
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.models.config import ModelConfig
@@ -29,7 +29,7 @@ def write(folder: Path, count: int = 30, words: int = 60) -> Path:
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Tokens]:
     """Makes the task on thirty documents in characters of one to three bytes."""
-    recipe = Recipe("character", held_out=0.2, shard_tokens=1000)
+    recipe = CorpusSettings("character", held_out=0.2, shard_tokens=1000)
     write_corpus([write(tmp_path / "source")], tmp_path / "out", recipe, workers=1)
     return lambda **keywords: Tokens(path=str(tmp_path / "out"), **keywords)
 
@@ -92,7 +92,7 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_per_token(
 def test_the_baselines_are_those_of_the_text_task(tmp_path: Path) -> None:
     contents = random.Random(0).choices("the quick brown", k=5000)
     (tmp_path / "text").write_text("".join(contents))
-    write_corpus([tmp_path / "text"], tmp_path / "out", Recipe("character"), workers=1)
+    write_corpus([tmp_path / "text"], tmp_path / "out", CorpusSettings("character"), workers=1)
     texts = Text(path=str(tmp_path / "text")), Tokens(path=str(tmp_path / "out"))
     assert texts[0].baselines() == texts[1].baselines()
 
@@ -153,7 +153,9 @@ def test_an_unknown_way_to_join_is_refused(make: Callable[..., Tokens]) -> None:
 
 
 def test_a_corpus_without_held_out_documents_is_refused(tmp_path: Path) -> None:
-    write_corpus([write(tmp_path / "source")], tmp_path / "out", Recipe(held_out=0.0), workers=1)
+    write_corpus(
+        [write(tmp_path / "source")], tmp_path / "out", CorpusSettings(held_out=0.0), workers=1
+    )
     with pytest.raises(InputError, match="it has train: make it with --held_out above 0"):
         Tokens(path=str(tmp_path / "out"))
 

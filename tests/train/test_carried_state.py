@@ -10,11 +10,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.layers.compose import recompute
+from stateline.layers.compose import checkpoint_activations
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Copying, Text
-from stateline.train import loop
+from stateline.train import update
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train
 
@@ -176,7 +176,7 @@ def test_recomputed_activations_give_the_same_weights(text: Text) -> None:
 def test_recomputing_keeps_less(text: Text) -> None:
     def kept(recomputes: bool) -> int:
         model, sizes = build("h3*4", 64), list[int]()
-        recompute(model.stack, recomputes)
+        checkpoint_activations(model.stack, recomputes)
 
         def count(tensor: Tensor) -> Tensor:
             sizes.append(tensor.numel())
@@ -194,7 +194,7 @@ def test_bfloat16_leaves_weights_and_states_in_float32(
     monkeypatch: pytest.MonkeyPatch, text: Text, pattern: str
 ) -> None:
     states: list[Any] = []
-    monkeypatch.setattr(loop, "detach", lambda state: states.append(state) or cut(state))
+    monkeypatch.setattr(update, "detach", lambda state: states.append(state) or cut(state))
     model = build(pattern)
     train(model, text, carried(steps=3, precision="bfloat16"))
     tensors = [*model.parameters(), *pytree.tree_leaves(states)]
@@ -222,7 +222,7 @@ def test_what_cannot_be_carried_is_refused(
 
 
 def test_generated_tasks_do_not_go_on() -> None:
-    with pytest.raises(InputError, match="carry_state needs a task that goes on"):
+    with pytest.raises(InputError, match="carry_state needs a task whose batches continue"):
         train(build("h3"), Copying(), carried())
 
 

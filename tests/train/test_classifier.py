@@ -91,7 +91,7 @@ def test_segments_do_not_change_a_loss(task: ClassificationTask) -> None:
 
 
 def test_nothing_is_carried_from_row_to_row(task: ClassificationTask) -> None:
-    with pytest.raises(InputError, match="carry_state needs a task that goes on"):
+    with pytest.raises(InputError, match="carry_state needs a task whose batches continue"):
         train(new_model(task), task, dataclasses.replace(CONFIG, carry_state=True))
 
 
@@ -100,9 +100,9 @@ def test_classifiers_are_compared_and_kept(tmp_path: Path) -> None:
     spec = task_on("listops", tmp_path)
     comparison = Comparison(["s4d", "lstm"], [spec], d_model=8, steps=2)
     results = compare(comparison, tmp_path / "out", command="")
-    (length,) = results["tasks"][0]["eval_lengths"]
-    for run in results["runs"]:
-        assert 0 <= run["by_length"][str(length)]["accuracy"] <= 1
-    assert {entry["model"] for entry in results["speed"]} == {"s4d", "lstm"}
+    (length,) = results.tasks[0].eval_lengths
+    for run in results.runs:
+        assert 0 <= (run.by_length[length]["accuracy"] or 0) <= 1
+    assert {entry.model for entry in results.speed} == {"s4d", "lstm"}
     folders = sorted((tmp_path / "out" / "runs").iterdir())
     assert {load_classifier(folder).config.n_classes for folder in folders} == {10}

@@ -56,6 +56,7 @@ def learned(folder: Path) -> list[tuple[int, float, float]]:
     return [(line["step"], line["loss"], line["lr"]) for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_killed_twenty_times_ends_with_the_same_bits(tmp_path: Path) -> None:
     script = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path)]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
@@ -121,7 +122,7 @@ def test_lines_after_the_checkpoint_are_taken_back(text: Text, tmp_path: Path) -
     [
         ({"lr": 0.5}, r"step-00000004 is of a run with another lr \(0.001 then, 0.5 now\)"),
         ({"steps": 9}, r"of a run with another steps \(8 then, 9 now\)"),
-        ({"of": model("h3")}, "is damaged: its weights are those of another model"),
+        ({"of": model("h3")}, "is damaged: its weights have .*, which the model does not have"),
     ],
 )
 def test_another_run_does_not_go_on(
@@ -151,7 +152,7 @@ def test_a_line_of_metrics_that_is_none_is_named(text: Text, tmp_path: Path) -> 
     run(text, tmp_path, until=4)
     lines = (tmp_path / METRICS).read_text().splitlines()
     (tmp_path / METRICS).write_text("\n".join(["{", *lines[1:]]))
-    with pytest.raises(InputError, match=r"line 1 of .*metrics.jsonl is no line of metrics"):
+    with pytest.raises(InputError, match=r"line 1 of .*metrics.jsonl is not a line of metrics"):
         run(text, tmp_path)
 
 
@@ -208,6 +209,6 @@ def test_a_run_that_diverges_names_its_last_good_checkpoint(text: Text, tmp_path
 
 
 def test_weights_that_are_no_numbers_are_not_kept(text: Text, tmp_path: Path) -> None:
-    with pytest.raises(TrainingDiverged, match="a weight became infinite or no number at step 1"):
+    with pytest.raises(TrainingDiverged, match=r"a weight or its moments became .* at step 1"):
         run(text, tmp_path, lr=1e38, weight_decay=10.0, save_every=1)
     assert not checkpoint.found(tmp_path)

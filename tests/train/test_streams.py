@@ -102,7 +102,7 @@ def saved(folder: Path) -> dict[str, Tensor]:
 def test_a_run_that_was_stopped_ends_with_the_same_bits(
     make: Any, reset: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateline.tasks.stream.SEGMENTS", 5)
+    monkeypatch.setattr("stateline.tasks.synthetic.stream.SEGMENTS", 5)
     settings = {"accumulate": 2, "lr": 1e-2}  # 12 batches, in which two epochs end
     task = make(reset)
     run(task, model(task), folder=tmp_path / "whole", **settings)

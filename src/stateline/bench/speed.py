@@ -1,53 +1,64 @@
-"""How fast a model trains and decodes on one core of this machine.
+"""How fast a model trains and decodes on its device; on the CPU, on one thread.
 
-One thread: more of them wait for each other longer than they work as soon as anything else runs.
+One thread, because several wait for each other more than they work once anything else runs.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
+from stateline.bench.timing import use_threads, waiter
+from stateline.generate.session import PREFILL_CHUNK
 from stateline.layers.derived import Memory, remembering
-from stateline.models.make import AnyModel
+from stateline.models.factory import AnyModel
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import make_optimizer
 
 SECONDS = 0.7
-"""Time to spend on one figure, beyond the first call and at least three more."""
+"""Time to spend on one measurement, after the first call; at least three calls are timed."""
 
 TOKENS_PER_BATCH = 4096
-"""Tokens of a training step that is timed, whatever their arrangement."""
+"""Tokens of a timed training step, for any sequence length."""
 
 DECODE_STEPS = 32
-"""Tokens decoded between two looks at the clock; each time from a copy of the same state."""
+"""Tokens decoded between two readings of the clock, each time from a copy of the same state."""
 
 
-def train_tokens_per_second(model: AnyModel, length: int) -> float:
+def train_tokens_per_second(
+    model: AnyModel, length: int, *, precision: Literal["float32", "bfloat16"] = "float32"
+) -> float:
     """Median speed of a training step: forward, backward, update.
 
     Args:
-        model: Its weights are changed.
-        length: Tokens in a row; a batch has as many rows as make 4,096 tokens, at least one.
+        model: The model; its weights are changed.
+        length: Tokens in a sequence; a batch has as many as make 4,096 tokens, at least one.
+        precision: Precision of matrix products, as in training.
     """
     batch_size = max(1, TOKENS_PER_BATCH // length)
-    tokens = model.example_input(batch_size, length)
-    targets = torch.randint(model.config.n_outputs, (batch_size, length))
+    inputs = model.example_input(batch_size, length)
+    device = inputs.device
+    targets = torch.randint(model.config.n_outputs, (batch_size, length), device=device)
     optimizer = make_optimizer(model, TrainConfig())
+    lower: AbstractContextManager[object] = nullcontext()
+    if precision == "bfloat16":
+        lower = torch.autocast(device.type, torch.bfloat16)
     model.train()
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+        with lower:
+            logits = model(inputs)
+        F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()).backward()
         optimizer.step()
 
-    with _one_thread():
-        return targets.numel() / _median_seconds(step)
+    with use_threads(1):
+        return targets.numel() / _median_seconds(step, device)
 
 
 @torch.inference_mode()
@@ -56,13 +67,13 @@ def decode_tokens_per_second(model: AnyModel, context: int) -> float:
 
     Args:
         model: The model.
-        context: Tokens that the state has seen before.
+        context: Tokens already in the state.
     """
     model.eval()
     token = model.example_input(1, 1)[:, 0]
     state: Any = model.init_state(1, capacity=DECODE_STEPS)
-    for piece in model.example_input(1, context).split(1024, dim=1):
-        _, state = model.forward_chunk(piece, state)
+    for chunk in model.example_input(1, context).split(PREFILL_CHUNK, dim=1):
+        _, state = model.forward_chunk(chunk, state)
 
     memory: Memory = {}
 
@@ -72,26 +83,19 @@ def decode_tokens_per_second(model: AnyModel, context: int) -> float:
             for _ in range(DECODE_STEPS):
                 model.step_(token, donated)
 
-    with _one_thread():
-        return DECODE_STEPS / _median_seconds(decode)
+    with use_threads(1):
+        return DECODE_STEPS / _median_seconds(decode, token.device)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _median_seconds(run: Callable[[], None]) -> float:
-    """Median time of a call, after one that is not counted."""
+def _median_seconds(run: Callable[[], None], device: torch.device) -> float:
+    """Median time of a call until its work on the device is done; the first call is not timed."""
+    wait = waiter(device)
     run()
+    wait()
     times: list[float] = []
     while len(times) < 3 or sum(times) < SECONDS:
         started = time.perf_counter()
         run()
+        wait()
         times.append(time.perf_counter() - started)
     return statistics.median(times)

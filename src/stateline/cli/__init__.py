@@ -1,78 +1,36 @@
 """The command line: ``stateline COMMAND ...``.
 
-``COMMANDS`` is the table of contents. A command is a module with ``add_arguments(parser)``, which
-must not import PyTorch, so that ``--help`` answers at once, and ``run(arguments, parser)``.
+``COMMANDS`` is the table of contents. A command is a module with ``add_arguments(parser)`` and
+``run(arguments, parser)``. Neither the module nor ``add_arguments`` may import PyTorch, so that
+``--help`` answers at once.
 """
 
-import difflib
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
-from jsonargparse import ArgumentParser
-
+from stateline.cli.parser import Parser, add_import_option, take_imports
 from stateline.errors import InputError, unknown_name
+from stateline.plugins import import_code
 
 COMMANDS: Mapping[str, str] = {
     "compare": "train architectures at the same size, score them, time them, write a report",
-    "data": "turn text into tokens on disk, to train on",
+    "data": "turn text into a corpus of tokens on disk",
     "train": "train one architecture on one task",
     "generate": "continue a prompt with a trained model",
-    "evaluate": "score a trained model on texts of any length",
-    "report": "show the results of several runs side by side, and write their report",
-    "info": "parameters, operations and state of an architecture, before it is built",
-    "capacity": "bits of a state, what it could copy, how many bits a trained model needs",
-    "check": "check the law of sequence layers",
+    "evaluate": "score a trained model on texts of any length, or on evaluation tasks",
+    "probe": "measure what models retrieve from their context, by its length",
+    "report": "show the results of several runs side by side and write a report",
+    "info": "parameters, operations and state size of an architecture, without building it",
+    "convert": "read a published model, and write it in our format or the official one",
+    "export": "write a trained model as a folder of Hugging Face transformers",
+    "capacity": "size of a state in bits, and how many of them a trained model needs",
+    "check": "check that a layer computes the same in every mode",
+    "bench": "measure speed and memory of ops, layers, training and decoding",
 }
 
-_USAGE = "usage: stateline [--help] [--version] COMMAND ..."
-
-_WRONG_VALUE = re.compile(
-    r'Parser key "(?P<key>[^"]+)": (?:Does not validate .* Subtypes: |Expected an? )'
-    r"(?P<kinds>.*?)(?: Errors: .* Given value:|\. Got value:) (?P<value>.*)"
-)
-
-_UNKNOWN_OPTION = re.compile(
-    r"(?:unrecognized arguments: --|Option '|Group '(?P<group>[\w.]+)' does not accept option ')"
-    r"(?P<name>[\w.]+)"
-)
-
-
-class Parser(ArgumentParser):
-    """Arguments of one command; what cannot be parsed is one line."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
-        """Say what is wrong, and leave with exit code 2."""
-        line = " ".join(message.split())
-        raise InputError(_wrong_value(line) or self._unknown_option(line) or line)
-
-    def _unknown_option(self, line: str) -> str:
-        """An option that there is not, with the nearest that there is."""
-        found = _UNKNOWN_OPTION.match(line)
-        if found is None:
-            return ""
-        name = ".".join(filter(None, [found["group"], found["name"]]))
-        known = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-        nearest = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        return f"unknown option {name!r}: {hint}{self.prog} --help lists all"
-
-
-def _wrong_value(line: str) -> str:
-    """A value that does not fit its option, in our words; nothing if the parser says else.
-
-    Example:
-        >>> _wrong_value('''Parser key "d": Expected a <class 'int'>. Got value: x''')
-        "d must be int, got 'x'"
-    """
-    found = _WRONG_VALUE.fullmatch(line)
-    if found is None:
-        return ""
-    names = re.findall(r"(?:<class '|Literal\[|, )(?:[\w.]+\.)?'?(\w+)", found["kinds"])
-    kinds = " or ".join("none" if name == "NoneType" else name for name in names)
-    return f"{found['key']} must be {kinds}, got {found['value']!r}"
+_USAGE = "usage: stateline [--help] [--version] [--import FILE_OR_MODULE] COMMAND ..."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,27 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
-    except InputError as error:
-        print(f"stateline: error: {error}", file=sys.stderr)
-        return 2
-    except (MemoryError, RuntimeError) as error:
-        if not _wants_memory(error):
-            raise
-        print(
-            "stateline: error: there is not enough memory: lower the width, the length or the "
-            "batch size (stateline train --dry-run shows what is needed)",
-            file=sys.stderr,
-        )
-        return 2
     except KeyboardInterrupt:
-        print("\nstateline: interrupted; what was finished is kept", file=sys.stderr)
+        print("\nstateline: interrupted; finished work is kept", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # whoever read our output has gone
         sys.stderr.close()
         return 0
+    except Exception as error:
+        message = _message(error)
+        if not message:
+            raise
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        print(f"stateline: error: {line}", file=sys.stderr)
+        return 2
 
 
 def _dispatch(arguments: list[str]) -> int:
+    arguments, specs = take_imports(arguments)
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
         print(_help())
@@ -119,26 +73,48 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
+    for spec in specs:
+        import_code(spec)
     command: Any = import_module(f"stateline.cli.{name}")
     parser = Parser(prog=f"stateline {name}", description=command.__doc__, print_config=None)
+    add_import_option(parser)
     command.add_arguments(parser)
     return command.run([_underscored(argument) for argument in arguments[1:]], parser)
 
 
-def _wants_memory(error: Exception) -> bool:
-    """Whether memory ran out, which PyTorch says in words."""
+def _message(error: Exception) -> str:
+    """What the user can do about an error; empty for a bug, which shows its traceback."""
     text = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in text or "t allocate memory" in text
+    if isinstance(error, InputError):
+        return text
+    if isinstance(error, MemoryError) or "out of memory" in text or "t allocate memory" in text:
+        return (
+            "there is not enough memory: lower the width, the length or the batch size "
+            "(stateline train --dry-run shows what is needed)"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
+    if isinstance(error, RecursionError):
+        return "something given is nested too deep: use fewer levels"
+    if isinstance(error, OverflowError):
+        return f"a number is too large: {text}"
+    if isinstance(error, UnicodeError):
+        return f"some text cannot be encoded or decoded: {text}"
+    if isinstance(error, ValueError) and "null" in text:
+        return "a path must not contain a NUL character"
+    if isinstance(error, ValueError) and "integer string conversion" in text:
+        return "a number has too many digits"
+    return ""
 
 
 def _underscored(argument: str) -> str:
-    """An option with dashes in its name, as ``--save-state``, is the one with underscores."""
+    """The option with underscores in its name: ``--save_state`` for ``--save-state``."""
     name, equals, value = argument.partition("=")
     name = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
     return name + equals + value
 
 
 def _help() -> str:
-    lines = [_USAGE, "", "Sequence models of any mix: compare, train, run.", ""]
+    lines = [_USAGE, "", "Compare, train and run sequence models of mixed layers.", ""]
     lines += [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
-    return "\n".join([*lines, "", "stateline COMMAND --help tells more."])
+    return "\n".join([*lines, "", "stateline COMMAND --help shows the options."])

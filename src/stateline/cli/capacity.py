@@ -1,17 +1,21 @@
-"""Show what an architecture can hold: bits of its state, strings it could copy, bits it needs.
+"""Show how much a state can hold: its bits, the strings it could copy, the bits a model needs.
 
-MODEL is a pattern, or the folder of a trained run, whose state is then rounded to ever fewer bits
-(or blurred by noise) to see how many it needs.
+MODEL is a pattern, a preset, or the folder of a trained run. The state of a trained run is rounded
+to fewer and fewer bits (or noise is added) to measure how many it needs.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser
 
+from stateline.cli.info import given_settings, resolve
+from stateline.devices import add_device_option, add_dtype_option
 from stateline.models.config import ModelConfig
 
 if TYPE_CHECKING:
+    import torch
     from rich.table import Table
 
     from stateline.layers.base import AnyLayer
@@ -20,48 +24,49 @@ if TYPE_CHECKING:
 
 LENGTHS = (16, 64, 256, 1024, 4096, 16384, 65536)
 
-OF_A_RUN = ("task", "length", "batches", "noise")
+RUN_OPTIONS = ("task", "length", "batches", "noise")
+"""Options for the folder of a trained run."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the arguments."""
     option = parser.add_argument
-    option("model", type=str, help="layers, as in h3*2, or the folder of a trained run")
-    option("--n_letters", type=int, default=26, help="letters that strings are made of")
-    option("--task", type=str | None, default=None, help="of a run: the task to measure on")
-    option("--length", type=int | None, default=None, help="of a run: where; default as trained")
-    option("--batches", type=int | None, default=None, help="of a run: per score; 4 by default")
-    option("--noise", type=bool | None, default=None, help="of a run: add noise, do not round")
+    option("model", type=str, help="layers, as in h3*2, a preset, or the folder of a trained run")
+    option("--n_letters", type=int, default=26, help="size of the alphabet of the strings")
+    option(
+        "--task", type=str | None, default=None, help="task to measure a run on; default its own"
+    )
+    option(
+        "--length", type=int | None, default=None, help="length to measure at; default as trained"
+    )
+    option("--batches", type=int | None, default=None, help="batches per score; 4 by default")
+    option("--noise", type=bool | None, default=None, help="add noise instead of rounding")
+    add_device_option(parser)
+    add_dtype_option(parser)
     parser.add_class_arguments(ModelConfig, skip={"pattern", "vocab_size", "layers"})
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Print the tables."""
-    given = parser.parse_args(arguments).as_dict()
-    own = {name: given.pop(name) for name in ("model", "n_letters", *OF_A_RUN)}
+    options = parser.parse_args(arguments).as_dict()
 
-    from pathlib import Path
-
-    import torch
     from rich.console import Console
 
+    from stateline.devices import resolve_device, resolve_dtype
     from stateline.errors import InputError
-    from stateline.generate import load_run
-    from stateline.models.language_model import LanguageModel
 
-    if own["n_letters"] < 2:
-        raise InputError(f"n_letters must be at least 2, got {own['n_letters']}")
-    if Path(own["model"]).is_dir():
-        model, task = load_run(own["model"])[0], _task(own["model"], own["task"])
-        measured = [_measured(model, task, own)] if task else []
+    if options["n_letters"] < 2:
+        raise InputError(f"n_letters must be at least 2, got {options['n_letters']}")
+    device, dtype = resolve_device(options["device"]), resolve_dtype(options["dtype"])
+    if os.path.isdir(options["model"]):
+        model, measured = _trained(options, device, dtype)
     else:
-        _check_pattern(own)
-        config = ModelConfig(own["model"], vocab_size=own["n_letters"] + 4, **given)
-        with torch.device("meta"):
-            model, measured = LanguageModel(config), []
+        _check_pattern(options)
+        given = given_settings(arguments, parser, options)
+        model, measured = _untrained(options, given, dtype), []
     console = Console()
-    console.print(f"{model.config.pattern}  d_model {model.d_model}")
-    for table, verdict in [*_bound(model, own["n_letters"]), *measured]:
+    console.print(f"{model.config.pattern}  d_model {model.d_model}", markup=False)
+    for table, verdict in [*_bound(model, options["n_letters"]), *measured]:
         console.print()
         console.print(table)
         if verdict:
@@ -69,34 +74,61 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     return 0
 
 
-def _check_pattern(own: dict[str, Any]) -> None:
-    """Raise InputError if what was given is for a trained run, or may be the name of one."""
+def _trained(
+    options: Mapping[str, Any], device: "torch.device", dtype: "torch.dtype | None"
+) -> tuple["LanguageModel", list[tuple["Table", str]]]:
+    from pathlib import Path
+
+    from stateline.generate import load_run
+    from stateline.runs.folder import check_imports
+
+    check_imports(Path(options["model"]))
+    model = load_run(options["model"])[0].to(device=device, dtype=dtype)
+    task = _task(options["model"], options["task"])
+    return model, [_measured(model, task, options)] if task else []
+
+
+def _untrained(
+    options: Mapping[str, Any], given: Mapping[str, Any], dtype: "torch.dtype | None"
+) -> "LanguageModel":
+    from stateline.models.factory import meta_model
+    from stateline.models.language_model import LanguageModel
+
+    vocab_size = options["n_letters"] + 4  # the letters and the marks of the copying task
+    model = meta_model(resolve(options["model"], {**given, "vocab_size": vocab_size}))
+    assert isinstance(model, LanguageModel)
+    return model if dtype is None else model.to(dtype)
+
+
+def _check_pattern(options: Mapping[str, Any]) -> None:
+    """Raise InputError if options for a run were given, or MODEL looks like a missing folder."""
     from stateline.errors import InputError
 
-    if "/" in own["model"]:
-        raise InputError(f"MODEL must be a pattern or a folder that is there, got {own['model']!r}")
-    if given := [f"--{name}" for name in OF_A_RUN if own[name] is not None]:
+    if "/" in options["model"]:
+        raise InputError(f"MODEL must be a pattern or an existing folder, got {options['model']!r}")
+    if given := [f"--{name}" for name in RUN_OPTIONS if options[name] is not None]:
         raise InputError(
-            f"{', '.join(given)} can be given for the folder of a trained run alone, not for the "
-            f"pattern {own['model']!r}, which has learned nothing to be measured"
+            f"{', '.join(given)} can be given only for the folder of a trained run, not for the "
+            f"pattern {options['model']!r}"
         )
 
 
 def _task(folder: str, named: str | None) -> "Task | None":
-    """The task to measure a run on: the one that is named, or else its own, if it is decoded."""
+    """The named task, or else that of the run if it is answered by decoding."""
     from pathlib import Path
 
-    from stateline.compare.run import stored
+    from stateline.capacity import answered_by_decoding
     from stateline.errors import InputError
     from stateline.generate.runs import find_model
-    from stateline.tasks import GeneratedTask, make_task
+    from stateline.runs import read_run
+    from stateline.tasks import make_task
 
-    record = stored(Path(folder)) or stored(find_model(folder)) or {}
-    spec = named or record.get("task")
+    record = read_run(Path(folder)) or read_run(find_model(folder))
+    spec = named or (record.task if record else None)
     if spec is None:
-        raise InputError(f"{folder} does not tell what it was trained on: name a task with --task")
-    task = make_task(spec, seed=record.get("seed", 0))
-    return task if named or isinstance(task, GeneratedTask) else None
+        raise InputError(f"{folder} does not record its task: name a task with --task")
+    task = make_task(spec, seed=record.seed if record else 0)
+    return task if named or answered_by_decoding(task) else None
 
 
 def _table(*headings: str) -> "Table":
@@ -109,7 +141,7 @@ def _table(*headings: str) -> "Table":
 
 
 def _bound(model: "LanguageModel", n_letters: int) -> list[tuple["Table", str]]:
-    """Bits of the state after BOS, a string and SEP, layer by layer; and what they bound."""
+    """Tables of the bits of each layer's state after BOS, a string and SEP, and of the bound."""
     import math
 
     from stateline.capacity import copy_error, longest_copy, state_bits
@@ -125,25 +157,24 @@ def _bound(model: "LanguageModel", n_letters: int) -> list[tuple["Table", str]]:
     for name, part in {**parts, "   all": model}.items():
         bits.add_row(name, *(size(part, n) for n in LENGTHS))
 
-    bound = _table(f"letters, of {n_letters}", *(f"{length:,}" for length in LENGTHS))
+    bound = _table(f"strings of {n_letters} letters", *(f"{length:,}" for length in LENGTHS))
     bound.add_row("bits of a string", *(short_number(n * math.log2(n_letters)) for n in LENGTHS))
     errors = [copy_error(model, n, n_letters) for n in LENGTHS]
     bound.add_row("copying fails in at least", *(f"{error:.3g}" for error in errors))
 
     longest = longest_copy(model, n_letters)
-    if longest is None:
-        return [
-            (bits, ""),
-            (bound, "The state grows as fast as the string: no length is too long."),
-        ]
-    return [
-        (bits, ""),
-        (bound, f"At most {longest:,} letters fit: not all longer strings can be copied."),
-    ]
+    verdict = (
+        "The state grows as fast as the string: the bound excludes no length."
+        if longest is None
+        else f"Longest string that always fits: {longest:,} letters."
+    )
+    return [(bits, ""), (bound, verdict)]
 
 
-def _measured(model: "LanguageModel", task: "Task", own: dict[str, Any]) -> tuple["Table", str]:
-    """How many bits of its state a trained model needs."""
+def _measured(
+    model: "LanguageModel", task: "Task", options: Mapping[str, Any]
+) -> tuple["Table", str]:
+    """Table of scores by bits per state entry of a trained model, and what follows."""
     import math
 
     from stateline.capacity import measure
@@ -155,24 +186,27 @@ def _measured(model: "LanguageModel", task: "Task", own: dict[str, Any]) -> tupl
             f"the task has {task.vocab_size} tokens and the model {model.config.vocab_size}: "
             "name the task that it was trained on"
         )
-    length = task.train_length if own["length"] is None else own["length"]
-    batches = 4 if own["batches"] is None else own["batches"]
-    found = measure(model, task, length, batches=batches, noise=bool(own["noise"]))
-    heading = f"{words(task.metric)} at {length}" + (", with noise" if own["noise"] else "")
-    table = _table("bits of a number", "bits of state", heading)
+    length = task.train_length if options["length"] is None else options["length"]
+    batches = 4 if options["batches"] is None else options["batches"]
+    noise = bool(options["noise"])
+    found = measure(model, task, length, batches=batches, noise=noise)
+    heading = f"{words(task.metric)} at {length}" + (", with noise" if noise else "")
+    table = _table("bits per entry", "bits of state", heading)
 
     def total(bits: int) -> str:
-        through = math.log2(2**bits + 1) if own["noise"] else bits  # see blur_state
-        return short_number(through * found.numbers)
+        remaining = math.log2(2**bits + 1) if noise else bits  # see blur_state
+        return short_number(remaining * found.numbers)
 
     for bits, score in found.by_bits.items():
         table.add_row(str(bits), total(bits), f"{score:.3f}")
-    table.add_row("as it is", "", f"{found.whole:.3f}")
+    table.add_row("exact state", "", f"{found.whole:.3f}")
     if found.needed is None:
-        return table, "Even the most bits are too few."
-    if own["noise"]:
-        return table, f"Noise is borne that lets no more than {total(found.needed)} bits through."
+        return table, "No number of bits tried suffices."
+    if noise:
+        return table, f"The score survives noise that leaves at most {total(found.needed)} bits."
     if found.needed == 0:
-        return table, "Without a single bit the score is the same: the state is of no use."
+        return table, "The score is the same without the state: the model does not use it."
     each = count(found.needed, "bit")
-    return table, f"{each} of each of {found.numbers:,} numbers do: {total(found.needed)} bits."
+    suffice = "suffices" if found.needed == 1 else "suffice"
+    needed = f"{total(found.needed)} bits in {found.numbers:,} entries"
+    return table, f"{each} per state entry {suffice}: {needed}."

@@ -1,7 +1,7 @@
-"""Turn text into tokens on disk, which the task "tokens" trains on.
+"""Turn text into a corpus of tokens on disk, for training with the task "tokens".
 
-Stopped and started again, it goes on where it stopped; the result is the same, whatever the number
-of workers.
+Run the command again after an interruption to continue. The result does not depend on the number of
+workers.
 """
 
 import time
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
-from stateline.data import Progress, Recipe
+from stateline.data import Corpus, CorpusSettings, Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SECONDS_BETWEEN_LINES = 5.0
-"""Where there is no terminal, at least so long between two lines."""
+"""Shortest time between two lines of progress if the output is not a terminal."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,20 +26,23 @@ def add_arguments(parser: ArgumentParser) -> None:
         "sources",
         nargs="+",
         type=str,
-        help="files, folders, JSON lines (*.jsonl), folders of Dataset.save_to_disk",
+        help="files, folders, JSON lines (*.jsonl), folders written by Dataset.save_to_disk",
     )
     parser.add_argument("--out", type=str, required=True, help="folder for the corpus")
     parser.add_argument(
-        "--workers", type=int | None, default=None, help="processes; by default one per core"
+        "--workers",
+        type=int | None,
+        default=None,
+        help="number of processes; by default one per core",
     )
-    parser.add_class_arguments(Recipe)
+    parser.add_class_arguments(CorpusSettings)
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
-    """Write the corpus, and say what is in it."""
+    """Write the corpus, and print a summary."""
     given = parser.parse_args(arguments).as_dict()
     sources, out, workers = (given.pop(name) for name in ("sources", "out", "workers"))
-    recipe = Recipe(**given)
+    settings = CorpusSettings(**given)
 
     from rich.console import Console
 
@@ -47,21 +50,30 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with _shown(console) as show:
-        corpus = write_corpus(sources, out, recipe, workers=workers, progress=show)
+        corpus = write_corpus(sources, out, settings, workers=workers, progress=show)
     for name, split in corpus.splits.items():
         n_tokens, n_bytes = len(split.text), int(split.bytes.sum())
         console.print(
             f"{name}: {len(split.names):,} documents, {n_tokens:,} tokens, {n_bytes:,} bytes, "
             f"{n_bytes / max(n_tokens, 1):.3f} bytes per token"
         )
-    console.print(f"vocabulary {corpus.tokenizer.vocab_size:,}, newlines: {recipe.newlines}")
+    console.print(f"vocabulary {corpus.tokenizer.vocab_size:,}, newlines: {settings.newlines}")
+    if settings.splits is None:
+        console.print(_held_out(corpus, settings.held_out))
     console.print(f'the corpus is in {out}: stateline train h3 --task "tokens(path={out})"')
     return 0
 
 
+def _held_out(corpus: Corpus, wanted: float) -> str:
+    """The share that is held out, which differs from the wanted one if documents are few."""
+    sizes = {name: int(split.bytes.sum()) for name, split in corpus.splits.items()}
+    share = sizes.get("held_out", 0) / max(sum(sizes.values()), 1)
+    return f"held out: {share:.1%} of the bytes (wanted {wanted:.1%}; whole documents, by hash)"
+
+
 @contextmanager
 def _shown(console: "Console") -> Iterator[Callable[[Progress], None]]:
-    """Give a function that shows progress: a bar in a terminal, lines elsewhere."""
+    """Yield a function that shows progress: as a bar in a terminal, as lines elsewhere."""
     if not console.is_terminal:
         yield _Lines(console)
         return
@@ -76,7 +88,7 @@ def _shown(console: "Console") -> Iterator[Callable[[Progress], None]]:
 
 
 class _Lines:
-    """A line at the beginning and now and then."""
+    """Prints a line at the beginning, at the end, and every few seconds."""
 
     def __init__(self, console: "Console") -> None:
         self.console, self.last = console, float("-inf")

@@ -1,7 +1,8 @@
-"""Score a model on text files of any length: perplexity, bits per byte, loss by position.
+"""Score a model on text files of any length, or on evaluation tasks with --tasks.
 
-The state is carried through each file where it does not grow. Where it does, the file is read in
-windows of 2,048 tokens that overlap by half, unless told.
+If the model's state does not grow, it is carried through each file. If it grows, the file is read
+in overlapping windows, by default of 2,048 tokens with a stride of half a window. Tasks are run by
+lm-evaluation-harness from local files.
 """
 
 import json
@@ -10,44 +11,65 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from stateline.devices import add_device_option, add_dtype_option
+from stateline.errors import InputError
+
 if TYPE_CHECKING:
     from stateline.evaluate import TextScore
+    from stateline.evaluate.harness import Metric
     from stateline.models.language_model import LanguageModel
 
 WINDOW = 2048
-"""Tokens in a window, where nothing is said and the state cannot be carried."""
+"""Default window in tokens, if the state cannot be carried."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the arguments."""
     option = parser.add_argument
     option("run", type=str, help="folder of a trained model, a run or a checkpoint")
-    option("files", nargs="+", type=str, help="texts in UTF-8; each is read from its beginning")
-    option("--chunk", type=int, default=1024, help="tokens read at a time with carried state")
+    option("files", nargs="*", type=str, help="texts in UTF-8; each is read from its beginning")
+    option("--chunk", type=int, default=1024, help="tokens read at a time if state is carried")
     option("--window", type=int | None, default=None, help="tokens in a window; 0 carries state")
-    option("--stride", type=int | None, default=None, help="from window to window; default half")
+    option("--stride", type=int | None, default=None, help="tokens between windows; default half")
+    option("--tasks", nargs="+", type=str, default=[], help="tasks, as boolq rte lambada")
+    option("--data", type=str | None, default=None, help="folder with the files of tasks")
+    option("--tasks_path", type=str | None, default=None, help="folder with your tasks in YAML")
+    option("--shots", type=int, default=0, help="solved examples before each question")
+    option("--limit", type=int | None, default=None, help="use only so many examples of a task")
+    option("--batch_size", type=int, default=8, help="contexts of a task that are read together")
     option("--out", type=str | None, default=None, help="JSON file for the scores")
+    add_device_option(parser)
+    add_dtype_option(parser)
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
-    """Print the scores of each file and of all."""
+    """Print the scores of each file and of all files, or those of each task."""
     given = parser.parse_args(arguments)
+    if bool(given.files) == bool(given.tasks):
+        raise InputError("give either text files or --tasks to score the model on")
+    return _run_tasks(given) if given.tasks else _run_files(given)
 
+
+def _run_files(given: Namespace) -> int:
     from functools import reduce
     from operator import add
     from pathlib import Path
 
+    from stateline.devices import resolve_device, resolve_dtype
     from stateline.evaluate import score_file
     from stateline.files import check_writable, write_text
     from stateline.generate import load_run
+    from stateline.runs.folder import check_imports
 
+    check_imports(Path(given.run))
     if given.out is not None:
         check_writable(Path(given.out))
-    model, tokenizer = load_run(given.run)
+    device, dtype = resolve_device(given.device), resolve_dtype(given.dtype)
+    model, tokenizer = load_run(given.run, device=device, dtype=dtype)
     way = {"chunk": given.chunk, "window": _window(given, model), "stride": given.stride}
     scores = {path: score_file(model, tokenizer, path, **way) for path in given.files}
     if way["window"] is None:
-        print(f"read in chunks of {given.chunk:,} tokens, the state carried\n")
+        print(f"read in chunks of {given.chunk:,} tokens, with carried state\n")
     else:
         print(f"read in windows of {way['window']:,} tokens, each from an empty state\n")
     total = reduce(add, scores.values())
@@ -57,6 +79,44 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         record = {"run": given.run, **way, "all": _as_json(total), "files": files}
         write_text(Path(given.out), json.dumps(record, indent=2) + "\n")
     return 0
+
+
+def _run_tasks(given: Namespace) -> int:
+    from pathlib import Path
+
+    from stateline.devices import resolve_device, resolve_dtype
+    from stateline.evaluate.harness import check_installed, run_suite
+    from stateline.files import check_writable, write_text
+    from stateline.generate import load_run
+
+    check_installed()
+    if given.out is not None:
+        check_writable(Path(given.out))
+    device, dtype = resolve_device(given.device), resolve_dtype(given.dtype)
+    model, tokenizer = load_run(given.run, device=device, dtype=dtype)
+    names = ("data", "tasks_path", "shots", "limit", "batch_size")
+    settings = {name: given[name] for name in names}
+    metrics = run_suite(model, tokenizer, given.tasks, **settings)
+    _print_metrics(metrics)
+    if given.out is not None:
+        scores = [metric._asdict() for metric in metrics]
+        record = {"run": given.run, "tasks": given.tasks, **settings, "scores": scores}
+        write_text(Path(given.out), json.dumps(record, indent=2) + "\n")
+    return 0
+
+
+def _print_metrics(metrics: Sequence["Metric"]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("task", "metric", "score", "standard error", "examples"):
+        table.add_column(heading, justify="left" if heading in ("task", "metric") else "right")
+    for metric in metrics:
+        stderr = "" if metric.stderr is None else f"{metric.stderr:.4f}"
+        score = f"{metric.value:.4f}" if metric.value < 1e6 else f"{metric.value:.4g}"
+        table.add_row(metric.task, metric.name, score, stderr, f"{metric.examples:,}")
+    Console().print(table)
 
 
 def _window(given: Namespace, model: "LanguageModel") -> int | None:

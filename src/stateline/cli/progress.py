@@ -1,4 +1,4 @@
-"""How a run shows that it moves: bars in a terminal, lines elsewhere."""
+"""Showing the progress of runs: bars in a terminal, lines elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,21 +8,26 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from stateline.compare import Job, News, Results
+from stateline.compare.news import News
+from stateline.models.pattern import parse_pattern
+from stateline.reports.format import words
+from stateline.runs.job import Job
+from stateline.runs.results import RunRecord
+from stateline.tasks import TASKS
 from stateline.train.metrics import Metrics
 from stateline.train.tensorboard import open_board
 
 SECONDS_BETWEEN_LINES = 5.0
-"""Where there is no terminal, at least so long between two lines about one run."""
+"""Shortest time between two lines about one run, where the output is not a terminal."""
 
 
-def describe(metrics: Metrics) -> str:
-    """One line of metrics for people."""
-    score = "" if metrics.metric is None else f"  score {metrics.metric:.3f}"
+def describe(metrics: Metrics, score_name: str) -> str:
+    """Metrics as one readable line; the loss is in nats per target."""
+    score = "" if metrics.metric is None else f"  {score_name} {metrics.metric:.3f}"
     minutes, seconds = divmod(round(metrics.seconds_left), 60)
     speed = f"{metrics.tokens_per_second:,.0f} tokens/s"
     return (
-        f"{metrics.step:>5}/{metrics.steps}  loss {metrics.loss:.3f}{score}  {speed}  "
+        f"{metrics.step:>5}/{metrics.steps}  loss {metrics.loss:.3f} nats{score}  {speed}  "
         f"{minutes}:{seconds:02} left"
     )
 
@@ -31,12 +36,12 @@ def describe(metrics: Metrics) -> str:
 def print_metrics(
     job: Job, folder: Path, *, quiet: bool = False
 ) -> Iterator[Callable[[Metrics], None]]:
-    """Give a function that shows the metrics of one run, also to TensorBoard where it is installed.
+    """A function that shows the metrics of one run, and logs them to TensorBoard if installed.
 
     Args:
         job: The run.
-        folder: Where TensorBoard's files go.
-        quiet: Show nothing.
+        folder: Folder for TensorBoard's files.
+        quiet: Show and log nothing.
     """
     if quiet:
         yield lambda _: None
@@ -52,7 +57,7 @@ def print_metrics(
 
 @contextmanager
 def show_news(console: Console) -> Iterator[News]:
-    """Give an observer of a comparison that shows what it is told."""
+    """An observer that shows the progress of a comparison."""
     if not console.is_terminal:
         yield _Lines(console)
         return
@@ -67,7 +72,7 @@ def show_news(console: Console) -> Iterator[News]:
 
 
 class _Bars(News):
-    """One bar for all runs, one for each that is under way."""
+    """One bar for all runs, and one for each that is under way."""
 
     def __init__(self, progress: Progress) -> None:
         self.bars, self.of_job = progress, dict[Job, TaskID]()
@@ -75,23 +80,29 @@ class _Bars(News):
     def planned(self, jobs: Sequence[Job], done: int) -> None:
         self.all = self.bars.add_task("all runs", total=len(jobs), completed=done, state="")
 
+    def starting(self, workers: int) -> None:
+        self.bars.update(self.all, state=_starting(workers))
+
     def progress(self, job: Job, metrics: Metrics) -> None:
         if job not in self.of_job:
+            self.bars.update(self.all, state="")
             self.of_job[job] = self.bars.add_task(_name(job), total=metrics.steps, state="")
-        self.bars.update(self.of_job[job], completed=metrics.step, state=describe(metrics))
+        self.bars.update(
+            self.of_job[job], completed=metrics.step, state=describe(metrics, _score_name(job))
+        )
 
-    def finished(self, job: Job, run: Results) -> None:
+    def finished(self, job: Job, run: RunRecord) -> None:
         if bar := self.of_job.pop(job, None):
             self.bars.remove_task(bar)
         self.bars.console.print(f"{_name(job)}: {_outcome(run)}", highlight=False, markup=False)
         self.bars.advance(self.all)
 
-    def timing(self, pattern: str) -> None:
-        self.bars.update(self.all, state=f"measuring the speed of {pattern}")
+    def timing(self, model: str) -> None:
+        self.bars.update(self.all, state=f"measuring the speed of {model}")
 
 
 class _Lines(News):
-    """A line now and then for each run."""
+    """A line about each run from time to time."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.last = console, dict[Job, float]()
@@ -100,29 +111,41 @@ class _Lines(News):
         self.count, self.done = len(jobs), done
         self._say(f"{len(jobs)} runs" + (f", {done} of them done before" if done else ""))
 
+    def starting(self, workers: int) -> None:
+        self._say(_starting(workers))
+
     def progress(self, job: Job, metrics: Metrics) -> None:
         now = time.monotonic()
         if now - self.last.get(job, float("-inf")) >= SECONDS_BETWEEN_LINES:
             self.last[job] = now
-            self._say(f"  {_name(job)}: {describe(metrics)}")
+            self._say(f"  {_name(job)}: {describe(metrics, _score_name(job))}")
 
-    def finished(self, job: Job, run: Results) -> None:
+    def finished(self, job: Job, run: RunRecord) -> None:
         self.done += 1
         self._say(f"{self.done}/{self.count} {_name(job)}: {_outcome(run)}")
 
-    def timing(self, pattern: str) -> None:
-        self._say(f"measuring the speed of {pattern}")
+    def timing(self, model: str) -> None:
+        self._say(f"measuring the speed of {model}")
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def _starting(workers: int) -> str:
+    return f"starting {workers} worker{'s' if workers > 1 else ''}"
+
+
 def _name(job: Job) -> str:
     seed = f" seed {job.training.seed}" if job.training.seed else ""
-    return f"{job.task} | {job.model.pattern}{seed}"
+    return f"{job.task} | {job.label}{seed}"
 
 
-def _outcome(run: Results) -> str:
-    first = next(iter(run["by_length"].items()))
-    scores = ", ".join(f"{k} {v:.3f}" for k, v in first[1].items() if v is not None)
-    return f"{scores or 'no score'} at {first[0]} ({run['steps']} steps, {run['stopped']})"
+def _score_name(job: Job) -> str:
+    """The metric of a job's task in words: ``"bits per byte"``."""
+    return words(TASKS[parse_pattern(job.task)[0].name].metric)
+
+
+def _outcome(run: RunRecord) -> str:
+    length, own = next(iter(run.by_length.items()))
+    scores = ", ".join(f"{name} {value:.3f}" for name, value in own.items() if value is not None)
+    return f"{scores or 'no score'} at {length} ({run.steps} steps, {run.stopped})"

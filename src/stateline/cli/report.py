@@ -1,7 +1,8 @@
-"""Show the results of comparisons and training runs, side by side: one table and one report.
+"""Show the results of comparisons and training runs side by side: one table and one report.
 
-Tasks on the same data are joined, models of the same pattern told apart. The report is one page
-that needs nothing beside itself; its plots lie as PNG and SVG in the folder plots beside it.
+Results of the same task on the same data are joined; models of the same pattern from different
+runs keep separate names. The report is one self-contained HTML file; its plots are also written as
+PNG and SVG into the folder plots next to it.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,8 @@ OUT = "runs/report"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.add_argument(
-        "runs", nargs="+", type=str, help="folders that compare or train wrote, with results.json"
-    )
+    """Add the options of the command."""
+    parser.add_argument("runs", nargs="+", type=str, help="folders written by compare or train")
     parser.add_argument(
         "--out",
         type=str | None,

@@ -1,38 +1,51 @@
-"""Train one architecture on one task, and keep the model, the metrics and what was run.
+"""Train one architecture on one task, and keep the model, its metrics and its result.
 
-RECIPE is a YAML file with the options below, a pattern, or the name of a published model, such as
-h3-125m. Options given override it. Under ``torchrun``, the processes share the rows of each batch.
+RECIPE is a YAML file with the options below, a pattern, the name of a published model, such as
+h3-125m, or the folder of a model whose training is to go on (as with --init). Options on the
+command line override it. Under ``torchrun``, processes share each batch.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT, SIGTERM, signal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser
 
+from stateline.cli.recipe import initial_config, read_recipe
+from stateline.cli.record import command_line
+from stateline.devices import add_device_option
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.presets import find_preset
+from stateline.runs.folder import check_imports
 from stateline.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from stateline.compare import Job, Results
+    from stateline.runs.costs import TrainingCosts
+    from stateline.runs.job import Job
+    from stateline.runs.results import RunRecord
+    from stateline.tasks import Task
 
-NOT_OF_THE_RECIPE = ("recipe", "resume", "dry_run", "print_config", "device")
+NOT_OF_THE_RECIPE = ("recipe", "resume", "dry_run", "print_config", "device", "import")
 CONFIG = "config.yaml"
 OF_OTHERS = ("results.json", "config.json", "index.json")
-"""In a folder without that file: of a comparison, of a model, of a corpus."""
+"""Files of a comparison, a model and a corpus: a folder that has one but no recipe is no run."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the arguments."""
+    """Add the options of the command."""
     parser.add_argument(
-        "recipe", type=str, help='a YAML file, or layers, for example "attention h3*2", or a preset'
+        "recipe", type=str, help='a YAML file, a pattern such as "attention h3*2", or a preset'
     )
-    parser.add_argument("--pattern", type=str | None, default=None, help="layers, in a recipe")
+    parser.add_argument("--pattern", type=str | None, default=None, help="in place of the recipe's")
+    parser.add_argument(
+        "--init",
+        type=str | None,
+        default=None,
+        help="folder of a model, ours or published, whose layers and weights the run starts from",
+    )
     parser.add_argument("--task", type=str, default="text", help='for example "text(path=books)"')
     parser.add_argument("--out", type=str, default="runs/train", help="folder for the run")
     parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size"})
@@ -40,11 +53,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--model.pooling",
         type=Literal["mean", "last"] | None,
         default=None,
-        help="what a classifier answers from; by default the mean of all positions",
+        help="what a classifier pools; by default the mean of all positions",
     )
     parser.add_class_arguments(TrainConfig, "train")
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the newest checkpoint in the folder"
+        "--resume", action="store_true", help="continue from the newest checkpoint in the folder"
     )
     parser.add_argument(
         "--dry_run", action="store_true", help="show size, operations and memory; train nothing"
@@ -52,89 +65,109 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--print_config", action="store_true", help="print the whole recipe; train nothing"
     )
-    parser.add_argument(
-        "--device", type=Literal["auto", "cpu", "cuda"], default="auto", help="where it computes"
-    )
+    add_device_option(parser)
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Train, score, save."""
     given = read_recipe(arguments, parser)
+    if given.resume:
+        check_imports(Path(given.out))
 
-    from stateline.cli.progress import print_metrics
-    from stateline.compare import Job, check_job, record_run, run_job
     from stateline.models.size import count_parameters
+    from stateline.runs.costs import training_costs
+    from stateline.runs.job import Job, check_job
     from stateline.tasks import make_task
-    from stateline.train.processes import join_processes
 
     task = make_task(given.task)
     parser.set_defaults({f"train.{name}": value for name, value in task.training.items()})
     given = read_recipe(arguments, parser)
     resolved = given.clone()
     for name in NOT_OF_THE_RECIPE:
-        resolved.pop(name)
+        resolved.pop(name, None)
     recipe = parser.dump(resolved, skip_validation=True)
     if given.print_config:
         print(recipe, end="")
         return 0
     config = task.model_config(given.pattern, given.model.as_dict())
+    if given.init:
+        config = _as_in_folder(config, initial_config(given.init), given.init)
     training = TrainConfig(**given.train.as_dict())
     data = str(task.describe().get("sha256", ""))
     job = Job(given.task, count_parameters(config), config, training, data)
     check_job(job, task)
     if given.dry_run:
-        _print_costs(job)
+        _print_costs(job, training_costs(job, task))
         return 0
-    folder = Path(given.out)
-    with join_processes(given.device) as processes, _signals() as caught:
+    command = command_line("train", [a for a in arguments if a != "--resume"])
+    options = (given.resume, given.device, given.init)
+    return _train(job, task, Path(given.out), recipe, command, *options)
+
+
+def _as_in_folder(config: ModelConfig, source: ModelConfig, folder: str) -> ModelConfig:
+    """The configuration with the vocabulary of the model that the run starts from.
+
+    Raises:
+        InputError: If that model cannot be trained on the task, or the options change it.
+    """
+    if type(config) is ModelConfig and config.vocab_size > source.vocab_size:
+        raise InputError(
+            f"the task has {config.vocab_size:,} tokens, but the model in {folder} "
+            f"{source.vocab_size:,}: choose a tokenizer with fewer"
+        )
+    if type(config) is not ModelConfig or replace(config, vocab_size=source.vocab_size) != source:
+        raise InputError(
+            f"the run would have another model than that in {folder}: leave out options of the "
+            "model, and choose a task for language models"
+        )
+    return source
+
+
+def _train(
+    job: "Job",
+    task: "Task",
+    folder: Path,
+    recipe: str,
+    command: str,
+    resume: bool,
+    device: str,
+    init: str | None,
+) -> int:
+    """Train in this process and those that torchrun started beside it: the exit code."""
+    from stateline.cli.progress import print_metrics
+    from stateline.runs.store import nothing_half_made, write_single
+    from stateline.runs.train import run_job
+    from stateline.train.processes import join_processes
+
+    with (
+        join_processes(device) as processes,
+        _signals() as caught,
+        nothing_half_made(folder) if processes.main else nullcontext(),
+    ):
         here = processes.environment()
-        processes.on_main(lambda: _enter(folder, recipe, given.resume, here))
+        processes.on_main(lambda: _enter(folder, recipe, resume, here))
         with print_metrics(job, folder, quiet=not processes.main) as show:
             result = run_job(
-                job, folder, show, processes=processes, interrupted=lambda: bool(caught)
+                job,
+                folder,
+                show,
+                task=task if job.training.seed == 0 else None,
+                processes=processes,
+                interrupted=lambda: bool(caught),
+                init=init,
             )
-        interrupted = result["stopped"] == "interrupted"
-        if processes.main and result["stopped"] in ("finished", "solved"):
-            record_run(job, result, folder, command=_command(arguments))
+        if processes.main and result.stopped in ("finished", "solved"):
+            write_single(job, task, result, folder, command)
         if processes.main:
             _print_result(job, result, folder)
-    return 128 + (caught or [SIGTERM])[0] if interrupted else 0
-
-
-def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
-    """What was given: the recipe's settings, under those of the command line."""
-    given = parser.parse_args(arguments)
-    if not given.recipe.endswith((".yaml", ".yml")):
-        if given.pattern is not None:
-            raise InputError("give one pattern: --pattern changes that of a recipe")
-        preset = find_preset(given.recipe)
-        if preset is not None:
-            settings = dataclasses.asdict(preset)
-            del settings["pattern"], settings["vocab_size"]  # which is the task's
-            parser.set_defaults({f"model.{name}": value for name, value in settings.items()})
-            given = parser.parse_args(arguments)
-        given.pattern = given.recipe if preset is None else preset.pattern
-        return given
-    if not Path(given.recipe).is_file():
-        raise InputError(f"no such recipe: {given.recipe}")
-    parser.default_config_files = [given.recipe]
-    try:
-        given = parser.parse_args(arguments)
-    except (ValueError, RecursionError) as error:  # also what is no text, or nested without end
-        raise InputError(f"the recipe {given.recipe}: {error}") from error
-    for section in ("model", "train"):
-        if not isinstance(given[section], Namespace):
-            raise InputError(
-                f"the recipe {given.recipe} must have settings in {section}, got {given[section]!r}"
-            )
-    if given.pattern is None:
-        raise InputError(f"the recipe {given.recipe} names no pattern: add a line such as h3*2")
-    return given
+    return 128 + (caught or [SIGTERM])[0] if result.stopped == "interrupted" else 0
 
 
 def _enter(folder: Path, recipe: str, resume: bool, here: Mapping[str, str | int]) -> None:
-    """Begin a run's folder, or see that one may go on there."""
-    from stateline.files import write_text
+    """Begin a run's folder, or check that its run can continue."""
+    from stateline.files import check_writable, write_text
+    from stateline.runs.folder import RESULTS
+    from stateline.runs.store import prepare_run
     from stateline.train import checkpoint
 
     kept = checkpoint.found(folder)
@@ -143,21 +176,24 @@ def _enter(folder: Path, recipe: str, resume: bool, here: Mapping[str, str | int
         raise InputError(f"{folder} holds something else than a run: choose another with --out")
     if begun and not resume:
         raise InputError(
-            f"{folder} holds a run: add --resume to go on with it, or choose another with --out"
+            f"{folder} holds a run: add --resume to continue it, or choose another with --out"
         )
+    for name in (CONFIG, RESULTS):
+        check_writable(folder / name)
+    prepare_run(folder)
     if not kept:
         write_text(folder / CONFIG, recipe)
         if resume:
-            print(f"nothing to go on from in {folder}: from the beginning")
+            print(f"no checkpoint in {folder}: training from the beginning")
         return
-    print(f"going on from {kept[-1]}")
+    print(f"continuing from {kept[-1]}")
     if changes := checkpoint.other_environment(kept[-1], here):
-        print(f"not to the bit as without a stop: {changes}")
+        print(f"results may differ in the last bits from those of an uninterrupted run: {changes}")
 
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM, so that the run can save and leave; a second SIGINT ends it."""
+    """Collect SIGINT and SIGTERM, so that the run can save and stop; a second SIGINT ends it."""
     caught: list[int] = []
 
     def note(number: int, _: object) -> None:
@@ -173,49 +209,36 @@ def _signals() -> Iterator[list[int]]:
             signal(number, handler)
 
 
-def _print_costs(job: "Job") -> None:
-    from stateline.models.size import meta_model, training_bytes
+def _print_costs(job: "Job", costs: "TrainingCosts") -> None:
     from stateline.reports.format import short_bytes, short_number
-    from stateline.tasks import make_task
 
-    task, training = make_task(job.task), job.training
-    tokens = task.train_batch(0).tokens
-    rows, length = tokens.shape[:2]
-    model = meta_model(job.model)
-    passes = 4 if training.checkpoint_activations else 3  # forward, twice as much backward
-    per_update = passes * model.flops_per_token(length) * rows * length * training.accumulate
-    segment = min(length, training.segment_len or length)
-    memory = training_bytes(model, rows, segment, recompute=training.checkpoint_activations)
+    steps, per_update = job.training.steps, costs.flops_per_update
     print(f"{job.model.pattern} on {job.task}: d_model {job.model.d_model}")
-    print(f"  parameters      {sum(p.numel() for p in model.parameters()):,}")
-    print(f"  an update       {training.accumulate * rows} x {length} tokens")
+    print(f"  parameters      {costs.parameters:,}")
+    print(f"  an update       {costs.rows} x {costs.length} tokens")
     print(
         f"  operations      {short_number(per_update)} an update, "
-        f"{short_number(per_update * training.steps)} in {training.steps:,} updates"
+        f"{short_number(per_update * steps)} in {steps:,} updates"
     )
-    total = short_bytes(sum(memory.values()))
+    total = short_bytes(sum(costs.memory.values()))
     print(f"  memory          {total}, estimated in float32 for one process")
-    for name, size in memory.items():
+    for name, size in costs.memory.items():
         print(f"    {name:<13} {short_bytes(size)}")
-    print(f"  state of a row  {short_bytes(model.state_bytes(length))} after {length} tokens")
+    print(f"  state of a row  {short_bytes(costs.state_bytes)} after {costs.length} tokens")
 
 
-def _print_result(job: "Job", result: "Results", folder: Path) -> None:
-    pattern, steps = job.model.pattern, result["steps"]
-    if result["stopped"] == "interrupted":
-        print(f"{pattern}: stopped and saved after {steps} steps; go on with --resume")
+def _print_result(job: "Job", result: "RunRecord", folder: Path) -> None:
+    pattern = job.model.pattern
+    if result.stopped == "interrupted":
+        print(f"{pattern}: stopped and saved after {result.steps} steps; continue with --resume")
         return
-    if result["stopped"] not in ("finished", "solved"):
-        raise InputError(result["stopped"])
-    print(f"{pattern}: {result['parameters']:,} parameters, {result['stopped']}")
-    for length, scores in result["by_length"].items():
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+    if result.stopped not in ("finished", "solved"):
+        raise InputError(result.stopped)
+    print(f"{pattern}: {result.parameters:,} parameters, {result.stopped}")
+    for length, scores in result.by_length.items():
+        shown = ", ".join(
+            f"{name} {value:.4g}" for name, value in scores.items() if value is not None
+        )
         print(f"  at length {length}: {shown}")
-    writes = type(job.model) is ModelConfig  # and does not classify
-    print(f"the model is in {folder}" + (f": stateline generate {folder}" if writes else ""))
-
-
-def _command(arguments: Sequence[str]) -> str:
-    import shlex
-
-    return shlex.join(["stateline", "train", *(a for a in arguments if a != "--resume")])
+    generates = type(job.model) is ModelConfig  # a classifier does not
+    print(f"the model is in {folder}" + (f": stateline generate {folder}" if generates else ""))

@@ -1,137 +1,110 @@
 """Compare architectures: train each at the same size on each task, score it, then time it."""
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+import multiprocessing
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from stateline.compare.jobs import Comparison, Job, plan
-from stateline.compare.pool import News, train_all
-from stateline.compare.run import Results, check_job, run_job, stored, time_job
+from msgspec.structs import replace
+
+from stateline.compare.comparison import Comparison, make_tasks, plan
+from stateline.compare.news import News
+from stateline.compare.pool import train_here, train_in_workers, worker_devices
+from stateline.devices import resolve_device
 from stateline.errors import InputError
-from stateline.files import write_text
-from stateline.models.pattern import parse_pattern
-from stateline.tasks import CorpusTask, Task, make_task
-from stateline.train.environment import environment
-from stateline.workers import cores
+from stateline.runs.folder import stored_run
+from stateline.runs.job import Job, check_job
+from stateline.runs.results import Results, RunRecord
+from stateline.runs.speed import time_job
+from stateline.runs.store import outline, write_results
+from stateline.tasks import Task
 
-__all__ = [
-    "Comparison",
-    "Job",
-    "News",
-    "Results",
-    "check_job",
-    "compare",
-    "plan",
-    "record_run",
-    "run_job",
-]
-
-FORMAT = "stateline-results-1"
+__all__ = ["Comparison", "Job", "News", "Results", "compare", "plan"]
 
 
 def compare(
     comparison: Comparison,
     folder: Path,
     *,
-    command: str,
+    command: str = "",
     workers: int | None = None,
+    device: str = "auto",
     news: News | None = None,
 ) -> Results:
     """Run a comparison, or what is left of it.
 
-    Each run has its own folder below ``folder / "runs"``; one whose result lies there is not run
-    again. Training runs share the cores, one thread each or more; speed is measured alone and last.
+    Each run has its own folder in ``folder / "runs"``; a run whose result is there is not run
+    again. Workers train several models at a time, each on one thread. Speed is measured at the
+    end, while nothing else runs.
 
     Args:
         comparison: What to compare.
         folder: Where everything is written.
-        command: How a person starts the same comparison, for the record.
-        workers: Training runs at a time; by default one per core.
-        news: Told what happens.
+        command: How to start the same comparison again, for the record.
+        workers: Number of worker processes; 0 trains in this process, one model after the other.
+            By default one per core, or one per GPU.
+        device: Where to train and to measure: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+        news: Is called while the comparison runs.
 
     Returns:
-        The content of ``folder / "results.json"``, which is also brought up to date after each run.
+        The content of ``folder / "results.json"``, which is also updated after each run.
 
     Raises:
-        InputError: If a pattern, task or setting cannot be used (before anything is written), or
-            the folder cannot be written to.
+        InputError: If a pattern, task or setting cannot be used or the device does not exist
+            (before anything is written), or the folder cannot be written to.
     """
-    if workers is not None and workers < 1:
-        raise InputError(f"workers must be at least 1, got {workers}")
-    news = news or News()
-    jobs = plan(comparison)
-    tasks = {spec: make_task(spec) for spec in dict.fromkeys(job.task for job in jobs)}
+    _check_not_in_worker()
+    devices, news = worker_devices(device, workers), news or News()
+    tasks = make_tasks(comparison)
+    jobs = plan(comparison, tasks)
     for job in jobs:
         if job.training.seed == 0:
             check_job(job, tasks[job.task])
-    results = _outline(jobs, command)
-    finished = {job: run for job in jobs if (run := stored(folder / "runs" / job.name))}
-
-    def record() -> None:
-        results["runs"] = [finished[job] for job in jobs if job in finished]
-        _write(folder, results)
-
-    record()  # a folder that cannot be written to shows now
+    results = outline(jobs, tasks, command)
+    earlier = {job: stored_run(folder / "runs" / job.name) for job in jobs}
+    finished = {job: replace(run, model=job.label) for job, run in earlier.items() if run}
+    results = _update(results, folder, jobs, finished)  # an unwritable folder shows now
     news.planned(jobs, len(finished))
     pending = [job for job in jobs if job not in finished]
-    for job, run in train_all(pending, folder, workers or cores(), news):
+    here = resolve_device(device)
+    runs = (
+        train_in_workers(pending, folder, devices, news)
+        if devices
+        else train_here(pending, folder, here, tasks, news)
+    )
+    for job, run in runs:
         finished[job] = run
-        record()
+        results = _update(results, folder, jobs, finished)
         news.finished(job, run)
-    for job in _jobs_to_time(jobs):
-        news.timing(job.model.pattern)
-        results["speed"].append(time_job(job, folder))
-        _write(folder, results)
-    results["finished"] = True
-    _write(folder, results)
+    for job in _jobs_to_time(jobs, tasks):
+        news.timing(job.label)
+        speed = replace(time_job(job, folder, here), model=job.label)
+        results = replace(results, speed=[*results.speed, speed])
+        write_results(folder, results)
+    results = replace(results, finished=True)
+    write_results(folder, results)
     return results
 
 
-def record_run(job: Job, run: Results, folder: Path, *, command: str) -> None:
-    """Write ``results.json`` of a single training run, as a comparison of one."""
-    _write(folder, {**_outline([job], command), "runs": [run], "finished": True})
+def _check_not_in_worker() -> None:
+    """Raise InputError where a worker, as it starts, imports a script that lacks a main guard."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise InputError(
+            "compare() was called while a worker process imported the main script: put the call "
+            'under if __name__ == "__main__":'
+        )
 
 
-def _jobs_to_time(jobs: Sequence[Job]) -> list[Job]:
-    """One job per pattern, of the first task on text if there is one, else of the first task."""
+def _update(
+    results: Results, folder: Path, jobs: Sequence[Job], finished: dict[Job, RunRecord]
+) -> Results:
+    """The results with all finished runs, which are also written."""
+    results = replace(results, runs=[finished[job] for job in jobs if job in finished])
+    write_results(folder, results)
+    return results
+
+
+def _jobs_to_time(jobs: Sequence[Job], tasks: dict[str, Task]) -> list[Job]:
+    """One job per model: of the first task on text if there is one, else of the first task."""
     specs = dict.fromkeys(job.task for job in jobs)
-    task = next((s for s in specs if isinstance(make_task(s), CorpusTask)), jobs[0].task)
+    task = next((spec for spec in specs if tasks[spec].has_text), jobs[0].task)
     return [job for job in jobs if job.task == task and job.training.seed == 0]
-
-
-def _outline(jobs: Sequence[Job], command: str) -> Results:
-    """Results without any run."""
-    specs = dict.fromkeys(job.task for job in jobs)
-    return {
-        "format": FORMAT,
-        "command": command,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "finished": False,
-        "environment": environment(),
-        "models": list(dict.fromkeys(job.model.pattern for job in jobs)),
-        "tasks": [_describe(spec, make_task(spec)) for spec in specs],
-        "runs": [],
-        "speed": [],
-    }
-
-
-def _describe(spec: str, task: Task) -> Results:
-    return {
-        "spec": spec,
-        "name": parse_pattern(spec)[0].name,
-        "title": task.title,
-        "about": task.about,
-        "metric": task.metric,
-        "higher_is_better": task.higher_is_better,
-        "solved_at": task.solved_at,
-        "train_length": task.train_length,
-        "eval_lengths": list(task.eval_lengths),
-        "data": task.describe(),
-        "baselines": task.baselines() if isinstance(task, CorpusTask) else {},
-    }
-
-
-def _write(folder: Path, results: Mapping[str, Any]) -> None:
-    write_text(folder / "results.json", json.dumps(results, indent=1) + "\n")

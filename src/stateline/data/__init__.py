@@ -2,7 +2,7 @@
 
 from stateline.data.corpus import Corpus, Split, open_corpus
 from stateline.data.load import load_tokenizer
-from stateline.data.recipe import Recipe
+from stateline.data.plan import CorpusSettings
 from stateline.data.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,
@@ -11,10 +11,14 @@ from stateline.data.tokenizer import (
 )
 from stateline.data.write import Progress, write_corpus
 
+Recipe = CorpusSettings
+"""The former name of :class:`CorpusSettings`."""
+
 __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "Corpus",
+    "CorpusSettings",
     "Decoder",
     "Progress",
     "Recipe",

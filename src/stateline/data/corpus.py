@@ -1,33 +1,42 @@
-"""A corpus on disk: shards of tokens that are mapped into memory, and an index of them.
+"""A corpus on disk: shards of tokens that are mapped into memory, and their index.
 
-A folder has ``index.json``, written last, ``tokenizer.json``, and for each shard its tokens
-(``train-00000.bin``: little-endian numbers without a header) and its documents
-(``train-00000.json``: their names, tokens and bytes).
+A folder holds ``index.json``, which is written last, and ``tokenizer.json``. Each shard has a file
+of tokens (``train-00000.bin``: little-endian numbers without a header) and a file about its
+documents (``train-00000.json``: their names, tokens and bytes).
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
+from stateline.data.index import (
+    FORMAT,
+    REPAIR,
+    VERSION,
+    Index,
+    ShardDocuments,
+    ShardEntry,
+    damaged,
+    parse,
+)
 from stateline.data.load import load_tokenizer
 from stateline.data.token_text import TokenText
 from stateline.data.tokenizer import FILE, Tokenizer
 from stateline.errors import InputError
+from stateline.files import read_json_object, sha256, user_path
 
 INDEX, UNFINISHED = "index.json", "unfinished.json"
-FORMAT, VERSION = "stateline-corpus", 1
 _OPEN = 64
-_REPAIR = "the command that made it, run again, writes what is missing"
+_BLOCK = 1 << 24
+"""Tokens that are read at a time to check them."""
 
 
 class Split:
-    """The documents that are trained on, or held out, or kept for the test.
+    """The documents to train on, or those held out, or those kept for the test.
 
     Attributes:
         names: Name of each document.
@@ -35,62 +44,79 @@ class Split:
         text: The tokens of all documents.
     """
 
-    def __init__(
-        self, folder: Path, dtype: np.dtype[Any], shards: Sequence[Mapping[str, Any]]
-    ) -> None:
-        described = [_read_json(folder / f"{shard['name']}.json") for shard in shards]
-        try:
-            self.names: list[str] = [name for part in described for name in part["names"]]
-            self.bytes = _numbers(described, "bytes")
-            tokens = _numbers(described, "tokens")
-            sizes = [int(shard["tokens"]) for shard in shards]
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InputError(f"the corpus {folder} is damaged: {error}; {_REPAIR}") from error
-        if not len(self.names) == len(self.bytes) == len(tokens) or tokens.sum() != sum(sizes):
-            raise InputError(f"the corpus {folder} is damaged: its sizes differ; {_REPAIR}")
+    def __init__(self, folder: Path, dtype: np.dtype[Any], shards: Sequence[ShardEntry]) -> None:
+        described = [_documents(folder / f"{shard.name}.json", shard) for shard in shards]
+        self.names: list[str] = [name for part in described for name in part.names]
+        self.bytes = np.array([n for part in described for n in part.bytes], dtype=np.int64)
+        tokens = np.array([n for part in described for n in part.tokens], dtype=np.int64)
+        self.files = [folder / f"{shard.name}.bin" for shard in shards]
 
-        @lru_cache(maxsize=_OPEN)  # a file that is mapped counts as an open one
+        @lru_cache(maxsize=_OPEN)  # a mapped file counts as an open file
         def load(number: int) -> np.ndarray:
-            return np.memmap(folder / f"{shards[number]['name']}.bin", dtype, "r")
+            if not shards[number].tokens:
+                return np.empty(0, dtype)
+            return np.memmap(self.files[number], dtype, "r")
 
-        self.text = TokenText(sizes, load, np.cumsum([0, *tokens.tolist()]))
+        sizes = [shard.tokens for shard in shards]
+        self.text = TokenText(sizes, load, np.concatenate([[0], np.cumsum(tokens)]))
 
 
 class Corpus:
     """Text as tokens, as :func:`open_corpus` finds it in a folder.
 
     Attributes:
-        folder: Where it lies.
-        index: What its index says.
+        folder: The folder.
+        index: Contents of its index.
         newlines: Whether line ends were unified or kept.
         splits: By name: ``train``, ``held_out``, ``test``; only those that have documents.
-        sha256: Differs for whatever differs in tokens, borders of documents or tokenizer.
+        sha256: Hash of tokens, document borders and tokenizer.
     """
 
     def __init__(self, folder: Path, index: Mapping[str, Any]) -> None:
         self.folder, self.index = folder, index
-        dtype, self.newlines = np.dtype(index["dtype"]), index["settings"]["newlines"]
-        for shard in _shards(index):
-            _check_size(folder / f"{shard['name']}.bin", shard["tokens"] * dtype.itemsize)
-        self.splits = {
-            name: Split(folder, dtype, shards) for name, shards in index["splits"].items()
+        checked = parse(index, Index, folder / INDEX)
+        dtype, self.newlines = np.dtype(checked.dtype), checked.settings.newlines
+        self._shards = [shard for shards in checked.splits.values() for shard in shards]
+        for shard in self._shards:
+            _check_size(folder / f"{shard.name}.bin", shard.tokens * dtype.itemsize)
+        self.splits: dict[str, Split] = {
+            name: Split(folder, dtype, shards) for name, shards in checked.splits.items()
         }
-        digest = hashlib.sha256(index["tokenizer"].encode())
-        for shard in _shards(index):
-            digest.update((shard["name"] + shard["sha256"] + shard["documents_sha256"]).encode())
+        digest = hashlib.sha256(checked.tokenizer.encode())
+        for shard in self._shards:
+            digest.update((shard.name + shard.sha256 + shard.documents_sha256).encode())
         self.sha256 = digest.hexdigest()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """What made the tokens.
+        """The tokenizer that made the tokens.
 
         Raises:
-            InputError: If it cannot be read, or is not the one that made them.
+            InputError: If it cannot be read, is another one, or has another number of tokens.
         """
         tokenizer = load_tokenizer(self.folder / FILE)
         if hashlib.sha256(tokenizer.to_json().encode()).hexdigest() != self.index["tokenizer"]:
-            raise InputError(f"{self.folder / FILE} is not what made the corpus; {_REPAIR}")
+            raise InputError(f"{self.folder / FILE} is not what made the corpus; {REPAIR}")
+        if (size := self.index["vocab_size"]) != tokenizer.vocab_size:
+            reason = (
+                f"its vocab_size is {size}, but the tokenizer has {tokenizer.vocab_size} tokens"
+            )
+            raise damaged(self.folder / INDEX, reason)
         return tokenizer
+
+    def check_tokens(self) -> None:
+        """Read all tokens to train on and to score, and check that they are in the vocabulary.
+
+        Raises:
+            InputError: Naming the file that has another token.
+        """
+        size = self.tokenizer.vocab_size
+        for name in ("train", "held_out"):
+            for file in self.splits[name].files if name in self.splits else ():
+                largest = _largest(file, np.dtype(self.index["dtype"]), file.stat().st_mtime_ns)
+                if largest >= size:
+                    reason = f"it has token {largest}, and the vocabulary ends at {size - 1}"
+                    raise damaged(file, f"{reason}; delete it")
 
     def verify(self) -> None:
         """Read everything, and compare it with the hashes in the index.
@@ -99,76 +125,69 @@ class Corpus:
             InputError: Naming the file that differs.
         """
         assert self.tokenizer
-        for shard in _shards(self.index):
-            for ending, key in (("bin", "sha256"), ("json", "documents_sha256")):
-                path = self.folder / f"{shard['name']}.{ending}"
-                if sha256_of(path) != shard[key]:
-                    raise InputError(f"{path} is damaged: delete it; {_REPAIR}")
+        for shard in self._shards:
+            hashes = {"bin": shard.sha256, "json": shard.documents_sha256}
+            for ending, wanted in hashes.items():
+                path = self.folder / f"{shard.name}.{ending}"
+                if sha256(path) != wanted:
+                    raise InputError(f"{path} is damaged: delete it; {REPAIR}")
+
+
+@lru_cache(maxsize=4096)
+def _largest(file: Path, dtype: np.dtype[Any], written: int) -> int:  # noqa: ARG001  # part of the key
+    """The largest token of a file; it is read in blocks."""
+    tokens = np.memmap(file, dtype, "r") if file.stat().st_size else np.zeros(1, dtype)
+    return max(int(tokens[at : at + _BLOCK].max()) for at in range(0, len(tokens), _BLOCK))
 
 
 def open_corpus(folder: str | Path) -> Corpus:
-    """Open a corpus written by :func:`write_corpus`, and check the sizes of its files.
+    """Open a corpus written by :func:`write_corpus`, and check its index and the sizes of files.
 
     Args:
-        folder: Where it lies.
+        folder: The folder.
 
     Returns:
-        The corpus; its tokens are read when they are asked for.
+        The corpus; tokens are read when they are needed.
 
     Raises:
         InputError: If it is missing, unfinished or damaged.
     """
-    folder = Path(folder).expanduser()
+    folder = user_path(folder, "corpus")
     if not (folder / INDEX).is_file():
         unfinished = (folder / UNFINISHED).is_file()
         raise InputError(
-            f"the corpus {folder} is unfinished: the command that makes it, run again, goes on"
+            f"the corpus {folder} is unfinished: run the command that makes it again to go on"
             if unfinished
             else f"no corpus in {folder}: {INDEX} is missing; make one with "
             f"stateline data SOURCE --out {folder}"
         )
-    index = _read_json(folder / INDEX)
+    index = _read(folder / INDEX)
     if index.get("format") != FORMAT or index.get("version") != VERSION:
         raise InputError(
             f"{folder / INDEX} must be of the format {FORMAT}, version {VERSION}, got "
             f"{index.get('format')!r}, version {index.get('version')!r}: make the corpus again"
         )
+    return Corpus(folder, index)
+
+
+def _documents(path: Path, shard: ShardEntry) -> ShardDocuments:
+    described = parse(_read(path), ShardDocuments, path)
     try:
-        return Corpus(folder, index)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{folder / INDEX} is damaged: {error!r}; {_REPAIR}") from error
+        described.check(shard)
+    except ValueError as error:
+        raise damaged(path, error) from error
+    return described
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _shards(index: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [shard for shards in index["splits"].values() for shard in shards]
-
-
-def _numbers(described: Sequence[Mapping[str, Any]], key: str) -> Int[np.ndarray, " documents"]:
-    numbers = [number for part in described for number in part[key]]
-    if not all(isinstance(number, int) for number in numbers):
-        raise TypeError(f"{key!r} must be numbers")
-    return np.array(numbers, dtype=np.int64)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path} is damaged: {reason}; {_REPAIR}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path} is damaged: it is no JSON object; {_REPAIR}")
-    return value
+        return read_json_object(path, "corpus file")
+    except InputError as error:
+        raise InputError(f"{error}; {REPAIR}") from error
 
 
 def _check_size(path: Path, wanted: int) -> None:
     found = path.stat().st_size if path.is_file() else None
     if found != wanted:
         state = "is missing" if found is None else f"has {found} bytes"
-        raise InputError(f"{path} must have {wanted} bytes, but {state}: {_REPAIR}")
+        raise InputError(f"{path} must have {wanted} bytes, but {state}: {REPAIR}")

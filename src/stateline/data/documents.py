@@ -1,4 +1,4 @@
-"""A document: a name, a size, and how to read its text again in another process."""
+"""Documents: each has a name and a size, and can be read again in another process."""
 
 import json
 from abc import ABC, abstractmethod
@@ -17,11 +17,11 @@ class Document(ABC):
     """One text of a corpus.
 
     Attributes:
-        name: Decides whether it is held out; where it comes from, below its source.
-        path: Full path of the file that it stands in.
+        name: Path below its source; decides whether the document is held out.
+        path: Full path of its file.
         size: Bytes of the whole text in UTF-8.
         begin: Byte where the document begins in that text.
-        end: Byte where it ends; ``None`` for the end of the text.
+        end: Byte where it ends; ``None`` means the end of the text.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Document(ABC):
         """The whole text in UTF-8."""
 
     def text(self, newlines: Newlines) -> str:
-        r"""The document as a string; what is not UTF-8 as ``surrogateescape`` has it.
+        r"""The document as a string; bytes that are not UTF-8 are kept by ``surrogateescape``.
 
         Args:
-            newlines: ``"unify"`` makes ``\r\n`` one ``\n`` and drops a byte order mark.
+            newlines: ``"unify"`` turns ``\r\n`` into ``\n`` and drops a byte order mark.
         """
         text = self.contents()[self.begin : self.end].decode(errors="surrogateescape")
         if newlines == "keep":
@@ -51,13 +51,13 @@ class FileDocument(Document):
     """A whole file."""
 
     def contents(self) -> bytes:
-        """The file as it is."""
+        """The bytes of the file."""
         return Path(self.path).read_bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineDocument(Document):
-    """A field of an object in one line of JSON.
+    """The text in one line of a JSON lines file.
 
     Attributes:
         line: Number of the line, from 1.
@@ -81,11 +81,11 @@ def field_of_line(line: bytes, key: str, place: str) -> bytes:
 
     Args:
         line: The line.
-        key: The field of its object that holds the text.
-        place: What the line is called in messages.
+        key: Name of the field with the text.
+        place: Name of the line, for messages.
 
     Raises:
-        InputError: If the line is not JSON, or has no such text.
+        InputError: If the line is not JSON, or has no text in that field.
     """
     try:
         row: Any = json.loads(line)

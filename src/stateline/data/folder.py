@@ -1,4 +1,4 @@
-"""What of a folder is text."""
+"""The text files of a folder."""
 
 import os
 from collections.abc import Collection
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def list_folder(root: Path, suffix: str = "", passed_over: Collection[str] = ()) -> list[str]:
-    """Relative paths of the regular files below a folder, in order, without hidden ones.
+    """Sorted relative paths of the regular files below a folder, without hidden ones.
 
     Args:
         root: The folder.
-        suffix: How the names end.
-        passed_over: Names of folders that are not entered.
+        suffix: What the names must end in.
+        passed_over: Names of subfolders to skip.
 
     Raises:
         OSError: If a folder cannot be read.
@@ -29,5 +29,5 @@ def list_folder(root: Path, suffix: str = "", passed_over: Collection[str] = ())
 
 
 def is_text(contents: bytes) -> bool:
-    """Whether there is something, and no zero byte in the first kilobyte of it."""
+    """Whether contents are not empty and have no zero byte in the first kilobyte."""
     return bool(contents) and b"\0" not in contents[:1024]

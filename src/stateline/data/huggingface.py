@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face: the only file that imports their package."""
+"""Hugging Face tokenizers; the only file that imports the package ``tokenizers``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,12 @@ from stateline.data.tokenizer import FILE, Decoder, Tokenizer
 from stateline.errors import InputError
 
 _VOCABULARY, _MERGES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
-_HALF = "\ufffd"  # stands for what is not, or not yet, a character
+END_OF_TEXT = ("<|endoftext|>", "</s>")
+
+PADDING = "<|pad|>"
+"""The token that exported tokenizers have after those of the model; the model never sees it."""
+
+_HALF = "\ufffd"  # replaces bytes that are not, or not yet, a character
 _LONGEST, _KEPT = 32, 8
 
 
@@ -21,26 +26,36 @@ class HuggingFaceTokenizer(Tokenizer):
     Special tokens are neither added when encoding nor left out when decoding.
 
     Args:
-        text: What its file says.
-        source: Where it was read, for messages.
+        text: Contents of its file.
+        source: Name of the file, for messages.
 
     Raises:
-        InputError: If the text is not a tokenizer, or the package is missing.
+        InputError: If the text is not a tokenizer or has no tokens, or the package is missing.
     """
 
     def __init__(self, text: str, source: str = "the given text") -> None:
         package = _package()
         try:
             self._tokenizer = package.Tokenizer.from_str(text)
-        except Exception as error:  # the package raises nothing more special
+        except Exception as error:  # the package raises no narrower type
             raise InputError(
-                f"{source} is no tokenizer: {' '.join(str(error).split())}; give a {FILE} of "
+                f"{source} is not a tokenizer: {' '.join(str(error).split())}; give a {FILE} of "
                 "Stateline or Hugging Face, or a folder with GPT-2's two files"
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._text = text
-        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
+        self._text, self._source = text, source
+        numbers = self._tokenizer.get_vocab()
+        numbers.pop(PADDING, None)
+        self.vocab_size = 1 + max(numbers.values(), default=-1)
+        if not self.vocab_size:
+            raise InputError(f"the tokenizer {source} has no tokens: give another")
+
+    @property
+    def end_of_text(self) -> int | None:
+        """The token of one of the usual names."""
+        numbers = map(self._tokenizer.token_to_id, END_OF_TEXT)
+        return next((number for number in numbers if number is not None), None)
 
     def encode(self, text: str) -> Int[np.ndarray, " length"]:
         """The tokens of a text, which must be valid Unicode."""
@@ -51,29 +66,34 @@ class HuggingFaceTokenizer(Tokenizer):
                 f"this tokenizer needs text in UTF-8, got {text[error.start]!r} at character "
                 f"{error.start}: convert the text, or use the tokenizer 'byte'"
             ) from error
-        # The fast batch leaves out where each token stands in the text, which nobody asks.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        try:  # the fast batch does not compute offsets, which are not needed
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        except Exception as error:  # for example no unknown token where one is needed
+            raise InputError(
+                f"the tokenizer {self._source} cannot encode the text: "
+                f"{' '.join(str(error).split())}; use one that knows all characters, such as 'byte'"
+            ) from error
         return np.array(encoding.ids, dtype=np.int64)
 
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:
-        """The text of tokens; bytes that are no character become U+FFFD."""
-        self.check(tokens)
-        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
+        """The text of tokens; bytes that are not a character become U+FFFD."""
+        return self._tokenizer.decode(self.with_text(tokens), skip_special_tokens=False)
 
     def decoder(self) -> Decoder:
-        """A decoder that looks back over the last few tokens."""
+        """A decoder that decodes the last few tokens again for each new token."""
         return _WindowDecoder(self)
 
     def to_json(self) -> str:
-        """The text that it was made from."""
+        """The text it was made from."""
         return self._text
 
 
 class _WindowDecoder(Decoder):
-    """Decodes the last tokens anew with each that comes, and shows what is new.
+    """Decodes the last tokens again for each new token, and returns the additional text.
 
     Trailing U+FFFD are held back, since the next token may complete them to a character. In a long
-    run of them only the last can be such a beginning.
+    run of them only the last can be such a beginning. ``tokenizers.DecodeStream`` is no substitute:
+    it cannot return what it holds back at the end, and holds back invalid bytes for ever.
     """
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
@@ -102,7 +122,7 @@ def load_pair(folder: Path) -> HuggingFaceTokenizer:
     """Read the byte-level BPE of a folder that has GPT-2's two files.
 
     Args:
-        folder: Where they lie.
+        folder: The folder.
 
     Raises:
         InputError: If one is missing or damaged, or the package is missing.
@@ -119,7 +139,7 @@ def load_pair(folder: Path) -> HuggingFaceTokenizer:
     package = _package()
     try:
         tokenizer = package.Tokenizer(package.models.BPE.from_file(str(vocabulary), str(merges)))
-    except Exception as error:  # the package raises nothing more special
+    except Exception as error:  # the package raises no narrower type
         raise InputError(
             f"the tokenizer in {folder} is damaged: {' '.join(str(error).split())}; copy it again"
         ) from error

@@ -1,6 +1,5 @@
-"""Reading a tokenizer of any kind."""
+"""Loading a tokenizer of any kind."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,10 @@ from stateline.data.tokenizer import (
     Tokenizer,
 )
 from stateline.errors import InputError
+from stateline.files import read_json_object, user_path
+
+MAX_BYTES = 1 << 28
+"""Upper limit on the size of a tokenizer's file; vocabularies of a million tokens have 60 MB."""
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
@@ -35,32 +38,24 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         >>> load_tokenizer("byte").decode([104, 105])
         'hi'
     """
-    path = Path(spec).expanduser()
     if spec == "byte":
         return ByteTokenizer()
+    path = user_path(spec, "tokenizer")
     if path.is_dir() and not (path / FILE).is_file():
         return load_pair(path)
     return _load_file(path / FILE if path.is_dir() else path)
 
 
 def _load_file(path: Path) -> Tokenizer:
-    try:
-        text = path.read_text(encoding="utf-8")
-        described = json.loads(text)
-    except OSError as error:
-        raise InputError(
-            f"no tokenizer {str(path)!r}: {error.strerror}; give 'byte', a {FILE} or its folder"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"the tokenizer {path} is damaged: {error}; copy or build it again"
-        ) from error
-    kind = described.get("type") if isinstance(described, dict) else None
+    if not path.exists():
+        raise InputError(f"there is no tokenizer {path}: give 'byte', a {FILE} or its folder")
+    described = read_json_object(path, "tokenizer", max_bytes=MAX_BYTES)
+    kind = described.get("type")
     if kind == BYTE:
         return ByteTokenizer()
     if kind == CHARACTER:
         return _from_characters(path, described)
-    return HuggingFaceTokenizer(text, str(path))
+    return HuggingFaceTokenizer(path.read_text(encoding="utf-8"), str(path))
 
 
 def _from_characters(path: Path, described: dict[str, Any]) -> CharacterTokenizer:

@@ -1,4 +1,4 @@
-"""Folders of ``Dataset.save_to_disk``: the only file that imports the package ``datasets``."""
+"""Folders of ``Dataset.save_to_disk``; the only file that imports the package ``datasets``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ class RowDocument(Document):
     def contents(self) -> bytes:
         """The field of the row."""
         place = f"{self.path}, row {self.row},"
-        return field_of_row(_open(self.path)[self.row], self.key, place)
+        return field_of_row(_row(self.path, self.row), self.key, place)
 
 
 def split_folder(folder: Path, split: str) -> Path:
-    """The folder of one split of what was saved: itself, where there are no splits.
+    """The folder of one split, or the folder itself if it has no splits.
 
     Raises:
         InputError: If there is no such split.
@@ -62,18 +62,27 @@ def rows(folder: Path, name: str, key: str) -> Iterator[RowDocument]:
     """A document for each row of a data set.
 
     Args:
-        folder: Where one data set was saved.
-        name: What it is called.
-        key: The field that holds the text.
+        folder: Folder of one data set.
+        name: Name of the data set.
+        key: Name of the field with the text.
 
     Raises:
         InputError: If it cannot be read, a row has no text, or the package is missing.
     """
     path = str(folder)
-    _open.cache_clear()  # it may have been saved anew
-    for number, row in enumerate(_open(path)):
-        size = len(field_of_row(row, key, f"{path}, row {number},"))
+    _open.cache_clear()  # the files may have changed since
+    for number in range(len(_open(path))):
+        size = len(field_of_row(_row(path, number), key, f"{path}, row {number},"))
         yield RowDocument(name=f"{name}:{number}", path=path, size=size, row=number, key=key)
+
+
+def _row(folder: str, number: int) -> Any:
+    try:
+        return _open(folder)[number]
+    except InputError:
+        raise
+    except Exception as error:  # pyarrow raises many types for damaged files
+        raise _damaged(folder, error) from error
 
 
 @lru_cache(maxsize=4)
@@ -86,7 +95,10 @@ def _open(folder: str) -> Any:
         ) from error
     try:
         return datasets.load_from_disk(folder)
-    except Exception as error:  # whatever its many readers raise
-        raise InputError(
-            f"the data set {folder} is damaged: {' '.join(str(error).split())}; save it again"
-        ) from error
+    except Exception as error:  # its readers raise many types
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: str, error: Exception) -> InputError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return InputError(f"the data set {folder} is damaged: {reason}; save it again")

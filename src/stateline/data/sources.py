@@ -1,4 +1,4 @@
-"""Where documents come from: files, folders, rows of JSON, saved data sets."""
+"""Documents of the sources: files, folders, JSON lines, saved data sets."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -9,12 +9,13 @@ from stateline.data.documents import Document, FileDocument, LineDocument, field
 from stateline.data.folder import is_text, list_folder
 from stateline.data.saved_dataset import is_saved_dataset, rows, split_folder
 from stateline.errors import InputError
+from stateline.files import regular_file, sha256, user_path
 
 _BLOCK = 1 << 20
 
 
 class Sources(NamedTuple):
-    """All documents in their order, and name and SHA-256 of each file that was read."""
+    """All documents in order, and the name and SHA-256 of each file that was read."""
 
     documents: tuple[Document, ...]
     files: tuple[tuple[str, str], ...]
@@ -23,21 +24,23 @@ class Sources(NamedTuple):
 def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sources:
     """Find all documents, and read each file once for its hash.
 
-    A file is a document, a line of a file ``*.jsonl`` is one, and so is a row of a saved data set.
-    Of a folder all files count but hidden ones, empty ones and binary ones (a zero byte in the
-    first kilobyte). Empty lines and rows are passed over too.
+    A document is a file, a line of a file ``*.jsonl``, or a row of a saved data set. Hidden, empty
+    and binary files (a zero byte in the first kilobyte) of a folder are skipped, as are empty lines
+    and rows.
 
     Args:
         sources: Files and folders.
-        text_key: The field that holds the text of a row.
-        split_name: Which data set is read where several were saved together.
+        text_key: Name of the field with the text of a row.
+        split_name: Which data set to read if several were saved together.
 
     Raises:
         InputError: If a source cannot be read, has no text, or is given twice.
     """
     documents: list[Document] = []
     files: dict[Path, tuple[str, str]] = {}
-    for source in (source.expanduser().resolve() for source in sources):
+    for source in (user_path(source, "source").resolve() for source in sources):
+        if not source.is_dir():
+            regular_file(source, "source")
         before = len(documents)
         try:
             for path, name in _files(source, split_name):
@@ -46,7 +49,7 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
                 found = tuple(_documents(path, name, text_key)) if _counts(path, source) else ()
                 if found:
                     documents += found
-                    files[path] = (name, _sha256(path))
+                    files[path] = (name, sha256(path) if path.is_file() else _folder_hash(path))
         except OSError as error:
             raise InputError(
                 f"cannot read the source {str(error.filename or source)!r}: "
@@ -70,7 +73,7 @@ def _files(source: Path, split_name: str) -> Iterator[tuple[Path, str]]:
 
 
 def _counts(path: Path, source: Path) -> bool:
-    """Whether there is something in a file, and if nobody named it, whether that is text."""
+    """Whether a file is not empty, and is text unless the user named it directly."""
     if path.is_dir():
         return True
     with path.open("rb") as file:
@@ -104,10 +107,10 @@ def _lines(path: Path, name: str, text_key: str) -> Iterator[LineDocument]:
             offset += len(line)
 
 
-def _sha256(path: Path) -> str:
-    """Hash of a file, or of all files of a saved data set."""
+def _folder_hash(folder: Path) -> str:
+    """Hash of all files of a saved data set."""
     digest = hashlib.sha256()
-    for part in sorted(path.iterdir()) if path.is_dir() else [path]:
+    for part in sorted(folder.iterdir()):
         with part.open("rb") as file:
             while block := file.read(_BLOCK):
                 digest.update(block)

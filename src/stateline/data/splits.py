@@ -1,14 +1,14 @@
-"""Which documents are trained on, which are held out, and which are kept for the test."""
+"""Splitting documents into those to train on, those to hold out and those to test on."""
 
 import dataclasses
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stateline.data.documents import Document
 from stateline.errors import InputError
+from stateline.files import read_json, user_path
 
 SPLITS = ("train", "held_out", "test")
 _NAMES = {"train": "train", "held_out": "held_out", "valid": "held_out", "test": "test"}
@@ -16,10 +16,32 @@ _NAMES = {"train": "train", "held_out": "held_out", "valid": "held_out", "test":
 Splits = Mapping[str, Sequence[Document]]
 
 
-def split_by_hash(documents: Sequence[Document], share: float) -> Splits:
-    """Hold out a share of the documents, by the hash of their names.
+def held_out_by_hash(names: Sequence[str], share: float) -> list[int]:
+    """Choose names to hold out by their hashes, so that a name keeps its side when others come.
 
-    At least one document is on either side. Of a single document the last part is held out.
+    At least one name is on either side, so the actual share differs where names are few.
+
+    Args:
+        names: At least two.
+        share: Expected share to hold out, between 0 and 1.
+
+    Returns:
+        Indices of the names to hold out, in the order of their hashes.
+
+    Example:
+        >>> held_out_by_hash(["a", "b", "c", "d"], 0.5)
+        [3, 2, 1]
+    """
+    hashes = [hashlib.sha256(os.fsencode(name)).digest() for name in names]
+    ranked = sorted(range(len(names)), key=lambda number: (hashes[number], number))
+    count = sum(int.from_bytes(each[:8], "big") < share * 2**64 for each in hashes)
+    return ranked[: min(max(count, 1), len(names) - 1)]
+
+
+def split_by_hash(documents: Sequence[Document], share: float) -> Splits:
+    """Hold out a share of the documents, chosen by the hash of their names.
+
+    At least one document is on either side. If there is one document, its last part is held out.
 
     Args:
         documents: At least one.
@@ -29,10 +51,7 @@ def split_by_hash(documents: Sequence[Document], share: float) -> Splits:
         return {"train": documents}
     if len(documents) == 1:
         return _cut(documents[0], share)
-    hashes = [hashlib.sha256(os.fsencode(document.name)).digest() for document in documents]
-    ranked = sorted(range(len(documents)), key=lambda number: (hashes[number], number))
-    count = sum(int.from_bytes(each[:8], "big") < share * 2**64 for each in hashes)
-    chosen = set(ranked[: min(max(count, 1), len(documents) - 1)])
+    chosen = set(held_out_by_hash([document.name for document in documents], share))
     return {
         "train": [d for number, d in enumerate(documents) if number not in chosen],
         "held_out": [documents[number] for number in sorted(chosen)],
@@ -40,7 +59,7 @@ def split_by_hash(documents: Sequence[Document], share: float) -> Splits:
 
 
 def _cut(document: Document, share: float) -> Splits:
-    """The document in two, between two characters and not within a line's end."""
+    """Cut a document in two, between two characters and not within a CR LF."""
     contents = document.contents()
     cut = len(contents) - max(2, int(len(contents) * share))
     while cut > 0 and (contents[cut] & 0xC0 == 0x80 or contents[cut - 1 : cut + 1] == b"\r\n"):
@@ -57,14 +76,14 @@ def _cut(document: Document, share: float) -> Splits:
 
 
 def split_by_names(documents: Sequence[Document], file: Path) -> Splits:
-    """Split as a file says: a JSON object with a list of names for each split.
+    """Split as a JSON file says, which has a list of names for each split.
 
-    A name is the end of a file's path; rows of one file go together. What no list names is left
-    out.
+    A name is the end of a file's path; rows of one file stay together. Documents in no list are
+    left out.
 
     Args:
-        documents: To be split.
-        file: Has lists "train", "held_out" (or "valid") and, if need be, "test".
+        documents: The documents.
+        file: A JSON object with lists "train", "held_out" (or "valid") and optionally "test".
 
     Raises:
         InputError: If the file is not such an object, or a name is not that of one file.
@@ -93,14 +112,7 @@ def split_by_names(documents: Sequence[Document], file: Path) -> Splits:
 
 def _read_names(file: Path) -> dict[str, str]:
     """The split of each name."""
-    try:
-        lists = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"cannot read the splits {str(file)!r}: {error.strerror}; correct the path"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the splits {file} are not JSON: {error}; correct them") from error
+    lists = read_json(user_path(file, "file of splits"), "file of splits")
     if not (
         isinstance(lists, dict)
         and lists.keys() <= _NAMES.keys()
@@ -110,7 +122,7 @@ def _read_names(file: Path) -> dict[str, str]:
     ):
         raise InputError(
             f'the splits {file} must be {{"train": [NAME, ...], "held_out": [...], "test": '
-            '[...]} with at least one name to train on; "valid" is "held_out"'
+            '[...]} with at least one name in "train"; "valid" means "held_out"'
         )
     split_of: dict[str, str] = {}
     for key, names in lists.items():

@@ -1,4 +1,4 @@
-"""A long text as tokens: documents one after the other, in memory or in files."""
+"""The tokens of a sequence of documents, in memory or in files."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,15 +7,15 @@ from jaxtyping import Int, Integer
 
 
 class TokenText:
-    """Tokens of documents, one after the other, stored in parts.
+    """The concatenated tokens of documents, stored in parts.
 
     Args:
-        sizes: Tokens in each part.
-        load: Gives a part by its number; called for every read, so it should be quick.
-        borders: Where each document begins, and at last where the last one ends.
+        sizes: Number of tokens in each part.
+        load: Returns a part, given its number. Every read calls it, so it should be fast.
+        borders: Index of the first token of each document, and finally the total number of tokens.
 
     Attributes:
-        borders: As given.
+        borders: The argument of this name.
 
     Example:
         >>> parts = [np.array([1, 2, 3]), np.array([4, 5])]
@@ -37,15 +37,15 @@ class TokenText:
 
     @classmethod
     def of(cls, tokens: Integer[np.ndarray, " length"]) -> "TokenText":
-        """A text in memory, as one document."""
+        """Make a single document from tokens in memory."""
         return cls([len(tokens)], lambda _: tokens, np.array([0, len(tokens)]))
 
     def __len__(self) -> int:
         return int(self.borders[-1])
 
     def read(self, start: int, stop: int) -> Int[np.ndarray, " length"]:
-        """Tokens from ``start`` up to ``stop``, as 64-bit integers."""
-        pieces = [np.empty(0, dtype=np.int64)]  # so that the pieces joined are of this type
+        """Return the tokens from ``start`` up to, not including, ``stop`` as 64-bit integers."""
+        pieces = [np.empty(0, dtype=np.int64)]  # makes the result int64
         part = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             begin = int(self._ends[part]) - self._sizes[part]
@@ -56,11 +56,11 @@ class TokenText:
         return np.concatenate(pieces)
 
     def cut(self, most: int) -> "TokenText":
-        """The first tokens, at most so many."""
+        """Return the first ``most`` tokens, or all if there are fewer."""
         end = min(most, len(self))
         borders = np.append(self.borders[self.borders < end], end)
         return TokenText(self._sizes, self._load, borders)
 
     def joined(self) -> "TokenText":
-        """The same tokens as one document."""
+        """Return the same tokens as a single document."""
         return TokenText(self._sizes, self._load, self.borders[[0, -1]])

@@ -1,4 +1,4 @@
-"""Tokenizers: text to token numbers and back, also one token at a time."""
+"""Tokenizers convert text to token numbers and back, also one token at a time."""
 
 import codecs
 import json
@@ -19,32 +19,40 @@ BYTE, CHARACTER = "stateline-byte", "stateline-character"
 
 
 class Decoder(ABC):
-    """Tokens to text, one at a time: what all calls return, joined, is what ``decode`` returns."""
+    """Converts tokens to text one at a time; the results, joined, equal those of ``decode``."""
 
     @abstractmethod
     def push(self, token: int) -> str:
-        """The text that is certain with this token; never half a character, often nothing."""
+        """Text that is certain after this token; may be empty, never half a character."""
 
     @abstractmethod
     def finish(self) -> str:
-        """What was held back, now that no token follows."""
+        """The text that was held back; call it after the last token."""
 
 
 class Tokenizer(ABC):
-    """Text to token numbers and back.
+    """Converts text to token numbers and back.
 
     Attributes:
-        vocab_size: One more than the largest token.
+        vocab_size: The largest token plus one.
+        padded_size: Number of tokens of the model, where it is larger: output matrices are often
+            padded to a round size. The tokens from ``vocab_size`` on have no text.
     """
 
     vocab_size: int
+    padded_size: int = 0
+
+    @property
+    def end_of_text(self) -> int | None:
+        """The token that separates texts in training; ``None`` if there is none."""
+        return None
 
     @abstractmethod
     def encode(self, text: str) -> Int[np.ndarray, " length"]:
-        """The tokens of a text, as 64-bit integers; nothing is added at its ends.
+        """The tokens of a text, as 64-bit integers, without special tokens at its ends.
 
         Raises:
-            InputError: If there are no tokens for the text.
+            InputError: If the text cannot be encoded.
         """
 
     @abstractmethod
@@ -61,7 +69,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def to_json(self) -> str:
-        """What its file says; equal tokenizers say the same."""
+        """Contents of its file; the same for equal tokenizers."""
 
     def save(self, path: str | Path) -> None:
         """Write its file; :func:`load_tokenizer` reads it.
@@ -72,22 +80,32 @@ class Tokenizer(ABC):
         write_text(Path(path), self.to_json())
 
     def check(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> None:
-        """Refuse tokens that are not in the vocabulary.
+        """Check that tokens are in the vocabulary, or in the padding of the model's.
 
         Raises:
-            InputError: Naming the range that came.
+            InputError: If one is not; the message shows their range.
         """
-        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+        size = max(self.vocab_size, self.padded_size)
+        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < size:
             raise InputError(
-                f"tokens must be from 0 to {self.vocab_size - 1}, got {min(tokens)} to "
+                f"tokens must be from 0 to {size - 1}, got {min(tokens)} to "
                 f"{max(tokens)}: use the tokenizer that they were made with"
             )
+
+    def with_text(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> list[int]:
+        """The tokens without those that have no text, see ``padded_size``.
+
+        Raises:
+            InputError: If a token is in neither vocabulary.
+        """
+        self.check(tokens)
+        return [int(token) for token in tokens if token < self.vocab_size]
 
 
 class ByteTokenizer(Tokenizer):
     r"""Bytes of the text in UTF-8.
 
-    Bytes that are not UTF-8 pass unharmed as Python's ``surrogateescape`` has them.
+    Bytes that are not UTF-8 are kept by Python's ``surrogateescape``.
 
     Example:
         >>> ByteTokenizer().encode("né").tolist()
@@ -105,15 +123,14 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:
         """The text that has these bytes."""
-        self.check(tokens)
-        return bytes(map(int, tokens)).decode(errors="surrogateescape")
+        return bytes(self.with_text(tokens)).decode(errors="surrogateescape")
 
     def decoder(self) -> Decoder:
-        """A decoder that holds back the bytes of an unfinished character."""
+        """A decoder that holds back the bytes of an incomplete character."""
         return _ByteDecoder(self)
 
     def to_json(self) -> str:
-        """A name is all there is to say."""
+        """Its type; there are no settings."""
         return json.dumps({"type": BYTE})
 
 
@@ -123,8 +140,7 @@ class _ByteDecoder(Decoder):
         self.bytes = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
 
     def push(self, token: int) -> str:
-        self.tokenizer.check([token])
-        return self.bytes.decode(bytes([token]))
+        return self.bytes.decode(bytes(self.tokenizer.with_text([token])))
 
     def finish(self) -> str:
         return self.bytes.decode(b"", final=True)
@@ -137,7 +153,7 @@ class CharacterTokenizer(Tokenizer):
         characters: The alphabet; token i is character number i.
 
     Raises:
-        InputError: If there is no character, or one comes twice.
+        InputError: If there are no characters, or one occurs twice.
 
     Example:
         >>> CharacterTokenizer.of(["banana"]).encode("nab").tolist()
@@ -150,12 +166,12 @@ class CharacterTokenizer(Tokenizer):
         self._number = {character: number for number, character in enumerate(characters)}
         if not 0 < len(self._number) == len(characters):
             raise InputError(
-                f"the characters of a tokenizer must be some and all different, got {characters!r}"
+                f"the characters of a tokenizer must be non-empty and unique, got {characters!r}"
             )
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "CharacterTokenizer":
-        """The tokenizer whose alphabet are the characters of texts, sorted."""
+        """A tokenizer for the characters of texts, sorted."""
         alphabet: set[str] = set()
         for text in texts:
             alphabet.update(text)
@@ -172,20 +188,19 @@ class CharacterTokenizer(Tokenizer):
         except KeyError as error:
             raise InputError(
                 f"the tokenizer has no character {error.args[0]!r}: it knows those of the text "
-                "that it was built from; leave it out, or build the tokenizer from all text"
+                "that it was built from; leave the character out, or build it from all text"
             ) from error
 
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:
         """The characters that have these numbers."""
-        self.check(tokens)
-        return "".join(self.characters[token] for token in tokens)
+        return "".join(self.characters[token] for token in self.with_text(tokens))
 
     def decoder(self) -> Decoder:
-        """A decoder that never holds anything back."""
+        """A decoder that holds nothing back."""
         return _CharacterDecoder(self)
 
     def to_json(self) -> str:
-        """The characters in their order."""
+        """Its type and its characters in order."""
         return json.dumps({"type": CHARACTER, "characters": self.characters})
 
 
@@ -201,10 +216,10 @@ class _CharacterDecoder(Decoder):
 
 
 def utf8(text: str) -> bytes:
-    """The bytes of a text that may hold bytes which are not UTF-8.
+    """The bytes of a text, including escaped bytes that are not UTF-8.
 
     Raises:
-        InputError: If it holds half of a surrogate pair, which has no bytes.
+        InputError: If it holds half of a surrogate pair, which cannot be encoded.
     """
     try:
         return text.encode(errors="surrogateescape")

@@ -1,4 +1,4 @@
-"""Writing a corpus: shards in processes of their own, each whole or not at all."""
+"""Writing a corpus: worker processes write shards, each completely or not at all."""
 
 import hashlib
 import json
@@ -14,32 +14,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stateline.data.corpus import (
-    FORMAT,
     INDEX,
     UNFINISHED,
-    VERSION,
     Corpus,
     open_corpus,
-    sha256_of,
 )
 from stateline.data.documents import Newlines
+from stateline.data.index import FORMAT, VERSION
 from stateline.data.load import load_tokenizer
-from stateline.data.recipe import Plan, Recipe, Unit, encode_part, make_plan
+from stateline.data.plan import CorpusSettings, Plan, Unit, encode_part, make_plan
 from stateline.data.splits import SPLITS
 from stateline.data.tokenizer import FILE, Tokenizer, utf8
 from stateline.errors import InputError
-from stateline.files import write_atomically, write_text
+from stateline.files import read_json_object, sha256, user_path, write_atomically, write_text
 from stateline.workers import cores, serve_parent
 
 
 class Progress(NamedTuple):
-    """How far a corpus is.
+    """Progress in writing a corpus.
 
     Attributes:
-        done: Shards that are written.
-        shards: Shards there will be.
-        tokens: Tokens in those that are written.
-        left_out: Documents that are in no split.
+        done: Number of finished shards.
+        shards: Number of shards in all.
+        tokens: Tokens in the finished shards.
+        left_out: Documents in no split.
     """
 
     done: int
@@ -51,37 +49,38 @@ class Progress(NamedTuple):
 def write_corpus(
     sources: Sequence[str | Path],
     folder: str | Path,
-    recipe: Recipe | None = None,
+    settings: CorpusSettings | None = None,
     *,
     workers: int | None = None,
     progress: Callable[[Progress], object] = lambda _: None,
 ) -> Corpus:
     """Turn text into tokens on disk.
 
-    The result does not depend on the number of workers, nor on being stopped and started again:
-    what an earlier call with the same sources and recipe has written is kept.
+    The result does not depend on the number of workers or on interruptions: shards that an earlier
+    call with the same sources and settings has written are kept.
 
     Args:
         sources: Files, folders, ``*.jsonl``, folders of ``Dataset.save_to_disk``.
-        folder: Where the corpus shall be.
-        recipe: How it is made; by default in bytes.
-        workers: Processes; by default one per core.
+        folder: Folder for the corpus.
+        settings: How it is made; by default with bytes as tokens.
+        workers: Number of processes; by default one per core.
         progress: Called whenever a shard is done.
 
     Returns:
         The corpus.
 
     Raises:
-        InputError: If a source cannot be used, the folder holds another corpus, or it cannot be
+        InputError: If a source cannot be used, or the folder holds another corpus or cannot be
             written to.
     """
-    folder, paths = Path(folder).expanduser(), [Path(source).expanduser() for source in sources]
+    folder = user_path(folder, "folder for the corpus")
+    paths = [user_path(source, "source") for source in sources]
     if workers is not None and workers < 1:
         raise InputError(f"workers must be at least 1, got {workers}")
     for path in paths:
         if folder.resolve().is_relative_to(path.resolve()):
             raise InputError(f"{folder} must not be inside the source {path}: choose another")
-    plan = make_plan(paths, recipe or Recipe())
+    plan = make_plan(paths, settings or CorpusSettings())
     _claim(folder, plan)
     done = {unit.name: n for unit in plan.units if (n := _done(folder, unit, plan)) is not None}
     missing = [unit for unit in plan.units if unit.name not in done]
@@ -94,7 +93,7 @@ def write_corpus(
 
 
 def _claim(folder: Path, plan: Plan) -> None:
-    """Record what the folder is for, unless it is for something else."""
+    """Record the settings in the folder, unless it holds something else."""
     for file in (folder / INDEX, folder / UNFINISHED):
         if file.is_file():
             _compare(folder, _recorded(file), plan.settings)
@@ -106,10 +105,14 @@ def _claim(folder: Path, plan: Plan) -> None:
 
 
 def _check_free(folder: Path) -> None:
-    """Raise InputError if there is anything that is not of a corpus without its index."""
+    """Raise InputError if the folder holds files of anything but an unfinished corpus."""
     own = (FILE, *(f"{split}-[0-9]*" for split in SPLITS))
-    names = [path.name for path in folder.glob("[!.]*")]
-    if others := [name for name in names if not any(fnmatch(name, pattern) for pattern in own)]:
+    others = [
+        path.name
+        for path in folder.glob("[!.]*")
+        if not (path.is_file() and any(fnmatch(path.name, pattern) for pattern in own))
+    ]
+    if others:
         raise InputError(
             f"{folder} must be empty or hold a corpus, but has {min(others)}: choose another "
             "folder with --out"
@@ -117,15 +120,17 @@ def _check_free(folder: Path) -> None:
 
 
 def _recorded(file: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
-        if not isinstance(settings, dict):
-            raise TypeError("settings must be an object")
-        return settings
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{file} is damaged: delete its folder, or choose another one with --out"
-        ) from error
+    settings = read_json_object(file, "file of the corpus").get("settings")
+    sources = settings.get("sources") if isinstance(settings, dict) else None
+    if not isinstance(sources, list) or not all(_is_source(source) for source in sources):
+        raise InputError(f"{file} is damaged: delete its folder, or choose another one with --out")
+    assert isinstance(settings, dict)
+    return settings
+
+
+def _is_source(value: object) -> bool:
+    """Whether this is the name and the hash of a file."""
+    return isinstance(value, list) and [type(part) for part in value] == [str, str]
 
 
 def _compare(folder: Path, recorded: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -145,13 +150,13 @@ def _compare(folder: Path, recorded: dict[str, Any], settings: dict[str, Any]) -
 
 
 def _done(folder: Path, unit: Unit, plan: Plan) -> int | None:
-    """Tokens of a shard that is already there, whole, and of this plan."""
+    """Number of tokens of a shard of this plan that is already complete, or None."""
     try:
         described = json.loads((folder / f"{unit.name}.json").read_text(encoding="utf-8"))
         size = (folder / f"{unit.name}.bin").stat().st_size
         n_tokens = sum(described["tokens"])
         whole = described["plan"] == plan.key and size == n_tokens * _dtype(plan).itemsize
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, OverflowError):
         return None
     return n_tokens if whole else None
 
@@ -161,7 +166,7 @@ def _dtype(plan: Plan) -> np.dtype[Any]:
 
 
 class _Order(NamedTuple):
-    """What a worker has to know besides its unit."""
+    """What a worker needs besides its unit."""
 
     folder: Path
     newlines: Newlines
@@ -172,7 +177,7 @@ class _Order(NamedTuple):
 def _write_units(
     units: Sequence[Unit], folder: Path, plan: Plan, workers: int
 ) -> Iterator[tuple[str, int]]:
-    """Name and tokens of each shard when it is written."""
+    """Name and number of tokens of each shard as it is finished."""
     order = _Order(folder, plan.settings["newlines"], _dtype(plan).str, plan.key)
     if min(workers, len(units)) < 2:
         yield from (_write_unit(unit, order) for unit in units)
@@ -184,10 +189,10 @@ def _write_units(
         yield from (future.result() for future in as_completed(futures))
     except BrokenProcessPool as error:
         raise InputError(
-            "a process was killed, perhaps for want of memory: the same command goes on, and with "
-            "--workers 1 needs less"
+            "a worker process was killed, perhaps because memory ran out: the same command "
+            "continues, and needs less memory with --workers 1"
         ) from error
-    finally:  # what has begun is finished, what has not is not begun
+    finally:  # shards under way are finished, others are not begun
         pool.shutdown(cancel_futures=True)
 
 
@@ -213,7 +218,9 @@ def _write_unit(unit: Unit, order: _Order) -> tuple[str, int]:
     }
     path = order.folder / f"{unit.name}.bin"
     write_atomically(path, lambda temporary: temporary.write_bytes(contents))
-    write_text(path.with_suffix(".json"), json.dumps(described))  # last: it vouches for the tokens
+    write_text(
+        path.with_suffix(".json"), json.dumps(described)
+    )  # last: its presence means that the tokens are complete
     return unit.name, sum(map(len, parts))
 
 
@@ -223,7 +230,7 @@ def _load_tokenizer(file: Path) -> Tokenizer:
 
 
 def _finish(folder: Path, plan: Plan) -> None:
-    """Write the index, and clear away what is no longer needed."""
+    """Write the index, and delete temporary files."""
     splits: dict[str, list[dict[str, Any]]] = {}
     for split in SPLITS:
         units = [unit for unit in plan.units if unit.name.rpartition("-")[0] == split]
@@ -253,5 +260,5 @@ def _entry(described_by: Path) -> dict[str, Any]:
         "tokens": sum(described["tokens"]),
         "bytes": sum(described["bytes"]),
         "sha256": described["sha256"],
-        "documents_sha256": sha256_of(described_by),
+        "documents_sha256": sha256(described_by),
     }

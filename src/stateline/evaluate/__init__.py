@@ -1,7 +1,7 @@
-"""Scores of a model: on tasks, and on texts of any length."""
+"""Scores of a model on tasks and on texts of any length."""
 
 from stateline.evaluate.losses import Buckets, token_losses
-from stateline.evaluate.tasks import accuracy_by_position, evaluate, loss_by_position
+from stateline.evaluate.tasks import accuracy_by_position, evaluate, loss_by_position, score_task
 from stateline.evaluate.text import TextScore, score_file, score_text
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "evaluate",
     "loss_by_position",
     "score_file",
+    "score_task",
     "score_text",
     "token_losses",
 ]

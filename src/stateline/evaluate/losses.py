@@ -1,4 +1,4 @@
-"""Losses of single tokens, and their sums by how much of the text came before."""
+"""Losses of single tokens, and their means by position in the text."""
 
 import torch
 import torch.nn.functional as F
@@ -17,17 +17,17 @@ def token_losses(
 
 
 class Buckets:
-    """Sums of losses at positions 1 to ``first``, from there to twice that, and so on.
+    """Means of losses in nats, by position: 1 to ``first``, then up to twice that, and so on.
 
     The position of a token is the number of tokens that it is predicted from.
 
     Args:
-        first: End of the first bucket.
-        last: Where the last bucket ends; by default there is no end.
+        first: Last position of the first bucket.
+        last: Last position of the last bucket; by default there is no limit.
 
     Attributes:
-        sums: Sum of the losses by end of bucket.
-        counts: Their number.
+        sums: Sum of the losses in nats, by last position of the bucket.
+        counts: Number of losses, likewise.
 
     Example:
         >>> buckets = Buckets(2)
@@ -42,7 +42,8 @@ class Buckets:
         self.counts: dict[int, int] = {}
 
     def add(self, positions: Int[Tensor, " n"], losses: Float[Tensor, " n"]) -> None:
-        """Count losses in."""
+        """Add losses; they are read back from their device at once."""
+        positions, losses = positions.cpu(), losses.cpu()
         doublings = ((positions - 1) // self.first + 1).double().log2().ceil()
         for doubling in doublings.unique().tolist():
             here = losses[doublings == doubling]
@@ -51,22 +52,22 @@ class Buckets:
             self._add(end, float(here.double().sum()), len(here))
 
     def merge(self, other: "Buckets") -> None:
-        """Count in what others have counted, whose buckets are the same."""
+        """Add the losses of other buckets with the same limits."""
         for end, total in other.sums.items():
             self._add(end, total, other.counts[end])
 
     @property
     def count(self) -> int:
-        """Losses in all buckets."""
+        """Number of losses in all buckets."""
         return sum(self.counts.values())
 
     @property
     def mean(self) -> float:
-        """Mean of all."""
+        """Mean of all losses, in nats."""
         return sum(self.sums.values()) / self.count
 
     def means(self) -> dict[int, float]:
-        """Mean loss by end of bucket."""
+        """Mean loss in nats, by last position of the bucket."""
         return {end: self.sums[end] / self.counts[end] for end in sorted(self.sums)}
 
     def _add(self, end: int, total: float, count: int) -> None:

@@ -4,17 +4,21 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import singledispatch
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.evaluate.losses import Buckets, token_losses
 from stateline.generate import generate
+from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
-from stateline.models.make import AnyModel
+from stateline.models.sequence_head import SequenceHead
 from stateline.tasks.base import IGNORE, CorpusTask, GeneratedTask, LabelledTask, Task
-from stateline.tasks.classification import ClassificationTask
+from stateline.tasks.rows import RowsTask
 
 Tokens = Int[Tensor, "batch _"]
 
@@ -22,49 +26,102 @@ Tokens = Int[Tensor, "batch _"]
 def evaluate(model: AnyModel, task: Task, length: int, *, batches: int = 4) -> dict[str, float]:
     """Score a model at one length.
 
-    Generated tasks: the mean over ``batches`` batches of problems, answered by greedy decoding on
-    the model's state, or in one pass where the task has ``teacher_forcing``. Labelled tasks: over
-    all labels of ``batches`` batches of rows, each row read from an empty state. Classification:
-    the share of held-out rows, all of them, whose class is right. Corpora: bits per byte over the
-    held-out text, in windows of ``length``, each from an empty state; ``batches`` limits how many
-    batches of windows are read, 0 reads all.
+    - Generated tasks: the mean over ``batches`` batches of problems, answered by greedy decoding on
+      the model's state, or in one pass if the task has ``teacher_forcing``.
+    - Labelled tasks: over all labels of ``batches`` batches of rows, each read from an empty state.
+    - Rows of a data set: over all targets of all held-out rows.
+    - Corpora: bits per byte of the held-out text, in windows of ``length``, each read from an empty
+      state; ``batches`` limits how many batches of windows are read, 0 reads all.
+    - Other kinds of tasks: what the function registered with :func:`score_task` does.
 
     Args:
-        model: The model; it is in evaluation mode afterwards as it was before.
+        model: The model; afterwards it is in training or evaluation mode as before.
         task: The task.
         length: In the task's own unit.
         batches: See above.
 
     Returns:
         Scores by name; the task's ``metric`` is among them.
+
+    Raises:
+        InputError: If nothing is registered for the kind of task.
     """
     with _evaluating(model):
-        if isinstance(task, ClassificationTask):
-            return {task.metric: _classified(model, task)}
-        assert isinstance(model, LanguageModel)
-        if isinstance(task, GeneratedTask):
-            return _answered(model, task, length, batches)
-        if isinstance(task, LabelledTask):
-            return task.score(*_label(model, task, length, batches))
-        assert isinstance(task, CorpusTask)
-        buckets = _read(model, task, Buckets(length, length), batches)
-        return {task.metric: buckets.mean / _nats_per_bit_per_byte(task)}
+        return score_task(task, model, length, batches)
+
+
+@singledispatch
+def score_task(task: Task, model: Any, length: int, batches: int) -> dict[str, float]:  # noqa: ARG001
+    """Score a model in evaluation mode on a kind of task; see :func:`evaluate`.
+
+    For a kind of task of your own, register a function with the same arguments::
+
+        @score_task.register
+        def _(task: MyTask, model, length, batches):
+            return {task.metric: ...}
+
+    Raises:
+        InputError: If nothing is registered for the kind of task.
+    """
+    raise InputError(
+        f"no way to score a {type(task).__name__} is known: derive it from GeneratedTask, "
+        "LabelledTask, CorpusTask or RowsTask, or register a function with "
+        "stateline.evaluate.score_task.register"
+    )
+
+
+@score_task.register
+def _answered(
+    task: GeneratedTask, model: LanguageModel, length: int, batches: int
+) -> dict[str, float]:
+    totals: dict[str, float] = defaultdict(float)
+    for index in range(batches):
+        prompts, answers = task.problems(length, index)
+        answer = _guided if task.teacher_forcing else _decoded
+        predictions = answer(model, prompts, answers)
+        for name, score in task.score(answers, predictions.cpu()).items():
+            totals[name] += score / batches
+    return dict(totals)
+
+
+@score_task.register
+def _labelled(
+    task: LabelledTask, model: LanguageModel, length: int, batches: int
+) -> dict[str, float]:
+    return task.score(*_label(model, task, length, batches))
+
+
+@score_task.register
+def _corpus(task: CorpusTask, model: LanguageModel, length: int, batches: int) -> dict[str, float]:
+    buckets = _read(model, task, Buckets(length, length), batches)
+    return {task.metric: buckets.mean / _nats_per_bit_per_byte(task)}
+
+
+@score_task.register
+@torch.inference_mode()
+def _rows(task: RowsTask, model: SequenceHead, length: int, batches: int) -> dict[str, float]:  # noqa: ARG001
+    device = model.head.weight.device
+    tallies = [
+        task.objective.tally(model(x.to(device)).cpu(), targets) for x, targets in task.held_out()
+    ]
+    return task.objective.score(torch.stack(tallies).sum(dim=0))
 
 
 def loss_by_position(
     model: LanguageModel, task: CorpusTask, length: int, *, batches: int = 0
 ) -> dict[int, float]:
-    """How the score depends on the position in a window: whether what came before is of use.
+    """Loss by position in a window, which shows whether a model uses long contexts.
 
     Args:
-        model: The model; it is in evaluation mode afterwards as it was before.
+        model: The model; afterwards it is in training or evaluation mode as before.
         task: A corpus.
-        length: Of the windows, in tokens; each is read from an empty state.
+        length: Tokens in a window; each window is read from an empty state.
         batches: How many batches of windows are read; 0 reads all.
 
     Returns:
-        Bits per byte by end of bucket: positions up to an eighth of the training length, from
-        there to twice as far, and so on to ``length``.
+        Bits per byte by the end of each bucket of positions. The first bucket ends at an eighth of
+        the training length, each of the others at twice the end of the previous one, the last at
+        ``length``.
     """
     with _evaluating(model):
         buckets = _read(model, task, Buckets(max(1, task.train_length // 8), length), batches)
@@ -75,17 +132,17 @@ def loss_by_position(
 def accuracy_by_position(
     model: LanguageModel, task: LabelledTask, length: int, *, batches: int = 4
 ) -> dict[int, float]:
-    """How many labels are right, by how far from the beginning they stand.
+    """Accuracy by position in a row.
 
     Args:
-        model: The model; it is in evaluation mode afterwards as it was before.
-        task: A task that asks for labels.
-        length: Of the rows, in tokens; each is read from an empty state.
+        model: The model; afterwards it is in training or evaluation mode as before.
+        task: A labelled task.
+        length: Tokens in a row; each row is read from an empty state.
         batches: How many batches of rows are read.
 
     Returns:
-        Share of labels that are right by end of bucket, buckets as for :func:`loss_by_position`.
-        Buckets in which nothing is asked for are left out.
+        Share of correct labels by the end of each bucket of positions; buckets are those of
+        :func:`loss_by_position`. Buckets without labels are left out.
     """
     with _evaluating(model):
         targets, predictions = _label(model, task, length, batches)
@@ -105,40 +162,15 @@ def _evaluating(model: AnyModel) -> Iterator[None]:
         model.train(was_training)
 
 
-def _answered(
-    model: LanguageModel, task: GeneratedTask, length: int, batches: int
-) -> dict[str, float]:
-    totals: dict[str, float] = defaultdict(float)
-    for index in range(batches):
-        prompts, answers = task.problems(length, index)
-        answer = _guided if task.teacher_forcing else _decoded
-        predictions = answer(model, prompts, answers)
-        for name, score in task.score(answers, predictions.cpu()).items():
-            totals[name] += score / batches
-    return dict(totals)
-
-
-@torch.inference_mode()
-def _classified(model: AnyModel, task: ClassificationTask) -> float:
-    """Share of the held-out rows whose likeliest class at their last position is right."""
-    right = count = 0
-    device = next(model.parameters()).device
-    for x, targets in task.held_out():
-        predictions, asked = model(x.to(device)).argmax(dim=2).cpu(), targets != IGNORE
-        right += int((predictions == targets)[asked].sum())
-        count += int(asked.sum())
-    return right / count
-
-
 def _decoded(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
-    """Each token after those decoded before."""
+    """Predict each token from the decoded ones before it."""
     return generate(model, prompts.to(model.embedding.weight.device), answers.shape[1])
 
 
 @torch.inference_mode()
 def _guided(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
-    """Each token after the true ones before."""
-    known = answers[:, :-1].clamp(min=0)  # behind the end of a short answer anything may stand
+    """Predict each token from the true ones before it."""
+    known = answers[:, :-1].clamp(min=0)  # any token may follow a short answer
     tokens = torch.cat([prompts, known], dim=1).to(model.embedding.weight.device)
     return model(tokens)[:, prompts.shape[1] - 1 :].argmax(dim=2)
 
@@ -147,7 +179,7 @@ def _guided(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
 def _label(
     model: LanguageModel, task: LabelledTask, length: int, batches: int
 ) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
-    """Targets of so many batches, and for each the likeliest token."""
+    """Targets of the batches, and the most likely token for each."""
     rows = [task.labelled(length, index) for index in range(batches)]
     device = model.embedding.weight.device
     predictions = [model(tokens.to(device)).argmax(dim=2).cpu() for tokens, _ in rows]
@@ -156,7 +188,7 @@ def _label(
 
 @torch.inference_mode()
 def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: int) -> Buckets:
-    """The losses on the held-out text, in windows as long as the buckets reach."""
+    """Losses on the held-out text, in windows of the length that the buckets cover."""
     assert buckets.last is not None
     for index, (tokens, targets) in enumerate(task.held_out(buckets.last)):
         if batches and index == batches:

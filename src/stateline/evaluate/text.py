@@ -1,4 +1,4 @@
-"""Scores of a model on texts of any length, no more than a piece of which is in memory."""
+"""Scores of a model on texts of any length, one chunk of which is in memory at a time."""
 
 import math
 import time
@@ -15,23 +15,28 @@ from stateline.data import Tokenizer
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
 from stateline.evaluate.losses import Buckets, token_losses
-from stateline.generate import token_pieces
+from stateline.files import regular_file
+from stateline.generate import token_chunks
+from stateline.generate.session import device_of
 from stateline.models.language_model import LanguageModel
 
 CHUNK = 1024
 """Tokens whose logits are in memory at a time."""
+
+LONGEST = 2**31 - 1
+"""Largest chunk or window."""
 
 FIRST_BUCKET = 64
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """How well a model predicts a text. The first token has nothing before it and is not scored.
+    """How well a model predicts a text. The first token is not scored: nothing precedes it.
 
     Attributes:
-        losses: Nats, by position in the text.
-        n_bytes: Of the tokens that are scored; 0 if nobody counted.
-        seconds: Time it took.
+        losses: Losses in nats, by position in the text.
+        n_bytes: Bytes of the scored tokens; 0 if they were not counted.
+        seconds: Time that scoring took.
     """
 
     losses: Buckets
@@ -40,17 +45,17 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        """Number of equally likely tokens that would be as surprising; may be infinite."""
+        """Exponential of the mean loss in nats per token; may be infinite."""
         return float(torch.tensor(self.losses.mean, dtype=torch.float64).exp())
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits that the model needs for a byte of the text."""
+        """Loss in bits per byte of the text, comparable between tokenizers."""
         return self.losses.mean * self.losses.count / math.log(2) / self.n_bytes
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed of the reading."""
+        """Tokens scored per second."""
         return self.losses.count / self.seconds
 
     def __add__(self, other: "TextScore") -> "TextScore":
@@ -69,26 +74,26 @@ def score_text(
     window: int | None = None,
     stride: int | None = None,
 ) -> TextScore:
-    """Score one text, whose tokens may come in pieces of any length.
+    """Score one text, whose tokens may come in chunks of any length.
 
-    The state is carried from chunk to chunk, so that each token is predicted from all before it:
+    The state is carried from chunk to chunk, so each token is predicted from all tokens before it:
     the result is that of one forward pass over the whole text. With a ``window``, each window is
     read from an empty state, and windows overlap so that every token is predicted from at least
-    ``window - stride`` others, if there are so many.
+    ``window - stride`` tokens, if the text has so many before it.
 
     Args:
-        model: A language model in evaluation mode.
-        pieces: The tokens, at least two.
-        chunk: Tokens to read at a time where the state is carried.
-        window: Tokens in a window; by default there are no windows.
-        stride: Tokens from the beginning of one window to the next; half a window by default.
+        model: A language model in evaluation mode; it computes on its own device.
+        pieces: The tokens in chunks, at least two tokens in all.
+        chunk: Tokens read at a time if the state is carried.
+        window: Tokens in a window; by default the state is carried.
+        stride: Tokens from the beginning of one window to the next; by default half a window.
 
     Returns:
-        The score, without a count of bytes.
+        The score, without a number of bytes.
 
     Raises:
         InputError: If there are fewer than two tokens, one is outside the vocabulary, a length is
-            not positive, or learned positions end before the window or the text.
+            out of range, or the window or text has more positions than the model has learned.
 
     Example:
         >>> from stateline.models.config import ModelConfig
@@ -97,15 +102,15 @@ def score_text(
         9
     """
     step = stride if stride is not None else max(1, (window or 2) // 2)
-    if chunk < 1 or (window is not None and not 1 <= step <= window):
+    if not 1 <= chunk <= LONGEST or (window is not None and not 1 <= step <= window <= LONGEST):
         raise InputError(
-            f"chunk must be at least 1, and stride from 1 to window, got chunk={chunk}, "
-            f"window={window} and stride={stride}"
+            f"chunk and window must be from 1 to {LONGEST}, and stride from 1 to window, got "
+            f"chunk={chunk}, window={window} and stride={stride}"
         )
     start, position, buckets = time.perf_counter(), 0, Buckets(FIRST_BUCKET)
     found = _carried(model, pieces, chunk) if not window else _windowed(model, pieces, window, step)
     for losses in found:
-        positions = torch.arange(position + 1, position + 1 + len(losses), device=losses.device)
+        positions = torch.arange(position + 1, position + 1 + len(losses))
         buckets.add(positions, losses)
         position += len(losses)
     if not position:
@@ -122,20 +127,23 @@ def score_file(
     window: int | None = None,
     stride: int | None = None,
 ) -> TextScore:
-    """Score the text of a file in UTF-8; further as :func:`score_text`.
+    """Score the text of a file in UTF-8; see :func:`score_text`.
 
     Raises:
-        InputError: If the file cannot be read, or is too short; further as :func:`score_text`.
+        InputError: If the file cannot be read or is too short; otherwise as :func:`score_text`.
     """
+    regular_file(Path(path), "text")
     try:
         with Path(path).open("rb") as file:
-            pieces = token_pieces(file.read, tokenizer)
+            pieces = token_chunks(file.read, tokenizer)
             first = next(pieces)
             unscored = len(utf8(tokenizer.decode(first[:1].tolist())))
             score = score_text(
                 model, chain([first], pieces), chunk=chunk, window=window, stride=stride
             )
             return TextScore(score.losses, file.tell() - unscored, score.seconds)
+    except InputError as error:
+        raise InputError(f"cannot score {path}: {error}") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; give a file of text") from error
 
@@ -144,22 +152,26 @@ def _carried(
     model: LanguageModel, pieces: Iterable[Int[Tensor, "_"]], chunk: int
 ) -> Iterator[Float[Tensor, "_"]]:
     """Losses of all tokens but the first, in order."""
-    state, tokens = model.init_state(1), torch.zeros(1, 0, dtype=torch.int64)
+    device = device_of(model)
+    state, tokens = model.init_state(1), torch.zeros(1, 0, dtype=torch.int64, device=device)
     for part in (part for piece in pieces for part in piece.split(chunk)):
-        tokens = torch.cat([tokens.to(part.device), part[None]], dim=1)
+        model.check_tokens(part)
+        tokens = torch.cat([tokens, part[None].to(device)], dim=1)
         if tokens.shape[1] > 1:
             logits, state = model.forward_chunk(tokens[:, :-1], state)
             yield token_losses(logits, tokens[:, 1:])[0]
-        tokens = tokens[:, -1:]  # not yet fed
+        tokens = tokens[:, -1:]  # the last token is not yet fed
 
 
 def _windowed(
     model: LanguageModel, pieces: Iterable[Int[Tensor, "_"]], window: int, stride: int
 ) -> Iterator[Float[Tensor, "_"]]:
     """The same, each window from an empty state."""
-    tokens, scored = torch.zeros(1, 0, dtype=torch.int64), 0
+    device, scored = device_of(model), 0
+    tokens = torch.zeros(1, 0, dtype=torch.int64, device=device)
     for piece in pieces:
-        tokens = torch.cat([tokens.to(piece.device), piece[None]], dim=1)
+        model.check_tokens(piece)
+        tokens = torch.cat([tokens, piece[None].to(device)], dim=1)
         while tokens.shape[1] > window:
             losses = token_losses(model(tokens[:, :window]), tokens[:, 1 : window + 1])
             yield losses[0, scored:]

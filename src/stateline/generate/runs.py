@@ -1,10 +1,11 @@
-"""What a trained model's folder holds: the model, and how it reads text."""
+"""The folder of a trained model: its weights and its tokenizer."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Int
 
 from stateline.data import ByteTokenizer, Decoder, Tokenizer, load_tokenizer
@@ -12,16 +13,17 @@ from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
 from stateline.layers.compose import title
 from stateline.models.checkpoint import CONFIG, load_model
+from stateline.models.config import ModelConfig
+from stateline.models.convert.table import is_published, load_pretrained, published_config
+from stateline.models.factory import read_config
 from stateline.models.language_model import LanguageModel
 
 
 def find_model(folder: str | Path) -> Path:
-    """The folder of a run's model: itself, or else its newest checkpoint.
-
-    Checkpoints are ``checkpoints/step-00000500`` and the like.
+    """The folder of a run's model: the run's own, or else that of its newest checkpoint.
 
     Raises:
-        InputError: If the folder is that of a comparison, which holds many models.
+        InputError: If the folder is a comparison, which holds several models.
     """
     checkpoints = sorted(Path(folder).glob(f"checkpoints/step-*/{CONFIG}"))
     if (Path(folder) / CONFIG).is_file():
@@ -33,25 +35,37 @@ def find_model(folder: str | Path) -> Path:
     return checkpoints[-1].parent if checkpoints else Path(folder)
 
 
-def load_run(folder: str | Path) -> tuple[LanguageModel, Tokenizer]:
-    """Read a run's model, and the tokenizer that lies beside it or beside its checkpoints.
+def load_run(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> tuple[LanguageModel, Tokenizer]:
+    """Read a run's model and its tokenizer, which is beside the model or in the run's folder.
 
-    Without one, a model of 256 tokens reads bytes, and any other the numbers of its tokens.
+    Without a tokenizer, a model of 256 tokens reads bytes, and any other reads token numbers.
 
     Args:
-        folder: Of a model, a run, or a checkpoint of one.
+        folder: Folder of a model, a run, or a checkpoint, or of a published model.
+        device: Device of the model.
+        dtype: Precision of the weights; by default that in which they were saved.
 
     Returns:
         The model, in evaluation mode, and its tokenizer.
 
     Raises:
-        InputError: If a file is missing or damaged, or the tokenizer has more tokens.
+        InputError: If a file is missing or damaged, or the tokenizer has more tokens than the
+            model.
     """
     home = find_model(folder)
-    model = load_model(home)
+    if is_published(home):
+        model = load_pretrained(home, device=device, dtype=dtype)
+    else:
+        model = load_model(home, device=device)
+        model = model if dtype is None else model.to(dtype)
     vocab_size = model.config.vocab_size
-    near = [home / FILE, *([home.parents[1] / FILE] if _is_checkpoint(home) else [])]
-    file = next((path for path in near if path.is_file()), None)
+    near = [home, *([home.parents[1]] if _is_checkpoint(home) else [])]
+    file = next((path for folder in near if (path := _tokenizer_in(folder))), None)
     if file is None:
         return model, ByteTokenizer() if vocab_size == 256 else NumberTokenizer(vocab_size)
     tokenizer = load_tokenizer(file)
@@ -60,11 +74,30 @@ def load_run(folder: str | Path) -> tuple[LanguageModel, Tokenizer]:
             f"{file} has {tokenizer.vocab_size} tokens, but the model in {home} {vocab_size}: "
             "give the tokenizer that the model was trained with"
         )
+    tokenizer.padded_size = vocab_size
     return model, tokenizer
 
 
+def read_model_config(folder: str | Path) -> ModelConfig:
+    """The configuration of the model in a folder, as for :func:`load_run`; reads no weights.
+
+    Raises:
+        InputError: If there is none, or it is damaged or of an unknown format.
+    """
+    home = find_model(folder)
+    return published_config(home) if is_published(home) else read_config(home / CONFIG)
+
+
+def _tokenizer_in(folder: Path) -> Path | None:
+    """The tokenizer's file, or the folder itself if it holds GPT-2's two files."""
+    if (folder / FILE).is_file():
+        return folder / FILE
+    pair = all((folder / name).is_file() for name in ("vocab.json", "merges.txt"))
+    return folder if pair else None
+
+
 def growing_layers(model: LanguageModel) -> list[str]:
-    """Layers whose state grows with the length of the text, by number and kind.
+    """Layers whose state grows with the length of the text, by position and kind.
 
     Example:
         >>> from stateline.models.config import ModelConfig
@@ -79,10 +112,10 @@ def growing_layers(model: LanguageModel) -> list[str]:
 
 
 class NumberTokenizer(Tokenizer):
-    """The numbers of the tokens, as text: for models that know no other.
+    """Reads and writes token numbers, for models without a tokenizer.
 
     Args:
-        vocab_size: Of the model.
+        vocab_size: Number of tokens of the model.
 
     Example:
         >>> NumberTokenizer(10).encode("3 1 4").tolist(), NumberTokenizer(10).decode([1, 5])
@@ -96,26 +129,28 @@ class NumberTokenizer(Tokenizer):
         """Read numbers.
 
         Raises:
-            InputError: If the text has anything else.
+            InputError: If the text is anything else.
         """
+        words = text.split()
         try:
-            return np.array([int(number) for number in text.split()], dtype=np.int64)
+            return np.array([int(word) for word in words], dtype=np.int64)
         except (ValueError, OverflowError) as error:  # not a number, or one beyond 64 bits
+            wrong = next((word for word in words if not word.isdecimal()), words[0])
             raise InputError(
-                f"the model has {self.vocab_size} tokens and no {FILE}: give the prompt as "
-                f"token numbers, got {text[:40]!r}"
+                f"the model has {self.vocab_size} tokens and no {FILE}, so text must be token "
+                f"numbers, got {wrong[:20]!r}: put the tokenizer beside the model"
             ) from error
 
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:
-        """Write numbers, each with a space after it."""
+        """Write numbers, each followed by a space."""
         return "".join(f"{token} " for token in tokens)
 
     def decoder(self) -> Decoder:
-        """A decoder that never holds anything back."""
+        """A decoder that holds nothing back."""
         return _NumberDecoder()
 
     def to_json(self) -> str:
-        """The number of tokens is all there is to say."""
+        """The number of tokens, as JSON."""
         return json.dumps({"type": "stateline-number", "vocab_size": self.vocab_size})
 
 

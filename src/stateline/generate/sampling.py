@@ -1,13 +1,16 @@
-"""The choice of the next token, row by row: no row's choice depends on the other rows."""
+"""The choice of the next token; no row's choice depends on the other rows."""
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.generate.random import widest
+
+PENALTIES = 1e-9, 1e9
+"""Smallest and largest repetition penalty: beyond them, logits overflow."""
 
 
 @dataclass(frozen=True)
@@ -16,10 +19,13 @@ class Sampling:
 
     Attributes:
         temperature: Divides the logits; 0 takes the most likely token (greedy).
-        top_k: Only so many of the most likely tokens are considered.
-        top_p: Only the most likely tokens are considered that together reach this probability.
-        repetition_penalty: For tokens that the prompt or the output has, positive logits are
-            divided by it and negative ones multiplied, before all else; 1 changes nothing.
+        top_k: Only this many of the most likely tokens are considered.
+        top_p: Only the most likely tokens whose probabilities sum up to this are considered.
+        repetition_penalty: Positive logits of tokens that occur in the prompt or the output are
+            divided by it, negative ones multiplied, before any other step; 1 changes nothing.
+
+    Raises:
+        InputError: If a value is out of range.
 
     References:
         Repetition penalty: Keskar et al., "CTRL", 2019, section 4.1, with the rule for negative
@@ -32,15 +38,17 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise InputError(f"temperature must not be negative, got {self.temperature}")
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(f"temperature must be finite and not negative, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if not 0 < self.repetition_penalty < float("inf"):
+        least, largest = PENALTIES
+        if not least <= self.repetition_penalty <= largest:
             raise InputError(
-                f"repetition_penalty must be positive and finite, got {self.repetition_penalty}"
+                f"repetition_penalty must be from {least:g} to {largest:g}, "
+                f"got {self.repetition_penalty}"
             )
 
 
@@ -53,17 +61,18 @@ def choose(
     random: Float[Tensor, " batch"] | None = None,
     seen: Bool[Tensor, "batch vocab"] | None = None,
 ) -> Int[Tensor, " batch"]:
-    """Choose one token per row: where the cumulative distribution reaches the row's number.
+    """Choose one token per row: the first whose cumulative probability reaches the row's number.
+
+    All of it runs on the device of the logits, without a synchronisation.
 
     Args:
-        logits: Of the next token.
+        logits: Logits of the next token.
         sampling: How to choose.
-        random: A number above 0 and at most 1 for each row, as of :func:`uniform`; greedy choice
-            needs none.
-        seen: Which tokens the repetition penalty is for; by default none.
+        random: A number in (0, 1] for each row, as from :func:`uniform`; not needed if greedy.
+        seen: Tokens that the repetition penalty applies to; by default none.
 
     Returns:
-        The tokens.
+        The tokens; where logits are NaN, some token of the vocabulary.
 
     Example:
         >>> choose(torch.tensor([[0.0, 2.0, 1.0]]), GREEDY)
@@ -71,47 +80,32 @@ def choose(
     """
     if seen is not None and sampling.repetition_penalty != 1:
         penalty = sampling.repetition_penalty
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
         logits = torch.where(seen, penalized, logits)
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     assert random is not None
-    logits = logits.double() - logits.amax(dim=-1, keepdim=True)  # so that no quotient overflows
+    logits = logits.to(widest(logits.device))
+    logits = logits - logits.amax(dim=-1, keepdim=True)  # avoids overflow in the division
     logits = logits / sampling.temperature
     if sampling.top_k is not None or sampling.top_p is not None:
         logits = _restrict(logits, sampling)
     cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
     reached = random[:, None].to(cumulative) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, reached)[:, 0]
-
-
-def uniform(random: Int[Tensor, "batch 3"]) -> Float[Tensor, " batch"]:
-    """A number above 0 and at most 1 for each row, fixed by its seed, row number and count.
-
-    Counting in place of remembering (the generator is Philox) makes the state of a row's random
-    numbers three integers, and the numbers of one row independent of those of another.
-
-    Example:
-        >>> uniform(torch.tensor([[0, 0, 0], [0, 0, 1], [0, 0, 0]]))
-        tensor([0.9885, 0.4976, 0.9885], dtype=torch.float64)
-    """
-    numbers = [
-        1 - np.random.Generator(np.random.Philox(key=[seed, row], counter=count)).random()
-        for seed, row, count in random.tolist()
-    ]
-    return torch.tensor(numbers, dtype=torch.float64, device=random.device)
+    return torch.searchsorted(cumulative, reached)[:, 0].clamp(max=logits.shape[-1] - 1)
 
 
 def _restrict(
     logits: Float[Tensor, "batch vocab"], sampling: Sampling
 ) -> Float[Tensor, "batch vocab"]:
-    """Exclude all but the likeliest tokens; the very likeliest always stays."""
+    """Set the logits of all but the likeliest tokens to -inf; the likeliest always stays."""
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k is not None:
-        ordered[:, sampling.top_k :] = float("-inf")
+        ordered[:, min(sampling.top_k, ordered.shape[1]) :] = float("-inf")
     if sampling.top_p is not None:
         probabilities = ordered.softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities
-        before[:, 0] = 0  # where rounding says otherwise
+        before[:, 0] = 0  # despite rounding
         ordered = ordered.masked_fill(before >= sampling.top_p, float("-inf"))
     return torch.empty_like(logits).scatter(1, tokens, ordered)

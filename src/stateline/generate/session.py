@@ -1,7 +1,8 @@
-"""Decoding: a prompt is read, then one step follows the other on a state that changes in place."""
+"""Prefill of prompts, and decoding step by step on a state that changes in place."""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -10,27 +11,43 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.generate.sampling import GREEDY, Sampling, choose, uniform
+from stateline.generate.random import uniform_block
+from stateline.generate.sampling import GREEDY, Sampling, choose
 from stateline.layers import cat_states, select_rows
+from stateline.layers.base import values_at_hand
+from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import trim
 from stateline.models.language_model import LanguageModel, LanguageModelState
 
 PREFILL_CHUNK = 1024
-"""Prompt tokens whose logits are in memory at a time."""
+"""Prompt tokens that are read at a time, whose activations are in memory together."""
 
 ROOM = 256
-"""Steps for which room is made in the state at a time: the end of a text is not known before."""
+"""Steps for which a growing state gets room at a time, since the length of a text is not known."""
+
+CHECK_EVERY = 32
+"""Steps between two checks for NaN on an accelerator, each of which synchronises."""
+
+DRAWN = 32
+"""Random numbers per row that are computed at a time."""
+
+_NEVER = 2**62
 
 Prompt = Int[Tensor, "batch length"] | Sequence[Int[Tensor, "_"]]
 
 
 class SessionState(NamedTuple):
-    """All that the rest of a batch of texts depends on, but the model and the sampling.
+    """Everything that the rest of a batch of texts depends on, except the model and the sampling.
 
-    The last token of each row is known and not yet fed, so that there is one way on from a prompt,
-    from a chosen token and from a kept state. The random numbers of a row are given by its seed,
-    its number and the count of numbers drawn; ``seen`` is for the repetition penalty.
+    The last token of each row is known but not yet fed to the model, so that decoding continues in
+    the same way after a prompt, after a sampled token and from a kept state.
+
+    Attributes:
+        model: State of the model after all tokens but the last.
+        token: The last token of each row.
+        random: Seed, row number and count of random numbers drawn, for each row.
+        seen: Tokens that occur in each row, for the repetition penalty.
     """
 
     model: LanguageModelState
@@ -40,7 +57,7 @@ class SessionState(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of the longest row, with the one not yet fed."""
+        """Tokens of the longest row, including the one not yet fed."""
         return int(self.model.position.max()) + 1
 
 
@@ -52,7 +69,7 @@ class Choice(NamedTuple):
 
     @property
     def log_probs(self) -> Float[Tensor, " batch"]:
-        """What the model gave the tokens, whatever the sampling: natural logarithms.
+        """Log-probability of each token under the model, whatever the sampling, in nats.
 
         Example:
             >>> Choice(torch.tensor([1]), torch.tensor([[0.0, 0.0]])).log_probs
@@ -63,21 +80,25 @@ class Choice(NamedTuple):
 
 
 class Session:
-    """A model that goes on with a batch of texts, step by step.
+    """Decodes a batch of texts step by step.
 
-    Memory grows with the model's state alone, which the steps change in place; the state that the
-    session starts from stays as it is. The model's weights must not change meanwhile.
+    Only the model's state grows in memory, and the steps change it in place; the state that the
+    session starts from is not changed. The model's weights must not change meanwhile. Rows may
+    leave (:meth:`select`) and join (:meth:`join`) between two steps, as in a server.
+
+    On a GPU a step does not wait for its result. NaN logits are therefore found up to
+    ``CHECK_EVERY`` steps late there, or at :meth:`check` and :meth:`state`; on the CPU at once.
 
     Args:
         model: A language model in evaluation mode.
-        state: What :func:`begin` or :func:`read` returned, or a kept state.
+        state: Result of :func:`prefill` or :func:`extend`, or a kept state.
         sampling: How tokens are chosen.
-        room: Steps for which room is made in a growing state at a time.
+        room: Steps for which a growing state gets room at a time.
 
     Example:
         >>> from stateline.models.config import ModelConfig
         >>> model = LanguageModel(ModelConfig("h3", vocab_size=10, d_model=8)).eval()
-        >>> session = Session(model, begin(model, torch.tensor([[1, 2, 3]])))
+        >>> session = Session(model, prefill(model, torch.tensor([[1, 2, 3]])))
         >>> session.step().tokens.shape, session.state().length
         (torch.Size([1]), 4)
     """
@@ -91,65 +112,129 @@ class Session:
         room: int = ROOM,
     ) -> None:
         self.model, self.sampling = model, sampling
-        self._state, self._room, self._free = state, room, 0
         self._memory: Memory = {}
+        self._state, self._room, self._free = state, room, 0
+        self._lengths = _lengths(state)
+        self._numbers: Tensor | None = None
+        self._next = 0
+        self._fits = False  # known after a step that was checked
+        drawn = int(sampling.temperature > 0)
+        self._advance = torch.tensor([0, 0, drawn], device=state.token.device)
+        self._first_nan: Tensor | None = None
 
     @torch.inference_mode()
     def step(self) -> Choice:
-        """Feed the last token of each row, and choose the next."""
+        """Feed the last token of each row, and choose the next.
+
+        Raises:
+            InputError: If logits are NaN.
+        """
         if self._free == 0:
-            self._state = self._state._replace(model=self._roomy(self._state.model))
-            self._free = self._room
-        state, drawn = self._state, self.sampling.temperature > 0
-        with remembering(self._memory):
+            self._make_room()
+        state = self._state
+        with remembering(self._memory), unchecked() if self._fits else nullcontext():
             logits = self.model.step_(state.token, state.model)
-        if logits.isnan().any():
-            raise InputError(
-                f"the model gives NaN after {self._state.length - 1} tokens: its numbers grow too "
-                "large; take an older checkpoint, or begin without the kept state"
-            )
-        numbers = uniform(state.random) if drawn else None
+        self._fits = len(state.token) > 0
+        self._watch(logits)
+        numbers, random = self._draw()
         tokens = choose(logits, self.sampling, numbers, state.seen)
-        count = torch.tensor([0, 0, int(drawn)], device=tokens.device)
-        seen = state.seen.scatter(1, tokens[:, None], True)
-        self._state = SessionState(state.model, tokens, state.random + count, seen)
+        state.seen.scatter_(1, tokens[:, None], True)
+        self._state = SessionState(state.model, tokens, random, state.seen)
         self._free -= 1
+        self._lengths = [length + 1 for length in self._lengths]
         return Choice(tokens, logits)
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with some rows alone, in the given order."""
-        self._state = select_rows(self._state, rows)
+        """Keep only some rows, in the given order."""
+        self._state = select_rows(self._state, torch.tensor(rows, device=self._state.token.device))
+        self._lengths = [self._lengths[row] for row in rows]
+        self._numbers, self._fits = None, False
+
+    @torch.inference_mode()
+    def join(self, state: SessionState) -> None:
+        """Add the rows of a state of the same model after those that are there.
+
+        Every row continues as it would alone: its random numbers are those of its own seed and row
+        number, see :func:`seeded`.
+
+        Raises:
+            InputError: If the state is of another kind of model, or on another device.
+        """
+        self._state, self._free = _cat_alike(trim(self._state), state), 0
+        self._lengths += _lengths(state)
+        self._numbers, self._fits = None, False
 
     @torch.inference_mode()
     def state(self) -> SessionState:
-        """A copy of the state without free room: a value to keep, to fork, to save."""
+        """A copy of the state without free room, to keep, fork or save.
+
+        Raises:
+            InputError: If logits were NaN.
+        """
+        self.check()
         return pytree.tree_map(torch.clone, trim(self._state))
 
-    def _roomy(self, state: LanguageModelState) -> LanguageModelState:
-        """A copy with room: joined with a state that has it, every row gets it."""
-        longest = int(state.position.max())
-        empty = self.model.init_state(1, capacity=longest + self._room)
-        return select_rows(cat_states([state, empty]), range(len(state.position)))
+    def check(self) -> None:
+        """Wait for the steps so far, and raise InputError if one of them gave NaN."""
+        if self._first_nan is None:
+            return
+        first = int(self._first_nan)
+        self._first_nan = None
+        if first != _NEVER:
+            raise _nan(first)
+
+    def _make_room(self) -> None:
+        """Copy the state with room for more steps: a state joined to one with room gets room."""
+        state, rows = self._state, len(self._lengths)
+        empty = self.model.init_state(1, capacity=max(self._lengths) - 1 + self._room)
+        order = torch.arange(rows, device=state.token.device)
+        roomy = select_rows(cat_states([state.model, empty]), order)
+        self._state = state._replace(model=roomy, seen=state.seen.clone())
+        self._free = self._room
+
+    def _draw(self) -> tuple[Tensor | None, Tensor]:
+        """This step's random numbers, and the rows' counters after it."""
+        random = self._state.random
+        if self.sampling.temperature == 0:
+            return None, random
+        if self._numbers is None or self._next == DRAWN:
+            self._numbers, self._next = uniform_block(random, DRAWN), 0
+        self._next += 1
+        return self._numbers[:, self._next - 1], random + self._advance
+
+    def _watch(self, logits: Tensor) -> None:
+        """Find NaN: at once where that is free, otherwise every so many steps."""
+        length, found = max(self._lengths), logits.isnan().any()
+        if values_at_hand(logits):
+            if found:
+                raise _nan(length)
+            return
+        here = torch.where(found, length, _NEVER)
+        before = self._first_nan
+        self._first_nan = here if before is None else torch.minimum(before, here)
+        if length % CHECK_EVERY == 0:
+            self.check()
 
 
 @torch.inference_mode()
-def begin(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionState:
-    """Read the beginning of a batch of texts, each from its first token.
+def prefill(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionState:
+    """Read the prompts of a batch of texts.
 
     Prompts of one length are read together, and no row depends on any other.
 
     Args:
         model: A language model in evaluation mode.
-        prompt: At least one token per row: a batch, or a sequence of rows of any lengths.
-        seed: Of the random choices; row ``i`` draws the same numbers in any batch.
+        prompt: At least one token per row: a batch, or a sequence of rows of any lengths. It is
+            moved to the model's device.
+        seed: Seed of the random choices; row ``i`` draws the same numbers in any batch.
 
     Returns:
         The state after the prompts, whose last tokens are not yet fed.
 
     Raises:
         InputError: If a prompt is empty, has a token outside the vocabulary, or is too long for
-            a model with learned positions, or if the seed is negative.
+            a model with learned positions, or if the seed is out of range.
     """
     if not len(prompt) or any(row.numel() == 0 for row in prompt):
         raise InputError("the prompt is empty: give at least one token")
@@ -157,35 +242,37 @@ def begin(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionStat
     for row, tokens in enumerate(prompt):
         model.check_tokens(tokens)
         rows_by_length[len(tokens)].append(row)
-    parts = []
+    device, parts = device_of(model), []
     for rows in rows_by_length.values():
-        tokens = torch.stack([prompt[row].long() for row in rows])
-        parts.append(read(model, _first(model, tokens[:, 0]), tokens[:, 1:]))
+        tokens = torch.stack([prompt[row].long() for row in rows]).to(device)
+        parts.append(extend(model, _first(model, tokens[:, 0]), tokens[:, 1:]))
     order = torch.tensor([row for rows in rows_by_length.values() for row in rows])
-    return seeded(select_rows(cat_states(parts), order.argsort()), seed)
+    return seeded(select_rows(cat_states(parts), order.argsort().to(device)), seed)
 
 
 @torch.inference_mode()
-def read(
+def extend(
     model: LanguageModel, state: SessionState, tokens: Int[Tensor, "batch length"]
 ) -> SessionState:
-    """The state after more tokens that are given, not chosen; there may be none.
+    """The state after further given tokens; there may be none.
 
     Raises:
-        InputError: If a token is outside the vocabulary, or learned positions end before.
+        InputError: If a token is outside the vocabulary, or there are more positions than the
+            model has learned.
     """
     if tokens.shape[1] == 0:
         return state
     model.check_tokens(tokens)
+    tokens = tokens.to(state.token.device)
     after = state.model
     fed = torch.cat([state.token[:, None], tokens[:, :-1]], dim=1)
-    for piece in fed.split(PREFILL_CHUNK, dim=1):
-        after = model.forward_chunk(piece, after)[1]
+    for chunk in fed.split(PREFILL_CHUNK, dim=1):
+        after = model.forward_chunk(chunk, after, keep=0)[1]
     return SessionState(after, tokens[:, -1], state.random, state.seen.scatter(1, tokens, True))
 
 
 def seeded(state: SessionState, seed: int) -> SessionState:
-    """The same state with new random numbers, those of ``seed`` from the first on.
+    """The same state, with the random numbers of ``seed`` from the first on.
 
     Raises:
         InputError: If the seed is negative, or has more than 63 bits.
@@ -196,10 +283,15 @@ def seeded(state: SessionState, seed: int) -> SessionState:
     return state._replace(random=torch.tensor(random, device=state.token.device))
 
 
-def blank(model: LanguageModel, capacity: int = 0) -> SessionState:
-    """A state of one row without meaning: what a kept state must look like."""
-    token = torch.zeros(1, dtype=torch.int64, device=model.embedding.weight.device)
+def template(model: LanguageModel, capacity: int = 0) -> SessionState:
+    """A state of one row with the structure, dtypes and shapes of any state of the model."""
+    token = torch.zeros(1, dtype=torch.int64, device=device_of(model))
     return _first(model, token)._replace(model=model.init_state(1, capacity=capacity))
+
+
+def device_of(model: LanguageModel) -> torch.device:
+    """Where a model's weights are."""
+    return model.embedding.weight.device
 
 
 def _first(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionState:
@@ -209,4 +301,33 @@ def _first(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionState:
     random = torch.zeros(rows, 3, dtype=torch.int64, device=token.device)
     return SessionState(
         model.init_state(rows), token, random, seen.scatter(1, token[:, None], True)
+    )
+
+
+def _lengths(state: SessionState) -> list[int]:
+    """Tokens of each row, including the one not yet fed."""
+    return [position + 1 for position in state.model.position.tolist()]
+
+
+def _cat_alike(state: SessionState, other: SessionState) -> SessionState:
+    """Join two states, or raise InputError if they are not of one model."""
+    mismatch = InputError(
+        "a row that joins must have a state of the same model, on the same device and in the same "
+        "dtype, got another: prefill it with the session's model"
+    )
+    leaves, structures = zip(*(pytree.tree_flatten(s) for s in (state, other)), strict=True)
+    kinds = [[(leaf.dtype, leaf.device, leaf.ndim) for leaf in part] for part in leaves]
+    if structures[0] != structures[1] or kinds[0] != kinds[1]:
+        raise mismatch
+    try:
+        joined: SessionState = cat_states([state, other])
+    except RuntimeError as error:  # shapes that differ
+        raise mismatch from error
+    return joined
+
+
+def _nan(length: int) -> InputError:
+    return InputError(
+        f"the model gives NaN after {length} tokens: its numbers grow too large; take an older "
+        "checkpoint, or begin without the kept state"
     )

@@ -1,4 +1,4 @@
-"""From tokens to text as they come: no half character, and nothing of a stop string."""
+"""From tokens to text: no half character and no part of a stop string is given out."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,13 +13,15 @@ from stateline.errors import InputError
 from stateline.generate.session import Session
 
 _CONTEXT = 32
-"""Tokens after which a decoder no longer depends on what came before: a character has few."""
+"""Tokens that a decoder is given to continue a text; a character is made of far fewer."""
 
 
 class HeldText(NamedTuple):
-    """What a text that is interrupted needs to go on: its last tokens, and what nobody has seen.
+    """What an interrupted text needs to continue.
 
-    The text held back is in UTF-8; it may be the beginning of a stop string.
+    Attributes:
+        tokens: Its last tokens.
+        text: Text in UTF-8 that was held back since it may be the beginning of a stop string.
     """
 
     tokens: Int[Tensor, "1 tokens"]
@@ -27,21 +29,21 @@ class HeldText(NamedTuple):
 
 
 class TextStream:
-    r"""Text of tokens, given out as soon as it is certain.
+    r"""Turns tokens into text, which is given out as soon as no later token can change it.
 
-    A stop string is found wherever the borders of tokens are; of several, the one that is complete
-    first ends the text.
+    A stop string may begin and end inside of tokens. If there are several, the one that is
+    complete first ends the text.
 
     Args:
-        tokenizer: Of the tokens.
+        tokenizer: Tokenizer of the model.
         stop: Strings before which the text ends.
-        held: Where an interrupted text goes on.
+        held: State of an interrupted text, from :meth:`hold`.
 
     Attributes:
-        stopped: Whether the text has ended before a stop string.
+        stopped: Whether a stop string has ended the text.
 
     Raises:
-        InputError: If a stop string is empty.
+        InputError: If a stop string is empty, or an interrupted text is of another tokenizer.
 
     Example:
         >>> from stateline.data import ByteTokenizer
@@ -59,20 +61,17 @@ class TextStream:
         self._stop, self._decoder, self._text = tuple(stop), tokenizer.decoder(), ""
         self._recent: deque[int] = deque(maxlen=_CONTEXT)
         if held is not None:
-            for token in held.tokens[0].tolist():
-                self._recent.append(token)
-                self._decoder.push(token)
-            self._text = bytes(held.text[0].tolist()).decode(errors="surrogatepass")
+            self._continue(held, max(tokenizer.vocab_size, tokenizer.padded_size))
 
     def push(self, token: int) -> str:
-        """What is certain with this token; nothing after a stop string."""
+        """Text that is certain with this token; empty after a stop string."""
         if self.stopped:
             return ""
         self._recent.append(token)
         return self._take(self._decoder.push(token))
 
     def finish(self) -> str:
-        """What was held back, now that no token follows."""
+        """Text that was held back, when no token follows."""
         if self.stopped:
             return ""
         certain = self._take(self._decoder.finish())
@@ -80,12 +79,27 @@ class TextStream:
         return certain + rest
 
     def hold(self) -> HeldText:
-        """What another stream needs to go on after this one; no :func:`finish` before."""
+        """What another stream needs to continue this one; not after :meth:`finish`."""
         text = list(self._text.encode(errors="surrogatepass"))
         return HeldText(
             torch.tensor([list(self._recent)], dtype=torch.int64),
             torch.tensor([text], dtype=torch.int64),
         )
+
+    def _continue(self, held: HeldText, vocab_size: int) -> None:
+        tokens = held.tokens[0].tolist()
+        if max(tokens, default=0) >= vocab_size:
+            raise InputError(
+                f"the interrupted text has the token {max(tokens)}, but the tokenizer only "
+                f"{vocab_size}: give the tokenizer that it was made with"
+            )
+        for token in tokens:
+            self._recent.append(token)
+            self._decoder.push(token)
+        try:
+            self._text = bytes(held.text[0].tolist()).decode(errors="surrogatepass")
+        except ValueError as error:
+            raise InputError(f"the interrupted text is damaged: {error}; save it again") from error
 
     def _take(self, new: str) -> str:
         text = self._text + new
@@ -100,8 +114,8 @@ class TextStream:
         return text[:certain]
 
 
-class Written(NamedTuple):
-    """A token of one row, its log-probability, and the text that is certain with it."""
+class DecodedToken(NamedTuple):
+    """A token of one row, its log-probability in nats, and the text that is certain with it."""
 
     row: int
     token: int
@@ -109,23 +123,29 @@ class Written(NamedTuple):
     text: str
 
 
-def write(session: Session, texts: Sequence[TextStream], max_new_tokens: int) -> Iterator[Written]:
-    """Go on with a batch of texts; a row that meets a stop string drops out.
+def decode_text(
+    session: Session, texts: Sequence[TextStream], max_new_tokens: int
+) -> Iterator[DecodedToken]:
+    """Continue a batch of texts; a row that meets a stop string leaves the batch.
 
     Args:
-        session: Its rows, in the order of the texts; all of them may end early.
-        texts: What becomes of the tokens; what they hold back at the end is left to the caller.
-        max_new_tokens: Most tokens of a row.
+        session: Has one row per text, in the same order.
+        texts: Streams that turn tokens into text; the caller gets the rest of each by ``finish``.
+        max_new_tokens: Largest number of tokens per row.
 
     Yields:
-        Tokens as they are known, those of one step in the order of the rows.
+        Tokens step by step, in the order of the rows.
+
+    Raises:
+        InputError: If the model gives NaN.
     """
     rows = list(range(len(texts)))
     for _ in range(max_new_tokens):
         choice = session.step()
+        session.check()
         numbers, log_probs = choice.tokens.tolist(), choice.log_probs.tolist()
         for row, token, log_prob in zip(rows, numbers, log_probs, strict=True):
-            yield Written(row, token, log_prob, texts[row].push(token))
+            yield DecodedToken(row, token, log_prob, texts[row].push(token))
         going = [place for place, row in enumerate(rows) if not texts[row].stopped]
         if not going:
             return
@@ -135,7 +155,7 @@ def write(session: Session, texts: Sequence[TextStream], max_new_tokens: int) ->
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of a text with which a stop string begins.
+    """Length of the longest end of a text that is a proper beginning of a stop string.
 
     Example:
         >>> _overlap("to be", "being")

@@ -1,4 +1,4 @@
-"""From prompts to the tokens that follow, for batches that end together."""
+"""From prompts to a fixed number of tokens that follow."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.generate.sampling import GREEDY, Sampling
-from stateline.generate.session import ROOM, Choice, Prompt, Session, begin
+from stateline.generate.session import ROOM, Choice, Prompt, Session, device_of, prefill
 from stateline.models.language_model import LanguageModel
 
 
@@ -20,24 +20,27 @@ def stream(
     sampling: Sampling = GREEDY,
     seed: int = 0,
 ) -> Iterator[Choice]:
-    """Yield the tokens after a prompt, one per row at a time, as soon as they are known.
+    """Yield the tokens after a prompt step by step, one per row.
+
+    On a GPU a step does not wait for its result; reading the tokens does.
 
     Args:
         model: A language model in evaluation mode.
         prompt: At least one token per row: a batch, or a sequence of rows of any lengths.
-        max_new_tokens: How many tokens to yield.
-        sampling: How they are chosen; greedy by default.
-        seed: Of the random choice; the same seed gives the same tokens on the same machine.
+        max_new_tokens: Number of steps.
+        sampling: How tokens are chosen; greedy by default.
+        seed: Seed of the random choices; it gives the same tokens again on the same machine.
 
     Raises:
         InputError: If the prompt is empty, has a token outside the vocabulary, or is too long for
-            a model with learned positions.
+            a model with learned positions; if the model gives NaN.
     """
     check_length(model, max(map(len, prompt), default=0), max_new_tokens)
     room = max(1, min(max_new_tokens, ROOM))
-    session = Session(model, begin(model, prompt, seed=seed), sampling=sampling, room=room)
+    session = Session(model, prefill(model, prompt, seed=seed), sampling=sampling, room=room)
     for _ in range(max_new_tokens):
         yield session.step()
+    session.check()
 
 
 def generate(
@@ -48,7 +51,7 @@ def generate(
     sampling: Sampling = GREEDY,
     seed: int = 0,
 ) -> Int[Tensor, "batch new"]:
-    """The tokens after a prompt, all at once; arguments as for :func:`stream`.
+    """The tokens after a prompt, on the model's device; arguments as for :func:`stream`.
 
     Example:
         >>> from stateline.models.config import ModelConfig
@@ -60,11 +63,12 @@ def generate(
     """
     choices = stream(model, prompt, max_new_tokens, sampling=sampling, seed=seed)
     tokens = [choice.tokens for choice in choices]
-    return torch.stack(tokens, dim=1) if tokens else torch.zeros(len(prompt), 0, dtype=torch.int64)
+    none = torch.zeros(len(prompt), 0, dtype=torch.int64, device=device_of(model))
+    return torch.stack(tokens, dim=1) if tokens else none
 
 
 def check_length(model: LanguageModel, length: int, max_new_tokens: int) -> None:
-    """Raise InputError if so many tokens cannot follow a text of ``length`` tokens."""
+    """Raise InputError if ``max_new_tokens`` cannot follow a text of ``length`` tokens."""
     if max_new_tokens < 0:
         raise InputError(f"max_new_tokens must not be negative, got {max_new_tokens}")
     limit, wanted = model.max_len, length + max_new_tokens - 1

@@ -1,37 +1,36 @@
-"""Sequence layers: ``LAYERS`` and ``WRAPPERS`` are the table of contents.
+"""Sequence layers, listed in ``LAYERS`` and ``WRAPPERS``.
 
-To add a layer, add a file and a line: it must be constructible from ``d_model`` alone, all else
-keyword-only with defaults. Its contract tests, pattern name and benches come with the line.
+To add a layer to the package, add a file and a line. It must be constructible from ``d_model``
+alone; all options are keyword-only with defaults. Its contract tests, pattern name and benches come
+with the line. A layer outside the package gets its name by ``register_layer``.
 """
 
-from collections.abc import Mapping
+import inspect
+from typing import Any
 
-from stateline.layers.attention import Attention
 from stateline.layers.base import AnyLayer, SequenceLayer
-from stateline.layers.block_recurrent import BlockRecurrent
-from stateline.layers.block_state import BlockState
-from stateline.layers.cached_staircase import CachedStaircase
 from stateline.layers.compose import Branch, Parallel, PostNorm, Residual, Stack
-from stateline.layers.diagonal_ssm import DiagonalSSM
-from stateline.layers.dss import DSS
-from stateline.layers.feed_forward import FeedForward
-from stateline.layers.feedback import Feedback
-from stateline.layers.gated_delta_net import GatedDeltaNet
-from stateline.layers.gss import GSS
-from stateline.layers.h3 import H3
-from stateline.layers.ladder import Ladder
-from stateline.layers.linear_attention import LinearAttention
-from stateline.layers.long_conv import LongConv
-from stateline.layers.lstm import LSTM
-from stateline.layers.mamba import Mamba
-from stateline.layers.mamba2 import Mamba2
+from stateline.layers.mixers.attention import Attention
+from stateline.layers.mixers.block_recurrent import BlockRecurrent
+from stateline.layers.mixers.block_state import BlockState
+from stateline.layers.mixers.diagonal_ssm import DiagonalSSM
+from stateline.layers.mixers.dss import DSS
+from stateline.layers.mixers.feed_forward import FeedForward
+from stateline.layers.mixers.gated_conv import GatedConv
+from stateline.layers.mixers.gated_delta_net import GatedDeltaNet
+from stateline.layers.mixers.gss import GSS
+from stateline.layers.mixers.h3 import H3
+from stateline.layers.mixers.linear_attention import LinearAttention
+from stateline.layers.mixers.long_conv import LongConv
+from stateline.layers.mixers.lstm import LSTM
+from stateline.layers.mixers.mamba import Mamba
+from stateline.layers.mixers.mamba2 import Mamba2
+from stateline.layers.mixers.s4 import S4, S4SSM
+from stateline.layers.mixers.s4d import S4D
+from stateline.layers.mixers.s5 import S5, S5SSM, BidirectionalS5
+from stateline.layers.mixers.shift_ssm import ShiftSSM
+from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.norm import NORMS
-from stateline.layers.s4 import S4, S4SSM
-from stateline.layers.s4d import S4D
-from stateline.layers.s5 import S5, S5SSM, BidirectionalS5
-from stateline.layers.shift_ssm import ShiftSSM
-from stateline.layers.sliding_attention import SlidingAttention
-from stateline.layers.staircase import Staircase
 from stateline.layers.state import (
     cat_states,
     detach,
@@ -41,39 +40,78 @@ from stateline.layers.state import (
     select_rows,
     to,
 )
+from stateline.layers.wrappers.cached_staircase import CachedStaircase
+from stateline.layers.wrappers.feedback import Feedback
+from stateline.layers.wrappers.ladder import Ladder
+from stateline.layers.wrappers.staircase import Staircase
+from stateline.plugins import Registry
 
-LAYERS: Mapping[str, type[AnyLayer]] = {
-    "attention": Attention,
-    "block_recurrent": BlockRecurrent,
-    "block_state": BlockState,
-    "diagonal_ssm": DiagonalSSM,
-    "dss": DSS,
-    "feed_forward": FeedForward,
-    "gated_delta_net": GatedDeltaNet,
-    "gss": GSS,
-    "h3": H3,
-    "linear_attention": LinearAttention,
-    "long_conv": LongConv,
-    "lstm": LSTM,
-    "mamba": Mamba,
-    "mamba2": Mamba2,
-    "s4": S4,
-    "s4d": S4D,
-    "s5": S5,
-    "shift_ssm": ShiftSSM,
-    "sliding_attention": SlidingAttention,
-}
+LAYERS: Registry[type[AnyLayer]] = Registry(
+    "layer",
+    "stateline.layers",
+    SequenceLayer,
+    "d_model",
+    {
+        "attention": Attention,
+        "block_recurrent": BlockRecurrent,
+        "block_state": BlockState,
+        "diagonal_ssm": DiagonalSSM,
+        "dss": DSS,
+        "feed_forward": FeedForward,
+        "gated_conv": GatedConv,
+        "gated_delta_net": GatedDeltaNet,
+        "gss": GSS,
+        "h3": H3,
+        "linear_attention": LinearAttention,
+        "long_conv": LongConv,
+        "lstm": LSTM,
+        "mamba": Mamba,
+        "mamba2": Mamba2,
+        "s4": S4,
+        "s4d": S4D,
+        "s5": S5,
+        "shift_ssm": ShiftSSM,
+        "sliding_attention": SlidingAttention,
+    },
+)
 
-WRAPPERS: Mapping[str, type[AnyLayer]] = {
-    "cached_staircase": CachedStaircase,
-    "feedback": Feedback,
-    "ladder": Ladder,
-    "staircase": Staircase,
-}
+WRAPPERS: Registry[type[AnyLayer]] = Registry(
+    "wrapper",
+    "stateline.wrappers",
+    SequenceLayer,
+    "core",
+    {
+        "cached_staircase": CachedStaircase,
+        "feedback": Feedback,
+        "ladder": Ladder,
+        "staircase": Staircase,
+    },
+)
 """Layers made from a core: the first constructor argument is any sequence layer."""
 
 ATTENTION_WRAPPERS = ("cached_staircase", "feedback")
-"""Those whose core must consist of attention and feed-forwards."""
+"""Wrappers whose core must consist of attention and feed-forwards."""
+
+LAYERS.share_names(WRAPPERS)
+
+
+def register_layer(name: str, cls: type[Any]) -> None:
+    """Give a layer of your own a name in patterns.
+
+    The constructor takes ``d_model``, or ``core`` if the layer is a wrapper around other layers.
+    Everything else is keyword-only with defaults and annotations: what a pattern may set.
+
+    Args:
+        name: The name: letters, digits and underscores.
+        cls: A subclass of :class:`SequenceLayer`.
+
+    Raises:
+        InputError: If the name is malformed or taken by another class, or if the class cannot be
+            constructed from the keywords of a pattern.
+    """
+    is_wrapper = isinstance(cls, type) and "core" in inspect.signature(cls.__init__).parameters
+    (WRAPPERS if is_wrapper else LAYERS).register(name, cls)
+
 
 __all__ = [
     "ATTENTION_WRAPPERS",
@@ -99,6 +137,7 @@ __all__ = [
     "DiagonalSSM",
     "FeedForward",
     "Feedback",
+    "GatedConv",
     "GatedDeltaNet",
     "Ladder",
     "LinearAttention",
@@ -117,6 +156,7 @@ __all__ = [
     "detach",
     "load_state",
     "nbytes",
+    "register_layer",
     "save_state",
     "select_rows",
     "to",

@@ -9,59 +9,66 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stateline.layers.base import AnyLayer, SequenceLayer
+from stateline.layers.base import AnyLayer, SequenceLayer, require_same_width
 
 
 class Branch(SequenceLayer[Any]):
-    """A layer beside the residual stream. Its state is the layer's.
+    """A layer on a residual branch, whose state is that of the layer.
 
-    Abstract: it does not say how the stream enters the layer, nor how the layer's output joins it.
+    Abstract: subclasses say how the stream enters the layer and how the layer's output joins it.
 
     Args:
         layer: Any sequence layer.
-        norm: A map of each position by itself.
+        norm: A normalisation, applied to each position separately.
+        multiplier: Factor of the layer's output.
     """
 
-    def __init__(self, layer: AnyLayer, norm: nn.Module) -> None:
+    def __init__(self, layer: AnyLayer, norm: nn.Module, multiplier: float = 1.0) -> None:
         super().__init__(layer.d_model)
+        require_same_width(layer)
         self.norm, self.layer = norm, layer
+        self.multiplier = None if multiplier == 1 else multiplier
 
     @abstractmethod
     def enter(self, x: Tensor) -> Tensor:
-        """What the layer sees of the stream."""
+        """Input of the layer, made from the residual stream."""
 
     @abstractmethod
     def join(self, x: Tensor, y: Tensor) -> Tensor:
-        """The stream after the layer has given ``y``."""
+        """Residual stream after the layer, whose output is ``y``."""
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """The stream plus the scaled output of the layer."""
+        return x + (y if self.multiplier is None else y * self.multiplier)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
-        """State of the layer."""
+        """Initial state of the layer."""
         return self.layer.init_state(batch_size, capacity=capacity)
 
     def forward(
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
-        """Join the layer's output to the stream."""
+        """Apply the layer and join its output to the stream."""
         return self.join(x, self.layer(self.enter(x)))
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: Any
     ) -> tuple[Float[Tensor, "batch length d_model"], Any]:
-        """Join the layer's output to the stream."""
+        """Apply the layer and join its output to the stream."""
         y, state = self.layer.forward_chunk(self.enter(x), state)
         return self.join(x, y), state
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: Any
     ) -> tuple[Float[Tensor, "batch d_model"], Any]:
-        """Join the layer's output to the stream."""
+        """Apply the layer and join its output to the stream."""
         y, state = self.layer.step(self.enter(x), state)
         return self.join(x, y), state
 
     def step_(
         self, x: Float[Tensor, "batch d_model"], state: Any
     ) -> Float[Tensor, "batch d_model"]:
-        """Join the layer's output to the stream."""
+        """Apply the layer and join its output to the stream."""
         return self.join(x, self.layer.step_(self.enter(x), state))
 
     def state_bytes(self, length: int) -> int:
@@ -77,31 +84,31 @@ class Residual(Branch):
     """A pre-norm residual branch: ``x + layer(norm(x))``."""
 
     def enter(self, x: Tensor) -> Tensor:
-        """Normalised."""
+        """The normalised stream."""
         return self.norm(x)
 
     def join(self, x: Tensor, y: Tensor) -> Tensor:
-        """The sum."""
-        return x + y
+        """The sum of stream and output."""
+        return self.add(x, y)
 
 
 class PostNorm(Branch):
     """A post-norm residual branch, as in the first Transformer: ``norm(x + layer(x))``."""
 
     def enter(self, x: Tensor) -> Tensor:
-        """As it is."""
+        """The stream itself."""
         return x
 
     def join(self, x: Tensor, y: Tensor) -> Tensor:
-        """The sum, normalised."""
-        return self.norm(x + y)
+        """The normalised sum of stream and output."""
+        return self.norm(self.add(x, y))
 
 
 class Parallel(SequenceLayer[tuple[Any, ...]]):
     r"""Pre-norm residual branches side by side: :math:`y = x + \sum_i f_i(\mathrm{norm}_i(x))`.
 
-    All branches see the same input, unlike those of a stack, where each sees what the one before
-    it has added.
+    All branches have the same input. In a stack, by contrast, each branch also sees what the
+    branches before it have added.
 
     Args:
         *branches: At least one residual branch, all of the same width.
@@ -115,7 +122,7 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
         self.branches = nn.ModuleList(branches)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
-        """One state per branch."""
+        """One initial state per branch."""
         return tuple(b.init_state(batch_size, capacity=capacity) for b in self._branches)
 
     def forward(
@@ -124,7 +131,7 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
         """Add the outputs of all branches to their common input."""
         y = x
         for branch in self._branches:
-            y = y + branch.layer(branch.norm(x))
+            y = branch.add(y, branch.layer(branch.norm(x)))
         return y
 
     def forward_chunk(
@@ -134,7 +141,7 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
         y, after = x, []
         for branch, before in zip(self._branches, state, strict=True):
             added, new = branch.layer.forward_chunk(branch.norm(x), before)
-            y = y + added
+            y = branch.add(y, added)
             after.append(new)
         return y, tuple(after)
 
@@ -145,7 +152,7 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
         y, after = x, []
         for branch, before in zip(self._branches, state, strict=True):
             added, new = branch.layer.step(branch.norm(x), before)
-            y = y + added
+            y = branch.add(y, added)
             after.append(new)
         return y, tuple(after)
 
@@ -155,7 +162,7 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
         """Add the outputs of all branches, each with its own state, to their common input."""
         y = x
         for branch, own in zip(self._branches, state, strict=True):
-            y = y + branch.layer.step_(branch.norm(x), own)
+            y = branch.add(y, branch.layer.step_(branch.norm(x), own))
         return y
 
     def state_bytes(self, length: int) -> int:
@@ -172,7 +179,7 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
 
 
 def title(layer: AnyLayer) -> str:
-    """What a layer is called in a table: by the layer inside its residual branch.
+    """Name of a layer in tables: the class of the layer inside its residual branch.
 
     Example:
         >>> from stateline.layers import LSTM
@@ -185,38 +192,43 @@ def title(layer: AnyLayer) -> str:
     return type(layer.layer if isinstance(layer, Branch) else layer).__name__
 
 
-class Recomputes:
-    """A composite that can keep only the inputs of its parts for the backward pass.
+class ActivationCheckpointing:
+    """A composite layer that supports activation checkpointing of its parts.
 
     Attributes:
-        recomputes: Whether it does, and computes what is inside of them again (activation
-            checkpointing). A part that does so itself is left to it.
+        checkpoints_activations: Whether only the inputs of the parts are kept for the backward
+            pass, which computes their activations again. Parts that checkpoint themselves are
+            called as usual.
     """
 
-    recomputes = False
+    checkpoints_activations = False
 
     def run(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Call a part, or one of its verbs."""
+        """Call a part or one of its methods, with checkpointing where it is on."""
         part = getattr(function, "__self__", function)
-        left_to_it = part is not self and isinstance(part, Recomputes) and part.recomputes
-        if self.recomputes and torch.is_grad_enabled() and not left_to_it:
+        own = (
+            part is not self
+            and isinstance(part, ActivationCheckpointing)
+            and part.checkpoints_activations
+        )
+        if self.checkpoints_activations and torch.is_grad_enabled() and not own:
             return checkpoint(function, *inputs, use_reentrant=False)
         return function(*inputs)
 
 
-class Chain(Recomputes, SequenceLayer[tuple[Any, ...]]):
-    """Layers one after the other, each with its own state.
+class Chain(ActivationCheckpointing, SequenceLayer[tuple[Any, ...]]):
+    """Layers in sequence, each with its own state.
 
-    Abstract: it does not say where they come from.
+    Abstract: subclasses say which layers.
     """
 
     @property
     @abstractmethod
     def links(self) -> Sequence[AnyLayer]:
-        """The layers in order; one layer may stand in several places."""
+        """The layers in order; one layer may occur several times."""
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
-        """One state per link."""
+        """One initial state per link."""
         return tuple(link.init_state(batch_size, capacity=capacity) for link in self.links)
 
     def forward(
@@ -265,7 +277,7 @@ class Chain(Recomputes, SequenceLayer[tuple[Any, ...]]):
 
 
 class Stack(Chain):
-    """Different layers one after the other.
+    """Different layers in sequence.
 
     Args:
         *layers: At least one sequence layer, all of the same width.
@@ -273,6 +285,8 @@ class Stack(Chain):
 
     def __init__(self, *layers: AnyLayer) -> None:
         super().__init__(layers[0].d_model)
+        for layer in layers:
+            require_same_width(layer)
         self.layers = nn.ModuleList(layers)
 
     @property
@@ -281,8 +295,12 @@ class Stack(Chain):
         return cast("list[AnyLayer]", list(self.layers))
 
 
-def recompute(stack: Stack, on: bool) -> None:
-    """Let a stack recompute its links, and those that consist of several passes each pass."""
+def checkpoint_activations(stack: Stack, on: bool) -> None:
+    """Switch activation checkpointing of a stack and of its links on or off.
+
+    A checkpointed stack keeps the inputs of its links; a link of several passes, the inputs of each
+    pass.
+    """
     for part in (stack, *stack.links):
-        if isinstance(part, Recomputes):
-            part.recomputes = on
+        if isinstance(part, ActivationCheckpointing):
+            part.checkpoints_activations = on

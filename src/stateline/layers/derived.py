@@ -1,4 +1,4 @@
-"""Values that follow from a layer's parameters alone, computed once where they cannot change."""
+"""Cache of values that depend on the parameters of a layer alone."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +18,10 @@ _memory: ContextVar[Memory | None] = ContextVar("memory", default=None)
 
 @contextmanager
 def remembering(memory: Memory) -> Iterator[None]:
-    """Let layers keep derived values in ``memory``, whose owner sees to it that no weight changes.
+    """Cache derived values in ``memory``; the weights must not change meanwhile.
 
-    Decoding does: a step of one token would spend most of its time on computing them anew.
+    Decoding uses this: a step of one token would otherwise spend most of its time on recomputing
+    them.
     """
     token = _memory.set(memory)
     try:
@@ -30,9 +31,9 @@ def remembering(memory: Memory) -> Iterator[None]:
 
 
 def derived(method: Callable[[LayerT], T]) -> Callable[[LayerT], T]:
-    """Mark a method whose result follows from the layer's parameters alone.
+    """Mark a method whose result depends on the layer's parameters alone.
 
-    It is computed at every call, but inside :func:`remembering` and without gradients only once.
+    The method runs at every call, but only once inside :func:`remembering` if gradients are off.
 
     Example:
         >>> class Doubled(nn.Linear):

@@ -1,4 +1,4 @@
-"""Normalisations: maps of each position by itself, so not sequence layers."""
+"""Normalisations: they map each position separately, so they are not sequence layers."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,12 +13,14 @@ NORMS: Mapping[str, Callable[..., nn.Module]] = {
 }
 """Layer normalisation (with bias), root-mean-square normalisation (without), or none.
 
-Each takes the width, and what is added to the variance before its root is taken.
+Each takes the width and an epsilon that is added to the variance.
 """
 
 
 def unit_length(x: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
-    """Vectors of length one (nearly: zero stays zero), as queries and keys may be.
+    """Scale vectors to length one, as for queries and keys.
+
+    The square root contains an epsilon of 1e-6, as in fla and Qwen3-Next, so zero stays zero.
 
     Example:
         >>> unit_length(torch.tensor([3.0, 4.0]))

@@ -1,4 +1,4 @@
-"""What can be done with the state of any layer: it is a value, a tree of batch-first tensors."""
+"""Functions on the state of any layer, which is a tree of batch-first tensors."""
 
 import hashlib
 import json
@@ -18,42 +18,77 @@ from stateline.files import write_atomically
 State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
 
-A named tuple may say more about itself, in static methods: ``accumulators()`` names the fields
-whose precision :func:`to` leaves alone, ``cat(states)`` joins states whose tensors differ in shape,
-``trim(state)`` gives up free room, and ``fit(state, like)`` gives it as much as another has where
-free slots are not the last.
+A named tuple may have static methods: ``accumulators()`` names the fields whose precision
+:func:`to` does not change, ``cat(states)`` joins states whose tensors differ in shape,
+``trim(state)`` drops free room, and ``fit(state, like)`` gives a state as much room as another
+where the free slots are not the last ones.
 """
 
 _FORMAT = "stateline-state-1"
 
 
 def select_rows(state: State, rows: Sequence[int] | Tensor) -> State:
-    """Copy of some rows, in the given order; a row may be taken more than once (a fork).
+    """Copy some rows, in the given order; taking a row more than once forks it.
 
     Example:
         >>> select_rows((torch.tensor([1, 2, 3]),), [2, 2])
         (tensor([3, 3]),)
     """
-    return pytree.tree_map(lambda t: t[torch.as_tensor(rows, device=t.device)], state)
+    index = torch.as_tensor(rows if isinstance(rows, Tensor) else list(rows))
+    index = index if index.dtype == torch.bool else index.long()
+    return pytree.tree_map(lambda t: t[index.to(t.device)], state)
 
 
-def cat_states(states: Sequence[State]) -> State:
-    """Join states, which may be of different ages, into one batch; rows keep the given order."""
+def copied(state: State) -> State:
+    """Copy that shares no memory with the state."""
+    return pytree.tree_map(torch.clone, state)
+
+
+def cat_states(states: Sequence[State], *, layer: Any = None, capacity: int = 0) -> State:
+    """Join states of one layer into one batch; rows keep the given order.
+
+    The states may be of different ages, so a server can add rows to a running batch.
+
+    Args:
+        states: At least one state.
+        layer: The layer or model of the states; needed with ``capacity``.
+        capacity: Number of tokens, counted from the first, for which every row of the result gets
+            room, so that ``step_`` can continue in place. Zero gives no more room than the roomiest
+            of the states has.
+
+    Returns:
+        The joined state, a copy.
+
+    Raises:
+        InputError: If there is no state, or a capacity without a layer.
+    """
+    if not states:
+        raise InputError("cat_states needs at least one state, got none")
+    if not capacity:
+        return _cat(states)
+    if layer is None:
+        raise InputError("cat_states needs the layer of the states to make room: pass layer=...")
+    rows = sum(len(pytree.tree_leaves(state)[0]) for state in states if pytree.tree_leaves(state))
+    roomy = layer.init_state(1, capacity=capacity)
+    return select_rows(_cat([*states, roomy]), range(rows))
+
+
+def _cat(states: Sequence[State]) -> State:
     first = states[0]
     if isinstance(first, Tensor):
         return torch.cat(list(states))
     if hasattr(first, "cat"):
         return first.cat(states)
-    return _like(first, [cat_states(parts) for parts in zip(*states, strict=True)])
+    return _like(first, [_cat(parts) for parts in zip(*states, strict=True)])
 
 
 def replace_rows(state: State, rows: Tensor, other: State) -> State:
-    """The same state, with some rows taken from another of the same layer.
+    """Replace some rows of a state by the same rows of another state of the layer.
 
     Args:
         state: State of a batch.
-        rows: For each row, whether it is replaced.
-        other: State of as many rows, of which those are used.
+        rows: Mask of the rows to replace.
+        other: State with as many rows.
 
     Example:
         >>> replace_rows(torch.tensor([1, 2]), torch.tensor([False, True]), torch.tensor([8, 9]))
@@ -65,10 +100,10 @@ def replace_rows(state: State, rows: Tensor, other: State) -> State:
 
 
 def overwrite_rows(state: State, rows: Tensor, other: State) -> None:
-    """Write some rows of another state of the same layer over those of one that is given away.
+    """Overwrite some rows of a state in place by the same rows of another state of the layer.
 
-    Where one of the two has more free room, what both have room for is written: the caller knows
-    that no slot in use lies beyond.
+    If one state has more free room than the other, only the common part is written; the caller
+    guarantees that all slots in use lie there.
     """
     if isinstance(state, Tensor):
         common = tuple(slice(min(sizes)) for sizes in zip(state.shape, other.shape, strict=True))
@@ -81,7 +116,7 @@ def overwrite_rows(state: State, rows: Tensor, other: State) -> None:
 
 
 def trim(state: State) -> State:
-    """The same state without the room that ``capacity`` made and no step has used; no copy."""
+    """Drop unused room that ``capacity`` made; the result shares memory with the state."""
     if isinstance(state, Tensor):
         return state
     if hasattr(state, "trim"):
@@ -90,21 +125,22 @@ def trim(state: State) -> State:
 
 
 def detach(state: State) -> State:
-    """The same state, cut off from the graph that computed it."""
+    """Detach a state from the graph that computed it."""
     return pytree.tree_map(lambda t: t.detach(), state)
 
 
 def to(
     state: State, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> State:
-    """Move a state; the dtype applies to activation-like leaves only.
+    """Move a state to a device or cast it.
 
-    Positions stay integers, and accumulators keep their precision.
+    The dtype applies to keys, values and past inputs. Positions stay integers, and accumulators
+    keep their precision.
 
     Args:
         state: Any state.
-        device: Where it shall be.
-        dtype: Floating-point type of keys, values and past inputs.
+        device: Target device.
+        dtype: Target floating-point type.
 
     Returns:
         The moved state.
@@ -123,7 +159,7 @@ def to(
 
 
 def nbytes(state: State) -> int:
-    """Bytes that the state's tensors hold.
+    """Number of bytes in the tensors of a state.
 
     Example:
         >>> nbytes((torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)))
@@ -133,7 +169,7 @@ def nbytes(state: State) -> int:
 
 
 def accumulators(part: State) -> tuple[str, ...]:
-    """Fields of one (named) tuple that accumulate, and so stay in float32 or better."""
+    """Fields of one (named) tuple that accumulate rounding errors, so they stay float32."""
     declared: Callable[[], tuple[str, ...]] = getattr(part, "accumulators", tuple)
     return declared()
 
@@ -142,9 +178,9 @@ def save_state(path: str | Path, state: State, layer: nn.Module) -> None:
     """Write a state to a safetensors file, with its hash and the fingerprint of its layer.
 
     Args:
-        path: File to write, atomically.
+        path: File to write; it is replaced atomically.
         state: State of ``layer``.
-        layer: The layer or model that computed it.
+        layer: The layer or model that computed the state.
 
     Raises:
         InputError: If the file cannot be written.
@@ -165,17 +201,17 @@ def load_state(
 
     Args:
         path: File to read.
-        layer: The layer or model that will go on from it.
-        force: Accept a state that other weights or another configuration computed.
-        template: Given a capacity, a state of one row of the kind that was saved, where that holds
-            more than the layer's own.
+        layer: The layer or model that will continue from the state.
+        force: Accept a state that was computed with other weights or another configuration.
+        template: Function from a capacity to a one-row state of the kind that was saved; by default
+            ``layer.init_state``.
 
     Returns:
         The state, ready for ``layer.forward_chunk``.
 
     Raises:
-        InputError: If the file is missing, damaged, not a state, or of another layer; if a tensor
-            has another shape, or holds NaN.
+        InputError: If the file is missing, damaged, not a state or of another layer, or if a tensor
+            has another shape or holds NaN.
     """
     blank = template or (lambda capacity: layer.init_state(1, capacity=capacity))
     names = [name for name, _ in _named_leaves(blank(0))]
@@ -195,15 +231,15 @@ def load_state(
     state = pytree.tree_unflatten(leaves, pytree.tree_structure(blank(0)))
     _check_leaves(Path(path), state, blank(0), blank(1))
     if metadata.get("content") != _digest(state):
-        raise InputError(f"{path} is damaged: its numbers are not those saved; save it again")
+        raise InputError(f"{path} is damaged: its numbers differ from those saved; save it again")
     return state
 
 
 def fingerprint(layer: nn.Module) -> dict[str, str]:
     """Hashes of a layer's configuration and of its weights.
 
-    Layers of the same weights may differ in their settings: all numbers, words and buffers that a
-    module keeps count.
+    The configuration includes every number, string and buffer that a module has as an attribute,
+    since layers with the same weights may differ in their settings.
     """
     config, weights = hashlib.sha256(), hashlib.sha256()
     config.update(f"{getattr(layer, 'config', None)}".encode())
@@ -211,7 +247,8 @@ def fingerprint(layer: nn.Module) -> dict[str, str]:
         settings = {
             name: value
             for name, value in vars(module).items()
-            if isinstance(value, int | float | str) and name not in ("training", "recomputes")
+            if isinstance(value, int | float | str)
+            and name not in ("training", "checkpoints_activations")
         }
         config.update(f"{path} {type(module).__name__} {sorted(settings.items())}".encode())
     for name, tensor in {**dict(layer.named_buffers()), **layer.state_dict()}.items():
@@ -234,7 +271,7 @@ def _check_fingerprint(
 
 
 def _check_leaves(path: Path, state: State, least: State, roomy: State) -> None:
-    """Sizes may differ from the template's in the batch, and where a capacity makes them grow."""
+    """Check shapes against a template; rows and axes that a capacity enlarges may differ."""
     found, wanted = _named_leaves(state), _named_leaves(least)
     for (name, leaf), (_, small), large in zip(
         found, wanted, pytree.tree_leaves(roomy), strict=True
@@ -249,11 +286,11 @@ def _check_leaves(path: Path, state: State, least: State, roomy: State) -> None:
                 "with the model that saved it"
             )
         if leaf.is_floating_point() and bool(leaf.isnan().any()):
-            raise InputError(f"{path} holds NaN in {name}: save a state that is sound")
+            raise InputError(f"{path} holds NaN in {name}: save a state without NaN")
 
 
 def _digest(state: State) -> str:
-    """Hash of all that a state holds."""
+    """Hash of all tensors of a state."""
     digest = hashlib.sha256()
     for name, leaf in _named_leaves(state):
         digest.update(json.dumps([name, list(leaf.shape), str(leaf.dtype)]).encode())

@@ -1,6 +1,7 @@
 """From a pattern to layers."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from stateline.errors import InputError, unknown_name
@@ -14,40 +15,101 @@ from stateline.layers import (
     Residual,
     Stack,
 )
-from stateline.models.config import ModelConfig
-from stateline.models.pattern import Item, construct, parse_pattern
+from stateline.models.config import MAX_SIZE, ModelConfig
+from stateline.models.pattern import Item, Value, parse_pattern
+from stateline.settings import construct
+
+MAX_LAYERS = 512
+"""Upper limit on the number of layers that a pattern may name, repeats counted."""
+
+MAX_RUNS = 4096
+"""Upper limit on how many layers a token passes through, the passes of wrappers counted."""
+
+_LOOPS = ("passes", "n_layers")
+"""Keywords that multiply the number of layers that a token passes through."""
 
 
 def build_stack(config: ModelConfig) -> Stack:
-    """All layers of a model: a stack of residual blocks and of wrappers around such stacks.
+    """Build all layers of a model: a stack of residual blocks, and of wrappers around such stacks.
 
-    A block is ``x + layer(norm(x))``, then ``x + feed_forward(norm(x))`` if the layer wants one;
-    a parallel block adds both branches to the same input.
+    A block computes ``x + layer(norm(x))``, then ``x + feed_forward(norm(x))`` if the layer wants a
+    feed-forward; a parallel block adds both branches to the same input.
 
     Args:
-        config: Its pattern, width, normalisation, feed-forward and keywords by kind are used.
+        config: Pattern, width, normalisation, feed-forward and keywords by kind are used.
 
     Returns:
         The stack.
 
     Raises:
-        InputError: If the pattern is malformed, names what is unknown, or sets what cannot be.
+        InputError: If the pattern is malformed or asks for too much, or if it names an unknown
+            layer or keyword or a value that cannot be used.
     """
     for kind in config.layers:
         if kind not in LAYERS and kind not in WRAPPERS:
             raise unknown_name("layer", kind, [*LAYERS, *WRAPPERS])
-    return _stack(parse_pattern(config.pattern), config)
+    items = parse_pattern(config.pattern)
+    _check_limits(items, config)
+    return _stack(items, config)
+
+
+def _check_limits(items: Sequence[Item], config: ModelConfig) -> None:
+    """Raise InputError if the pattern asks for too many layers, before any is built."""
+    for what, most, number in (
+        ("name", MAX_LAYERS, _count(items, config, runs=False)),
+        ("run", MAX_RUNS, _count(items, config, runs=True)),
+    ):
+        if number > most:
+            raise InputError(
+                f"a pattern may {what} at most {most:,} layers, got "
+                f"{number if number < 10**12 else 'more than 10^12'}: lower the repeat counts"
+                + (" or passes" if what == "run" else "")
+            )
+
+
+def _count(items: Sequence[Item], config: ModelConfig, *, runs: bool) -> int:
+    total = 0
+    for item in items:
+        inner = _count(item.core, config, runs=runs) if item.core else 1
+        total += item.repeat * inner * (_loops(item, config) if runs else 1)
+    return total
+
+
+def _loops(item: Item, config: ModelConfig) -> int:
+    """How often the layers of an item are run for each token."""
+    made = WRAPPERS.get(item.name) or LAYERS.get(item.name)
+    if made is None:
+        return 1
+    parameters = inspect.signature(made).parameters
+    given = _keywords(item, config)
+    numbers = (given.get(n, parameters[n].default) for n in _LOOPS if n in parameters)
+    product = 1
+    for number in numbers:
+        product *= number if isinstance(number, int) and number > 0 else 1
+    return product
+
+
+def _keywords(item: Item, config: ModelConfig) -> Mapping[str, Value]:
+    keywords = {**config.layers.get(item.name, {}), **item.keywords}
+    for name, value in keywords.items():
+        if isinstance(value, int) and value > MAX_SIZE:
+            raise InputError(f"{item.name} wants {name} to be at most {MAX_SIZE:,}, got more")
+    return keywords
 
 
 def _stack(items: Sequence[Item], config: ModelConfig) -> Stack:
-    return Stack(
-        *(part for item in items for _ in range(item.repeat) for part in _part(item, config))
-    )
+    return Stack(*_layers(items, config))
+
+
+def _layers(items: Sequence[Item], config: ModelConfig) -> list[AnyLayer]:
+    return [part for item in items for _ in range(item.repeat) for part in _part(item, config)]
 
 
 def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
-    """What one name of the pattern stands for."""
-    keywords = {**config.layers.get(item.name, {}), **item.keywords}
+    """Build the layers of one item of a pattern, without its repeats."""
+    if not item.name:
+        return _layers(item.core, config)
+    keywords = _keywords(item, config)
     if item.name in WRAPPERS:
         if not item.core:
             raise InputError(
@@ -59,9 +121,14 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
         raise unknown_name("layer", item.name, [*LAYERS, *WRAPPERS])
     if item.core:
         raise InputError(
-            f"{item.name} takes keyword=value only; a pattern stands inside {', '.join(WRAPPERS)}"
+            f"{item.name} takes keyword=value only; only {', '.join(WRAPPERS)} take a pattern"
         )
     layer = construct("layer", item.name, LAYERS[item.name], keywords, config.d_model)
+    if (width := getattr(layer, "d_output", config.d_model)) != config.d_model:
+        raise InputError(
+            f"a layer of a pattern must be as wide as the model, got {item.name} with {width} "
+            f"outputs and d_model={config.d_model}: set n_outputs=1"
+        )
     if not layer.wants_feed_forward or config.feed_forward == "none":
         return _block([layer], config)
     name = "feed_forward"
@@ -71,12 +138,12 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
 
 
 def _block(layers: list[AnyLayer], config: ModelConfig) -> list[AnyLayer]:
-    """The layers, joined as the configuration says."""
+    """Join the layers of a block as configured."""
     if config.block == "plain":
         return layers
     norm = partial(NORMS[config.norm], config.d_model, config.norm_eps)
     if config.block == "post_norm":
-        return [PostNorm(layer, norm()) for layer in layers]
-    branches = [Residual(layer, norm()) for layer in layers]
+        return [PostNorm(layer, norm(), config.residual_multiplier) for layer in layers]
+    branches = [Residual(layer, norm(), config.residual_multiplier) for layer in layers]
     alone = len(branches) == 1 or config.block == "sequential"
     return [*branches] if alone else [Parallel(*branches)]

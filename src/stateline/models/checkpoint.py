@@ -1,21 +1,45 @@
-"""A model on disk: ``config.json`` beside ``model.safetensors``."""
+"""A model on disk: ``config.json``, ``model.safetensors``, and their hashes in ``hashes.json``."""
 
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.files import write_atomically, write_text
-from stateline.models.classifier import ClassifierConfig, SequenceClassifier
-from stateline.models.config import ModelConfig
+from stateline.files import (
+    has_hash,
+    read_json_object,
+    regular_file,
+    sha256,
+    write_atomically,
+    write_text,
+)
+from stateline.models.classifier import SequenceClassifier
+from stateline.models.factory import (
+    AnyModel,
+    float32_parameters,
+    make_empty_model,
+    read_config,
+)
 from stateline.models.language_model import LanguageModel
-from stateline.models.make import AnyModel, make_model
+from stateline.models.regressor import SequenceRegressor
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+ModelT = TypeVar("ModelT", LanguageModel, SequenceClassifier, SequenceRegressor)
+
+CONFIG, WEIGHTS, HASHES = "config.json", "model.safetensors", "hashes.json"
+
+INDEX = f"{WEIGHTS}.index.json"
+"""Names the parts of a weights file that transformers has split."""
+
+PREFIX = "model."
+"""Begins all names of tensors in files of transformers; no tensor of ours is named so."""
 
 
 def save_model(
@@ -25,86 +49,194 @@ def save_model(
 
     Args:
         model: The model.
-        folder: Where its two files shall lie.
-        weights: Its parameters and buffers, where the model itself has only a share of them.
+        folder: Where its files are written; it is made if it does not exist.
+        weights: Parameters and buffers by name, if the model holds only a shard of them.
 
     Raises:
         InputError: If the folder cannot be written to.
     """
     named = model.state_dict() if weights is None else weights
     tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
-    write_atomically(Path(folder) / WEIGHTS, lambda file: save_file(tensors, file))
+    hashes = Path(folder) / HASHES
+
+    def write(file: Path) -> None:
+        save_file(tensors, file)
+        hashes.unlink(missing_ok=True)  # they are of the model that is about to be replaced
+
+    write_atomically(Path(folder) / WEIGHTS, write)
     write_text(Path(folder) / CONFIG, model.config.to_json())
+    write_manifest(Path(folder), (CONFIG, WEIGHTS))
+
+
+def write_manifest(folder: Path, names: Iterable[str]) -> None:
+    """Write the SHA-256 hashes of files into ``hashes.json`` beside them.
+
+    Args:
+        folder: Where the files are.
+        names: Their names.
+
+    Raises:
+        InputError: If the folder cannot be written to.
+    """
+    hashes = {name: sha256(folder / name) for name in names}
+    write_text(folder / HASHES, json.dumps(hashes, indent=1) + "\n")
+
+
+def check_manifest(folder: Path) -> None:
+    """Compare the files of a folder with their hashes, if :func:`write_manifest` wrote any.
+
+    Args:
+        folder: Where the files are. Folders without hashes, written by older versions, pass.
+
+    Raises:
+        InputError: If a file is missing or differs from its hash.
+    """
+    if not os.path.exists(folder / HASHES):
+        return
+    for name, wanted in read_json_object(folder / HASHES, "list of hashes").items():
+        path = folder / Path(name).name
+        regular_file(path, "file")
+        if not has_hash(path, wanted):
+            raise InputError(
+                f"{path} is damaged or was changed: its hash is not that in {HASHES}; restore it, "
+                f"or remove {HASHES} to use it as it is"
+            )
 
 
 def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> LanguageModel:
     """Read a language model written by :func:`save_model`.
 
     Args:
-        folder: Where it lies.
+        folder: Where its files are.
         device: Where its weights shall be.
 
     Returns:
-        The model, in evaluation mode.
+        The model, in evaluation mode, in the precision in which it was saved.
 
     Raises:
-        InputError: If a file is missing or damaged, the weights are of another configuration, or
-            the model is a classifier.
+        InputError: If a file is missing or damaged, the weights do not fit the configuration, or
+            the model is of another kind.
     """
-    model = _load(folder, device)
-    if not isinstance(model, LanguageModel):
-        raise InputError(
-            f"the model in {folder} is a classifier, which knows classes and no next token: read "
-            "it with load_classifier, or give the folder of a language model"
-        )
-    return model
+    return _load_as(LanguageModel, "load_model", folder, device)
 
 
 def load_classifier(
     folder: str | Path, *, device: torch.device | str = "cpu"
 ) -> SequenceClassifier:
-    """Read a classifier written by :func:`save_model`; the rest is as in :func:`load_model`."""
-    model = _load(folder, device)
-    if not isinstance(model, SequenceClassifier):
+    """Read a classifier written by :func:`save_model`; otherwise like :func:`load_model`."""
+    return _load_as(SequenceClassifier, "load_classifier", folder, device)
+
+
+def load_regressor(folder: str | Path, *, device: torch.device | str = "cpu") -> SequenceRegressor:
+    """Read a regressor written by :func:`save_model`; otherwise like :func:`load_model`."""
+    return _load_as(SequenceRegressor, "load_regressor", folder, device)
+
+
+_LOADERS = {
+    "language_model": "load_model",
+    "classifier": "load_classifier",
+    "regressor": "load_regressor",
+}
+
+
+def _load_as(
+    model_class: type[ModelT], loader: str, folder: str | Path, device: torch.device | str
+) -> ModelT:
+    model = load_any(folder, device=device)
+    if not isinstance(model, model_class):
+        kind = model.config.kind
         raise InputError(
-            f"the model in {folder} is a language model: read it with load_model, or give the "
-            "folder of a classifier"
+            f"the model in {folder} is a {kind.replace('_', ' ')}: {loader} does not read it, "
+            f"{_LOADERS[kind]} does"
         )
     return model
 
 
-def _load(folder: str | Path, device: torch.device | str) -> AnyModel:
-    config_file, weights_file = Path(folder) / CONFIG, Path(folder) / WEIGHTS
-    for file in (config_file, weights_file):
-        if not file.is_file():
-            raise InputError(f"no model in {folder}: {file.name} is missing")
+def load_any(folder: str | Path, *, device: torch.device | str = "cpu") -> AnyModel:
+    """Read a model of any kind written by :func:`save_model`; like :func:`load_model`."""
+    folder = Path(folder)
+    parts = _parts(folder)
+    for name in (CONFIG, *parts):
+        if not os.path.exists(folder / name):  # unlike Path.exists, it never raises
+            raise InputError(f"no model in {folder}: {name} is missing")
+    regular_file(folder / CONFIG, "model configuration")
+    for name in parts:
+        regular_file(folder / name, "weights file")
+    check_manifest(folder)
+    config = read_config(folder / CONFIG)
     try:
-        text = config_file.read_text(encoding="utf-8")
-        kind = ClassifierConfig if '"n_classes"' in text else ModelConfig
-        model = make_model(kind.from_json(text))
-        tensors = load_file(weights_file, device=str(device))
-    except (SafetensorError, OSError, ValueError) as error:
+        model = make_empty_model(config)
+    except InputError as error:
+        raise InputError(f"cannot build the model of {folder / CONFIG}: {error}") from error
+    try:
+        tensors = _read_checked(folder, parts, model)
+    except (SafetensorError, OSError) as error:
         raise InputError(
             f"the model in {folder} is damaged: {error}; save or train it again"
         ) from error
-    wanted, found = _shapes(model.state_dict()), _shapes(tensors)
-    if wanted != found:
-        differing = sorted(set(wanted.items()) ^ set(found.items()))
-        raise InputError(
-            f"the weights in {folder} do not fit its {CONFIG}: they differ in {differing[0][0]!r}; "
-            "the two files must come from one model"
-        )
-    for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            raise InputError(
-                f"the weights in {folder} are not all finite numbers, see {name!r}: take an older "
-                "checkpoint, or train again with a lower lr"
-            )
-    aligned = {name: tensor.clone() for name, tensor in tensors.items()}
-    model.load_state_dict(aligned, assign=True)  # in the precision in which they were saved
+    model.load_state_dict(tensors, assign=True)
     return model.to(device).eval()
 
 
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[bool, torch.Size]]:
-    """What must be the same of every tensor: whether it is a fraction, and its shape."""
-    return {name: (t.is_floating_point(), t.shape) for name, t in tensors.items()}
+def _parts(folder: Path) -> list[str]:
+    """The names of the files with weights: one of ours, or several of transformers."""
+    if os.path.exists(folder / WEIGHTS) or not os.path.exists(folder / INDEX):
+        return [WEIGHTS]
+    places = read_json_object(folder / INDEX, "index of weights").get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise InputError(f"{folder / INDEX} is damaged: it lists no weights; save the model again")
+    return sorted({Path(str(place)).name for place in places.values()})
+
+
+def _read_checked(folder: Path, parts: Iterable[str], model: nn.Module) -> dict[str, Tensor]:
+    """The weights, after a check of names, shapes, dtypes and values against the model."""
+    wanted = model.state_dict()
+    with ExitStack() as files:
+        homes: dict[str, Any] = {}
+        for part in parts:
+            file = files.enter_context(safe_open(folder / part, framework="pt"))
+            homes |= dict.fromkeys(file.keys(), file)
+        if homes and all(name.startswith(PREFIX) for name in homes):
+            wanted = {PREFIX + name: tensor for name, tensor in wanted.items()}
+        if differing := sorted(homes.keys() ^ wanted.keys()):
+            raise _unfit(folder, f"only one of them has {differing[0]!r}")
+        tensors = {}
+        for name in sorted(homes):
+            tensor = homes[name].get_tensor(name)
+            if tensor.shape != wanted[name].shape:
+                raise _unfit(
+                    folder,
+                    f"{name!r} must have the shape {tuple(wanted[name].shape)}, got "
+                    f"{tuple(tensor.shape)}",
+                )
+            if tensor.is_floating_point() != wanted[name].is_floating_point():
+                raise _unfit(
+                    folder, f"{name!r} must be like {wanted[name].dtype}, got {tensor.dtype}"
+                )
+            if not tensor.isfinite().all():
+                raise InputError(
+                    f"the weights in {folder} are not all finite, see {name!r}: take an older "
+                    "checkpoint, or train again with a lower lr"
+                )
+            tensors[name] = tensor.clone()  # aligned, unlike tensors in a mapped file
+    weights = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    _check_precision(folder, weights, float32_parameters(model))
+    return weights
+
+
+def _check_precision(folder: Path, tensors: Mapping[str, Tensor], float32: Collection[str]) -> None:
+    """Check that all weights have one dtype, except for those that stay float32."""
+    dtypes: dict[torch.dtype, str] = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not (name in float32 and tensor.dtype == torch.float32):
+            dtypes.setdefault(tensor.dtype, name)
+    if len(dtypes) > 1:
+        (first, one), (second, other), *_ = dtypes.items()
+        raise _unfit(folder, f"{one!r} is {first}, but {other!r} is {second}")
+
+
+def _unfit(folder: Path, how: str) -> InputError:
+    return InputError(
+        f"the weights in {folder} do not fit its {CONFIG}: {how}; the two files must come from one "
+        "model"
+    )

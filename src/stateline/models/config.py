@@ -1,44 +1,111 @@
-"""What a language model is made of, as plain data."""
+"""The configuration of a model, as plain data."""
 
 import dataclasses
+import inspect
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from stateline.errors import InputError, unknown_name
-from stateline.models.pattern import Value, check_settings
+from stateline.files import parse_json_object
+from stateline.models.pattern import Value, canonical_pattern
+from stateline.settings import check_settings
 
 ConfigT = TypeVar("ConfigT", bound="ModelConfig")
 
-_MOST = 1 << 24
-"""No more of anything: a slip of the keyboard shall not become a request for memory."""
+MAX_SIZE = 1 << 24
+"""Upper limit of widths, vocabularies and lengths, which turns typos into messages."""
+
+
+PRESET_NAME = re.compile(r"\w+-[\w.-]+")
+"""What can only be the name of a preset: no name in a pattern has a hyphen."""
+
+
+TRANSFORMERS_SETTINGS = {
+    "architectures",
+    "auto_map",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "is_encoder_decoder",
+    "label2id",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "problem_type",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+}
+"""What transformers adds to the ``config.json`` of an exported model; not needed here."""
+
+
+class _AcceptsPresets(type):
+    """Lets the name of a preset stand for a pattern and for the settings that are not given."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        _, *parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
+        return inspect.Signature(parameters)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        fields = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]  # it is one
+        if len(args) <= len(fields) and (given := dict(zip(fields, args, strict=False)) | kwargs):
+            return super().__call__(**_with_preset(cls, given))
+        return super().__call__(*args, **kwargs)
+
+
+def _with_preset(cls: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    pattern = given.get("pattern")
+    if not isinstance(pattern, str) or not PRESET_NAME.fullmatch(pattern):
+        return given
+    from stateline.models.presets import find_preset  # presets are configurations themselves
+
+    preset = find_preset(pattern)
+    assert preset is not None
+    settings = {f.name: getattr(preset, f.name) for f in dataclasses.fields(preset)}
+    if cls.kind != "language_model":
+        del settings["vocab_size"]
+    return settings | {**given, "pattern": preset.pattern}
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """A language model.
+class ModelConfig(metaclass=_AcceptsPresets):
+    """Configuration of a language model.
 
     Attributes:
-        pattern: The layers, for example ``"attention(position=rope) h3*2"``.
+        pattern: The layers, for example ``"attention(position=rope) (h3*2 attention)*4"``, or the
+            name of a preset, such as ``"mamba-130m"``, whose settings hold where none are given.
+            Afterwards it is the canonical pattern of the layers.
         vocab_size: Number of tokens.
         d_model: Width of the residual stream.
-        block: How a layer and its feed-forward are joined. ``sequential``: each in a residual
-            branch of its own, one after the other. ``parallel``: both branches see the same input,
-            and their sum is added to it, as in GPT-NeoX. ``post_norm``: each in a branch that is
-            normalised after its sum, as in the first Transformer. ``plain``: one after the other,
-            without norms or residuals.
+        block: How a layer and its feed-forward are joined. ``sequential``: each in its own residual
+            branch, one after the other. ``parallel``: both branches read the same input, and their
+            sum is added to it, as in GPT-NeoX. ``post_norm``: each in a branch whose sum is
+            normalised, as in the original Transformer. ``plain``: one after the other, without
+            norms and residuals.
         norm: Normalisation before each layer and at the end: ``layer``, ``rms`` or ``none``.
-        norm_eps: What is added to the variance (or mean square) before its root is taken.
-        feed_forward: What follows each layer that wants one: ``gelu`` (tanh approximation),
-            ``gelu_exact``, ``relu``, ``swiglu`` or ``none``.
-        tie_embeddings: Whether the output matrix is the embedding.
-        head_bias: Whether an output matrix that is not the embedding has a bias.
-        max_len: With a number, positions have learned embeddings, and no input may be longer;
-            without, there are none, and no limit.
-        layers: Keywords for all layers of a kind, which a pattern may override; those for
-            ``feed_forward`` hold inside blocks, too.
+        norm_eps: Added to the variance (or mean square) before taking its root.
+        feed_forward: What follows each layer that wants a feed-forward: ``gelu`` (tanh
+            approximation), ``gelu_exact``, ``relu``, ``relu2``, ``swiglu``, ``geglu`` or ``none``.
+        tie_embeddings: Use the embedding matrix as the output matrix.
+        head_bias: Add a bias to an output matrix that is not tied.
+        max_len: If set, positions have learned embeddings, and longer inputs are refused. If
+            ``None``, there are no position embeddings and no limit.
+        layers: Keywords for all layers of a kind, which a pattern may override; those of
+            ``feed_forward`` also apply inside blocks.
+        embedding_multiplier: Factor of the embeddings of tokens.
+        residual_multiplier: Factor of the output of each residual branch.
+        logits_divisor: Divisor of the logits.
     """
+
+    kind: ClassVar[str] = "language_model"
 
     pattern: str
     vocab_size: int
@@ -46,22 +113,28 @@ class ModelConfig:
     block: Literal["sequential", "parallel", "post_norm", "plain"] = "sequential"
     norm: Literal["layer", "rms", "none"] = "layer"
     norm_eps: float = 1e-5
-    feed_forward: Literal["gelu", "gelu_exact", "relu", "swiglu", "none"] = "gelu"
+    feed_forward: Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "none"] = "gelu"
     tie_embeddings: bool = True
     head_bias: bool = False
     max_len: int | None = None
     layers: Mapping[str, Mapping[str, Value]] = field(default_factory=dict, hash=False)
+    # Without repr: the repr identifies saved states, and older ones were saved without these.
+    embedding_multiplier: float = field(default=1.0, repr=False)
+    residual_multiplier: float = field(default=1.0, repr=False)
+    logits_divisor: float = field(default=1.0, repr=False)
 
     def __post_init__(self) -> None:
         check_settings("the model configuration", self)
+        object.__setattr__(self, "pattern", canonical_pattern(self.pattern))
         for name in ("vocab_size", "d_model", "max_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-            if value is not None and value > _MOST:
-                raise InputError(f"{name} must be at most {_MOST:,}, got {value}")
-        if self.norm_eps <= 0:
-            raise InputError(f"norm_eps must be positive, got {self.norm_eps}")
+            if value is not None and value > MAX_SIZE:
+                raise InputError(f"{name} must be at most {MAX_SIZE:,}, got {value}")
+        for name in ("norm_eps", "embedding_multiplier", "residual_multiplier", "logits_divisor"):
+            if (value := getattr(self, name)) <= 0:
+                raise InputError(f"{name} must be positive, got {value}")
         if self.head_bias and self.tie_embeddings:
             raise InputError(
                 "head_bias=True needs an output matrix of its own: set tie_embeddings=False"
@@ -69,32 +142,41 @@ class ModelConfig:
 
     @property
     def n_outputs(self) -> int:
-        """Logits at a position."""
+        """Logits per position."""
         return self.vocab_size
 
     def to_json(self) -> str:
         """The configuration as a JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        return json.dumps({"kind": self.kind, **dataclasses.asdict(self)}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls: type[ConfigT], text: str) -> ConfigT:
         """Read a configuration written by :meth:`to_json`.
 
         Raises:
-            InputError: If the text is not JSON, or names an unknown setting, or lacks one.
+            InputError: If the text is not JSON, is of another kind of model, names an unknown
+                setting, or lacks one.
 
         Example:
             >>> config = ModelConfig("h3*2", vocab_size=256)
             >>> ModelConfig.from_json(config.to_json()) == config
             True
         """
-        try:
-            values: Any = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"the model configuration is not JSON: {error}") from error
-        if not isinstance(values, dict):
-            found = type(values).__name__
-            raise InputError(f"the model configuration must be a JSON object, got a {found}")
+        values = parse_json_object(text, "model configuration")
+        if (kind := values.pop("kind", cls.kind)) != cls.kind:
+            raise InputError(f"the model configuration must be of a {cls.kind}, got {kind!r:.40}")
+        return cls.from_values(values)
+
+    @classmethod
+    def from_values(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
+        """Make a configuration from settings by name.
+
+        Raises:
+            InputError: If a name is unknown, a setting without default is missing, or a value
+                cannot be used.
+        """
+        if values.get("model_type") == "stateline":
+            values = {k: v for k, v in values.items() if k not in TRANSFORMERS_SETTINGS}
         fields = dataclasses.fields(cls)
         known = [f.name for f in fields]
         for name in values:

@@ -1,4 +1,4 @@
-"""A language model: itself a sequence layer, from tokens to logits."""
+"""A language model: a sequence layer from tokens to logits."""
 
 from typing import Any, NamedTuple
 
@@ -11,11 +11,12 @@ from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import values_at_hand
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
-from stateline.models.frame import bound, check_length, check_tokens, initialise
+from stateline.models.initial_weights import initialise
+from stateline.models.inputs import check_length, check_tokens, length_limit
 
 
 class LanguageModelState(NamedTuple):
-    """Number of tokens seen, and the states of the layers."""
+    """Number of tokens read, and the states of the layers."""
 
     position: Int[Tensor, " batch"]
     layers: tuple[Any, ...]
@@ -24,11 +25,10 @@ class LanguageModelState(NamedTuple):
 class LanguageModel(SequenceLayer[LanguageModelState]):
     r"""Embedding, blocks, normalisation, and a linear map to the logits of the next token.
 
-    Linear maps and embeddings start from a normal distribution of width
-    :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2, and in
-    proportion elsewhere), biases from zero; the maps that end a residual branch are scaled down by
-    the root of the number of branches. State space and LSTM parameters keep the initial values of
-    their layers.
+    Linear maps and embeddings are initialised from a normal distribution with standard deviation
+    :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2), biases with
+    zero; the last maps of residual branches are divided by the root of the number of branches.
+    State space and LSTM parameters keep the initial values of their layers.
 
     Args:
         config: What the model is made of.
@@ -42,8 +42,8 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         torch.Size([1, 3, 10])
 
     References:
-        Radford et al., 2019 (GPT-2), for the frame; Nguyen and Salazar, "Transformers without
-        Tears", 2019, for the initial width.
+        Radford et al., 2019 (GPT-2), for embedding, norm and head; Nguyen and Salazar,
+        "Transformers without Tears", 2019, for the standard deviation.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -52,32 +52,46 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.max_len else None
         self.stack = build_stack(config)
-        self.max_len = bound(config.max_len, self.stack)
-        normed = config.block == "post_norm"  # by the last branch
+        self.max_len = length_limit(config.max_len, self.stack)
+        normed = config.block == "post_norm"  # already normalised by the last branch
         self.norm = NORMS["none" if normed else config.norm](config.d_model, config.norm_eps)
         tied, bias = config.tie_embeddings, config.head_bias
         self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=bias)
         initialise(self, config.d_model)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
-        """No token seen yet."""
+        """State before the first token."""
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device)
         return LanguageModelState(position, self.stack.init_state(batch_size, capacity=capacity))
 
-    def forward(self, x: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocab"]:
-        """Logits of the next token at every position."""
+    def forward(
+        self, x: Int[Tensor, "batch length"], *, keep: int | None = None
+    ) -> Float[Tensor, "batch kept vocab"]:
+        """Logits of the next token at every position, or at the last ``keep`` positions only."""
         check_length(self.max_len, x.shape[1])
         positions = torch.arange(x.shape[1], device=x.device)
-        return self._logits(self.stack(self._embed(x, positions)))
+        return self._logits(_last(self.stack(self._embed(x, positions)), keep))
 
     def forward_chunk(
-        self, x: Int[Tensor, "batch length"], state: LanguageModelState
-    ) -> tuple[Float[Tensor, "batch length vocab"], LanguageModelState]:
-        """Logits of the next token at every position of the next piece."""
+        self,
+        x: Int[Tensor, "batch length"],
+        state: LanguageModelState,
+        *,
+        keep: int | None = None,
+    ) -> tuple[Float[Tensor, "batch kept vocab"], LanguageModelState]:
+        """Logits of the next token at every position of the next chunk, and the state after it.
+
+        Args:
+            x: The tokens of the chunk.
+            state: State before it.
+            keep: Compute logits at this many last positions only, 0 for none. Reading a prompt
+                needs no others, and they cost one product with the output matrix per position.
+        """
         check_length(self.max_len, x.shape[1], state.position)
         positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
         h, layers = self.stack.forward_chunk(self._embed(x, positions), state.layers)
-        return self._logits(h), LanguageModelState(state.position + x.shape[1], layers)
+        logits = self._logits(_last(h, keep))
+        return logits, LanguageModelState(state.position + x.shape[1], layers)
 
     def step(
         self, x: Int[Tensor, " batch"], state: LanguageModelState
@@ -110,15 +124,23 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         return self.stack.flops_per_token(length) + 2.0 * self.embedding.weight.numel()
 
     def check_tokens(self, tokens: Tensor) -> None:
-        """Raise InputError unless the tokens are integers of the vocabulary."""
+        """Raise InputError unless the tokens are integers below ``vocab_size``."""
         check_tokens(tokens, self.config.vocab_size)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if values_at_hand(tokens):
             self.check_tokens(tokens)
         h = self.embedding(tokens)
+        if (multiplier := self.config.embedding_multiplier) != 1:
+            h = h * multiplier
         return h if self.positions is None else h + self.positions(positions)
 
     def _logits(self, h: Tensor) -> Tensor:
         h = self.norm(h)
-        return F.linear(h, self.embedding.weight) if self.head is None else self.head(h)
+        y = F.linear(h, self.embedding.weight) if self.head is None else self.head(h)
+        return y if (divisor := self.config.logits_divisor) == 1 else y / divisor
+
+
+def _last(h: Tensor, keep: int | None) -> Tensor:
+    """The last ``keep`` positions; all of them by default."""
+    return h if keep is None else h[:, max(0, h.shape[1] - keep) :]

@@ -1,27 +1,35 @@
-"""The pattern grammar: one line that names every layer of a model.
+"""The pattern grammar: one line of text that names every layer of a model.
 
 .. code-block:: text
 
-    pattern := item (space item)*
-    item    := name [ "(" [ argument ("," argument)* ] ")" ] [ "*" count ]
-    argument := keyword "=" value | pattern
-    value   := number | true | false | none | word | "quoted text"
+    h3*12                                   twelve H3 layers
+    attention(position=rope) h3*2           keywords set what a layer is made of
+    (h3*3 attention)*4                      a group is repeated as a whole
+    ladder(h3*2 attention, passes=3)        a wrapper is applied to a pattern, its core
 
-Keywords are constructor keywords. Only a wrapper takes a pattern as argument: its core. Tasks are
-named by the same grammar: ``copying(max_len=20)``.
+    pattern  := item (space item)*
+    item     := (name [arguments] | "(" pattern ")") ["*" count]
+    arguments := "(" [argument ("," argument)*] ")", directly after the name
+    argument := keyword "=" value | pattern
+    value    := number | true | false | none | word | "quoted text"
+
+Only wrappers take a pattern as an argument, and groups may be nested. Tasks are named by the same
+grammar: ``copying(max_len=20)``.
 """
 
-import inspect
-import math
 import re
-import types
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError
 
 Value = int | float | bool | str | None
-T = TypeVar("T")
+
+MAX_DEPTH = 16
+"""Upper limit on the nesting of groups and wrappers."""
+
+MAX_REPEAT = 9999
+"""Upper limit on a repeat count, nested groups multiplied out where they hold a single item."""
 
 _TOKEN = re.compile(r"\s*(?:(?P<word>[^\s(),=*\"]+)|(?P<text>\"[^\"]*\")|(?P<mark>[(),=*]))")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -29,7 +37,14 @@ _CONSTANTS: Mapping[str, Value] = {"true": True, "false": False, "none": None}
 
 
 class Item(NamedTuple):
-    """One name of a pattern, with its keywords, its core (wrappers only) and its repeat count."""
+    """One name or one group of a pattern.
+
+    Attributes:
+        name: Name of a layer, wrapper or task; empty for a group.
+        keywords: Values by keyword.
+        core: What a wrapper is applied to, or what a group consists of.
+        repeat: How often the item is repeated.
+    """
 
     name: str
     keywords: dict[str, Value]
@@ -38,13 +53,14 @@ class Item(NamedTuple):
 
 
 def parse_pattern(text: str) -> tuple[Item, ...]:
-    """Read a pattern.
+    """Parse a pattern.
 
     Args:
         text: For example ``"attention(position=hard_alibi) h3*2"``.
 
     Returns:
-        The items in order; a repeated item stands once, with its count.
+        The items in order. A group that is not repeated, or that holds a single item, is replaced
+        by its items.
 
     Raises:
         InputError: If the text does not follow the grammar; the message marks the place.
@@ -59,25 +75,32 @@ def parse_pattern(text: str) -> tuple[Item, ...]:
 attention(n_heads=4 <here>h3
     """
     parser = _Parser(text)
-    try:
-        items = parser.items()
-    except RecursionError as error:
-        raise InputError(f"malformed pattern: nested too deep: {text:.40} ...") from error
+    items = parser.items()
     if parser.kind != "end":
         raise parser.error("a layer name")
     return items
 
 
+def canonical_pattern(text: str) -> str:
+    """The one spelling of a pattern that is saved, compared and shown.
+
+    Example:
+        >>> canonical_pattern("( h3 * 3 attention(rate=1e-3))*4 (s4d)*2")
+        '(h3*3 attention(rate=0.001))*4 s4d*2'
+    """
+    return format_pattern(parse_pattern(text))
+
+
 class _Parser:
-    """Recursive descent over one token of look-ahead."""
+    """Recursive descent with one token of look-ahead."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.end = text, 0
+        self.text, self.end, self.depth = text, 0, 0
         self.advance()
 
     def advance(self) -> str:
-        """Step to the next token and return the one left behind."""
-        left = getattr(self, "token", "")
+        """Move to the next token and return the current one."""
+        left, before = getattr(self, "token", ""), self.end
         match = _TOKEN.match(self.text, self.end)
         if match is None:
             rest = self.text[self.end :]
@@ -87,60 +110,107 @@ class _Parser:
             self.kind = str(match.lastgroup)
             self.token, self.end = match[self.kind], match.end()
             self.start = self.end - len(self.token)
+        self.adjacent = self.start == before
         return left
 
     def error(self, wanted: str) -> InputError:
-        marked = f"{self.text[: self.start]}<here>{self.text[self.start :]}"
-        line = " ".join(marked.split())
+        before, after = self.text[: self.start], self.text[self.start :]
+        if len(before) > 200:
+            before = f"... {before[-200:]}"
+        if len(after) > 200:
+            after = f"{after[:200]} ..."
+        line = " ".join(f"{before}<here>{after}".split())
         return InputError(f"malformed pattern: expected {wanted} at <here>: {line}")
 
+    def at(self, mark: str) -> bool:
+        return self.kind == "mark" and self.token == mark
+
     def take(self, mark: str) -> bool:
-        """Step over ``mark`` if it is next."""
-        if self.kind == "mark" and self.token == mark:
+        """Move past ``mark`` if it is the next token."""
+        if self.at(mark):
             self.advance()
             return True
         return False
 
     def items(self) -> tuple[Item, ...]:
-        items = [self.item()]
-        while self.kind == "word":
-            items.append(self.item())
-        return tuple(items)
+        found = self.item()
+        while self.kind == "word" or self.at("("):
+            if self.at("(") and self.adjacent:
+                raise self.error("a space")
+            found += self.item()
+        return found
 
-    def item(self) -> Item:
+    def item(self) -> tuple[Item, ...]:
+        if self.at("("):
+            return self.group()
         if self.kind != "word" or not _NAME.match(self.token):
             raise self.error("a layer name")
-        return self.item_after(self.advance())
+        return (self.item_after(self.advance()),)
+
+    def group(self) -> tuple[Item, ...]:
+        """Parse a group; groups that are not needed are dissolved."""
+        self.descend()
+        self.advance()
+        core = self.items()
+        if not self.take(")"):
+            raise self.error("')' (arguments follow their name without a space)")
+        self.depth -= 1
+        repeat = self.count()
+        if repeat == 1:
+            return core
+        if len(core) > 1:
+            return (Item("", {}, core, repeat),)
+        if core[0].repeat * repeat > MAX_REPEAT:
+            raise self.error(f"repeat counts of at most {MAX_REPEAT} in all before this,")
+        return (core[0]._replace(repeat=core[0].repeat * repeat),)
 
     def item_after(self, name: str) -> Item:
         keywords: dict[str, Value] = {}
         core: tuple[Item, ...] = ()
-        if self.take("(") and not self.take(")"):
-            while True:
-                core = self.argument(keywords, core)
-                if self.take(")"):
-                    break
-                if not self.take(","):
-                    raise self.error("',' or ')'")
-        return Item(name, keywords, core, self.count() if self.take("*") else 1)
+        if self.at("(") and self.adjacent:
+            self.descend()
+            self.advance()
+            if not self.take(")"):
+                core = self.arguments(keywords)
+            self.depth -= 1
+        return Item(name, keywords, core, self.count())
+
+    def arguments(self, keywords: dict[str, Value]) -> tuple[Item, ...]:
+        """Parse up to the closing parenthesis; fill ``keywords`` and return the core."""
+        core: tuple[Item, ...] = ()
+        while True:
+            core = self.argument(keywords, core)
+            if self.take(")"):
+                return core
+            if not self.take(","):
+                raise self.error("',' or ')'")
 
     def argument(self, keywords: dict[str, Value], core: tuple[Item, ...]) -> tuple[Item, ...]:
-        """Read ``keyword=value`` into ``keywords``, or a pattern, which is returned as the core."""
-        if self.kind != "word" or not _NAME.match(self.token):
-            raise self.error("keyword=value or a pattern")
+        """Parse ``keyword=value`` into ``keywords``, or a pattern, which is the core."""
         start = self.start
-        name = self.advance()
-        if self.take("="):
-            if name in keywords:
-                self.start = start
-                raise self.error(f"each keyword once, not {name!r} again,")
-            keywords[name] = self.value()
-            return core
+        if self.kind == "word" and _NAME.match(self.token):
+            name = self.advance()
+            if self.take("="):
+                if name in keywords:
+                    self.start = start
+                    raise self.error(f"each keyword once, not {name!r} again,")
+                keywords[name] = self.value()
+                return core
+            first: tuple[Item, ...] = () if core else (self.item_after(name),)
+        elif self.at("("):
+            first = () if core else self.group()
+        else:
+            raise self.error("keyword=value or a pattern")
         if core:
             self.start = start
             raise self.error("keyword=value, since the core is already given,")
-        first = self.item_after(name)
-        return (first, *self.items()) if self.kind == "word" else (first,)
+        more = self.kind == "word" or (self.at("(") and not self.adjacent)
+        return first + (self.items() if more else ())
+
+    def descend(self) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.error(f"at most {MAX_DEPTH} nested parentheses")
 
     def value(self) -> Value:
         if self.kind == "text":
@@ -158,15 +228,18 @@ class _Parser:
         return word
 
     def count(self) -> int:
-        if self.kind != "word" or not self.token.isdecimal() or int(self.token) == 0:
+        if not self.take("*"):
+            return 1
+        number = self.kind == "word" and self.token.isascii() and self.token.isdecimal()
+        if not number or not self.token.strip("0"):
             raise self.error("a repeat count of at least 1")
         if len(self.token) > 4:
-            raise self.error("a repeat count of at most 9999")
+            raise self.error(f"a repeat count of at most {MAX_REPEAT}")
         return int(self.advance())
 
 
 def format_pattern(items: tuple[Item, ...]) -> str:
-    """The pattern as text; ``parse_pattern`` reads it back to the same items.
+    """Write items as text; :func:`parse_pattern` reads the same items back.
 
     Example:
         >>> format_pattern(parse_pattern("ladder( h3 * 2,passes = 4 )"))
@@ -193,91 +266,9 @@ def _format_value(value: Value) -> str:
 
 
 def _is_special(text: str) -> bool:
-    """Whether the bare word would be read back as something other than text."""
+    """True if the bare word would be parsed as something other than text."""
     try:
         float(text)
     except ValueError:
         return text.lower() in _CONSTANTS
     return True
-
-
-def construct(
-    kind: str, name: str, build: Callable[..., T], keywords: Mapping[str, Any], *given: Any
-) -> T:
-    """Call ``build(*given, **keywords)`` after checking the keywords against its signature.
-
-    Args:
-        kind: What is built, for messages: ``"layer"``, ``"task"``.
-        name: Its name, for messages.
-        build: A class or function; its keyword-only parameters are what a pattern may set.
-        keywords: What the pattern set; none is a word where a name may be "none", and not None.
-        *given: Positional arguments that the pattern does not set.
-
-    Returns:
-        What ``build`` returns.
-
-    Raises:
-        InputError: If a keyword is unknown or a value is of the wrong type.
-    """
-    parameters = inspect.signature(build).parameters.values()
-    settable = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
-    values = dict(keywords)
-    for key, value in keywords.items():
-        if key not in settable:
-            raise unknown_name(f"keyword of {kind} {name!r}", key, settable)
-        hint = hints.get(key, object)
-        if value is None and not _fits(None, hint) and _fits("none", hint):
-            values[key] = "none"
-        _check_type(f"{kind} {name!r}", key, values[key], hint)
-    return build(*given, **values)
-
-
-def check_settings(owner: str, settings: object) -> None:
-    """Check every field of a dataclass against its annotation, as ``construct`` does keywords.
-
-    Args:
-        owner: Whose settings they are, for messages.
-        settings: The dataclass instance.
-
-    Raises:
-        InputError: If a value is of the wrong type.
-    """
-    for name, hint in get_type_hints(type(settings)).items():
-        _check_type(owner, name, getattr(settings, name), hint)
-
-
-def _check_type(owner: str, name: str, value: object, hint: Any) -> None:
-    if not _fits(value, hint):
-        raise InputError(f"{owner} wants {name} to be {_describe(hint)}, got {value!r}")
-
-
-def _fits(value: object, hint: Any) -> bool:
-    """Whether a value of the grammar is of the annotated type (an int serves as a float)."""
-    if hint in (Any, object):
-        return True
-    origin = get_origin(hint)
-    if origin is Literal:
-        return value in get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    if isinstance(value, bool):
-        return hint is bool
-    if hint is float:
-        return isinstance(value, (int, float)) and math.isfinite(value)
-    kind = origin or hint
-    if kind is Mapping and isinstance(value, Mapping):
-        return all(_fits(part, get_args(hint)[1]) for part in value.values())
-    return not isinstance(kind, type) or isinstance(value, kind)
-
-
-def _describe(hint: Any) -> str:
-    origin = get_origin(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(str(choice) for choice in get_args(hint))
-    if origin in (Union, types.UnionType):
-        return " or ".join(_describe(option) for option in get_args(hint))
-    if origin is Mapping:
-        return f"a mapping to {_describe(get_args(hint)[1])}"
-    names = {type(None): "none", float: "a finite number"}
-    return names.get(hint) or str(getattr(hint, "__name__", hint))

@@ -1,20 +1,19 @@
-"""Published models, as configurations: the sizes that papers compare."""
+"""Configurations of published models."""
 
-import re
 from collections.abc import Collection, Mapping
 from itertools import groupby
 
 from stateline.errors import unknown_name
-from stateline.models.config import ModelConfig
+from stateline.models.config import PRESET_NAME, ModelConfig
 from stateline.models.pattern import Value
 
 
 def _h3(
     d_model: int, n_layers: int, n_heads: int, attention: Collection[int], *, rotary: bool = False
 ) -> ModelConfig:
-    """H3 with attention in a few layers, counted from 0; there are no positions otherwise.
+    """H3 with attention at the given layers, counted from 0.
 
-    The vocabulary is that of GPT-2, filled up to a multiple of 8.
+    The vocabulary is GPT-2's, padded to a multiple of 8.
     """
     names = ("attention" if layer in attention else "h3" for layer in range(n_layers))
     runs = ((name, len(list(run))) for name, run in groupby(names))
@@ -30,12 +29,12 @@ def _h3(
 
 
 def _mamba(d_model: int, n_layers: int) -> ModelConfig:
-    """The vocabulary is that of GPT-NeoX, filled up to a multiple of 8."""
+    """The vocabulary is GPT-NeoX's, padded to a multiple of 8."""
     return ModelConfig(f"mamba*{n_layers}", vocab_size=50_280, d_model=d_model, norm="rms")
 
 
 def _pythia(d_model: int, n_layers: int, n_heads: int, vocab_size: int = 50_304) -> ModelConfig:
-    """The vocabulary is filled up to a multiple of 128 per processor that the model was cut for."""
+    """The vocabulary is padded to a multiple of 128 per device of tensor parallelism."""
     attention: dict[str, Value] = {
         "n_heads": n_heads,
         "position": "rope",
@@ -87,13 +86,13 @@ _FREE = "ssm=long_conv, filter_len=4096"
 
 
 def _block_state(keywords: str) -> ModelConfig:
-    """Block-State layers at places 1, 7 and 9, counted from 1."""
+    """Block-State layers at positions 1, 7 and 9, counted from 1."""
     bst, slide = f"block_state({keywords})", "sliding_attention"
     return _windowed(f"{bst} {slide}*5 {bst} {slide} {bst} {slide}*3")
 
 
 def _large_block_state(keywords: str) -> ModelConfig:
-    """Block-State layers at places 1, 5, 7 and 9, and feed-forwards of twice the width."""
+    """Block-State layers at positions 1, 5, 7 and 9, and feed-forwards of twice the width."""
     bst, slide = f"block_state({keywords})", "sliding_attention"
     pattern = f"{bst} {slide}*3 {bst} {slide} {bst} {slide} {bst} {slide}*3"
     return _windowed(pattern, d_hidden=8192)
@@ -114,7 +113,7 @@ PRESETS: Mapping[str, ModelConfig] = {
     "gpt2-355m": _gpt2(1024, 24, 16),
     "gpt2-774m": _gpt2(1280, 36, 20),
     "gpt2-1.5b": _gpt2(1600, 48, 25),
-    "gss_hybrid-373m": _windowed(" ".join(["gss*3 sliding_attention"] * 8)),
+    "gss_hybrid-373m": _windowed("(gss*3 sliding_attention)*8"),
     "h3-125m": _h3(768, 12, 12, (6,)),
     "h3-125m-paper": _h3(768, 12, 12, (1, 7)),
     "h3-355m": _h3(1024, 24, 16, (8, 16)),
@@ -139,16 +138,17 @@ PRESETS: Mapping[str, ModelConfig] = {
     "slide-184m": _windowed("sliding_attention*12"),
     "txl-184m": _windowed("sliding_attention(window=2048)*12"),
 }
-"""Configurations by name.
+"""Configurations by name. A preset's name may be given wherever a pattern is expected.
 
-``h3-*`` are the models as their weights were released, ``-paper`` as the paper describes them where
-the places of attention differ. Of the largest, two forms were released: with rotary positions in
-two attention layers, and without positions in three.
+``h3-*`` are the models as their weights were released; ``-paper`` is what the paper describes where
+it places attention elsewhere. Two forms of the largest were released: two attention layers with
+rotary positions, and three without positions.
 
-No model was released of ``bst_*`` (Block-State, small and large, over S4 or ``free`` filters) and
-its baselines ``brect`` (Block-Recurrent), ``slide``, ``txl`` (Transformer-XL) and ``gss_hybrid``:
-widths and windows are those of the official Block-Recurrent code, places and numbers of states as
-we understand the paper, and the sizes in their names are counted here. All have 8 heads.
+No weights of ``bst_*`` (Block-State, small and large, over S4 or ``free`` filters) and of its
+baselines ``brect`` (Block-Recurrent), ``slide``, ``txl`` (Transformer-XL) and ``gss_hybrid`` were
+released. Their widths and windows are those of the official Block-Recurrent code; where the layers
+stand and how many states they have is our reading of the paper; the sizes in their names are our
+counts. All have 8 heads.
 
 References:
     Radford et al., 2019 (GPT-2); Hutchins et al., "Block-Recurrent Transformers", NeurIPS 2022, and
@@ -170,6 +170,6 @@ def find_preset(pattern: str) -> ModelConfig | None:
     """
     if pattern in PRESETS:
         return PRESETS[pattern]
-    if re.fullmatch(r"\w+-[\w.-]+", pattern):  # no name in a pattern has a hyphen
+    if PRESET_NAME.fullmatch(pattern):
         raise unknown_name("preset", pattern, PRESETS)
     return None

@@ -1,4 +1,4 @@
-"""How large a model is, before it is built."""
+"""The size of a model, before it is built."""
 
 import dataclasses
 
@@ -7,20 +7,16 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.make import AnyModel, make_model
+from stateline.models.factory import AnyModel, meta_model
+
+__all__ = ["count_parameters", "match_width", "meta_model", "training_bytes"]
 
 WIDTH_STEP = 4
-"""Widths that are tried are multiples of this."""
-
-
-def meta_model(config: ModelConfig) -> AnyModel:
-    """The model without memory for its weights: enough to count and to measure."""
-    with torch.device("meta"):
-        return make_model(config)
+"""``match_width`` tries multiples of this."""
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Number of parameters; tied ones count once.
+    """Number of parameters; tied parameters count once.
 
     Example:
         >>> config = ModelConfig("attention", vocab_size=10, d_model=8, feed_forward="none")
@@ -33,19 +29,19 @@ def count_parameters(config: ModelConfig) -> int:
 def training_bytes(
     model: AnyModel, batch_size: int, length: int, *, recompute: bool = False
 ) -> dict[str, int]:
-    """Memory that an update in float32 with AdamW needs, as far as it can be foretold.
+    """Estimate the memory of a training step in float32 with AdamW.
 
-    What autograd keeps is counted by running the model on tensors without data; temporary memory
-    inside an operation, and the allocator's own, come on top.
+    Activations are counted by running the layers on the meta device. Temporary memory inside an
+    operation and overhead of the allocator are not included.
 
     Args:
         model: From :func:`meta_model`.
-        batch_size: Rows of a batch.
-        length: Tokens in a row.
-        recompute: Whether activations are computed again in the backward pass.
+        batch_size: Rows per batch.
+        length: Tokens per row.
+        recompute: Whether activation checkpointing is on.
 
     Returns:
-        Bytes of weights, gradients, optimizer, activations and logits.
+        Bytes by what they are needed for: weights, gradients, optimizer, activations, logits.
 
     Example:
         >>> model = meta_model(ModelConfig("attention", vocab_size=10, d_model=8))
@@ -55,19 +51,19 @@ def training_bytes(
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     x = torch.zeros(batch_size, length, model.d_model, device="meta", requires_grad=True)
     kept = [_kept_bytes(link, x) for link in model.stack.links]
-    entrances = len(kept) * x.numel() * x.element_size()
+    inputs = len(kept) * x.numel() * x.element_size()
     logits = 4 * batch_size * length * model.config.n_outputs
     return {
         "weights": weights,
         "gradients": weights,
         "optimizer": 2 * weights,
-        "activations": entrances + max(kept) if recompute else sum(kept),
-        "logits": 2 * logits,  # and their gradient
+        "activations": inputs + max(kept) if recompute else sum(kept),
+        "logits": 2 * logits,  # and their gradients
     }
 
 
 def _kept_bytes(layer: nn.Module, x: Tensor) -> int:
-    """Bytes that autograd keeps of one layer's forward pass, beside its parameters."""
+    """Bytes that autograd keeps from one layer's forward pass, without its parameters."""
     own = {id(p) for p in layer.parameters()}
     kept: dict[int, int] = {}
 
@@ -79,30 +75,30 @@ def _kept_bytes(layer: nn.Module, x: Tensor) -> int:
             alive.append(tensor)
         return tensor
 
-    alive: list[Tensor] = []  # a storage that was freed would lend its number to the next
+    alive: list[Tensor] = []  # the address of a freed storage could be reused
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x)
     return sum(kept.values())
 
 
 def match_width(config: ModelConfig, parameters: int) -> ModelConfig:
-    """The same model at the width whose number of parameters is nearest to the wanted one.
+    """Choose the width whose number of parameters is nearest to the wanted number.
 
-    Widths that do not suit a layer (heads must divide them) are passed over.
+    Widths that a layer refuses (heads must divide them) are skipped.
 
     Args:
-        config: The model; its own ``d_model`` is ignored.
+        config: The model; its ``d_model`` is ignored.
         parameters: Wanted number of parameters.
 
     Returns:
-        The configuration with ``d_model`` set.
+        The configuration with the chosen ``d_model``.
 
     Raises:
         InputError: If the model cannot be built at any width.
     """
     best, best_distance, failure = config, float("inf"), None
     width, too_large = 0, 0
-    while too_large < 8:  # a few more, since the next larger ones may not suit
+    while too_large < 8:  # a few more, since a layer may refuse the next ones
         width += WIDTH_STEP
         candidate = dataclasses.replace(config, d_model=width)
         try:

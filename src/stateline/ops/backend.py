@@ -1,48 +1,104 @@
-"""Which implementation of an op runs.
+"""Which backend runs a call of an op.
 
-Every op has a folder with one file per backend: ``reference`` is the definition, slow and obvious;
-every other one must match it in outputs and gradients.
+Every op has a folder with one module per backend. ``reference`` is the definition: slow and easy to
+verify. Every other backend must match it in outputs and gradients. The public functions of an op
+call :func:`dispatch`.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
-from types import ModuleType
+from contextvars import ContextVar
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from stateline.errors import unknown_name
+from stateline.errors import InputError, unknown_name
+from stateline.ops.op import OPS, Candidate, Op, log
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_preferred = "auto"
+VARIABLE = "STATELINE_BACKEND"
+"""Environment variable with the preferred backends."""
+
+_preference: ContextVar[Mapping[str, str] | None] = ContextVar("preference", default=None)
+_logged: set[tuple[str, ...]] = set()
 
 
-def choose(op: str, backends: Mapping[str, ModuleType], backend: str) -> Any:
-    """Module that implements ``op``.
+def dispatch(op: Op, function: str, *inputs: Any, backend: str = "auto") -> Any:
+    """Run a call on the backend chosen for it.
 
     Args:
-        op: Name of the op, for messages.
-        backends: Its implementations, the preferred one first.
-        backend: Name of one of them, or ``"auto"``: the one set by :func:`use_backend`, else the
-            first.
+        op: The op.
+        function: Name of its function, such as ``"diagonal_ssm_step"``.
+        *inputs: Arguments of the call.
+        backend: A backend that must run the call, or ``"auto"``: the preferred one
+            (:func:`use_backend`, environment) if it can, else the first one that can.
+
+    Returns:
+        What the function of that backend returns.
 
     Raises:
-        InputError: If the op has no backend of that name.
+        InputError: If the op has no backend of that name, or it cannot run this call.
     """
-    name = _preferred if backend == "auto" else backend
-    if name == "auto":
-        return next(iter(backends.values()))
-    if name not in backends:
-        raise unknown_name(f"backend of {op}", name, [*backends, "auto"])
-    return backends[name]
+    _prepare(op.name, function)
+    candidates = op.candidates[function]
+    if backend == "auto":
+        name = _choose(op, candidates, function, inputs)
+    else:
+        name = _require(op, candidates, backend, function, inputs)
+    _log_choice(function, name)
+    return candidates[name].run(*inputs)
+
+
+@contextmanager
+def use_backend(name: str | None = None, /, **ops: str) -> Iterator[None]:
+    """Prefer a backend inside the ``with`` block, for all ops or for some.
+
+    Calls that it cannot run go to the backend that ``auto`` chooses; the logger ``stateline.ops``
+    says so once. The preference holds for the current :mod:`contextvars` context, so not for other
+    threads. A compiled function keeps the backends that were chosen when it was compiled. Outside
+    of such blocks, the environment variable ``STATELINE_BACKEND`` counts: ``numba``, or
+    ``diagonal_ssm=reference,attention=torch``.
+
+    Args:
+        name: Backend of all ops; ``"auto"`` ends a preference, ``None`` leaves it as it is.
+        **ops: Backend of single ops.
+
+    Raises:
+        InputError: If there is no such op, if no op has a backend ``name``, or if an op does not
+            have the backend given for it.
+
+    Example:
+        >>> import torch
+        >>> from stateline.ops import fft_conv
+        >>> with use_backend("reference"):
+        ...     fft_conv(torch.ones(1, 3, 1), torch.ones(1, 2)).flatten().tolist()
+        [1.0, 2.0, 2.0]
+        >>> with use_backend(fft_conv="reference", attention="torch"):
+        ...     fft_conv(torch.ones(1, 3, 1), torch.ones(1, 2)).flatten().tolist()
+        [1.0, 2.0, 2.0]
+    """
+    before = (_preference.get() or _from_environment()) if name is None else {}
+    token = _preference.set(_resolve(name, ops, before))
+    try:
+        yield
+    finally:
+        _preference.reset(token)
+
+
+def wants_gradient(*inputs: Any) -> bool:
+    """True if autograd records a call with these inputs."""
+    return torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in inputs
+    )
 
 
 def own_precision(op: Callable[P, T]) -> Callable[P, T]:
-    """Let autocast leave an op alone: where rounding accumulates, it chooses its own precision."""
+    """Disable autocast inside an op whose rounding accumulates: it chooses its own precision."""
 
     @wraps(op)
     def run(*inputs: P.args, **keywords: P.kwargs) -> T:
@@ -55,20 +111,99 @@ def own_precision(op: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-@contextmanager
-def use_backend(name: str) -> Iterator[None]:
-    """Let every op inside the ``with`` block run on one backend.
+def _choose(
+    op: Op, candidates: Mapping[str, Candidate], function: str, inputs: tuple[Any, ...]
+) -> str:
+    """The preferred backend if it can run the call, else the first one that can."""
+    wanted = _preferred(op.name)
+    if wanted != "auto":
+        reason = f"{op.name} has no such backend"
+        if wanted in candidates:
+            reason = candidates[wanted].reason(function, *inputs)
+        if not reason:
+            return wanted
+        _log_fallback(function, wanted, reason)
+    for name, candidate in candidates.items():
+        if not candidate.reason(function, *inputs):
+            return name
+    raise InputError(f"no backend of {op.name} can run this call of {function}")
 
-    Example:
-        >>> import torch
-        >>> from stateline.ops import fft_conv
-        >>> with use_backend("reference"):
-        ...     fft_conv(torch.ones(1, 3, 1), torch.ones(1, 2)).flatten().tolist()
-        [1.0, 2.0, 2.0]
-    """
-    global _preferred
-    before, _preferred = _preferred, name
+
+def _require(
+    op: Op,
+    candidates: Mapping[str, Candidate],
+    backend: str,
+    function: str,
+    inputs: tuple[Any, ...],
+) -> str:
+    """The backend asked for by the caller, or an error."""
+    if backend not in candidates:
+        raise unknown_name(f"backend of {op.name}", backend, [*candidates, "auto"])
+    if reason := candidates[backend].reason(function, *inputs):
+        raise InputError(
+            f"backend {backend!r} cannot run this call of {function}: {reason}; "
+            "leave the choice to backend='auto'"
+        )
+    return backend
+
+
+def _resolve(
+    name: str | None, ops: Mapping[str, str], before: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Preferred backend of every op, whether the op has it or not."""
+    known = {backend for op in OPS.values() for backend in op.backends} | {"auto"}
+    if name is not None and name not in known:
+        raise unknown_name("backend", name, known)
+    for op, own in ops.items():
+        if op not in OPS:
+            raise unknown_name("op", op, OPS)
+        if own not in (*OPS[op].backends, "auto"):
+            raise unknown_name(f"backend of {op}", own, [*OPS[op].backends, "auto"])
+    return {op: ops.get(op) or name or before[op] for op in OPS}
+
+
+@cache
+def _from_environment() -> Mapping[str, str]:
+    text = os.environ.get(VARIABLE, "")
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    general = [word for word in words if "=" not in word] or ["auto"]
+    if len(general) > 1:
+        raise InputError(f"{VARIABLE} can name only one backend for all ops, got {text!r}")
+    pairs = (word.partition("=") for word in words if "=" in word)
     try:
-        yield
-    finally:
-        _preferred = before
+        return _resolve(general[0], {op.strip(): own.strip() for op, _, own in pairs}, {})
+    except InputError as error:
+        raise InputError(f"{VARIABLE}={text}: {error}") from None
+
+
+def _once_per_trace(function: Callable[P, T]) -> Callable[P, T]:
+    """Let ``torch.compile`` run a function that it cannot trace, and take its result as constant.
+
+    It cannot trace context variables, imports and logging.
+    """
+    return torch.compiler.assume_constant_result(function)
+
+
+@_once_per_trace
+def _prepare(op: str, function: str) -> None:
+    if function not in OPS[op].candidates:
+        OPS[op].prepare(function)
+
+
+@_once_per_trace
+def _preferred(op: str) -> str:
+    return (_preference.get() or _from_environment()).get(op, "auto")
+
+
+@_once_per_trace
+def _log_choice(function: str, backend: str) -> None:
+    if (function, backend) not in _logged:
+        _logged.add((function, backend))
+        log.debug("%s runs on backend %r", function, backend)
+
+
+@_once_per_trace
+def _log_fallback(function: str, backend: str, reason: str) -> None:
+    if (function, backend, reason) not in _logged:
+        _logged.add((function, backend, reason))
+        log.warning("%s cannot run on backend %r: %s; auto chooses", function, backend, reason)

@@ -1,4 +1,4 @@
-"""What the causal convolutions share: the past of a signal, and how it slides along."""
+"""Shared by the causal convolutions: inputs before a signal, and how they are updated."""
 
 from collections.abc import Callable
 
@@ -15,15 +15,15 @@ def convolve_after(
     kernel: Float[Tensor, "output taps"],
     convolve: Callable[[Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "*batch length output"]:
-    """Convolve ``u``, which follows ``past`` (zeros if ``None``), with causal kernels.
+    """Convolve ``u`` with causal kernels after the inputs ``past`` (``None`` means zeros).
 
     Raises:
-        InputError: If the kernels are not as many for every channel.
+        InputError: If the number of kernels is not a multiple of the number of channels.
     """
     if not kernel.shape[0] or not u.shape[-1] or kernel.shape[0] % u.shape[-1]:
         raise InputError(
-            f"a convolution needs as many kernels for every channel: u has {u.shape[-1]} channels "
-            f"(shape {tuple(u.shape)}), kernel has {kernel.shape[0]} (shape {tuple(kernel.shape)})"
+            "the number of kernels must be a multiple of the number of channels: "
+            f"got a kernel of shape {tuple(kernel.shape)} and u of shape {tuple(u.shape)}"
         )
     if past is None:
         return convolve(u, kernel)
@@ -33,7 +33,7 @@ def convolve_after(
 def slide(
     past: Float[Tensor, "*batch past channel"], u: Float[Tensor, "*batch length channel"]
 ) -> Float[Tensor, "*batch past channel"]:
-    """Inputs before the next chunk: as many of the latest as ``past`` holds, oldest first.
+    """Inputs before the next chunk: the latest ones, as many as ``past`` holds, oldest first.
 
     Example:
         >>> slide(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])).flatten()
@@ -42,3 +42,10 @@ def slide(
     kept = past.shape[-2]
     latest = u[..., max(0, u.shape[-2] - kept) :, :].to(past.dtype)
     return torch.cat([past[..., latest.shape[-2] :, :], latest], dim=-2)
+
+
+def skipped(
+    x: Float[Tensor, "*batch channel"], skip: Float[Tensor, " output"]
+) -> Float[Tensor, "*batch output"]:
+    """Skip connection of filters with one or more outputs per channel, in the dtype of ``x``."""
+    return (skip.unflatten(0, (-1, x.shape[-1])) * x[..., None, :]).flatten(-2).to(x.dtype)

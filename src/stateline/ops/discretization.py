@@ -1,6 +1,6 @@
-r"""From a diagonal differential equation to :math:`x_t = \bar A x_{t-1} + \bar B u_t`.
+r"""Discretise a diagonal differential equation to :math:`x_t = \bar A x_{t-1} + \bar B u_t`.
 
-A rule takes :math:`z = \mathrm{dt}\, A` and gives :math:`\log \bar A` and the gain g, so that
+A rule maps :math:`z = \mathrm{dt}\, A` to :math:`\log \bar A` and a gain g, where
 :math:`\bar B = \mathrm{dt}\, g B`. Complex numbers are real planes (a last axis of length 2).
 """
 
@@ -19,7 +19,7 @@ Discretization = Literal["zoh", "bilinear"]
 def zero_order_hold(
     z: Float[Tensor, "*shape 2"],
 ) -> tuple[Float[Tensor, "*shape 2"], Float[Tensor, "*shape 2"]]:
-    r"""Exact for an input that is constant between steps: :math:`z` and :math:`(e^z - 1)/z`.
+    r"""Exact if the input is constant during each step: :math:`z` and :math:`(e^z - 1)/z`.
 
     Example:
         >>> zero_order_hold(torch.tensor([-0.01, 0.0]))[1]
@@ -33,7 +33,7 @@ def bilinear(
 ) -> tuple[Float[Tensor, "*shape 2"], Float[Tensor, "*shape 2"]]:
     r"""Trapezoidal rule: the logarithm of :math:`(1 + z/2)/(1 - z/2)`, and :math:`1/(1 - z/2)`."""
     real, imag = z.unbind(dim=-1)
-    # without cancellation for small z, and without branch cuts
+    # avoids cancellation for small z, and branch cuts
     denominator = (1 - real / 2).square() + imag.square() / 4
     log_magnitude = 0.5 * torch.log1p(2 * real / denominator)
     angle = torch.atan2(imag, 1 - (real.square() + imag.square()) / 4)

@@ -1,4 +1,4 @@
-"""HiPPO matrices: transitions that make a state remember its input's history."""
+"""HiPPO matrices: transitions whose state is a compressed history of the input."""
 
 import math
 from typing import Literal, NamedTuple, get_args
@@ -14,9 +14,9 @@ Measure = Literal["legs", "legt", "lagt"]
 
 
 class Hippo(NamedTuple):
-    r"""A HiPPO system :math:`\dot x = A x + B u`, float64, and what makes A normal.
+    r"""A HiPPO system :math:`\dot x = A x + B u` in float64, and the low-rank part P.
 
-    :math:`A + \sum_r P_r P_r^T` is a multiple of the identity plus a skew-symmetric matrix.
+    :math:`A + \sum_r P_r P_r^T` is normal: a multiple of the identity plus a skew-symmetric matrix.
     """
 
     a: Float[Tensor, "size size"]
@@ -25,10 +25,10 @@ class Hippo(NamedTuple):
 
 
 class NormalForm(NamedTuple):
-    """The lower half of the spectrum of a HiPPO matrix's normal part, ascending; float64 planes.
+    r"""Eigenvalues and eigenvectors of a HiPPO matrix's normal part, as float64 planes.
 
-    The other half is its conjugate. A vector of ``vectors`` has no phase of its own: it is turned
-    so that the first row of P, seen from it, is real and not negative.
+    Only the eigenvalues with negative imaginary part, ascending; the others are their conjugates.
+    The phase of each eigenvector is fixed by :math:`v^* P_0 \ge 0`.
     """
 
     values: Float[Tensor, "mode 2"]
@@ -41,9 +41,9 @@ def hippo(measure: Measure, size: int) -> Hippo:
     - ``legs`` (scaled Legendre): :math:`A_{nk} = -\sqrt{(2n+1)(2k+1)}` for :math:`n > k`,
       :math:`-(n+1)` for :math:`n = k`; :math:`B_n = \sqrt{2n+1}`; rank one,
       :math:`P_n = \sqrt{n + 1/2}`.
-    - ``legt`` (a window of length one): :math:`A_{nk} = -\sqrt{(2n+1)(2k+1)}`, times
-      :math:`(-1)^{n-k}` for :math:`n < k`; the same B; rank two, :math:`\sqrt{2n+1}` on the even
-      entries and on the odd ones.
+    - ``legt`` (window of length one): :math:`A_{nk} = -\sqrt{(2n+1)(2k+1)}`, times
+      :math:`(-1)^{n-k}` for :math:`n < k`; the same B; rank two,
+      :math:`\sqrt{2n+1}` at the even entries and at the odd entries.
     - ``lagt`` (exponential decay): :math:`A_{nk} = -1` for :math:`n > k`, :math:`-1/2` for
       :math:`n = k`; :math:`B_n = 1`; rank one, :math:`P_n = \sqrt{1/2}`.
 
@@ -85,9 +85,10 @@ def hippo(measure: Measure, size: int) -> Hippo:
 def normal_form(measure: Measure, size: int) -> NormalForm:
     r"""Eigenvalues and eigenvectors of the normal part of a HiPPO matrix.
 
-    It is :math:`\sigma I + K` with a skew-symmetric K, whose singular values come in pairs. With u
-    from the space of one pair w and :math:`v = K u / w`, the vector :math:`(u + iv)/\sqrt 2`
-    belongs to the eigenvalue :math:`\sigma - iw`: no complex eigensolver is needed.
+    The normal part is :math:`\sigma I + K` with a skew-symmetric K, whose singular values come in
+    pairs. For a singular vector u of the pair w, and :math:`v = K u / w`, the vector
+    :math:`(u + iv)/\sqrt 2` is an eigenvector of :math:`\sigma - iw`. So no complex eigensolver is
+    needed.
 
     Args:
         measure: See :func:`hippo`.
@@ -108,19 +109,19 @@ def normal_form(measure: Measure, size: int) -> NormalForm:
         u, w = u[:, ::2], w[::2]
         vectors = torch.stack([u, skew @ u / w], dim=-1) * 0.5**0.5
         shift = normal.diagonal().mean().expand_as(w)
-        return NormalForm(torch.stack([shift, -w], dim=-1), _turned(vectors, p[0]))
+        return NormalForm(torch.stack([shift, -w], dim=-1), _fix_phase(vectors, p[0]))
 
 
 def diagonal_plus_low_rank(
     measure: Measure, size: int
 ) -> tuple[Float[Tensor, "mode 2"], Float[Tensor, "rank mode 2"], Float[Tensor, "mode 2"]]:
-    r"""A HiPPO system in the basis in which its normal part is diagonal: Lambda, P and B.
+    r"""A HiPPO system in the eigenbasis of its normal part: Lambda, P and B.
 
-    :math:`A = V (\Lambda - \sum_r P_r P_r^*) V^*`. Half of the modes, the other half being their
-    conjugates; float64. For ``legs``, B is :math:`\sqrt 2 P`, and both are real here.
+    :math:`A = V (\Lambda - \sum_r P_r P_r^*) V^*`, in float64. One mode of each conjugate pair is
+    returned. For ``legs``, B is :math:`\sqrt 2 P`, and both are real.
     """
-    # Differs from the official S4 code, which clips the imaginary part of B to 2 in absolute value:
-    # what that cuts depends on phases that are arbitrary. Nothing is clipped here.
+    # Differs from the official S4 code, which clips the imaginary part of B to [-2, 2]. The result
+    # of that depends on the arbitrary phases of the eigenvectors, so nothing is clipped here.
     _, b, p = hippo(measure, size)
     values, vectors = normal_form(measure, size)
     conjugate = torch.stack([vectors[..., 0], -vectors[..., 1]], dim=-1)
@@ -162,10 +163,10 @@ def diagonal_frequencies(init: Init, modes: int) -> Float[Tensor, " mode"]:
     return frequencies.float()
 
 
-def _turned(
+def _fix_phase(
     vectors: Float[Tensor, "size mode 2"], p: Float[Tensor, " size"]
 ) -> Float[Tensor, "size mode 2"]:
-    r"""Vectors times a phase each, so that :math:`v^* p \ge 0`."""
+    r"""Multiply each vector by a phase such that :math:`v^* p \ge 0`."""
     inner = torch.einsum("n,nmz->mz", p, vectors)  # conjugate of v* p
     phase = inner / inner.norm(dim=-1, keepdim=True)
     real, imag = vectors.unbind(dim=-1)

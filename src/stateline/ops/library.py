@@ -1,7 +1,7 @@
-"""The one place where a function on tensors becomes a PyTorch operator.
+"""Define PyTorch operators from functions on tensors.
 
-An operator is opaque to ``torch.compile`` (which therefore sees through every layer, FFT or not)
-and saves nothing for the backward pass but its inputs.
+``torch.compile`` treats an operator as opaque, so that every layer compiles, even with an FFT.
+Only the inputs of an operator are saved for the backward pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,20 +17,20 @@ Backward = Callable[..., Sequence[Tensor]]
 def define_op(name: str, forward: Forward, backward: Backward) -> Forward:
     """Register ``forward`` as the operator ``stateline::name`` with its own gradient.
 
-    Both functions must be pure, work on tensors and integers, return fresh tensors, and choose
-    their path by shape, dtype and device only, never by value: they are also run on tensors without
-    data, to learn the shapes of their results.
+    Both functions must be pure, take tensors and integers, and return new tensors. They may branch
+    on shape, dtype and device, but not on values: they also run on tensors without data, to infer
+    the shapes of the outputs.
 
     Args:
         name: Operator name, unique in the library.
         forward: ``forward(*inputs) -> output``, annotated with plain ``Tensor`` types
-            (``Tensor | None`` where an input may be absent, ``int`` where it is a number).
-        backward: ``backward(grad_output, *inputs) -> gradients`` of the first inputs, in order;
-            the remaining inputs are constants; what stands for an absent input is not looked at.
-            Also annotated.
+            (``Tensor | None`` for optional inputs, ``int`` for numbers).
+        backward: ``backward(grad_output, *inputs) -> gradients`` of the first inputs, in order. The
+            other inputs are constants. The entry of an input that is ``None`` is ignored. Annotated
+            in the same way.
 
     Returns:
-        A function with the signature of ``forward`` that autograd differentiates once.
+        A function with the signature of ``forward``, differentiable once.
     """
     op = torch.library.custom_op(f"stateline::{name}", forward, mutates_args=())
     op_backward = torch.library.custom_op(f"stateline::{name}_backward", backward, mutates_args=())

@@ -32,7 +32,7 @@ def exponential(log: Planes) -> Planes:
 
 
 def exponential_minus_one(log: Planes) -> Planes:
-    r""":math:`e^z - 1`, without cancellation for small z.
+    r""":math:`e^z - 1`, accurate for small z.
 
     Example:
         >>> exponential_minus_one(torch.tensor([1e-9, 0.0]))

@@ -1,13 +1,45 @@
-"""Position schemes of attention: what distinguishes one key from another besides its content."""
+"""Position encodings of attention: rotary, ALiBi, Hard-ALiBi and T5 buckets."""
 
 import math
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from stateline.ops.rotary import rotary
+
 UNLIMITED = torch.iinfo(torch.int64).max
-"""Window of a head that sees the whole past."""
+"""Window of a head that sees all previous positions."""
+
+
+class RopeScaling(NamedTuple):
+    r"""How rotary frequencies are lowered for inputs longer than those of pretraining.
+
+    ``linear`` divides all frequencies by s = ``factor``. ``llama3`` does so for wavelengths above
+    ``original_len / low``, leaves those below ``original_len / high`` as they are, and in between
+    multiplies a frequency f by :math:`u + (1 - u) / s`, where
+    :math:`u = (L f / 2 \pi - \mathrm{low}) / (\mathrm{high} - \mathrm{low})` and
+    L = ``original_len``.
+
+    References:
+        Chen et al., "Extending Context Window of Large Language Models via Positional
+        Interpolation", 2023; Grattafiori et al., "The Llama 3 Herd of Models", 2024.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low: float = 1.0
+    high: float = 4.0
+    original_len: int = 8192
+
+    def scale(self, frequency: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+        """The lowered frequencies, in radians per position."""
+        if self.kind == "linear":
+            return frequency / self.factor
+        turns = self.original_len * frequency / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequency * (kept + (1 - kept) / self.factor)
 
 
 def rotate(
@@ -16,17 +48,19 @@ def rotate(
     *,
     dims: int,
     base: float = 10_000.0,
+    scaling: RopeScaling | None = None,
 ) -> Float[Tensor, "batch length head d_head"]:
-    r"""Rotary position embedding (RoPE) of the first ``dims`` entries; the rest pass through.
+    r"""Rotary position embedding (RoPE) of the first ``dims`` entries; the others stay as they are.
 
-    Entries t and t + r/2 (r = ``dims``) are a pair, turned by the angle
+    Entries t and t + r/2 (r = ``dims``) are a pair, rotated by the angle
     :math:`p\, \mathrm{base}^{-2t/r}` at position p. Angles are computed in float32 or better.
 
     Args:
         x: Queries or keys.
-        positions: Position of each entry; one row serves the whole batch.
-        dims: How many entries are rotated; even.
-        base: The slowest pair turns once in about 2 pi base positions.
+        positions: Position of each entry; one row is shared by the whole batch.
+        dims: Number of rotated entries; even.
+        base: The period of the slowest pair is about 2 pi base positions.
+        scaling: Change of the frequencies; ``None`` means none.
 
     Returns:
         The rotated tensor, in the dtype of ``x``.
@@ -35,19 +69,49 @@ def rotate(
         Su et al., "RoFormer", 2021; pairing and partial rotation as in GPT-NeoX.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    pair = torch.arange(dims // 2, device=x.device, dtype=dtype)
-    angle = positions[..., None].to(dtype) * base ** (-2 * pair / dims)
-    cos, sin = angle.cos()[:, :, None], angle.sin()[:, :, None]  # (rows, length, 1, pair)
-    first, second = x[..., : dims // 2].to(dtype), x[..., dims // 2 : dims].to(dtype)
-    turned = torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
-    return torch.cat([turned.to(x.dtype), x[..., dims:]], dim=-1)
+    return rotary(x, *rotation(positions, dims=dims, base=base, scaling=scaling, dtype=dtype))
+
+
+def rotation(
+    positions: Int[Tensor, "rows length"],
+    *,
+    dims: int,
+    base: float,
+    scaling: RopeScaling | None = None,
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "rows length pair"], Float[Tensor, "rows length pair"]]:
+    """Cosine and sine of the angles of :func:`rotate`; queries and keys share them."""
+    pair = torch.arange(dims // 2, device=positions.device, dtype=dtype)
+    frequency = base ** (-2 * pair / dims)
+    angle = _angles(positions, frequency if scaling is None else scaling.scale(frequency))
+    return angle.cos(), angle.sin()
+
+
+_NEAR = 4096
+"""Below this position, float32 angles are accurate enough."""
+
+
+def _angles(
+    positions: Int[Tensor, "rows length"], frequency: Float[Tensor, " pair"]
+) -> Float[Tensor, "rows length pair"]:
+    """Position times frequency; in float32, far positions are reduced to one turn in float64.
+
+    The angle of position 27 million has no digits left in float32. On mps, which has no float64,
+    angles are not reduced.
+    """
+    place = positions[..., None]
+    near = place.to(frequency.dtype) * frequency
+    if frequency.dtype == torch.float64 or place.device.type == "mps":
+        return near
+    turns = place.double() * frequency.double() % (2 * math.pi)
+    return torch.where(place < _NEAR, near, turns.to(near.dtype))
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
     r"""Slopes :math:`m_h = 2^{-8h/H}`, h = 1..H, of ALiBi; any number of heads.
 
-    For H that is not a power of two, the slopes of the next power of two are taken, every second
-    one first.
+    If H is not a power of two, the slopes of the next power of two are reordered (every second one
+    first, then the others), and the first H are taken.
 
     Example:
         >>> alibi_slopes(4)
@@ -66,7 +130,7 @@ def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
 
 
 def hard_alibi_windows(n_heads: int, masked_heads: int) -> Int[Tensor, " head"]:
-    """Windows of Hard-ALiBi: head h < ``masked_heads`` sees itself and h tokens back, the rest all.
+    """Windows of Hard-ALiBi: head h < ``masked_heads`` sees h tokens back, other heads see all.
 
     Example:
         >>> hard_alibi_windows(4, 2).tolist()[:2]
@@ -83,11 +147,11 @@ def hard_alibi_windows(n_heads: int, masked_heads: int) -> Int[Tensor, " head"]:
 def t5_buckets(
     distance: Int[Tensor, "*shape"], *, n_buckets: int = 32, max_distance: int = 128
 ) -> Int[Tensor, "*shape"]:
-    r"""Bucket of each distance backward, as in T5: near ones by themselves, far ones together.
+    r"""Bucket of each distance to an earlier position, as in T5.
 
-    With m = ``n_buckets`` / 2, distance n has bucket n below m, and above it
-    :math:`m + \lfloor m \log(n / m) / \log(M / m) \rfloor`, up to the last one at M =
-    ``max_distance`` and beyond.
+    With m = ``n_buckets`` / 2 and M = ``max_distance``, distance n < m has bucket n. Larger
+    distances share buckets, :math:`m + \lfloor m \log(n / m) / \log(M / m) \rfloor`, up to the last
+    bucket for M and beyond.
 
     Example:
         >>> t5_buckets(torch.tensor([0, 15, 16, 31, 32, 127, 1000])).tolist()

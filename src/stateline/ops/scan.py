@@ -1,8 +1,8 @@
 r"""The diagonal linear recurrence by matrix products, on any device.
 
-The states of a block of inputs are those inputs times a triangular matrix of powers of the
-transition, plus what is left of the state before the block. The states at the ends of the blocks
-obey the same recurrence with :math:`a^{16}` for a, so that they are found by the same function.
+The states of a block are its inputs times a triangular matrix of powers of the transition, plus the
+decayed state before the block. The states at the ends of the blocks obey the same recurrence with
+:math:`a^{16}` in place of a, and are computed recursively.
 """
 
 import math
@@ -15,7 +15,10 @@ from torch import Tensor
 from stateline.ops.planes import exponential, multiply
 
 BLOCK = 16
-"""Inputs of a block. On a CPU core, with 32 or 128 modes, 32 takes 1.1 times as long, 64 1.5."""
+"""Inputs per block.
+
+On a CPU core with 32 or 128 modes, blocks of 32 take 1.1 times as long, blocks of 64 1.5 times.
+"""
 
 
 def diagonal_scan(
@@ -40,11 +43,11 @@ def diagonal_scan(
 def _from_zero(
     blocks: Float[Tensor, "*batch block mode 2"], powers: Float[Tensor, "block mode 2"]
 ) -> Float[Tensor, "*batch block mode 2"]:
-    """States of every block as if it began at the zero state: one matrix product per mode."""
+    """States of every block from the zero state: one matrix product per mode."""
     index = torch.arange(BLOCK, device=blocks.device)
     distance = index - index[:, None]  # from the input (row) to the state (column)
     real, imag = (powers[distance.clamp(min=0)] * (distance >= 0)[..., None, None]).unbind(dim=-1)
-    # complex multiplication as a real matrix: (input, mode, plane in, state, plane out)
+    # complex multiplication as a real matrix
     product = torch.stack(
         [torch.stack([real, imag], dim=-1), torch.stack([-imag, real], dim=-1)], dim=-2
     )  # (input, state, mode, plane in, plane out)
@@ -55,7 +58,7 @@ def _from_zero(
 
 
 def _powers(log_a: Float[Tensor, "mode 2"], count: int) -> Float[Tensor, "count mode 2"]:
-    """Transition to the powers 0, 1, ..."""
+    """Powers 0, 1, ... of the transition."""
     exponents = torch.arange(count, device=log_a.device)[:, None, None]
     precise = log_a if log_a.device.type == "mps" else log_a.double()  # mps has no float64
     return exponential(precise * exponents)

@@ -1,8 +1,15 @@
-"""The results of runs for people to read: one table in the terminal, one page in the browser."""
+"""The results of runs for readers: a table in the terminal and a page for the browser."""
 
-from stateline.reports.html import write_report
-from stateline.reports.load import read_results
+from stateline.reports.html import check_report, write_report
 from stateline.reports.merge import folder_names, merge
 from stateline.reports.terminal import print_results
+from stateline.runs.folder import read_results
 
-__all__ = ["folder_names", "merge", "print_results", "read_results", "write_report"]
+__all__ = [
+    "check_report",
+    "folder_names",
+    "merge",
+    "print_results",
+    "read_results",
+    "write_report",
+]

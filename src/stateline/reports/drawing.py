@@ -1,8 +1,8 @@
-"""How plots are drawn: into a page, in its colours, or into files, for a paper.
+"""Drawing plots: inline in a page with the colours of its style sheet, or into files for a paper.
 
-In a page, text and axes take its text colour, and model number i its ``--model-i``: one drawing
-serves a light page and a dark one. In a file they have the colours of the light page, on white,
-and the legend is part of the picture. Nothing here touches pyplot or lasting settings.
+In a page, text and axes have the page's text colour and model number i has ``--model-i``, so one
+drawing serves the light and the dark page. In a file they have the colours of the light page on
+white, and the legend is part of the picture. Neither pyplot nor global settings are used.
 """
 
 import html
@@ -27,12 +27,12 @@ COLOURS = (
     *("#0067a8", "#d1500a", "#00875f", "#b84d8b"),
     *("#b07a00", "#3299d6", "#4a4f57", "#6c4fb8"),
 )
-"""Of the models, on white."""
+"""Colours of the models on white."""
 
 PLOT_SIZE = (3.6, 2.6)
 KEY_SIZE = (0.36, 0.16)
 LEGEND_LINE = 0.17
-"""Height in inches; text is 8 points high."""
+"""Height of a line of the legend in inches; text is 8 points high."""
 LEGEND_WIDTH = 42
 """Characters of a model's name on a line of the legend."""
 
@@ -58,17 +58,17 @@ _NOTHING = dict.fromkeys(["Date", "Creator", "Format", "Type"])
 
 
 def ink() -> str:
-    """The colour of text and axes in the drawing at hand."""
+    """The colour of text and axes in the current drawing."""
     return str(matplotlib.rcParams["text.color"])
 
 
 def colour(index: int) -> str:
-    """The colour of a model in the drawing at hand."""
+    """The colour of a model in the current drawing."""
     return f"C{index % len(COLOURS)}"
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """How the line of one model looks; shapes move on where the colours begin again."""
+    """The style of a model's line; when colours repeat, the markers change."""
     turn, place = divmod(index, len(COLOURS))
     return {
         "color": colour(index),
@@ -80,7 +80,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def key(axes: Axes, index: int) -> None:
-    """A short piece of the line of one model, for the legends of a page."""
+    """A short sample of a model's line, for the legends of a page."""
     axes.set_axis_off()
     axes.set_position((0, 0, 1, 1))
     axes.set_xlim(0, 2)
@@ -94,12 +94,12 @@ def svg(
 
     Args:
         draw: Draws on empty axes.
-        name: Unlike that of any other plot of the page; the ids in the SVG begin with it.
-        label: What a reader who does not see the plot should know of it.
+        name: Unique in the page; the ids in the SVG begin with it.
+        label: Description for readers who cannot see the plot.
         size: Width and height in inches.
 
     Returns:
-        An ``<svg>`` element, the same for the same drawing, that names nothing outside itself.
+        A self-contained ``<svg>`` element; the same drawing gives the same text.
     """
     with _settings(_PAGE_INK, _PAGE_COLOURS, {"svg.fonttype": "none"}):
         figure = Figure(figsize=size, layout="constrained")
@@ -115,7 +115,7 @@ def save(draw: Callable[[Axes], None], models: Sequence[tuple[int, str]], path: 
     Args:
         draw: Draws on empty axes.
         models: Number and name of each model in the plot, for the legend below it.
-        path: The files without their endings; what stands there is replaced.
+        path: Path of the files without suffix; existing files are replaced.
 
     Raises:
         InputError: If they cannot be written.
@@ -137,7 +137,7 @@ def save(draw: Callable[[Axes], None], models: Sequence[tuple[int, str]], path: 
 
 @contextmanager
 def _settings(ink: str, colours: Sequence[str], others: dict[Any, Any]) -> Iterator[None]:
-    """Settings of matplotlib for one drawing, whatever the user's are."""
+    """Settings of matplotlib for one drawing, independent of the user's."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE | others | dict.fromkeys((*_INK, "grid.color"), ink))
@@ -146,7 +146,7 @@ def _settings(ink: str, colours: Sequence[str], others: dict[Any, Any]) -> Itera
 
 
 def _inline(document: str, name: str, label: str) -> str:
-    """An SVG document as an element of a page that holds others."""
+    """An SVG document as an element of a page that has several."""
     text = document[document.index("<svg") :]
     text = re.sub(r"<defs>\s*<style.*?</defs>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:xlink)?="[^"]*"| font-family: [^;"]*;', "", text)

@@ -1,10 +1,10 @@
-"""Numbers and names as people read them."""
+"""Formatting numbers and names for readers."""
 
 import re
 from collections.abc import Mapping
 
 DASH = "\N{EN DASH}"
-"""Between the ends of a range, and where a number is missing."""
+"""Joins the ends of a range, and stands for a missing number."""
 
 
 def short_number(value: int | float) -> str:
@@ -28,7 +28,7 @@ def short_bytes(value: int | float) -> str:
 
 
 def _scaled(value: int | float, units: Mapping[str, int | float]) -> str:
-    """``value`` in the largest unit that it fills, or nothing; ``units`` from large to small."""
+    """``value`` in the largest unit that it reaches, or an empty text."""
     for name, unit in units.items():
         if value >= 0.9995 * unit:
             return f"{value / unit:.3g}{name}"
@@ -36,7 +36,7 @@ def _scaled(value: int | float, units: Mapping[str, int | float]) -> str:
 
 
 def words(name: str) -> str:
-    """A name from the results as words.
+    """A name from the results with spaces for underscores.
 
     Example:
         >>> words("bits_per_byte")
@@ -46,7 +46,7 @@ def words(name: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things.
+    """A number and its noun.
 
     Example:
         >>> count(1, "seed"), count(3, "seed")
@@ -56,7 +56,7 @@ def count(number: int, noun: str) -> str:
 
 
 def listing(names: list[str]) -> str:
-    """Names in a sentence.
+    """Names joined for a sentence.
 
     Example:
         >>> listing(["recall", "copying", "text"])
@@ -65,18 +65,8 @@ def listing(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def slug(text: str) -> str:
-    """What of a text can stand in a file name and in an id.
-
-    Example:
-        >>> slug("FLOPs per token")
-        'flops-per-token'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
-
-
 def fold(text: str, width: int) -> str:
-    r"""A pattern or a spread on lines of ``width``, broken where a reader would.
+    r"""A pattern or a range, wrapped at ``width`` after brackets, commas, signs and spaces.
 
     Example:
         >>> fold("attention(position=rope) h3*2", 18)

@@ -1,158 +1,160 @@
-"""The results of runs as one web page that needs nothing beside itself."""
+"""The results of runs as one self-contained web page."""
 
 import base64
 import hashlib
+import itertools
 import os
 import re
-from html import escape
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
-from string import Template
+from typing import Any
 
-from stateline.files import write_text
-from stateline.reports import drawing, elements
-from stateline.reports.cells import NOT_SOLVED, PARAMETER_TOLERANCE
-from stateline.reports.figures import cost_figures, figures, keyword_figures, task_name
-from stateline.reports.format import count
-from stateline.reports.records import Record, sources, task_label
-from stateline.reports.sentences import headline, unfinished
-from stateline.reports.summary import cost_table, main_table
-from stateline.reports.task_section import task_section
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from stateline.files import check_writable, write_text
+from stateline.reports import drawing
+from stateline.reports.figures import (
+    Figure,
+    cost_figures,
+    figures,
+    keyword_figures,
+    task_figures,
+    task_name,
+)
+from stateline.reports.format import count, words
+from stateline.reports.records import runs_of, task_label
+from stateline.reports.sentences import baselines, headline, unfinished, verdict
+from stateline.reports.summary import (
+    cost_table,
+    length_table,
+    main_table,
+    run_table,
+    training_table,
+)
+from stateline.reports.table_cells import NOT_SOLVED, PARAMETER_TOLERANCE
+from stateline.runs.results import Results, TaskRecord
 
 PLOTS = "plots"
-"""The folder beside the page that holds its plots as files."""
+"""The folder next to the page that holds its plots as files."""
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-def write_report(results: Record, path: str | os.PathLike[str]) -> None:
-    """Write the results as a page, and its plots as files for a paper in ``plots`` beside it.
+def write_report(results: Results, path: str | os.PathLike[str]) -> None:
+    """Write the results as a page, and its plots as files into the folder ``plots`` next to it.
 
-    Each file is written whole: a reader meets the old one or the new one. The same results give
-    the same bytes. The page has no need of the plots' files.
+    Files are written atomically. The same results give the same bytes. The page does not need the
+    files of its plots.
 
     Args:
-        results: What ``stateline compare`` wrote, finished or not, or several such, merged.
+        results: Results of one comparison, finished or not, or of several, merged.
         path: The file to write.
 
     Raises:
         InputError: If the folder cannot be written to.
     """
     target = Path(path)
+    check_report(target)
     write_text(target, page(results))
     for figure in figures(results):
         drawing.save(figure.draw, figure.models, target.parent / PLOTS / figure.name)
 
 
-def page(results: Record) -> str:
-    """The results as a page that needs nothing beside itself."""
-    template = files("stateline.reports").joinpath("template.html").read_text(encoding="utf-8")
-    text = Template(template).substitute(
-        title=escape(_title(results)),
-        colours=" ".join(f"--model-{n}: {c};" for n, c in enumerate(drawing.COLOURS)),
-        policy=_policy(template),
-        body=_body(results),
+def check_report(path: Path) -> None:
+    """Check that a report can be written.
+
+    Raises:
+        InputError: If the page, or a file in the folder of its plots, cannot be written.
+    """
+    check_writable(path)
+    check_writable(path.parent / PLOTS / "plot.svg")
+
+
+def page(results: Results) -> str:
+    """The results as a self-contained page."""
+    environment = Environment(
+        loader=PackageLoader("stateline.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
     )
+    environment.filters |= {"svg": _svg, "breakable": _breakable, "words": words}
+    script = environment.get_template("sort.js").render()
+    text = environment.get_template("report.html").render(
+        **_content(results),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """The text with U+FFFD for control characters and for what UTF-8 cannot encode."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _policy(template: str) -> str:
-    """Content security: nothing is loaded, and no script runs but the template's own."""
-    script = template.partition("<script>")[2].partition("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+def _content(results: Results) -> dict[str, Any]:
+    """What the template of the page shows."""
+    names = {figure.name for figure in figures(results)}
+    labels = {task.spec: task_label(results, task) for task in results.tasks}
+    models = results.models
+    title = models[0] if len(models) == 1 else f"{len(models)} models compared"
+    return {
+        "results": results,
+        "title": f"Stateline: {title}",
+        "colours": drawing.COLOURS,
+        "models": list(enumerate(models)),
+        "keys": [_key(index, model) for index, model in enumerate(models)],
+        "headline": headline(results),
+        "unfinished": unfinished(results),
+        "main_table": main_table(results),
+        "links": {labels[task.spec]: task_name(results, task) for task in results.tasks},
+        "not_solved": NOT_SOLVED.text,
+        "off": f"more than {PARAMETER_TOLERANCE:.0%} off the intended number of parameters",
+        "tasks": [_task(results, task) for task in results.tasks],
+        "keyword_figures": keyword_figures(results),
+        "cost_figures": cost_figures(results),
+        "cost_table": cost_table(results),
+        "data": [(labels[task.spec], task.data) for task in results.tasks if task.data],
+        "plots": count(len(names), "plot"),
+        "plots_folder": PLOTS,
+    }
 
 
-def _title(results: Record) -> str:
-    models = results["models"]
-    return f"Stateline: {models[0] if len(models) == 1 else f'{len(models)} models compared'}"
+def _task(results: Results, task: TaskRecord) -> dict[str, Any]:
+    """What the template of a task's section shows."""
+    solved = "" if task.solved_at is None else f", solved from {task.solved_at:g}"
+    scored = f"Scored by {words(task.metric)}{solved}."
+    models = [model for model in results.models if runs_of(results, model, task)]
+    runs = itertools.chain.from_iterable(runs_of(results, model, task) for model in models)
+    return {
+        "record": task,
+        "id": task_name(results, task),
+        "label": task_label(results, task),
+        "scoring": f"{scored} Trained at length {task.train_length}.",
+        "verdict": " ".join(filter(None, [verdict(results, task), baselines(task)])),
+        "models": models,
+        "figures": task_figures(results, task),
+        "run_table": run_table(results, task),
+        "length_table": length_table(results, task),
+        "training_table": training_table(results, task),
+        "samples": [run for run in runs if run.sample is not None],
+    }
 
 
-def _body(results: Record) -> str:
-    parts = [elements.keys(results["models"]), _opening(results), _overview(results)]
-    parts += [task_section(results, task) for task in results["tasks"]]
-    parts += [_by_keyword(results)] if keyword_figures(results) else []
-    parts += [_costs(results)] if results["speed"] else []
-    return "\n".join([*parts, _origin(results)])
+def _key(index: int, model: str) -> Markup:
+    """The line of a model, drawn once and hidden, for tables and legends to refer to."""
+    name = f"key-{index}"
+    svg = drawing.svg(partial(drawing.key, index=index), name, model, drawing.KEY_SIZE)
+    return Markup(svg.replace("<svg", f'<svg id="{name}"', 1))
 
 
-def _opening(results: Record) -> str:
-    warning = unfinished(results)
-    commands = "".join(
-        f'{_run_title(source)}<pre class="command">{escape(source["command"])}</pre>\n'
-        for source in sources(results)
-    )
-    return f"""<header>
-<h1>{escape(_title(results))}</h1>
-<p class="lead">{escape(headline(results))}</p>
-{f'<p class="unfinished">{escape(warning)}</p>' if warning else ""}
-<p class="quiet">Run it again with</p>
-{commands}</header>"""
+def _svg(figure: Figure) -> Markup:
+    label = f"{figure.title}: line plot with one line per model. {figure.note}"
+    return Markup(drawing.svg(figure.draw, figure.name, label))
 
 
-def _run_title(source: Record) -> str:
-    """Which of several runs it is; nothing where there is one."""
-    folder = source["folder"]
-    return f'<p class="run quiet">in <code>{escape(folder)}</code></p>\n' if folder else ""
-
-
-def _overview(results: Record) -> str:
-    links = {task_label(results, task): task_name(results, task) for task in results["tasks"]}
-    off = f"more than {PARAMETER_TOLERANCE:.0%} off the wanted number"
-    return f"""<section>
-<h2>Results</h2>
-{elements.table(main_table(results), links)}
-<p class="quiet">Tinted: the best of its column. Several seeds: the median, and beneath it the
-lowest and highest. “{NOT_SOLVED.text}”: the model missed the score wanted at the length it trained
-on, so it is not scored at another. † {off}.
-<span class="scripted">A click on a heading sorts.</span></p>
-</section>"""
-
-
-def _by_keyword(results: Record) -> str:
-    """Tasks side by side that differ in one number."""
-    drawn = keyword_figures(results)
-    return f"""<section id="by-keyword">
-<h2>By keyword</h2>
-{elements.legend(drawn[0].models, "wide")}
-<div class="plots">{"".join(map(elements.figure, drawn))}</div>
-</section>"""
-
-
-def _costs(results: Record) -> str:
-    drawn = "".join(map(elements.figure, cost_figures(results)))
-    machine = "machine" if len(sources(results)) == 1 else "machines"
-    return f"""<section id="cost">
-<h2>Cost</h2>
-<p>What the models need, at the size at which they were compared, on the {machine} named below.
-Equal lines are nested.</p>
-{elements.legend(enumerate(results["models"]), "wide")}
-<div class="plots">{drawn}
-{elements.table(cost_table(results))}</div>
-</section>"""
-
-
-def _origin(results: Record) -> str:
-    """Where the numbers come from, the data and the machines; and where the plots lie."""
-    records = "".join(
-        f"<h3>{escape(task_label(results, task))}</h3>{elements.definitions(task['data'])}"
-        for task in results["tasks"]
-        if task["data"]
-    )
-    environments = "\n".join(
-        _run_title(source)
-        + elements.definitions({"created": source["created"], **source["environment"]})
-        for source in sources(results)
-    )
-    names = {figure.name: None for figure in figures(results)}
-    lie = (
-        f"{count(len(names), 'plot')} of this page lie in the folder <code>{PLOTS}</code> beside it"
-    )
-    return f"""<section>
-<h2>Data and environment</h2>
-{records}
-<h3>Environment</h3>
-{environments}
-<h3>Plots as files</h3>
-<p>{lie}, as PNG (300 dots per inch) and as SVG.</p>
-</section>"""
+def _breakable(text: str) -> Markup:
+    """A pattern that may break after brackets, commas, equals signs and underscores."""
+    return Markup(re.sub("(?<=[(,=_])", "<wbr>", str(escape(text))))

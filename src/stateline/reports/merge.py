@@ -1,72 +1,67 @@
-"""Several results side by side, as if they were one: for one report of many runs."""
+"""Merging the results of several runs, for one report."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from stateline.errors import InputError
 from stateline.models.pattern import format_pattern, parse_pattern
 from stateline.reports.format import DASH
-from stateline.reports.records import FORMAT, Record
+from stateline.runs.results import FORMAT, Results, RunRecord, Source, SpeedRecord, TaskRecord
 
 _COMPARABLE = ("metric", "higher_is_better", "solved_at", "train_length", "eval_lengths")
-"""In what the records of one task on the same data must agree."""
-
-_OUTCOME = {
-    *("seed", "steps", "stopped", "seconds", "tokens_per_second", "steps_to_solve", "environment"),
-    *("curve", "by_length", "by_position", "sample"),
-}
-"""Fields of a run that may differ between the seeds of one model; all others are its settings."""
+"""Fields in which the records of one task on the same data must agree."""
 
 
 class _Model(NamedTuple):
-    """A model of one of the results, or the same model from other seeds in several."""
+    """A model of one of the results, or of several that differ only in its seeds."""
 
-    pattern: str
+    name: str
     folders: list[str]
-    runs: list[dict[str, Any]]
-    speed: list[Record]
+    runs: list[RunRecord]
+    speed: list[SpeedRecord]
 
 
-def merge(results: Mapping[str, Record]) -> Record:
+def merge(results: Mapping[str, Results]) -> Results:
     """Join the results of several runs.
 
-    Tasks with the same spec and the same data are one task. Models with the same pattern stay
-    apart, and are named after what differs, unless they differ only in the seeds that they were
-    trained from: then they are one model with several seeds.
+    Tasks with the same spec and the same data are one task. Models with the same name stay apart,
+    named after their width or folder, unless they differ only in the seeds: then they are one
+    model with several seeds.
 
     Args:
         results: Results by the name of their folder.
 
     Returns:
-        Results in the same form, where ``sources`` tells of each folder what was run there.
+        Results whose ``sources`` describe each folder.
 
     Raises:
-        InputError: If what should be the same task was scored in different ways.
+        InputError: If the same task was scored in different ways.
     """
     tasks = _tasks(results)
     models: dict[str, list[_Model]] = {}
-    for folder, record in results.items():
-        names = {task["spec"]: tasks[_key(task)]["spec"] for task in record["tasks"]}
-        for pattern in record["models"]:
-            runs = [
-                {**run, "task": names[run["task"]]}
-                for run in record["runs"]
-                if run["model"] == pattern
-            ]
-            speed = [entry for entry in record["speed"] if entry["model"] == pattern]
-            _add(models.setdefault(pattern, []), _Model(pattern, [folder], runs, speed))
+    for folder, one in results.items():
+        specs = {task.spec: tasks[_key(task)].spec for task in one.tasks}
+        for name in one.models:
+            runs = [replace(run, task=specs[run.task]) for run in one.runs if run.model == name]
+            speed = [entry for entry in one.speed if entry.model == name]
+            _add(models.setdefault(name, []), _Model(name, [folder], runs, speed))
     named = {name: model for same in models.values() for name, model in _named(same).items()}
-    return {
-        "format": FORMAT,
-        "finished": all(record["finished"] for record in results.values()),
-        "sources": [{"folder": folder, **_source(record)} for folder, record in results.items()],
-        "models": list(named),
-        "tasks": list(tasks.values()),
-        "runs": [{**run, "model": name} for name, model in named.items() for run in model.runs],
-        "speed": [{**e, "model": name} for name, model in named.items() for e in model.speed[:1]],
-    }
+    return Results(
+        format=FORMAT,
+        command="",
+        created="",
+        finished=all(one.finished for one in results.values()),
+        environment={},
+        models=list(named),
+        tasks=list(tasks.values()),
+        runs=[replace(run, model=name) for name, model in named.items() for run in model.runs],
+        speed=[replace(e, model=name) for name, model in named.items() for e in model.speed[:1]],
+        sources=[_source(folder, one) for folder, one in results.items()],
+    )
 
 
 def folder_names(folders: Sequence[Path]) -> list[str]:
@@ -90,31 +85,31 @@ def folder_names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _source(record: Record) -> dict[str, Any]:
-    return {name: record[name] for name in ("command", "created", "finished", "environment")}
+def _source(folder: str, one: Results) -> Source:
+    return replace(one.origins()[0], folder=folder)
 
 
-def _key(task: Record) -> tuple[str, str]:
-    """What makes two records the same task: its keywords, however spelled, and its data."""
-    return format_pattern(parse_pattern(task["spec"])), str(task["data"].get("sha256", ""))
+def _key(task: TaskRecord) -> tuple[str, str]:
+    """Identity of a task: its keywords, however they are spelled, and its data."""
+    return format_pattern(parse_pattern(task.spec)), str(task.data.get("sha256", ""))
 
 
-def _tasks(results: Mapping[str, Record]) -> dict[tuple[str, str], Record]:
-    """Every task once; where one was on different data, its hash is part of the spec."""
-    found: dict[tuple[str, str], Record] = {}
-    for folder, record in results.items():
-        for task in record["tasks"]:
+def _tasks(results: Mapping[str, Results]) -> dict[tuple[str, str], TaskRecord]:
+    """Every task once; if a spec was run on different data, the data's hash joins the spec."""
+    found: dict[tuple[str, str], TaskRecord] = {}
+    for folder, one in results.items():
+        for task in one.tasks:
             known = found.setdefault(_key(task), task)
             for field in _COMPARABLE:
-                if known[field] != task[field]:
+                own, first = getattr(task, field), getattr(known, field)
+                if own != first:
                     raise InputError(
-                        f"the task {task['spec']} must have been scored alike in all runs, got "
-                        f"{field} {task[field]} in {folder} and {known[field]} before: report it "
-                        "by itself"
+                        f"the task {task.spec} must have been scored alike in all runs, got "
+                        f"{field} {own} in {folder} and {first} before: report it by itself"
                     )
     specs = [spec for spec, _ in found]
     return {
-        (spec, data): {**task, "spec": spec if specs.count(spec) == 1 else _on(spec, data)}
+        (spec, data): replace(task, spec=spec if specs.count(spec) == 1 else _on(spec, data))
         for (spec, data), task in found.items()
     }
 
@@ -124,7 +119,7 @@ def _on(spec: str, data: str) -> str:
 
 
 def _add(models: list[_Model], new: _Model) -> None:
-    """Add a model to those of its pattern: to one that has the same settings, if there is one."""
+    """Add a model, as further seeds of one with the same settings if there is one."""
     for model in models:
         if _settings(model) == _settings(new) and not _seeds(model) & _seeds(new):
             model.folders.extend(new.folders)
@@ -135,31 +130,26 @@ def _add(models: list[_Model], new: _Model) -> None:
 
 
 def _settings(model: _Model) -> set[str]:
-    """All that the runs of a model were given, but for the seeds."""
-    given = [{k: v for k, v in run.items() if k not in _OUTCOME} for run in model.runs]
-    return {
-        json.dumps(run | {"training": {**run.get("training", {}), "seed": 0}}, sort_keys=True)
-        for run in given
-    }
+    return {json.dumps(run.settings, sort_keys=True) for run in model.runs}
 
 
 def _seeds(model: _Model) -> set[tuple[str, int]]:
-    return {(run["task"], run["seed"]) for run in model.runs}
+    return {(run.task, run.seed) for run in model.runs}
 
 
 def _named(models: list[_Model]) -> dict[str, _Model]:
-    """Models of one pattern by names of their own."""
+    """Models that share a name, by unique names."""
     if len(models) == 1:
-        return {models[0].pattern: models[0]}
+        return {models[0].name: models[0]}
     widths = [_widths(model) if model.runs else "" for model in models]
     return {
-        f"{model.pattern} · {width if width and widths.count(width) == 1 else _home(model)}": model
+        f"{model.name} · {width if width and widths.count(width) == 1 else _home(model)}": model
         for model, width in zip(models, widths, strict=True)
     }
 
 
 def _widths(model: _Model) -> str:
-    widths = sorted({run["d_model"] for run in model.runs})
+    widths = sorted({run.d_model for run in model.runs})
     return f"d_model {DASH.join(str(width) for width in dict.fromkeys(widths[:1] + widths[-1:]))}"
 
 

@@ -1,4 +1,4 @@
-"""What the plots of a report show; how they look is in ``drawing``."""
+"""The content of the plots of a report; their style is in ``drawing``."""
 
 import math
 import statistics
@@ -12,22 +12,23 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from stateline.reports.costs import STATE, Cost, cost_lengths
 from stateline.reports.drawing import colour, ink, line_style
 from stateline.reports.format import words
-from stateline.reports.records import Record, measured, runs_of, score, solved_runs
+from stateline.reports.records import measured, runs_of, score, solved_runs
+from stateline.runs.results import Results, TaskRecord
 
 
 class Line(NamedTuple):
-    """The points of one model, and how they look."""
+    """The points of one model, and their style."""
 
     x: Sequence[int | float]
     y: Sequence[float]
     style: dict[str, Any]
 
 
-def by_length(axes: Axes, results: Record, task: Record) -> None:
-    """The metric against length: median and spread, faint and dashed where it is not solved."""
-    lengths = sorted(task["eval_lengths"])
+def by_length(axes: Axes, results: Results, task: TaskRecord) -> None:
+    """The metric against length: median and spread; faint and dashed if unsolved."""
+    lengths = sorted(task.eval_lengths)
     lines = []
-    for index, model in enumerate(results["models"]):
+    for index, model in enumerate(results.models):
         runs = runs_of(results, model, task)
         solved = solved_runs(runs, task)
         if not runs:
@@ -36,58 +37,58 @@ def by_length(axes: Axes, results: Record, task: Record) -> None:
         dashed = {} if solved else {"linestyle": (0, (4, 3)), "alpha": 0.45}
         lines.append(_median(axes, index, lengths, scores, dashed))
     _draw(axes, lines)
-    _length_axis(axes, lengths, "length, as the task counts it")
-    axes.set_ylabel(words(task["metric"]))
+    _length_axis(axes, lengths, "length, in the task's unit")
+    axes.set_ylabel(words(task.metric))
     _levels(axes, task)
     _trained_here(axes, task)
 
 
-def by_position(axes: Axes, results: Record, task: Record) -> None:
+def by_position(axes: Axes, results: Results, task: TaskRecord) -> None:
     """The metric against the position in a row: median and spread over the seeds."""
-    lines, ends = [], {task["train_length"]}
-    for index, model in enumerate(results["models"]):
+    lines, ends = [], {task.train_length}
+    for index, model in enumerate(results.models):
         losses = positions(results, model, task)
         if losses:
             lines.append(_median(axes, index, list(losses), list(losses.values()), {}))
             ends.update(losses)
     _draw(axes, lines)
     _length_axis(axes, sorted(ends), "position (tokens)")
-    axes.set_ylabel(words(task["metric"]))
+    axes.set_ylabel(words(task.metric))
     _trained_here(axes, task)
 
 
-def positions(results: Record, model: str, task: Record) -> dict[int, list[float]]:
-    """The scores of a model's seeds, by the position up to which they were taken, in order."""
-    records = [run["by_position"] for run in runs_of(results, model, task) if "by_position" in run]
+def positions(results: Results, model: str, task: TaskRecord) -> dict[int, list[float]]:
+    """The scores of a model's seeds by position, in order; positions that all seeds have."""
+    records = [run.by_position for run in runs_of(results, model, task) if run.by_position]
     shared = set(records[0]).intersection(*records[1:]) if records else set()
-    return {end: [_number(r[str(end)]) for r in records] for end in sorted(map(int, shared))}
+    return {end: [_number(r[end]) for r in records] for end in sorted(shared)}
 
 
-def by_bits(axes: Axes, results: Record, task: Record) -> None:
-    """The metric against the bits of each number of the state: median and spread over the seeds."""
+def by_bits(axes: Axes, results: Results, task: TaskRecord) -> None:
+    """The metric against the bits per number of the state: median and spread over the seeds."""
     lines = []
-    for index, model in enumerate(results["models"]):
-        records = [found["by_bits"] for found in measured(results, model, task)]
+    for index, model in enumerate(results.models):
+        records = [found.by_bits for found in measured(results, model, task)]
         shared = set(records[0]).intersection(*records[1:]) if records else set()
-        if bits := sorted(map(int, shared)):
-            scores = [[record[str(b)] for record in records] for b in bits]
+        if bits := sorted(shared):
+            scores = [[record[b] for record in records] for b in bits]
             lines.append(_median(axes, index, bits, scores, {}))
     _draw(axes, lines)
-    axes.set_xlabel("bits of each number of the state")
+    axes.set_xlabel("bits per number of the state")
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.set_ylabel(f"{words(task['metric'])} at length {task['train_length']}")
+    axes.set_ylabel(f"{words(task.metric)} at length {task.train_length}")
     _levels(axes, task)
 
 
 def by_keyword(
-    axes: Axes, results: Record, keyword: str, tasks: Mapping[int | float, Record]
+    axes: Axes, results: Results, keyword: str, tasks: Mapping[int | float, TaskRecord]
 ) -> None:
     """The metric at the training length against a keyword of the task: median and spread."""
     lines = []
-    for index, model in enumerate(results["models"]):
+    for index, model in enumerate(results.models):
         runs = {value: runs_of(results, model, task) for value, task in sorted(tasks.items())}
         scores = {
-            value: [score(run, tasks[value], tasks[value]["train_length"]) for run in own]
+            value: [score(run, tasks[value], tasks[value].train_length) for run in own]
             for value, own in runs.items()
             if own
         }
@@ -98,13 +99,13 @@ def by_keyword(
     axes.xaxis.set_major_locator(FixedLocator(sorted(tasks)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     some = next(iter(tasks.values()))
-    axes.set_ylabel(f"{words(some['metric'])} at the trained length")
+    axes.set_ylabel(f"{words(some.metric)} at the trained length")
     _levels(axes, some)
 
 
-def learning_curve(axes: Axes, results: Record, task: Record, field: str) -> None:
-    """``"loss"`` or ``"metric"`` against the training step, a line per seed, marked at its end."""
-    for index, model in enumerate(results["models"]):
+def learning_curve(axes: Axes, results: Results, task: TaskRecord, field: str) -> None:
+    """``"loss"`` or ``"metric"`` against the training step: a line per seed with its end marked."""
+    for index, model in enumerate(results.models):
         for points in curves(results, model, task, field):
             thin = line_style(index) | {"linewidth": 1.0, "alpha": 0.85}
             axes.plot(*zip(*points, strict=True), **thin, markevery=[len(points) - 1])
@@ -114,24 +115,27 @@ def learning_curve(axes: Axes, results: Record, task: Record, field: str) -> Non
     if field == "loss":
         axes.set_ylabel("training loss (nats per token)")
     else:
-        axes.set_ylabel(f"{words(task['metric'])} at length {task['train_length']}")
+        axes.set_ylabel(f"{words(task.metric)} at length {task.train_length}")
         _levels(axes, task)
 
 
-def curves(results: Record, model: str, task: Record, field: str) -> list[list[tuple[int, float]]]:
-    """Step and value of each seed of a model, as far as the value was taken more than once."""
+def curves(
+    results: Results, model: str, task: TaskRecord, field: str
+) -> list[list[tuple[int, float]]]:
+    """Step and value for each seed of a model that has at least two values."""
     runs = runs_of(results, model, task)
-    found = [[(p["step"], p[field]) for p in run["curve"] if p[field] is not None] for run in runs]
-    return [points for points in found if len(points) > 1]
+    found = [[(p.step, getattr(p, field)) for p in run.curve] for run in runs]
+    taken = [[point for point in points if point[1] is not None] for points in found]
+    return [points for points in taken if len(points) > 1]
 
 
-def cost_by_length(axes: Axes, results: Record, cost: Cost) -> None:
+def cost_by_length(axes: Axes, results: Results, cost: Cost) -> None:
     """A cost against length, both on logarithmic axes."""
     lines = []
-    for entry in results["speed"]:
-        values = {int(length): value for length, value in entry[cost.field].items()}
+    for entry in results.speed:
+        values = cost.values(entry)
         lengths = sorted(values)
-        style = line_style(results["models"].index(entry["model"]))
+        style = line_style(results.models.index(entry.model))
         lines.append(Line(lengths, [values[length] for length in lengths], style))
     _draw(axes, lines)
     axes.set_yscale("log")
@@ -155,18 +159,18 @@ def _median(
     scores: Sequence[Sequence[float]],
     changes: Mapping[str, Any],
 ) -> Line:
-    """The median of the scores at each x as a line yet to be drawn; their spread is drawn now."""
+    """Draw the spread of the scores, and return their median as a line to be drawn later."""
     lowest, highest = [min(s) for s in scores], [max(s) for s in scores]
     axes.fill_between(x, lowest, highest, color=colour(index), alpha=0.15, linewidth=0)
     return Line(x, [statistics.median(s) for s in scores], {**line_style(index), **changes})
 
 
-def _trained_here(axes: Axes, task: Record) -> None:
-    """A vertical line at the length that the models trained at."""
-    axes.axvline(task["train_length"], color=ink(), linewidth=0.8, alpha=0.6, zorder=1)
+def _trained_here(axes: Axes, task: TaskRecord) -> None:
+    """A vertical line at the training length."""
+    axes.axvline(task.train_length, color=ink(), linewidth=0.8, alpha=0.6, zorder=1)
     axes.annotate(
         "trained",
-        (task["train_length"], 1),
+        (task.train_length, 1),
         xycoords=("data", "axes fraction"),
         xytext=(0, 3),
         textcoords="offset points",
@@ -175,7 +179,7 @@ def _trained_here(axes: Axes, task: Record) -> None:
 
 
 def _draw(axes: Axes, lines: Sequence[Line]) -> None:
-    """Draw lines over one another; one that others coincide with is wider and shows beneath."""
+    """Draw lines over one another; a line that is covered by others is wider, so that it shows."""
     wider = min(2.0, 8 / max(len(lines), 1))
     for rank, line in enumerate(lines):
         beneath = sum(_coincide(line, other) for other in lines[rank + 1 :])
@@ -192,7 +196,7 @@ def _coincide(line: Line, other: Line) -> bool:
 
 
 def _length_axis(axes: Axes, lengths: Sequence[int], label: str) -> None:
-    """A base-2 logarithmic axis with a tick at each length that finds room."""
+    """A base-2 logarithmic axis with a tick at each length that fits."""
     axes.set_xscale("log", base=2)
     gap = math.log2(lengths[-1] / lengths[0]) / 8
     ticks = list(lengths[-1:])
@@ -205,10 +209,10 @@ def _length_axis(axes: Axes, lengths: Sequence[int], label: str) -> None:
     axes.set_xlabel(label)
 
 
-def _levels(axes: Axes, task: Record) -> None:
-    """Horizontal lines at the score that counts as solved and at the baselines, named beside."""
-    solved = {} if task["solved_at"] is None else {"solved": task["solved_at"]}
-    levels: Mapping[str, float] = solved | task["baselines"]
+def _levels(axes: Axes, task: TaskRecord) -> None:
+    """Labelled horizontal lines at the score that counts as solved and at the baselines."""
+    solved = {} if task.solved_at is None else {"solved": task.solved_at}
+    levels: Mapping[str, float] = solved | task.baselines
     for rank, (name, value) in enumerate(sorted(levels.items(), key=lambda level: level[1])):
         axes.axhline(value, color=ink(), linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         side = "center" if len(levels) == 1 else "bottom" if rank else "top"
@@ -221,12 +225,12 @@ def _levels(axes: Axes, task: Record) -> None:
             va=side,
         )
     low, high = axes.get_ylim()
-    if task["higher_is_better"] and low > -0.1 and high < 1.1:
+    if task.higher_is_better and low > -0.1 and high < 1.1:
         axes.set_ylim(-0.03, 1.03)
 
 
 def _widen(axes: Axes) -> None:
-    """Let a logarithmic axis span at least a factor of four, so that it has ticks to read."""
+    """Let a logarithmic axis span at least a factor of four, so that it has several ticks."""
     low, high = axes.get_ylim()
     spare = max(1.0, math.sqrt(4 * low / high))
     axes.set_ylim(low / spare, high * spare)

@@ -8,24 +8,25 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from stateline.reports.cells import NOT_SOLVED, PARAMETER_TOLERANCE, Cell
 from stateline.reports.format import fold, words
-from stateline.reports.records import Record, task_label
+from stateline.reports.records import task_label
 from stateline.reports.sentences import baselines, headline, unfinished
 from stateline.reports.summary import Column, Table, main_table
+from stateline.reports.table_cells import NOT_SOLVED, PARAMETER_TOLERANCE, Cell
+from stateline.runs.results import Results
 
 NARROWEST = 10
-"""Characters that a model's column has at least; longer cells break at a space or a dash."""
+"""Least width of a model's column; longer cells are wrapped at a space or a dash."""
 
 
-def print_results(results: Record, console: Console) -> None:
+def print_results(results: Results, console: Console) -> None:
     """Print the main table, how to read it, and a line on each task.
 
-    The table stands on its side, with a column per model: so six models on any number of tasks fit
-    100 characters. Where the models do not fit beside each other, more tables follow.
+    The table has a column per model, so that six models on any number of tasks fit into 100
+    characters. Models that do not fit are printed in further tables.
 
     Args:
-        results: What ``stateline compare`` wrote, or several such, merged.
+        results: Results of one comparison, or of several, merged.
         console: Where to print.
     """
     table = main_table(results)
@@ -37,19 +38,19 @@ def print_results(results: Record, console: Console) -> None:
         console.print(_draw(piece, (console.width - label_width) // len(piece.models) - 1))
     if legend := _legend(table):
         console.print(Text(legend, style="dim"))
-    for task in results["tasks"]:
-        label = f"\n{task_label(results, task)}: {words(task['metric'])}. "
-        about = f"{task['about']} {baselines(task)}".rstrip()
+    for task in results.tasks:
+        label = f"\n{task_label(results, task)}: {words(task.metric)}. "
+        about = f"{task.about} {baselines(task)}".rstrip()
         console.print(Text.assemble((label, "bold"), about))
 
 
 def _labels(column: Column) -> tuple[str, str]:
-    """The line above a group, and the line of the column itself."""
+    """The heading of a group, and that of the column itself."""
     return column.group, f"  {column.heading}" if column.group else column.heading
 
 
 def _pieces(table: Table, size: int) -> Iterator[Table]:
-    """The table in as few as have at most ``size`` models each (at least one), evenly filled."""
+    """The fewest tables with at most ``size`` models each (at least one), evenly filled."""
     count = math.ceil(len(table.models) / max(size, 1))
     size = math.ceil(len(table.models) / count)
     for start in range(0, len(table.models), size):
@@ -81,13 +82,13 @@ def _cell(cell: Cell, width: int) -> Text:
 
 
 def _legend(table: Table) -> str:
-    """What the marks and words in this table mean, as far as they stand in it."""
+    """Explanations of the marks and words that occur in a table."""
     cells = [cell for column in table.columns for cell in column.cells]
-    off = f"! more than {PARAMETER_TOLERANCE:.0%} off the wanted number of parameters."
-    unsolved = "not solved: missed the training length, so not scored at another."
-    seeds = "Several seeds: the median, and beneath it the lowest and highest."
+    off = f"! more than {PARAMETER_TOLERANCE:.0%} off the intended number of parameters."
+    unsolved = "not solved: missed the training length, so not scored at other lengths."
+    seeds = "Several seeds: the median, with the lowest and highest below."
     said = {
-        "* best of its line.": any(cell.best for cell in cells),
+        "* best of its row.": any(cell.best for cell in cells),
         off: any(cell.off for cell in cells),
         unsolved: any(cell.text == NOT_SOLVED.text for cell in cells),
         seeds: any(cell.note for cell in cells),

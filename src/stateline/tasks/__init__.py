@@ -1,12 +1,15 @@
 """Tasks: what a model is trained on and scored at.
 
-``TASKS`` is the table of contents; a new task is one file and one line in it.
+``TASKS`` is the table of contents: a new task of the package is one file and one line in it. A task
+outside the package gets its name by ``register_task``.
 """
 
+from typing import Any
+
 from stateline.errors import InputError, unknown_name
-from stateline.models.pattern import construct, parse_pattern
-from stateline.tasks.algorithm import Algorithm
-from stateline.tasks.associative_recall import AssociativeRecall
+from stateline.models.pattern import parse_pattern
+from stateline.plugins import Registry
+from stateline.settings import construct
 from stateline.tasks.base import (
     IGNORE,
     Batch,
@@ -20,25 +23,29 @@ from stateline.tasks.base import (
     Task,
     generator,
 )
-from stateline.tasks.byte_text import ByteText
-from stateline.tasks.classification import ClassificationTask, Rows
-from stateline.tasks.copying import Copying
-from stateline.tasks.duplicate_ngram import DuplicateNgram
-from stateline.tasks.eeg import EEG
-from stateline.tasks.flip_flop import FlipFlop
-from stateline.tasks.induction_head import InductionHead
-from stateline.tasks.listops import ListOps
-from stateline.tasks.multi_query_recall import MultiQueryRecall
-from stateline.tasks.ngram_lookup import NgramLookup
-from stateline.tasks.object_collision import ObjectCollision
-from stateline.tasks.random_walk import RandomWalk
-from stateline.tasks.sequential_image import SequentialImage
-from stateline.tasks.speech_commands import SpeechCommands
-from stateline.tasks.spoken_digits import SpokenDigits
-from stateline.tasks.stream import Episode, StreamTask
-from stateline.tasks.text import Text
-from stateline.tasks.tokens import Tokens
-from stateline.tasks.word_problem import WordProblem
+from stateline.tasks.classification import ClassificationTask
+from stateline.tasks.rows import Rows, RowsTask
+from stateline.tasks.signals.eeg import EEG
+from stateline.tasks.signals.sequential_image import SequentialImage
+from stateline.tasks.signals.signals import Signals
+from stateline.tasks.signals.speech_commands import SpeechCommands
+from stateline.tasks.signals.spoken_digits import SpokenDigits
+from stateline.tasks.synthetic.algorithm import Algorithm
+from stateline.tasks.synthetic.associative_recall import AssociativeRecall
+from stateline.tasks.synthetic.copying import Copying
+from stateline.tasks.synthetic.duplicate_ngram import DuplicateNgram
+from stateline.tasks.synthetic.flip_flop import FlipFlop
+from stateline.tasks.synthetic.induction_head import InductionHead
+from stateline.tasks.synthetic.multi_query_recall import MultiQueryRecall
+from stateline.tasks.synthetic.ngram_lookup import NgramLookup
+from stateline.tasks.synthetic.object_collision import ObjectCollision
+from stateline.tasks.synthetic.random_walk import RandomWalk
+from stateline.tasks.synthetic.stream import Episode, StreamTask
+from stateline.tasks.synthetic.word_problem import WordProblem
+from stateline.tasks.text.byte_text import ByteText
+from stateline.tasks.text.listops import ListOps
+from stateline.tasks.text.text import Text
+from stateline.tasks.text.tokens import Tokens
 
 __all__ = [
     "EEG",
@@ -67,7 +74,9 @@ __all__ = [
     "Problems",
     "RandomWalk",
     "Rows",
+    "RowsTask",
     "SequentialImage",
+    "Signals",
     "SpeechCommands",
     "SpokenDigits",
     "StreamTask",
@@ -77,29 +86,59 @@ __all__ = [
     "WordProblem",
     "generator",
     "make_task",
+    "register_task",
 ]
 
-TASKS: dict[str, type[Task]] = {
-    "algorithm": Algorithm,
-    "associative_recall": AssociativeRecall,
-    "byte_text": ByteText,
-    "copying": Copying,
-    "duplicate_ngram": DuplicateNgram,
-    "eeg": EEG,
-    "flip_flop": FlipFlop,
-    "induction_head": InductionHead,
-    "listops": ListOps,
-    "multi_query_recall": MultiQueryRecall,
-    "ngram_lookup": NgramLookup,
-    "object_collision": ObjectCollision,
-    "random_walk": RandomWalk,
-    "sequential_image": SequentialImage,
-    "speech_commands": SpeechCommands,
-    "spoken_digits": SpokenDigits,
-    "text": Text,
-    "tokens": Tokens,
-    "word_problem": WordProblem,
-}
+TASKS: Registry[type[Task]] = Registry(
+    "task",
+    "stateline.tasks",
+    Task,
+    "seed",
+    {
+        "algorithm": Algorithm,
+        "associative_recall": AssociativeRecall,
+        "byte_text": ByteText,
+        "copying": Copying,
+        "duplicate_ngram": DuplicateNgram,
+        "eeg": EEG,
+        "flip_flop": FlipFlop,
+        "induction_head": InductionHead,
+        "listops": ListOps,
+        "multi_query_recall": MultiQueryRecall,
+        "ngram_lookup": NgramLookup,
+        "object_collision": ObjectCollision,
+        "random_walk": RandomWalk,
+        "sequential_image": SequentialImage,
+        "signals": Signals,
+        "speech_commands": SpeechCommands,
+        "spoken_digits": SpokenDigits,
+        "text": Text,
+        "tokens": Tokens,
+        "word_problem": WordProblem,
+    },
+)
+
+
+def register_task(name: str, cls: type[Any]) -> None:
+    """Give a task of your own a name.
+
+    The constructor takes ``seed``. Everything else is keyword-only with defaults and annotations:
+    what the text of a task may set.
+
+    Args:
+        name: The name: letters, digits and underscores.
+        cls: A subclass of :class:`Task`.
+
+    Raises:
+        InputError: If the name is malformed or taken by another class, or if the class cannot be
+            constructed from keywords.
+    """
+    TASKS.register(name, cls)
+
+
+MAX_SETTING = 10**9
+MAX_POSITIONS = 1 << 28
+"""Upper limits that turn typos into messages."""
 
 
 def make_task(text: str, *, seed: int = 0) -> Task:
@@ -134,4 +173,25 @@ Known: algorithm, ...
         raise unknown_name("task", item.name, TASKS)
     if seed < 0:
         raise InputError(f"seed must be 0 or more, got seed={seed}")
-    return construct("task", item.name, TASKS[item.name], item.keywords, seed)
+    for key, value in item.keywords.items():
+        if isinstance(value, int) and value > MAX_SETTING:
+            raise InputError(f"{key} of {item.name} must be at most {MAX_SETTING:,}, got {value}")
+    task = construct("task", item.name, TASKS[item.name], item.keywords, seed)
+    _check_size(task)
+    return task
+
+
+def _check_size(task: Task) -> None:
+    """Refuse what would fill the memory or take for ever, before anything is drawn."""
+    rows = {
+        task.train_length: task.batch_size,
+        max(task.eval_lengths): task.batch_size if task.kind == "labelled" else 1,
+    }
+    if isinstance(task, GeneratedTask):
+        rows[max(task.eval_lengths)] = getattr(task, "problems_per_batch", task.batch_size)
+    for length, count in rows.items():
+        if length * count > MAX_POSITIONS:
+            raise InputError(
+                f"a batch may have up to {MAX_POSITIONS:,} positions, got {count:,} rows of length "
+                f"{length:,}: lower the lengths or batch_size"
+            )

@@ -1,4 +1,4 @@
-"""What a task is: it gives training batches and evaluation problems, and scores what comes back."""
+"""Tasks: sources of training batches and evaluation problems that score a model's answers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -14,21 +15,30 @@ from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 
 IGNORE = -100
-"""Target of a position that no loss or score looks at (PyTorch's own ``ignore_index``)."""
+"""Target of a position that no loss or score counts (``ignore_index`` in PyTorch)."""
 
 Inputs = Int[Tensor, "batch length"] | Float[Tensor, "batch length channels"]
 """Tokens, or numbers."""
 
+Targets = Int[Tensor, "batch length"] | Float[Tensor, "batch length values"]
+"""Tokens or labels, or numbers."""
+
 
 class Batch(NamedTuple):
-    """Input and, at each position, what should come next or its label, or else ``IGNORE``."""
+    """Inputs, and a target for each position.
+
+    Attributes:
+        tokens: Tokens, or numbers.
+        targets: The next token or the label, ``IGNORE`` where there is none; or numbers, NaN where
+            there are none.
+    """
 
     tokens: Inputs
-    targets: Int[Tensor, "batch length"]
+    targets: Targets
 
 
 class ConsecutiveBatch(NamedTuple):
-    """A batch whose rows go on where they ended in the batch before, but for the fresh ones."""
+    """A batch whose rows continue those of the previous batch, except for the fresh rows."""
 
     tokens: Int[Tensor, "batch length"]
     targets: Int[Tensor, "batch length"]
@@ -36,7 +46,7 @@ class ConsecutiveBatch(NamedTuple):
 
 
 class Problems(NamedTuple):
-    """Prompts of one length, and for each the answer that greedy decoding should give."""
+    """Prompts of one length, and the answers that greedy decoding should give."""
 
     prompts: Int[Tensor, "batch prompt"]
     answers: Int[Tensor, "batch answer"]
@@ -45,29 +55,38 @@ class Problems(NamedTuple):
 class Task(ABC):
     """Something a model can be trained on and scored at.
 
-    Batches are functions of the task's seed and an index, so that the same seed gives the same
-    batches on every machine, in any order, and a resumed run continues where it stopped.
+    Batches are functions of the task's seed and an index. So the same seed gives the same batches
+    on every machine, in any order, and a resumed run continues with the same batches.
 
     Attributes:
         title: A few words, for tables.
-        about: What a good or bad score does and does not tell, in a sentence or two.
+        about: What a good or bad score shows and does not show, in one or two sentences.
         metric: Name of the score that tables show.
-        higher_is_better: Whether a larger score is a better one.
-        solved_at: Score at the training length from which on the task counts as solved, and
-            scores at other lengths as generalisation; ``None`` where nothing is ever solved.
+        higher_is_better: Whether a larger score is better.
+        solved_at: Score at the training length from which on the task counts as solved and scores
+            at other lengths as generalisation; ``None`` if the task is never solved.
         training: Keywords of the training configuration that suit the task.
+        kind: Kind of task: ``"generated"``, ``"labelled"``, ``"corpus"``, ``"rows"``, or a name of
+            your own.
+        decodes: Whether the score comes from decoding answers to problems.
+        carries_state: Whether batches continue one another, so that training can carry the state.
+        has_text: Whether the task has a tokenizer and held-out text.
         batch_size: Rows in a training batch.
         vocab_size: Number of tokens.
-        train_length: Length that it trains on, in the unit in which ``eval_lengths`` counts.
-        eval_lengths: Lengths that it is scored at, the training length first.
+        train_length: Training length, in the unit of ``eval_lengths``.
+        eval_lengths: Lengths to score at, the training length first.
     """
 
     title: ClassVar[str]
     about: ClassVar[str]
-    metric: ClassVar[str]
-    higher_is_better: ClassVar[bool] = True
+    metric: str
+    higher_is_better: bool = True
     solved_at: ClassVar[float | None] = None
     training: ClassVar[Mapping[str, float | str]]
+    kind: ClassVar[str] = "task"
+    decodes: ClassVar[bool] = False
+    carries_state: ClassVar[bool] = False
+    has_text: ClassVar[bool] = False
     batch_size: int
     vocab_size: int
     train_length: int
@@ -78,23 +97,48 @@ class Task(ABC):
         """Training batch number ``index``."""
 
     def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ModelConfig:
-        """What a model for the task is made of: by default a language model of its tokens.
+        """Configuration of a model for the task: by default a language model of its tokens.
 
         Args:
             pattern: The layers.
-            settings: Further settings of the configuration; ``pooling`` is one of classifiers, and
-                ``None`` stands for what they have by default.
+            settings: Further settings of the configuration. ``pooling`` is for classifiers and
+                regressors; ``None`` stands for their default.
 
         Raises:
             InputError: If a setting cannot be used.
         """
         given = {name: value for name, value in settings.items() if name != "pooling"}
         if settings.get("pooling") is not None:
-            raise InputError("pooling is for tasks that classify whole sequences: leave it out")
+            raise InputError("pooling is for tasks with one target per sequence: leave it out")
         return ModelConfig(pattern, self.vocab_size, **given)
 
     def describe(self) -> Mapping[str, object]:
-        """What a report should record of the task's data; generated tasks have nothing to add."""
+        """What a report should record of the task's data; nothing for generated tasks."""
+        return {}
+
+    def asked(self, targets: Targets) -> Bool[Tensor, "..."]:
+        """Which targets count in the loss."""
+        return targets != IGNORE
+
+    def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
+        """Training loss summed over the targets that count: by default cross entropy in nats."""
+        return F.cross_entropy(
+            outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum"
+        )
+
+    def positions(self, length: int) -> int:
+        """Positions that a model reads when it is scored at ``length``."""
+        return length
+
+    def check(self) -> None:  # noqa: B027  # most tasks need none
+        """Check before training that the task can be scored at all its lengths.
+
+        Raises:
+            InputError: If it cannot.
+        """
+
+    def baselines(self) -> Mapping[str, float]:
+        """The metric for programs that need no training, on the same data."""
         return {}
 
 
@@ -102,15 +146,31 @@ class GeneratedTask(Task):
     """A task whose problems are drawn at random and answered by greedy decoding.
 
     Attributes:
-        teacher_forcing: Whether every token of an answer is predicted after the true ones, in one
-            pass, instead of after those decoded: milder on what follows a mistake.
+        teacher_forcing: Whether each token of an answer is predicted from the true tokens before
+            it, in one pass, instead of from the decoded ones. Errors then do not propagate.
     """
 
+    kind = "generated"
+    decodes = True
     teacher_forcing: bool = False
 
     @abstractmethod
     def problems(self, length: int, index: int) -> Problems:
-        """Evaluation batch number ``index`` at ``length``; never one that training sees."""
+        """Evaluation batch number ``index`` at ``length``; never one of the training batches."""
+
+    def positions(self, length: int) -> int:
+        """Tokens of a prompt and its answer, without the last."""
+        prompts, answers = self.problems(length, 0)
+        return prompts.shape[1] + answers.shape[1] - 1
+
+    def check(self) -> None:
+        """Check that there are problems at every length.
+
+        Raises:
+            InputError: If there are not.
+        """
+        for length in self.eval_lengths:
+            self.problems(length, 0)
 
     def score(
         self, answers: Int[Tensor, "batch answer"], predictions: Int[Tensor, "batch answer"]
@@ -121,19 +181,21 @@ class GeneratedTask(Task):
 
 
 class ConsecutiveTask(Task):
-    """A task that goes on from batch to batch, for training with carried state."""
+    """A task whose batches continue one another, for training with carried state."""
+
+    carries_state = True
 
     @abstractmethod
     def consecutive_batch(self, index: int) -> ConsecutiveBatch:
-        """Training batch number ``index``, whose rows go on where those before it ended."""
+        """Training batch number ``index``; its rows continue those of the previous batch."""
 
 
 class ExampleTask(GeneratedTask):
     """A task of short examples, each with a target at every position.
 
     Attributes:
-        examples: With a number, training goes again and again through so many examples, in another
-            order in every epoch, as official code does; without, each is seen once.
+        examples: Number of training examples, which are reshuffled for every epoch. ``None`` draws
+            new examples for every batch.
     """
 
     seed: int
@@ -141,7 +203,7 @@ class ExampleTask(GeneratedTask):
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, count: int, length: int) -> Int[Tensor, "count total"]:
-        """Some examples, of ``length`` tokens before what ends all of them."""
+        """Draw ``count`` examples of ``length`` tokens, not counting the common ending."""
 
     def train_batch(self, index: int) -> Batch:
         """Training batch number ``index``."""
@@ -159,12 +221,13 @@ class ExampleTask(GeneratedTask):
 
 
 class LabelledTask(Task):
-    """A task that asks at every position for a label: what holds there, given all up to it.
+    """A task with a label at every position, which depends on the input up to that position.
 
-    So the target is not the next token. Inputs and labels share one vocabulary, inputs first, and
-    lengths count tokens.
+    The target is not the next token. Inputs and labels share one vocabulary, inputs first. Lengths
+    count tokens.
     """
 
+    kind = "labelled"
     metric = "accuracy"
     solved_at = 0.97
     training: ClassVar[Mapping[str, float | str]] = {
@@ -178,14 +241,14 @@ class LabelledTask(Task):
 
     @abstractmethod
     def labelled(self, length: int, index: int) -> Batch:
-        """Evaluation batch number ``index`` of ``length`` tokens; never one that training sees."""
+        """Evaluation batch number ``index`` of ``length`` tokens; never a training batch."""
 
     def score(
         self, targets: Int[Tensor, "batch length"], predictions: Int[Tensor, "batch length"]
     ) -> dict[str, float]:
-        """Share of labels that are right, of all and of the last quarter of positions.
+        """Share of correct labels, over all positions and over the last quarter of positions.
 
-        The latter only if anything is asked for there.
+        The latter is left out if the last quarter has no labels.
         """
         right, asked = (targets == predictions).float(), targets != IGNORE
         late = slice(3 * targets.shape[1] // 4, None)
@@ -199,10 +262,13 @@ class CorpusTask(ConsecutiveTask):
     """A task on a given text, scored by the loss on its held-out part.
 
     Attributes:
-        tokenizer: Makes the tokens from text, and text from tokens.
-        bytes_per_token: Of the held-out text; bits per token over this are bits per byte.
+        tokenizer: Converts text to tokens and back.
+        bytes_per_token: Bytes per token of the held-out text. Bits per byte are bits per token
+            divided by this.
     """
 
+    kind = "corpus"
+    has_text = True
     tokenizer: Tokenizer
     bytes_per_token: float = 1.0
 
@@ -210,24 +276,20 @@ class CorpusTask(ConsecutiveTask):
     def held_out(self, length: int) -> Iterator[Batch]:
         """The whole held-out text once, in windows of ``length`` tokens."""
 
-    @abstractmethod
-    def baselines(self) -> Mapping[str, float]:
-        """The same metric for programs that need no training, on the same held-out text."""
-
 
 def check_examples(examples: int | None, batch_size: int) -> None:
-    """Raise InputError if a fixed number of examples does not make a batch."""
+    """Raise InputError if there are fewer examples than rows in a batch."""
     if examples is not None and examples < batch_size:
         raise InputError(
-            f"examples must be at least batch_size={batch_size}, or none for new ones in every "
-            f"batch, got examples={examples}"
+            f"examples must be at least batch_size={batch_size}, or none to draw new ones for "
+            f"every batch, got examples={examples}"
         )
 
 
 def epoch_rows(seed: int, count: int, batch_size: int, index: int) -> Int[np.ndarray, " batch"]:
-    """Which of ``count`` rows are in a batch, where every epoch has another order.
+    """Indices of the rows in a batch; each epoch has its own order.
 
-    What is left over in an epoch is passed over.
+    The incomplete batch at the end of an epoch is skipped.
     """
     epoch, place = divmod(index, count // batch_size)
     order = generator(seed, "train", epoch).permutation(count)
@@ -235,7 +297,7 @@ def epoch_rows(seed: int, count: int, batch_size: int, index: int) -> Int[np.nda
 
 
 def generator(seed: int, split: str, *index: int) -> np.random.Generator:
-    """Random numbers for one batch, fixed by the seed, the split and the index alone.
+    """Random generator that depends only on the seed, the split and the index.
 
     Example:
         >>> int(generator(0, "train", 7).integers(100))

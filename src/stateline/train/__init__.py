@@ -1,1 +1,1 @@
-"""Training: configuration, optimizer groups, the loop."""
+"""Training: configuration, optimizer, updates, checkpoints, the loop."""

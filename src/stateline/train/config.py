@@ -4,12 +4,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stateline.errors import InputError
-from stateline.models.pattern import check_settings
+from stateline.settings import check_settings
 
 _LEAST = {
     1: ("steps", "log_every", "accumulate", "keep", "segment_len", "carry_cap"),
     0: ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed"),
 }
+
+COUNTS = (*_LEAST[1], "warmup_steps", "eval_every", "save_every", "seed")
+"""Settings that are integers."""
 
 
 @dataclass(frozen=True)
@@ -19,36 +22,44 @@ class TrainConfig:
     Attributes:
         steps: Number of updates.
         lr: Highest learning rate.
-        ssm_lr: The same for the steps, transitions and input maps of state space layers;
-            by default the lower of ``lr`` and 0.001, as in the official H3
+        ssm_lr: Highest learning rate of the step sizes, transitions and input maps of state space
+            layers; by default the smaller of ``lr`` and 0.001, as in the official H3
             configurations.
-        weight_decay: On matrices; not on norms, biases and the parameters just named.
-        beta1: Decay of the mean of gradients.
-        beta2: Decay of the mean of their squares.
-        accumulate: Batches whose gradients make one update.
-        precision: ``bfloat16`` computes matrix products in it (autocast); weights, the optimizer
-            and accumulating states stay in float32.
-        checkpoint_activations: Keep only the input of every block for the backward pass, and
-            compute the rest again: less memory, about a third more time.
-        carry_state: The state after a batch is where the next batch starts (truncated
-            backpropagation through time); the task must be one that goes on: a text, which is then
-            read in order, ``algorithm`` or ``random_walk``.
-        carry_cap: Tokens after which a carried state starts anew; needed if the state grows.
-        segment_len: Cut backpropagation, and detach the state, every so many tokens of a row; by
-            default not within a row.
+        weight_decay: Weight decay of matrices; norms, biases and the parameters under ``ssm_lr``
+            are not decayed.
+        beta1: Decay rate of the running mean of gradients.
+        beta2: Decay rate of the running mean of squared gradients.
+        accumulate: Batches whose gradients are summed for one update.
+        precision: ``bfloat16`` computes matrix products in bfloat16 (autocast); weights, the
+            optimizer and accumulating states stay in float32.
+        checkpoint_activations: Activation checkpointing: keep only the input of every block for
+            the backward pass and compute the rest again. Saves memory, takes about a third more
+            time.
+        compile: Compile the forward and backward passes with ``torch.compile``. The first steps
+            are slow; losses differ from those without it by rounding.
+        carry_state: Start each batch from the state after the batch before (truncated
+            backpropagation through time). The task must continue from batch to batch: a text,
+            which is then read in order, ``algorithm`` or ``random_walk``.
+        carry_cap: Number of tokens after which a carried state is reset; needed if the state
+            grows.
+        segment_len: Cut backpropagation after this many tokens of a row; by default rows are not
+            cut.
         schedule: Learning rate after the warm-up: ``constant``, ``linear`` (to zero) or
             ``cosine`` (to a tenth).
-        warmup_steps: Updates over which the learning rate rises linearly from zero; never more
-            than half of all.
-        clip: Largest norm of the whole gradient; 0 for none.
+        warmup_steps: Updates in which the learning rate rises linearly from zero; at most half of
+            all updates.
+        clip: Largest norm of the whole gradient; 0 switches clipping off.
         log_every: Updates between two lines of metrics.
-        eval_every: Updates between two scores at the training length; 0 for none.
+        eval_every: Updates between two scores at the training length; 0 scores only at the end.
         stop_at: Stop when that score is as good as this.
-        save_every: Updates between two checkpoints; 0 for none but the last.
-        keep: Number of checkpoints kept.
-        parallel: With more than one process: ``ddp`` (each has the whole model) or ``fsdp`` (each
-            has a part of every parameter).
-        seed: Of the initial weights and of the data.
+        save_every: Updates between two checkpoints; 0 saves only at the end.
+        keep: Number of checkpoints to keep.
+        parallel: With several processes: ``ddp`` (each has the whole model) or ``fsdp`` (each has
+            a part of every parameter).
+        seed: Seed of the initial weights and of the data.
+
+    Raises:
+        InputError: If a setting is of the wrong type or out of range.
     """
 
     steps: int = 1000
@@ -60,6 +71,7 @@ class TrainConfig:
     accumulate: int = 1
     precision: Literal["float32", "bfloat16"] = "float32"
     checkpoint_activations: bool = False
+    compile: bool = False
     carry_state: bool = False
     carry_cap: int | None = None
     segment_len: int | None = None
@@ -76,11 +88,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_settings("the training configuration", self)
-        for least, names in _LEAST.items():
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and value < least:
-                    raise InputError(f"{name} must be at least {least}, got {value}")
+        self._check_ranges()
         if self.carry_cap is not None and not self.carry_state:
             raise InputError("carry_cap limits a carried state: set carry_state, too")
         for name in ("lr", "ssm_lr"):
@@ -90,5 +98,16 @@ class TrainConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
-        if self.seed >= 2**63:
-            raise InputError(f"seed must be below 2**63, got {self.seed}")
+
+    def _check_ranges(self) -> None:
+        for least, names in _LEAST.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and value < least:
+                    raise InputError(f"{name} must be at least {least}, got {value}")
+        for name in COUNTS:
+            value = getattr(self, name)
+            if value is not None and value >= 2**63:
+                raise InputError(
+                    f"{name} must be below 2**63, got a number of {value.bit_length()} bits"
+                )

@@ -1,24 +1,34 @@
-"""What a training run tells of itself."""
+"""Metrics of a training run, and the ways it can end."""
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from stateline.errors import InputError
+from stateline.files import regular_file
+from stateline.settings import check_settings
 
 METRICS = "metrics.jsonl"
 
+Ending = Literal["finished", "solved", "interrupted"]
+"""Why a run ended: all steps done, ``stop_at`` reached, or stopped from outside."""
+
 
 class TrainingDiverged(InputError):
-    """The loss or its gradient is no longer a finite number.
+    """The loss, its gradient or a weight is no longer finite.
 
     Attributes:
-        steps: Updates before that.
+        steps: Updates that were made before.
     """
 
     def __init__(self, message: str, steps: int = 0) -> None:
         super().__init__(message)
         self.steps = steps
+
+
+class NotFinite(Exception):
+    """A number of an update is not finite; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +37,12 @@ class Metrics:
 
     Attributes:
         step: Updates so far.
-        steps: Updates planned.
-        loss: Mean over the updates since the last line, in nats per target.
-        metric: Score at the training length, where it was measured.
+        steps: Planned number of updates.
+        loss: Mean loss of the updates since the last line, in nats per target.
+        metric: Score at the training length, if it was measured, in the unit of the task's metric.
         lr: Learning rate of the last update.
-        tokens_per_second: Since the last line, without evaluation.
-        seconds_left: To the end of the plan, at the mean speed so far.
+        tokens_per_second: Training speed since the last line, without evaluation.
+        seconds_left: Estimated time to the last update, at the mean speed so far.
     """
 
     step: int
@@ -46,14 +56,14 @@ class Metrics:
 
 @dataclass
 class TrainResult:
-    """What a training run came to.
+    """The outcome of a training run.
 
     Attributes:
         stopped: ``finished`` (all steps done), ``solved`` (``stop_at`` reached) or
             ``interrupted``.
-        steps: Updates done.
+        steps: Number of updates.
         seconds: Time spent in updates.
-        tokens: Tokens trained on.
+        tokens: Number of tokens trained on.
         steps_to_solve: Updates before the first score that reached the task's ``solved_at``.
         curve: All lines of metrics.
     """
@@ -67,19 +77,28 @@ class TrainResult:
 
 
 def read_metrics(file: Path) -> list[Metrics]:
-    """Lines of metrics; the last may be cut off, where a run was killed.
+    """Read lines of metrics; an incomplete last line, left by a kill, is skipped.
 
     Raises:
-        InputError: If another line cannot be read.
+        InputError: If another line is malformed, or the file cannot be read.
     """
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+    if not file.exists():
+        return []
+    regular_file(file, "file of metrics")
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}; make it readable") from error
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(Metrics(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            metrics = Metrics(**json.loads(line))
+            check_settings("a line of metrics", metrics)
+            found.append(metrics)
+        except (ValueError, TypeError, RecursionError) as error:
             if number < len(lines):
                 raise InputError(
-                    f"line {number} of {file} is no line of metrics: restore it, or remove the file"
+                    f"line {number} of {file} is not a line of metrics: restore it, or remove the "
+                    "file"
                 ) from error
     return found

@@ -1,4 +1,4 @@
-"""AdamW with the groups that the layers declare, and the learning-rate schedule."""
+"""AdamW with the parameter groups that layers declare, and the learning-rate schedule."""
 
 import math
 from typing import Any
@@ -12,17 +12,16 @@ from stateline.train.config import TrainConfig
 def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
     """Parameters by optimizer group.
 
-    A layer's ``optimizer_groups`` puts its own parameters into ``ssm`` (own learning rate, no
-    weight decay) or ``no_decay``. Of the rest, vectors (norms, biases) are not decayed, matrices
-    are.
+    A layer's ``optimizer_groups`` assigns its own parameters to ``ssm`` (own learning rate, no
+    weight decay) or ``no_decay``. All other matrices are decayed; vectors (norms, biases) are not.
 
     Args:
         model: Any module.
         config: Learning rates and weight decay.
 
     Returns:
-        One entry per group that is not empty, for a PyTorch optimizer, with the group's name and
-        highest learning rate.
+        The groups that have parameters, for a PyTorch optimizer, each with its name and its
+        highest learning rate under ``peak``.
     """
     members: dict[str, list[nn.Parameter]] = {"decay": [], "no_decay": [], "ssm": []}
     seen: set[nn.Parameter] = set()
@@ -48,14 +47,21 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
     ]
 
 
+_FUSED = ("cpu", "cuda")
+"""Devices on which PyTorch has one kernel for a whole step of AdamW."""
+
+
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over the groups of a model."""
+    """AdamW over the groups of a model, fused if its device allows it."""
     groups = parameter_groups(model, config)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+    fused = all(parameter.device.type in _FUSED for parameter in model.parameters())
+    return torch.optim.AdamW(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=fused or None
+    )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> float:
-    """Set the learning rates of update number ``step``; return their share of the highest."""
+    """Set the learning rates of update number ``step``; return their ratio to the highest."""
     share = learning_rate_share(config, step)
     for group in optimizer.param_groups:
         group["lr"] = share * group["peak"]
@@ -63,7 +69,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, ste
 
 
 def learning_rate_share(config: TrainConfig, step: int) -> float:
-    """Learning rate of update number ``step`` (from 0), relative to the highest.
+    """Ratio of the learning rate of update number ``step`` (from 0) to the highest.
 
     Example:
         >>> linear = TrainConfig(steps=100, warmup_steps=10, schedule="linear")

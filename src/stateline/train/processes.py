@@ -1,8 +1,8 @@
-"""Several processes that train one model, started by ``torchrun``."""
+"""Processes that train one model together, started by ``torchrun``."""
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,27 +15,28 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from stateline.devices import resolve_device
 from stateline.errors import InputError
+from stateline.generate.random import widest
 from stateline.layers.state import cat_states
-from stateline.models.make import AnyModel
+from stateline.models.factory import AnyModel
 from stateline.train.environment import environment
 from stateline.train.segment import Segment
 
-Device = Literal["auto", "cpu", "cuda"]
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Those that train one model together, and which of them this is.
+    """This process among those that train one model together.
 
-    Every process takes its share of the rows of each batch, so that what is learned does not depend
-    on their number, but for rounding.
+    Every process takes its share of the rows of each batch, so the result depends on the number of
+    processes only by rounding.
 
     Attributes:
         rank: Number of this process, from 0.
-        count: How many there are.
-        device: Where this one computes.
+        count: Number of processes.
+        device: Device of this process.
     """
 
     rank: int = 0
@@ -44,14 +45,14 @@ class Processes:
 
     @property
     def main(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def rows(self, batch_size: int) -> slice:
         """This process's rows of a batch.
 
         Raises:
-            InputError: If the rows cannot be shared out evenly.
+            InputError: If the rows cannot be divided evenly.
         """
         share, left = divmod(batch_size, self.count)
         if left:
@@ -68,8 +69,17 @@ class Processes:
         dist.all_reduce(total)
         return total.item()
 
+    def sum_losses(self, losses: Sequence[Tensor]) -> Tensor:
+        """Sum of scalars over all processes, on the device."""
+        total = torch.zeros((), dtype=widest(self.device), device=self.device)
+        for loss in losses:
+            total = total + loss.to(total)
+        if self.count > 1:
+            dist.all_reduce(total)
+        return total
+
     def join_rows(self, state: Any) -> Any:
-        """The state of the whole batch, on the main process; elsewhere nothing."""
+        """The state of the whole batch on the main process; ``None`` on the others."""
         if self.count == 1 or state is None:
             return state
         states: list[Any] | None = [None] * self.count if self.main else None
@@ -77,10 +87,10 @@ class Processes:
         return cat_states(states) if states else None
 
     def on_main(self, work: Callable[[], object]) -> None:
-        """Let the main process do what may fail, while the others wait; all end if it fails.
+        """Run ``work`` on the main process while the others wait; all end if it fails.
 
         Raises:
-            InputError: As ``work`` does, in the main process; the others leave without a word.
+            InputError: From ``work``, on the main process; the others exit silently.
         """
         error = None
         try:
@@ -95,11 +105,11 @@ class Processes:
             raise SystemExit(2)
 
     def environment(self) -> dict[str, str | int]:
-        """What a run records of where it ran."""
+        """Versions and machine, for the record of a run."""
         return {**environment(), "device": self.device.type, "processes": self.count}
 
     def wrap(self, segment: Segment, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
-        """The segment as these processes share it; with ``fsdp`` its model is sharded in place."""
+        """The segment for all processes; with ``fsdp`` its model is sharded in place."""
         if self.count == 1:
             return segment
         if parallel == "ddp":
@@ -108,7 +118,7 @@ class Processes:
         return segment
 
     def local(self, module: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Gradients stay with their process, except in the last backward pass of an update."""
+        """Exchange gradients only in the last backward pass of an update."""
         if isinstance(module, DistributedDataParallel) and not last:
             return module.no_sync()
         if self.count > 1 and isinstance(module, Segment):
@@ -118,12 +128,12 @@ class Processes:
 
 
 def local_part(parameter: Tensor) -> Tensor:
-    """What this process has of a parameter that may be sharded."""
+    """This process's part of a parameter, which may be sharded."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _shard(model: AnyModel) -> None:
-    """FSDP2: a share of every block's parameters, which are whole only while they are used."""
+    """Shard every block with FSDP2: its parameters are whole only while they are used."""
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for module in (*model.stack.links, model):  # no output is changed in place
         fully_shard(module)
@@ -132,22 +142,26 @@ def _shard(model: AnyModel) -> None:
 
 
 @contextmanager
-def join_processes(device: Device = "auto") -> Iterator[Processes]:
+def join_processes(device: str = "auto") -> Iterator[Processes]:
     """Give the processes that ``torchrun`` started, or this one alone.
 
+    Args:
+        device: Name of a device, see :func:`stateline.devices.resolve_device`. If it names no
+            single GPU, each process takes the GPU of its own number.
+
     Raises:
-        InputError: If a GPU is asked for and there is none.
+        InputError: If there is no such device, or no GPU for each process.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device must be cpu or auto here: PyTorch finds no CUDA device")
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    if on_gpu and local >= torch.cuda.device_count():
-        raise InputError(
-            f"there must be a GPU for each process, and there are {torch.cuda.device_count()}: "
-            "start fewer, or give --device cpu"
-        )
-    place = torch.device("cuda", local) if on_gpu else CPU
+    place = resolve_device(device)
+    on_gpu = place.type == "cuda"
+    if on_gpu and place.index is None:
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        if local >= torch.cuda.device_count():
+            raise InputError(
+                f"there must be a GPU for each process, and there are {torch.cuda.device_count()}: "
+                "start fewer, or give --device cpu"
+            )
+        place = torch.device("cuda", local)
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield Processes(device=place)
         return
@@ -156,6 +170,6 @@ def join_processes(device: Device = "auto") -> Iterator[Processes]:
         if on_gpu:
             torch.cuda.set_device(place)
         yield Processes(dist.get_rank(), dist.get_world_size(), place)
-        dist.barrier()  # a process that still talks to one that has left may abort
+        dist.barrier()  # a process that sends to one that has ended may abort
     finally:
         dist.destroy_process_group()

@@ -7,15 +7,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from stateline.layers.state import replace_rows
-from stateline.models.make import AnyModel
+from stateline.models.factory import AnyModel
 from stateline.tasks.base import Inputs
 
 
 class Segment(nn.Module):
-    """A model on one segment of its rows.
+    """A model applied to one segment of its rows.
 
-    All of training goes through its ``forward``, so that whatever hooks into forward passes (DDP,
-    FSDP, ``torch.compile``) sees one, whether there is a state or not.
+    All forward passes of training are calls of this module, with or without a state, since DDP,
+    FSDP and ``torch.compile`` act on calls of modules.
 
     Args:
         model: The model.
@@ -33,12 +33,14 @@ class Segment(nn.Module):
 
         Args:
             tokens: Inputs.
-            state: State before them; ``None`` where all rows begin anew.
-            fresh: Which rows begin anew; ``None`` where no state is wanted, which costs less.
+            state: State before them; ``None`` if all rows begin with an empty state.
+            fresh: Rows that begin with an empty state; ``None`` if no state is needed, which is
+                faster.
         """
         lower = self.dtype != torch.float32
         if fresh is not None:
-            # Here, and in every call: what is learned in it may be sharded, and has to take part.
+            # Called every time: learned initial states must take part in every forward pass
+            # under DDP and FSDP.
             begun = self.model.init_state(len(fresh))
             state = begun if state is None or fresh.all() else replace_rows(state, fresh, begun)
         with torch.autocast(tokens.device.type, self.dtype, enabled=lower):

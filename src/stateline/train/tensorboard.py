@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard, where it is installed."""
+"""Metrics for TensorBoard, if it is installed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -7,15 +7,15 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from stateline.train.checkpoint import found
+from stateline.train.folder import found
 from stateline.train.metrics import Metrics
 
 
 @contextmanager
 def open_board(folder: Path) -> Iterator[Callable[[Metrics], None]]:
-    """Give a function that adds a line of metrics to event files in a run's folder.
+    """Give a function that adds metrics to event files in a run's folder.
 
-    A run that goes on takes back what it told of steps after its newest checkpoint.
+    A continued run removes the events after its newest checkpoint.
     """
     if find_spec("tensorboard") is None:
         yield lambda _: None
@@ -26,7 +26,7 @@ def open_board(folder: Path) -> Iterator[Callable[[Metrics], None]]:
     with ExitStack() as opened:
 
         @cache
-        def board() -> SummaryWriter:  # with the first line: a run that cannot begin leaves no file
+        def board() -> SummaryWriter:  # made with the first line: a run that fails leaves no file
             writer = SummaryWriter(str(folder), purge_step=max(goes_on, default=None))
             return opened.enter_context(writer)
 

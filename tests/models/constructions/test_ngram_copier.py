@@ -12,8 +12,8 @@ from stateline import check_layer, load_model, save_model
 from stateline.errors import InputError
 from stateline.generate import generate
 from stateline.models.constructions import ngram_copier
-from stateline.models.constructions.blank import places
 from stateline.models.constructions.ngram_copier import token_codes
+from stateline.models.constructions.zero_model import places
 
 
 def repeats(letters: Tensor, n: int) -> Tensor:
@@ -53,6 +53,7 @@ def bound(n: int, n_letters: int, length: int) -> float:
     return min(1.0, math.comb(length - n + 1, 2) / n_letters**n)
 
 
+@pytest.mark.slow
 def test_strings_of_200_letters_are_copied_by_5_grams_in_99_percent_of_cases() -> None:
     letters = uniform(26, 200, 400)
     right = copied(5, 26, letters)

@@ -1,4 +1,4 @@
-"""Models with finitely many states, and the one that copies as well as its states allow."""
+"""Models with finitely many states, and an optimal copier among them."""
 
 import itertools
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from stateline.layers import SequenceLayer
 
 
 class AutomatonState(NamedTuple):
-    """Number of the state that each row is in."""
+    """Index of the current state of each row."""
 
     number: Int[Tensor, " batch"]
 
@@ -23,8 +23,8 @@ class Automaton(SequenceLayer[AutomatonState]):
 
     .. math:: S_i = u(S_{i-1}, x_i), \qquad R_i = r(S_i)
 
-    From tokens to logits, of which the one of :math:`R_i` is one and the others zero. State 0 is
-    the first. It has no parameters: it is its two tables.
+    Maps tokens to logits: 1 for the token :math:`R_i`, 0 for all others. The first state is 0. It
+    has no parameters, only the two tables.
 
     Args:
         update: Next state for each state and token.
@@ -43,11 +43,11 @@ class Automaton(SequenceLayer[AutomatonState]):
 
     @property
     def n_states(self) -> int:
-        """How many states it has."""
+        """Number of states."""
         return len(self.output)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> AutomatonState:  # noqa: ARG002
-        """The first state."""
+        """State 0 for every row."""
         return AutomatonState(self.output.new_zeros(batch_size))
 
     def forward(self, x: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length token"]:
@@ -57,7 +57,7 @@ class Automaton(SequenceLayer[AutomatonState]):
     def forward_chunk(
         self, x: Int[Tensor, "batch length"], state: AutomatonState
     ) -> tuple[Float[Tensor, "batch length token"], AutomatonState]:
-        """Logits of the next token at every position of the next piece."""
+        """Logits of the next token at every position of the next chunk."""
         numbers = [state.number]
         for token in x.unbind(dim=1):
             numbers.append(self.update[numbers[-1], token])
@@ -80,10 +80,10 @@ class Automaton(SequenceLayer[AutomatonState]):
 
 
 def queue_automaton(kept: int, *, n_letters: int = 26) -> Automaton:
-    r"""Keeps the first ``kept`` letters that it reads, says them again, then guesses letter 0.
+    r"""An automaton that stores the first ``kept`` letters, repeats them, then outputs letter 0.
 
-    On uniform strings of L letters its error is :math:`1 - D^{m-L}` for m = ``kept``: it has
-    :math:`D^m` states after SEP, and no automaton with as many can do better.
+    On uniform strings of L letters its error is :math:`1 - D^{m-L}` for m = ``kept``. It has
+    :math:`D^m` states after SEP, and no automaton with that many states has a lower error.
 
     Args:
         kept: m.
@@ -116,7 +116,7 @@ def queue_automaton(kept: int, *, n_letters: int = 26) -> Automaton:
         for letter in letters:
             update[reading[queue], letter] = reading[(*queue, letter)[:kept]]
         update[reading[queue], n_letters + 1] = saying[queue]  # SEP
-        # Whatever comes back of its own words, it goes on to the next.
+        # Any next token, so also its own output, moves it to the next letter.
         update[saying[queue]] = saying[queue[1:]]
     update[:, n_letters] = reading[()]  # BOS
     output = torch.tensor([queue[0] if queue else 0 for queue in queues])

@@ -1,4 +1,4 @@
-"""Two attention layers that repeat what followed the same token before."""
+"""Two attention layers that predict what followed the current token before."""
 
 import math
 from typing import cast
@@ -8,29 +8,29 @@ import torch
 from stateline.errors import InputError
 from stateline.layers import Attention, Residual
 from stateline.models.config import ModelConfig
-from stateline.models.constructions.blank import blank_model, places
+from stateline.models.constructions.zero_model import blank_model, places
 from stateline.models.language_model import LanguageModel
 
 
 def induction_head(vocab_size: int = 20, *, longest: int = 1000) -> LanguageModel:
     r"""The induction head: ... A B ... A is followed by B.
 
-    The first layer writes the previous token beside each token: a head that sees two tokens has
-    their mean, one that sees a single token has that, and the previous token is twice the one minus
-    the other. The second layer attends to where the previous token is the current one, and repeats
-    the token found there.
+    The first layer writes the previous token beside each token: one head averages the last two
+    tokens, another copies the current token, and the previous token is twice the average minus the
+    current token. The second layer attends to the positions whose previous token equals the current
+    token, and outputs the token found there.
 
-    If the current token has occurred before, the answer is a token that came after it, the most
-    frequent one (of those that are not the token itself, if there are others). At the first
-    position the previous token is mistaken for the token itself, since a head there sees nothing
-    else; so a place whose own token is the current one counts half.
+    If the current token has occurred before, the output is the token that followed it most often
+    (among other tokens than the current one, if there are any). At the first position, the previous
+    token is taken to be the token itself, because the head sees nothing else; so a position whose
+    own token equals the current one has half the score.
 
     Args:
         vocab_size: Number of tokens.
-        longest: Length up to which the proof holds: it sets how sharp the second softmax is.
+        longest: Length up to which the proof holds; it determines the scale of the second softmax.
 
     Returns:
-        A model of any such tokens, in evaluation mode.
+        The model, in evaluation mode.
 
     Raises:
         InputError: If a size is below one.
@@ -42,8 +42,8 @@ def induction_head(vocab_size: int = 20, *, longest: int = 1000) -> LanguageMode
 
     References:
         Fu et al., "Hungry Hungry Hippos", ICLR 2023, appendix D.2, after Olsson et al., "In-context
-        Learning and Induction Heads", 2022. Differs from the sketch there: windows find the
-        previous token in place of position embeddings, so that no length is built in.
+        Learning and Induction Heads", 2022. Differs from the sketch there: windows instead of
+        position embeddings find the previous token, so that the length is not limited.
     """
     if min(vocab_size, longest) < 1:
         raise InputError(
@@ -75,7 +75,7 @@ def induction_head(vocab_size: int = 20, *, longest: int = 1000) -> LanguageMode
         heads[:, 1, :vocab_size] = 2 * one_hot
 
         q, k, v = lookup.qkv.weight.unflatten(0, (3, config.d_model))
-        # Matches are half a score or more above all else, and get all but 1 / 4 V of the weight.
+        # Matches score at least 1/2 above all others, and get all but 1 / 4V of the weight.
         sharpness = 2 * math.log(4 * vocab_size * longest)
         q[:vocab_size, token] = sharpness * lookup.d_head**0.5 * one_hot
         k[:vocab_size, previous] = one_hot

@@ -1,4 +1,4 @@
-"""The transformer that copies: it looks up what followed the last n letters."""
+"""A transformer that copies by looking up what followed the last n letters."""
 
 import math
 from typing import cast
@@ -10,35 +10,34 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.layers import Attention, FeedForward, Residual
 from stateline.models.config import ModelConfig
-from stateline.models.constructions.blank import blank_model, places
+from stateline.models.constructions.zero_model import blank_model, places
 from stateline.models.language_model import LanguageModel
 
 BOS, SEP = 0, 1
-"""Coordinates of a code that are those of the special tokens."""
+"""Coordinates of a code that belong to the special tokens."""
 
 
 def ngram_copier(n: int = 5, *, n_letters: int = 26, longest: int = 1000) -> LanguageModel:
     r"""Two attention layers that copy every string in which no n letters occur twice.
 
-    Heads that see 1, ..., n + 1 tokens give the means :math:`h_s` of the codes of the last s
-    tokens, from which a linear map has the token t back, :math:`(t + 1) h_{t+1} - t h_t`. A
-    feed-forward makes of them a *key*, the n tokens before a position, and a *query*, the n tokens
-    up to it; near BOS and SEP, where n letters are not yet there, both are places instead. The
-    second layer is one head: of all positions the one whose key is the query has the letter that
-    comes next.
+    Heads that see 1, ..., n + 1 tokens compute the means :math:`h_s` of the codes of the last s
+    tokens; the token t steps back is :math:`(t + 1) h_{t+1} - t h_t`. A feed-forward writes at each
+    position a *key*, the n tokens before it, and a *query*, the last n tokens including it. Near
+    BOS and SEP, where fewer than n letters precede, key and query encode the position instead. The
+    second layer has one head: the position whose key equals the query holds the next letter.
 
-    The error on random strings is the probability that n letters occur twice in one, at most
-    :math:`\binom{L - n + 1}{2} D^{-n}` for D equally likely letters, at a width that grows as
-    n log D and not with the length L. A string must have at least n letters.
+    The error on random strings is the probability that n letters occur twice in a string, at most
+    :math:`\binom{L - n + 1}{2} D^{-n}` for D equally likely letters. The width grows as n log D and
+    does not depend on the length L. A string must have at least n letters.
 
     Args:
-        n: Letters that are looked up.
+        n: Number of letters that are looked up.
         n_letters: D.
-        longest: Length up to which the proof holds: it sets how sharp the last softmax is.
+        longest: Length up to which the proof holds; it determines the scale of the last softmax.
 
     Returns:
         A model with the vocabulary of the task ``copying``, in evaluation mode. Its residual
-        branches and norms carry along what the layers add, and change nothing.
+        connections and norms do not change what the layers compute.
 
     Raises:
         InputError: If a size is below one.
@@ -61,7 +60,7 @@ def ngram_copier(n: int = 5, *, n_letters: int = 26, longest: int = 1000) -> Lan
     token, means, keys, queries, found = places(
         d_code, (n + 1) * d_code, n * (d_code + 1), n * (d_code + 1), d_code
     )
-    width = -(-found.stop // (n + 1)) * (n + 1)  # the heads must divide it
+    width = -(-found.stop // (n + 1)) * (n + 1)  # a multiple of the number of heads
     pattern = f"attention(n_heads={n + 1}, position=hard_alibi, masked_heads={n + 1}) "
     config = ModelConfig(
         pattern + "attention(n_heads=1)",
@@ -86,10 +85,10 @@ def ngram_copier(n: int = 5, *, n_letters: int = 26, longest: int = 1000) -> Lan
 
 
 def token_codes(n_letters: int) -> Float[Tensor, "token d_code"]:
-    """Codes of the letters, of BOS and of SEP: unit vectors, the same for no two tokens.
+    """Codes of the letters, BOS and SEP: distinct unit vectors.
 
-    A letter is its number in binary, as signs; no letter has anything in the coordinates of BOS and
-    SEP.
+    The code of a letter is its index in binary, with signs as digits; it is zero in the coordinates
+    of BOS and SEP.
 
     Example:
         >>> token_codes(2)
@@ -107,7 +106,7 @@ def token_codes(n_letters: int) -> Float[Tensor, "token d_code"]:
 
 
 def _average(layer: Attention, token: slice, means: slice) -> None:
-    """Head s has the mean code of the last s tokens: all scores are zero."""
+    """Head s outputs the mean code of the last s tokens, because all its scores are zero."""
     d_code = token.stop - token.start
     values = layer.qkv.weight[2 * layer.d_model :].unflatten(0, (layer.n_heads, layer.d_head))
     values[:, :d_code, token] = torch.eye(d_code)
@@ -117,16 +116,16 @@ def _average(layer: Attention, token: slice, means: slice) -> None:
 
 
 def _make_keys(layer: FeedForward, means: slice, keys: slice, queries: slice, n: int) -> None:
-    """Write the key and the query of every position: n codes and n places each."""
+    """Write the key and the query of every position: n codes and n position entries each."""
     mean = torch.eye(layer.d_model)[means].unflatten(0, (n + 1, -1))  # (window, code, stream)
     windows = torch.arange(1, n + 2)[:, None, None]
     total = windows * mean
-    back = torch.cat([total[:1], total[1:] - total[:-1]])  # the token t back, for t = 0, ..., n
-    # Where BOS is too near for n letters to precede, this is one or more, and no entry is.
+    back = torch.cat([total[:1], total[1:] - total[:-1]])  # the token t steps back, t = 0, ..., n
+    # At least 1 if fewer than n letters precede; code entries are at most 1 in magnitude.
     near_bos = (n + 1) * mean[n, BOS]
-    # One if SEP is among the last n tokens.
+    # 1 if SEP is among the last n tokens.
     near_sep = n * mean[n - 1, SEP]
-    # One at the position t after BOS. (Before it, both means are those of all tokens.)
+    # 1 at the position t after BOS; before it, both means are over all tokens.
     after_bos = windows[1:, 0] * (mean[1:, BOS] - mean[:-1, BOS])
     after_sep = n * back[:n, SEP]  # outweighs any other match
 
@@ -137,7 +136,7 @@ def _make_keys(layer: FeedForward, means: slice, keys: slice, queries: slice, n:
     ):
         rows, columns = codes.flatten(0, 1), written[:, target]
         size = len(rows)
-        # relu(x - gate) - relu(-x - gate) is x where the gate is zero, and zero where it is one
+        # relu(x - gate) - relu(-x - gate) is x if gate = 0, and 0 if gate >= 1
         for units, effects in (
             (rows - gate, columns[:, :size]),
             (-rows - gate, -columns[:, :size]),
@@ -151,7 +150,7 @@ def _make_keys(layer: FeedForward, means: slice, keys: slice, queries: slice, n:
 def _look_up(
     layer: Attention, token: slice, keys: slice, queries: slice, found: slice, sharpness: float
 ) -> None:
-    """Attend to the position whose key is the query, and write its token's code."""
+    """Attend to the position whose key equals the query, and write the code of its token."""
     q, k, v = layer.qkv.weight.unflatten(0, (3, layer.d_model))
     size, d_code = keys.stop - keys.start, token.stop - token.start
     q[:size, queries] = sharpness * layer.d_head**0.5 * torch.eye(size)

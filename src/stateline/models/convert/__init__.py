@@ -1,1 +1,1 @@
-"""Official weights in our models: one file per family, from its names to ours."""
+"""Official weights in our models: one file per family."""

@@ -69,7 +69,7 @@ def block_recurrent_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             for part, name in _UPDATE.items()
         }
     found = rename(tensors, {name: names[name] for name in names if name in tensors})
-    # Flax has the inputs of a linear map first.
+    # In Flax, the first axis of a kernel is the input.
     found = {
         ours: found[ours].mT.contiguous() if name.endswith(".kernel") else found[ours]
         for name, ours in names.items()
@@ -93,7 +93,7 @@ def _alone(found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_vectors(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names of a layer with state vectors; maps that we have as one are joined, or taken apart."""
+    """Names of a layer with state vectors; maps are joined or split as in our layer."""
     out = found.pop("out")
     found["local.out_proj.weight"], found["cross.out_proj.weight"] = (
         t.contiguous() for t in out.chunk(2, dim=1)

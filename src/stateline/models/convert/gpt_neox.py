@@ -17,8 +17,10 @@ from stateline.models.convert.weights import (
     read_weights,
     rename,
     section,
+    some_names,
 )
 from stateline.models.language_model import LanguageModel
+from stateline.models.pattern import parse_pattern
 
 ACTIVATIONS = {
     "gelu": "gelu_exact",
@@ -30,15 +32,15 @@ ACTIVATIONS = {
 """Our name of each official activation."""
 
 BUFFERS = r"\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)$"
-"""What old files hold besides weights: masks and frequencies."""
+"""Buffers in old files: masks and frequencies."""
 
 
 def load_gpt_neox(folder: str | Path, *, device: torch.device | str = "cpu") -> LanguageModel:
     """Read a published GPT-NeoX model, for example a Pythia, from its folder.
 
-    Files of old and new versions of transformers are read, in safetensors or pickled (as tensors
-    only). The model has no ``max_len``: beyond the lengths that it was trained on it goes on, as
-    well as its rotary positions let it.
+    Files of old and new versions of transformers are read, in safetensors or pickled, of which only
+    tensors are read. The model has no ``max_len``: longer inputs than in training are accepted, and
+    quality depends on how rotary positions extrapolate.
 
     Args:
         folder: With ``config.json`` and the weights.
@@ -61,12 +63,14 @@ def load_gpt_neox(folder: str | Path, *, device: torch.device | str = "cpu") -> 
     return assemble(config, gpt_neox_weights(read_weights(folder), settings), device=device)
 
 
-def gpt_neox_config(settings: Mapping[str, Any]) -> ModelConfig:
+def gpt_neox_config(settings: Mapping[str, Any], *, rotary: bool = True) -> ModelConfig:
     """Our configuration of a GPT-NeoX model.
 
     Args:
         settings: As in its ``config.json``; what may be missing there has the value that
             transformers gives it.
+        rotary: Whether the model has rotary positions. If not, the caller adds the position scheme,
+            and settings of rotary positions are ignored.
 
     Returns:
         The configuration.
@@ -81,26 +85,15 @@ def gpt_neox_config(settings: Mapping[str, Any]) -> ModelConfig:
         >>> config.pattern, config.block, config.layers["attention"]["rotary_fraction"]
         ('attention*2', 'parallel', 0.25)
     """
-    rope = {
-        "partial_rotary_factor": number(settings, "rotary_pct", 0.25),  # older versions
-        "rope_theta": number(settings, "rotary_emb_base", 10_000.0),
-        **section(settings, "rope_parameters"),
-    }
-    if settings.get("rope_scaling") or rope.get("rope_type", "default") != "default":
-        raise InputError(
-            "rotary positions that are rescaled are not supported, got "
-            f"{settings.get('rope_scaling') or rope}: take a model without"
-        )
     activation = str(settings.get("hidden_act", "gelu"))
     if activation not in ACTIVATIONS:
         raise unknown_name("activation", activation, ACTIVATIONS)
     attention = {
         "n_heads": count(settings, "num_attention_heads"),
-        "position": "rope",
-        "rotary_fraction": number(rope, "partial_rotary_factor", 0.25),
-        "rope_base": number(rope, "rope_theta", 10_000.0),
         "bias": settings.get("attention_bias", True),
     }
+    if rotary:
+        attention |= _rotary(settings, attention["n_heads"])
     return ModelConfig(
         f"attention*{count(settings, 'num_hidden_layers')}",
         vocab_size=count(settings, "vocab_size"),
@@ -114,6 +107,33 @@ def gpt_neox_config(settings: Mapping[str, Any]) -> ModelConfig:
             "feed_forward": {"d_hidden": count(settings, "intermediate_size")},
         },
     )
+
+
+def _rotary(settings: Mapping[str, Any], n_heads: int) -> dict[str, Any]:
+    """Settings of rotary positions."""
+    rope = {
+        "partial_rotary_factor": number(settings, "rotary_pct", 0.25),  # older versions
+        "rope_theta": number(settings, "rotary_emb_base", 10_000.0),
+        **section(settings, "rope_parameters"),
+    }
+    if settings.get("rope_scaling") or rope.get("rope_type", "default") != "default":
+        raise InputError(
+            "rescaled rotary positions are not supported, got "
+            f"{settings.get('rope_scaling') or rope}: use a model without rope_scaling"
+        )
+    fraction = number(rope, "partial_rotary_factor", 0.25)
+    entries = int(count(settings, "hidden_size") // n_heads * fraction)
+    if entries % 2:
+        raise InputError(
+            f"rotary positions rotate pairs of entries, got {entries} entries per head "
+            f"(hidden_size // num_attention_heads * {fraction}): models with an odd number are not "
+            "supported"
+        )
+    return {
+        "position": "rope",
+        "rotary_fraction": fraction,
+        "rope_base": number(rope, "rope_theta", 10_000.0),
+    }
 
 
 def gpt_neox_weights(
@@ -143,8 +163,59 @@ def gpt_neox_weights(
     }
 
 
+def gpt_neox_tensors(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Official tensors from ours; the inverse of :func:`gpt_neox_weights`.
+
+    Raises:
+        InputError: If a tensor of the model has no place in a GPT-NeoX model.
+    """
+    settings = gpt_neox_settings(config)
+    names, n_heads = _names(settings), count(settings, "num_attention_heads")
+    if left_over := sorted(tensors.keys() - names.values()):
+        raise InputError(f"GPT-NeoX models have no place for {some_names(left_over)}")
+    return {
+        official: _interleaved(tensors[ours], n_heads) if ".qkv." in ours else tensors[ours]
+        for official, ours in names.items()
+    }
+
+
+def gpt_neox_settings(config: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` of our model as a GPT-NeoX; the inverse of :func:`gpt_neox_config`.
+
+    Raises:
+        InputError: If GPT-NeoX has no such model.
+    """
+    (item, *others), attention = parse_pattern(config.pattern), config.layers.get("attention", {})
+    activation = {ours: official for official, ours in reversed(ACTIVATIONS.items())}
+    fits = not others and item.name == "attention" and not item.keywords
+    fits = fits and config.block in ("parallel", "sequential") and config.norm == "layer"
+    fits = fits and attention.get("position") == "rope" and config.max_len is None
+    if not fits or config.feed_forward not in activation or config.head_bias:
+        raise InputError(
+            "GPT-NeoX models consist of attention with rotary positions, set for all layers, and "
+            f"layer norms, got {config.pattern!r}"
+        )
+    hidden = config.layers.get("feed_forward", {}).get("d_hidden") or 4 * config.d_model
+    return {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": hidden,
+        "num_hidden_layers": item.repeat,
+        "num_attention_heads": attention.get("n_heads", 4),
+        "rotary_pct": attention.get("rotary_fraction", 1.0),
+        "rotary_emb_base": attention.get("rope_base", 10_000.0),
+        "attention_bias": attention.get("bias", False),
+        "use_parallel_residual": config.block == "parallel",
+        "hidden_act": activation[config.feed_forward],
+        "layer_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
 _HEAD = {"lm_head.weight": "embed_out.weight"}
-"""Newer versions of transformers call it so, at least in memory."""
+"""Name in newer versions of transformers, and the name in files."""
 
 _PARTS = (
     ("input_layernorm", 0, "norm"),
@@ -177,10 +248,15 @@ def _names(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _queries_first(rows: Tensor, n_heads: int) -> Tensor:
-    """All queries, then all keys, then all values, where each head had its own three in turn."""
+    """Rows in the order q, k, v of all heads; officially, q, k, v of each head in turn."""
     if rows.shape[0] % (3 * n_heads):
         raise InputError(
             f"the published queries, keys and values have {rows.shape[0]} rows, which "
             f"num_attention_heads={n_heads} cannot divide among them"
         )
     return rows.unflatten(0, (n_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _interleaved(rows: Tensor, n_heads: int) -> Tensor:
+    """The inverse of :func:`_queries_first`."""
+    return rows.unflatten(0, (3, n_heads, -1)).transpose(0, 1).flatten(0, 2).contiguous()

@@ -1,4 +1,4 @@
-"""The GSS layer, from the weights of a public implementation."""
+"""The GSS layer, from the weights of lucidrains/gated-state-spaces-pytorch."""
 
 from collections.abc import Mapping
 

@@ -18,7 +18,7 @@ _NAMES = {
 
 
 def implicit_filter_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors of :class:`stateline.layers.long_conv.ImplicitFilters`.
+    """Our tensors of :class:`stateline.layers.mixers.long_conv.ImplicitFilters`.
 
     Args:
         tensors: State dict of ``HyenaFilter`` in HazyResearch/safari.
@@ -27,7 +27,7 @@ def implicit_filter_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         By our names.
 
     Raises:
-        InputError: If tensors are missing or left over, or its sines differ from layer to layer.
+        InputError: If tensors are missing or left over, or the frequencies of its sines differ.
     """
     numbers = {int(m[1]) for n in tensors if (m := re.match(r"implicit_filter\.(\d+)\.", n))}
     last = max(numbers, default=4)
@@ -37,7 +37,7 @@ def implicit_filter_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ours = rename(tensors, names | {f"{part}{last}.weight": "w_out"})
     sines = [ours.pop(f"{n}.freq").flatten() for n in maps]
     if any(not torch.equal(sine, sines[0]) for sine in sines):
-        raise InputError("the sines of an official filter are one module: their freq must be equal")
+        raise InputError("an official filter has one sine module: all its freq must be equal")
     ours["w_in"], ours["b_in"] = ours.pop("0.weight"), ours.pop("0.bias")
     ours["w_hidden"] = torch.stack([ours.pop(f"{n}.weight") for n in maps[1:]])
     ours["b_hidden"] = torch.stack([ours.pop(f"{n}.bias") for n in maps[1:]])

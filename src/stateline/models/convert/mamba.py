@@ -1,7 +1,8 @@
 """Mamba and Mamba-2, in the formats of the official code and of Hugging Face."""
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.layers import LAYERS
 from stateline.models.config import ModelConfig
 from stateline.models.convert.weights import (
     assemble,
@@ -20,7 +22,7 @@ from stateline.models.convert.weights import (
     section,
 )
 from stateline.models.language_model import LanguageModel
-from stateline.models.pattern import Value
+from stateline.models.pattern import Value, parse_pattern
 
 Settings = Mapping[str, Any]
 
@@ -65,7 +67,7 @@ def mamba_config(settings: Settings) -> ModelConfig:
 
     Args:
         settings: As in its ``config.json``; what may be missing there has the value that its
-            library gives it. ``residual_in_fp32`` asks for nothing here: a residual stream has the
+            library gives it. ``residual_in_fp32`` has no effect: our residual stream has the
             precision of the weights.
 
     Returns:
@@ -97,7 +99,7 @@ def mamba_weights(tensors: Mapping[str, Tensor], settings: Settings) -> dict[str
             is not its embedding.
     """
     config = mamba_config(settings)
-    official = {_EMBEDDING.get(name, name): tensor for name, tensor in tensors.items()}
+    official = {EMBEDDING.get(name, name): tensor for name, tensor in tensors.items()}
     head, embedding = official.get("lm_head.weight"), official.get("backbone.embedding.weight")
     if config.tie_embeddings and head is not None and embedding is not None:
         if not torch.equal(head, embedding):
@@ -106,16 +108,35 @@ def mamba_weights(tensors: Mapping[str, Tensor], settings: Settings) -> dict[str
                 "another: set tie_embeddings (or tie_word_embeddings) to false in the settings"
             )
         del official["lm_head.weight"]
-    ours = rename(official, _names(config, official))
+    ours = rename(official, official_names(config, official))
     for name, kernel in list(ours.items()):
         if name.endswith(".conv.kernel"):
-            ours[name] = kernel[:, 0].flip(-1)  # theirs begins with the oldest input
-            # Differs from published models without this bias: ours is there, and zero.
+            ours[name] = kernel[:, 0].flip(-1)  # official kernels begin with the oldest input
+            # Our layer always has this bias; it is zero if the published model has none.
             ours.setdefault(name.replace("kernel", "bias"), torch.zeros_like(kernel[:, 0, 0]))
     return ours
 
 
-_EMBEDDING = {"backbone.embeddings.weight": "backbone.embedding.weight"}
+def family(config: ModelConfig) -> tuple[str, int]:
+    """Kind and number of the layers; InputError if they are not all of one kind."""
+    item, *others = parse_pattern(config.pattern)
+    uniform = not others and item.name in _MIXER and not item.keywords
+    if not uniform or config.norm == "none" or config.block != "sequential" or config.head_bias:
+        raise InputError(
+            "Mamba models consist of mamba or mamba2 layers alone, whose keywords are set for all, "
+            f"got {config.pattern!r}"
+        )
+    return item.name, item.repeat
+
+
+def layer_settings(config: ModelConfig, kind: str) -> dict[str, Value]:
+    """Keywords of a layer, defaults included."""
+    parameters = inspect.signature(LAYERS[kind]).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {**defaults, **config.layers.get(kind, {})}
+
+
+EMBEDDING = {"backbone.embeddings.weight": "backbone.embedding.weight"}
 """Hugging Face's name, and the official one."""
 
 _MIXER = {
@@ -126,7 +147,7 @@ _MIXER = {
     },
     "mamba2": {"dt_bias": "dt_bias", "norm.weight": "norm_weight"},
 }
-"""Our name of each tensor that one kind of layer has alone."""
+"""Our name of each tensor that only one of the kinds has."""
 
 _BOTH = {
     "A_log": "a_log",
@@ -138,16 +159,16 @@ _BOTH = {
 _BIASES = {"in_proj.bias": "in_proj.bias", "out_proj.bias": "out_proj.bias"}
 
 
-def _names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def official_names(config: ModelConfig, tensors: Container[str]) -> dict[str, str]:
     """Our name of each official one."""
     names = {"backbone.embedding.weight": "embedding.weight"}
     if not config.tie_embeddings:
         names["lm_head.weight"] = "head.weight"
     norms = {"weight"} if config.norm == "rms" else {"weight", "bias"}
     names |= {f"backbone.norm_f.{part}": f"norm.{part}" for part in norms}
-    kind, _, layers = config.pattern.partition("*")
-    mixer = _BOTH | _MIXER[kind] | (_BIASES if config.layers[kind]["bias"] else {})
-    for layer in range(int(layers)):
+    kind, n_layers = family(config)
+    mixer = _BOTH | _MIXER[kind] | (_BIASES if layer_settings(config, kind)["bias"] else {})
+    for layer in range(n_layers):
         there, here = f"backbone.layers.{layer}.", f"stack.layers.{layer}."
         names |= {f"{there}norm.{part}": f"{here}norm.{part}" for part in norms}
         names |= {f"{there}mixer.{name}": f"{here}layer.{ours}" for name, ours in mixer.items()}
@@ -158,7 +179,8 @@ def _names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, str]
 
 def _hugging_face(settings: Settings) -> ModelConfig:
     """Of a configuration of transformers."""
-    kind = settings.get("model_type")
+    falcon = settings.get("model_type") == "falcon_mamba"
+    kind = "mamba" if falcon else settings.get("model_type")
     if kind not in list(_MIXER):
         raise InputError(f"the settings are of a {kind!r} model, not of a 'mamba' or 'mamba2'")
     _only(settings, "hidden_act", "silu", "swish")
@@ -170,8 +192,9 @@ def _hugging_face(settings: Settings) -> ModelConfig:
     }
     if kind == "mamba":
         layer |= {"d_state": count(settings, "state_size", 16), "dt_rank": _rank(settings)}
+        layer |= {"norm_eps": number(settings, "mixer_rms_eps", 1e-6)} if falcon else {}
     else:
-        _unlimited(settings, "time_step_limit")
+        unlimited(settings, "time_step_limit")
         layer |= {
             "d_state": count(settings, "state_size", 128),
             "d_head": count(settings, "head_dim", 64),
@@ -194,7 +217,7 @@ def _official(settings: Settings) -> ModelConfig:
     for name in ("attn_layer_idx", "d_intermediate"):
         if settings.get(name):
             raise InputError(
-                f"models with attention or feed-forwards between the layers are not read, got "
+                f"models with attention or feed-forwards between the layers are not supported, got "
                 f"{name}={settings[name]}"
             )
     ssm = section(settings, "ssm_cfg")
@@ -209,7 +232,7 @@ def _official(settings: Settings) -> ModelConfig:
     if kind == "mamba":
         layer |= {"d_state": count(ssm, "d_state", 16), "dt_rank": _rank(ssm, "dt_rank")}
     else:
-        _unlimited(ssm, "dt_limit")
+        unlimited(ssm, "dt_limit")
         for name, value in (("norm_before_gate", False), ("D_has_hdim", False), ("rmsnorm", True)):
             _only(ssm, name, value)
         _only(ssm, "d_ssm", None)
@@ -230,26 +253,26 @@ def _official(settings: Settings) -> ModelConfig:
 
 
 def _rank(settings: Settings, name: str = "time_step_rank") -> int | None:
-    """``auto`` is what our layer does by itself."""
+    """``auto`` is the default of our layer."""
     return None if settings.get(name, "auto") == "auto" else count(settings, name)
 
 
 def _only(settings: Settings, name: str, *known: Value) -> None:
-    """The first of the known values stands for a missing setting."""
+    """Check that a setting has a known value; the first of them is the default."""
     if (value := settings.get(name, known[0])) not in known:
         words = " or ".join(repr(word) for word in known)
         raise InputError(f"the settings must have {name}={words}, got {value!r}")
 
 
-def _unlimited(settings: Settings, name: str) -> None:
-    """Steps may be of any size; newer files of transformers write infinity in their own way."""
+def unlimited(settings: Settings, name: str) -> None:
+    """Check that step sizes are not limited; new versions of transformers encode infinity."""
     given = settings.get(name) or (0.0, math.inf)
     try:
         limits = [_float(limit) for limit in given]
     except (LookupError, TypeError, ValueError):
         limits = []
     if limits != [0.0, math.inf]:
-        raise InputError(f"steps that are cut off are not read, got {name}={given}")
+        raise InputError(f"limited step sizes are not supported, got {name}={given}")
 
 
 def _float(value: Any) -> float:

@@ -1,13 +1,13 @@
 """The models of "Repeat After Me", from the weights of its official code."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stateline.layers.attention import Position
+from stateline.layers.mixers.attention import Position
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config, gpt_neox_weights
 from stateline.models.convert.weights import assemble, rename
@@ -22,7 +22,7 @@ def load_repeat_after_me(
     masked_heads: int | None = None,
     device: torch.device | str = "cpu",
 ) -> LanguageModel:
-    """One of its Transformers: GPT-NeoX with another position scheme.
+    """Read one of its Transformers: GPT-NeoX with another position scheme.
 
     Args:
         tensors: Its state dict, by official names.
@@ -32,7 +32,7 @@ def load_repeat_after_me(
         device: Where the weights shall be.
 
     Returns:
-        The model, in evaluation mode. Unlike the official Hard-ALiBi, it decodes on its state.
+        The model, in evaluation mode. Unlike the official Hard-ALiBi, it decodes from its state.
 
     Raises:
         InputError: If tensors are missing, left over or of another shape, or the configuration
@@ -41,26 +41,37 @@ def load_repeat_after_me(
     References:
         Jelassi et al., "Repeat After Me", ICML 2024, section 2.2 and appendix A.
     """
-    config = gpt_neox_config(settings)
-    scheme = {
-        "n_heads": config.layers["attention"]["n_heads"],
-        "bias": config.layers["attention"]["bias"],
+    given = {**settings, "position": position, "masked_heads": masked_heads}
+    weights = gpt_neox_weights(tensors, settings)
+    return assemble(repeat_after_me_config(given), weights, device=device)
+
+
+def repeat_after_me_config(settings: Mapping[str, Any]) -> ModelConfig:
+    """Our configuration of one of its Transformers.
+
+    Args:
+        settings: As for GPT-NeoX, with ``position`` and, for ``hard_alibi``, ``masked_heads``.
+    """
+    position = settings["position"]
+    config = gpt_neox_config(settings, rotary=position == "rope")
+    if position == "rope":
+        return config
+    attention = {
+        **config.layers["attention"],
         "position": position,
-        "masked_heads": masked_heads,
+        "masked_heads": settings.get("masked_heads"),
         "double_count": True,  # not in the paper: see Attention
     }
-    if position != "rope":
-        config = dataclasses.replace(config, layers={**config.layers, "attention": scheme})
-    return assemble(config, gpt_neox_weights(tensors, settings), device=device)
+    return dataclasses.replace(config, layers={**config.layers, "attention": attention})
 
 
 def load_repeat_after_me_lstm(
     tensors: Mapping[str, Tensor], *, device: torch.device | str = "cpu"
 ) -> LanguageModel:
-    """Its LSTM: an embedding, LSTM layers and an output map, without norms or residuals.
+    """Read its LSTM: an embedding, LSTM layers and an output map, without norms or residuals.
 
     Args:
-        tensors: Its state dict, by official names; sizes are those of its tensors.
+        tensors: Its state dict, by official names.
         device: Where the weights shall be.
 
     Returns:
@@ -72,18 +83,18 @@ def load_repeat_after_me_lstm(
     References:
         Jelassi et al., "Repeat After Me", ICML 2024, appendix A.
     """
-    n_layers = max(1, sum(name.startswith("lstm.weight_hh_l") for name in tensors))
-    names = {"word_embeddings.weight": "embedding.weight"}
-    names |= {f"head.{part}": f"head.{part}" for part in ("weight", "bias")}
-    for layer in range(n_layers):
-        for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-            names[f"lstm.{part}_l{layer}"] = f"stack.layers.0.{part}_l{layer}"
-    ours = rename(tensors, names)
-    vocab_size, d_model = ours["embedding.weight"].shape
-    # Differs from the official code, which drops 65 % of what passes from one LSTM layer to the
-    # next: that is of training, and nothing here drops anything.
-    config = ModelConfig(
-        f"lstm(n_layers={n_layers})",
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    weights = repeat_after_me_lstm_weights(tensors)
+    return assemble(repeat_after_me_lstm_config(shapes), weights, device=device)
+
+
+def repeat_after_me_lstm_config(shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
+    """Our configuration of its LSTM, read off the shapes of the tensors."""
+    vocab_size, d_model = shapes["word_embeddings.weight"]
+    # Differs from the official code, which applies dropout of 65 % between LSTM layers in
+    # training: there is no dropout here.
+    return ModelConfig(
+        f"lstm(n_layers={_n_layers(shapes)})",
         vocab_size=vocab_size,
         d_model=d_model,
         block="plain",
@@ -91,4 +102,17 @@ def load_repeat_after_me_lstm(
         tie_embeddings=False,
         head_bias=True,
     )
-    return assemble(config, ours, device=device)
+
+
+def repeat_after_me_lstm_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors of its LSTM; see :func:`load_repeat_after_me_lstm`."""
+    names = {"word_embeddings.weight": "embedding.weight"}
+    names |= {f"head.{part}": f"head.{part}" for part in ("weight", "bias")}
+    for layer in range(_n_layers(tensors)):
+        for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            names[f"lstm.{part}_l{layer}"] = f"stack.layers.0.{part}_l{layer}"
+    return rename(tensors, names)
+
+
+def _n_layers(names: Iterable[str]) -> int:
+    return max(1, sum(name.startswith("lstm.weight_hh_l") for name in names))

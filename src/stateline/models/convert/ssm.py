@@ -1,7 +1,7 @@
 """S4, S4D, DSS and S5: tensors of their official code, by our names.
 
-Each function takes the state dict of one official layer or kernel, and gives what our layer's
-``load_state_dict`` takes. A kernel has no skip connection of its own: give it as ``D``.
+Each function maps the state dict of one official layer or kernel to the state dict of our layer.
+Kernels do not contain the skip connection: add it as ``D``.
 """
 
 from collections.abc import Mapping
@@ -66,8 +66,8 @@ def s4d_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def s4_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     r"""For :class:`~stateline.layers.S4SSM`: the kernel of state-spaces/s4 for ``legs``.
 
-    Once used, that kernel no longer stores C, but :math:`C (I - \bar A^L)` for the length L in
-    ``l_kernel``. That is undone here.
+    After its first use, that kernel stores :math:`C (I - \bar A^L)` instead of C, for the length L
+    in ``l_kernel``. This function recovers C.
 
     Args:
         tensors: ``A_real``, ``A_imag``, ``P`` (of rank one), ``B``, ``C``, ``inv_dt``,
@@ -118,7 +118,7 @@ def s5_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             lindermanlab/S5; a bidirectional one has ``C1`` and ``C2`` in place of ``C``.
 
     Returns:
-        By our names; those of a bidirectional one begin with ``ssm.``, but for ``c_backward``.
+        By our names; those of a bidirectional layer start with ``ssm.``, except ``c_backward``.
 
     Raises:
         InputError: If tensors are missing or left over.
@@ -140,19 +140,19 @@ def s5_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _upper_half(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The official S4 code keeps the modes of negative frequency, without the sign."""
+    """Negate frequencies: the official S4 code stores modes of negative frequency, unsigned."""
     vectors = {name: _only(ours[name], name) for name in ("b", "p") if name in ours}
     steps = ours["log_dt"].flatten()
     return _per_output({**ours, **vectors, "frequency": -ours["frequency"], "log_dt": steps})
 
 
 def _per_output(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Readouts of all channels in one axis."""
+    """Merge the axes of channels and outputs."""
     return {**ours, "c": ours["c"].flatten(0, 1), "skip": ours["skip"].flatten()}
 
 
 def _only(vectors: Tensor, name: str) -> Tensor:
-    """The official code has an axis for the rank before the one for the copies."""
+    """Remove the axis of the rank, which official tensors have first."""
     if len(vectors) != 1:
         raise InputError(
             f"{name.upper()} must have rank one, got {len(vectors)}: only kernels of the measure "
@@ -162,7 +162,7 @@ def _only(vectors: Tensor, name: str) -> Tensor:
 
 
 def _plain_readout(ours: Mapping[str, Tensor], length: int) -> Tensor:
-    """C from C (I - A^L): a linear system for each channel."""
+    """C from C (I - A^L), by solving a linear system per channel."""
     channels, dt = len(ours["log_dt"]), ours["log_dt"].double().exp()
     a = torch.stack([-ours["log_decay"].exp(), ours["frequency"]], dim=-1)
     copies = channels // len(a)

@@ -22,16 +22,16 @@ def load_transformer_sequential(
     kind: Kind,
     device: torch.device | str = "cpu",
 ) -> LanguageModel:
-    """One of the models of ``facebookresearch/transformer-sequential``.
+    """Read one of the models of ``facebookresearch/transformer-sequential``.
 
-    Differs from the official models as our layers do: nothing before the first token is seen
-    (officially, zeros are), and a staircase carries what its layers have seen, not what they made.
-    All layers share a table of position keys there; here each gets its copy.
+    Differs from the official models as our layers do: the first tokens do not attend to zeros
+    before them, and a staircase carries the inputs of its layers, not their outputs. Official
+    layers share one table of position keys; here each layer has a copy.
 
     Args:
         tensors: Its state dict, by official names.
-        settings: Its arguments (``nlayers``, ``hid_sz``, ...); for ``ladder`` also ``order``, which
-            layer is run when, for ``cached_staircase`` also ``M`` and ``global_cache``.
+        settings: Its arguments (``nlayers``, ``hid_sz``, ...); for ``ladder`` also ``order``, the
+            order in which layers run; for ``cached_staircase`` also ``M`` and ``global_cache``.
         kind: Which of the models.
         device: Where the weights shall be.
 
@@ -58,7 +58,7 @@ def transformer_sequential_config(settings: Mapping[str, Any], kind: Kind) -> Mo
         "n_heads": count(settings, "nheads"),
         "window": count(settings, "attn_lim"),
         "position": "relative",
-        # A layer with a memory of its own leaves the position itself to the residual stream.
+        # A layer with its own memory does not attend to the current position.
         "includes_self": kind in ("staircase", "cached_staircase"),
     }
     return ModelConfig(
@@ -103,7 +103,7 @@ def transformer_sequential_weights(
         weights["stack.layers.0.mixture"] = weights["stack.layers.0.mixture"][0]
     for layer, (attention, _) in enumerate(places):
         table = f"{attention}.layer.position_keys"
-        weights[table] = weights[table][0].T.flip(0)  # officially, the farthest comes first
+        weights[table] = weights[table][0].T.flip(0)  # officially, the largest distance comes first
         key, value = (weights.pop(f"{attention}.layer.{part}_proj.weight") for part in "kv")
         if not (layer and settings.get("share_proj_kv")):
             weights[f"{attention}.layer.kv_proj.weight"] = torch.cat([key, value])
@@ -133,7 +133,7 @@ def _pattern(settings: Mapping[str, Any], kind: Kind) -> str:
 
 
 def _repeats_layers(settings: Mapping[str, Any]) -> bool:
-    """Whether the order of a ladder is AABB, not ABAB."""
+    """True if the order of a ladder is AABB, False if it is ABAB."""
     order, n_layers = list(settings["order"]), count(settings, "nlayers")
     passes = max(1, len(order) // n_layers)
     if order == list(range(n_layers)) * passes:
@@ -144,7 +144,7 @@ def _repeats_layers(settings: Mapping[str, Any]) -> bool:
 
 
 def _places(settings: Mapping[str, Any], kind: Kind) -> list[tuple[str, str]]:
-    """Where the attention and the feed-forward of each layer stand."""
+    """Our prefixes of the attention and the feed-forward of each layer."""
     n_layers = count(settings, "nlayers")
     if kind == "ladder" and _repeats_layers(settings):
         cores = [f"stack.layers.{layer}.core.layers" for layer in range(n_layers)]

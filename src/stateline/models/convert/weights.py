@@ -1,7 +1,8 @@
-"""Folders of published models: their settings and tensors, and how these get into ours."""
+"""Settings and tensors of published models, and how they become ours."""
 
-import json
+import os
 import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -13,12 +14,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.files import read_json_object, regular_file
 from stateline.layers.base import LOW_PRECISION
 from stateline.models.config import ModelConfig
+from stateline.models.factory import MAX_BYTES, float32_parameters, make_empty_model
 from stateline.models.language_model import LanguageModel
 
 FILES = ("model.safetensors", "pytorch_model.bin")
-"""Where the weights lie: alone, or in several files that an index (``.index.json``) names."""
+"""Files with weights: a single one, or several that an index (``.index.json``) lists."""
 
 
 _UNREADABLE = (
@@ -27,45 +30,48 @@ _UNREADABLE = (
     OSError,
     RuntimeError,
     EOFError,
-    LookupError,  # this and the next: what is no pickle at all, a page of text, say
+    LookupError,  # this and the next two: files that are no pickle at all
     ValueError,
     TypeError,
 )
-"""What reading weights from a damaged file may raise."""
+"""What reading a damaged file may raise."""
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """The settings beside published weights.
+    """Read the settings beside published weights.
 
     Args:
         folder: With a ``config.json``.
 
     Returns:
-        What is in it.
+        Its content.
 
     Raises:
         InputError: If it is missing, or not a JSON object.
     """
-    return _read_json(Path(folder) / "config.json")
+    path = Path(folder) / "config.json"
+    if not os.path.exists(path):  # unlike Path.exists, it never raises
+        raise InputError(f"no model in {folder}: config.json is missing")
+    return read_json_object(path, "published configuration", max_bytes=MAX_BYTES)
 
 
 def count(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A size or a number of layers or heads, which must be among the settings or have a default.
+    """A positive integer among the settings.
 
     Raises:
-        InputError: If it is missing, or not a whole number of at least 1.
+        InputError: If it is missing and has no default, or is not an integer of at least 1.
     """
     value = settings.get(name, default)
     if type(value) is not int or value < 1:
         raise InputError(
-            f"the published configuration must have {name!r}, a whole number of at least 1, got "
+            f"the published configuration must have {name!r}, an integer of at least 1, got "
             f"{value!r}: is it of another family?"
         )
     return value
 
 
 def number(settings: Mapping[str, Any], name: str, default: float) -> float:
-    """A number among the settings, or its default.
+    """A number among the settings.
 
     Raises:
         InputError: If it is something else.
@@ -93,16 +99,16 @@ def section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def read_weights(folder: str | Path) -> dict[str, Tensor]:
-    """The tensors of a published model, by their official names.
+    """Read the tensors of a published model, by their official names.
 
-    Pickled files are read as tensors only: no code in them is run.
+    Of pickled files, only tensors are read: no code in them is run.
 
     Args:
         folder: With ``model.safetensors`` or ``pytorch_model.bin``, or several of either and their
             index.
 
     Returns:
-        The tensors, on the processor, as they were saved.
+        The tensors, on the CPU, as they were saved; their memory is mapped from the files.
 
     Raises:
         InputError: If there are none, or they cannot be read.
@@ -112,8 +118,8 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
         if path.is_file():
             return read_tensors(path)
         if index.is_file():
-            # Of what the index says only the file name counts: it cannot point to another folder.
-            places = section(_read_json(index), "weight_map").values()
+            # Only file names count, so that an index cannot point to another folder.
+            places = section(read_json_object(index, "index of weights"), "weight_map").values()
             parts = {Path(str(place)).name for place in places}
             files = [read_tensors(path.with_name(part)) for part in sorted(parts)]
             return {name: tensor for tensors in files for name, tensor in tensors.items()}
@@ -121,26 +127,28 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of one file, by their names.
+    """Read the tensors of one file, by their names.
 
     Args:
-        path: A safetensors file, or a pickled one, of which only tensors are read; if it is a
-            checkpoint of PyTorch Lightning, those of its model.
+        path: A safetensors file, or a pickled one, of which only tensors are read. Of a PyTorch
+            Lightning checkpoint, these are the tensors of the model.
 
     Returns:
-        The tensors, on the processor, as they were saved.
+        The tensors, on the CPU, as they were saved; their memory is mapped from the files.
 
     Raises:
         InputError: If the file cannot be read, or holds something else.
     """
     path = Path(path)
+    regular_file(path, "weights file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        mapped = zipfile.is_zipfile(path)  # the format since PyTorch 1.6
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except _UNREADABLE as error:
         reason = str(error).partition("\n")[0]
-        if isinstance(error, UnpicklingError):  # PyTorch's words would have code in the file run
+        if isinstance(error, UnpicklingError):  # PyTorch's message advises to run code in the file
             reason = "it is damaged, or holds more than tensors"
         raise InputError(f"cannot read the weights in {path}: {reason}; get them again") from error
     if isinstance(tensors, dict) and "pytorch-lightning_version" in tensors:
@@ -154,49 +162,58 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 def rename(
     tensors: Mapping[str, Tensor], names: Mapping[str, str], *, ignored: str = r"(?!)"
 ) -> dict[str, Tensor]:
-    """The same tensors by our names.
+    """Give tensors our names.
 
     Args:
         tensors: By official names.
         names: Our name of each official one.
-        ignored: Regular expression of official names that hold nothing learned.
+        ignored: Regular expression for official names of buffers that are not needed.
 
     Returns:
-        As many tensors as there are names.
+        One tensor for each of the names.
 
     Raises:
-        InputError: If tensors are missing, or there are some that nobody knows.
+        InputError: If tensors are missing or left over.
     """
     found = {name for name in tensors if not re.search(ignored, name)}
     if missing := sorted(set(names) - found):
-        raise InputError(f"the published weights lack {_some(missing)}: do they fit their config?")
+        raise InputError(
+            f"the published weights lack {some_names(missing)}: do they fit their config?"
+        )
     if unexpected := sorted(found - set(names)):
         raise InputError(
-            f"the published weights hold {_some(unexpected)}, for which the model has no place: "
-            "do they fit their config?"
+            f"the published weights hold {some_names(unexpected)}, for which the model has no "
+            "place: do they fit their config?"
         )
     return {ours: tensors[official] for official, ours in names.items()}
 
 
 def assemble(
-    config: ModelConfig, tensors: Mapping[str, Tensor], *, device: torch.device | str = "cpu"
+    config: ModelConfig,
+    tensors: dict[str, Tensor],
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
 ) -> LanguageModel:
-    """A model with these weights, in the precision in which they come.
+    """Build a model with given weights; no memory is used for initial ones.
 
-    Of parameters that stay float32 (``keeps_float32``), it is at least that.
+    Parameters that stay float32 (``keeps_float32``) are at least float32.
 
     Args:
         config: What the model is made of.
-        tensors: All its parameters, by our names.
-        device: Where they shall be.
+        tensors: All its parameters, by our names. The dictionary is emptied, so that its tensors
+            are freed as they are copied.
+        device: Where the weights shall be.
+        dtype: Their precision; by default that of the tensors.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        InputError: If a tensor has another shape than the configuration gives it, or is missing.
+        InputError: If a tensor is missing, or its shape does not fit the configuration.
     """
-    model = LanguageModel(config)
+    model = make_empty_model(config)
+    assert isinstance(model, LanguageModel)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != wanted.get(name):
@@ -206,37 +223,21 @@ def assemble(
             )
     if missing := sorted(wanted.keys() - tensors.keys()):
         raise InputError(
-            f"the configuration asks for {_some(missing)}, which the published weights do not have"
+            f"the configuration asks for {some_names(missing)}, which the published weights lack"
         )
-    kept = {
-        f"{path}.{name}".removeprefix(".")
-        for path, module in model.named_modules()
-        if getattr(module, "keeps_float32", False)
-        for name, _ in module.named_parameters(recurse=False)
-    }
-    aligned = {
-        name: (tensor.float() if name in kept and tensor.dtype in LOW_PRECISION else tensor).clone(
-            memory_format=torch.contiguous_format
-        )
-        for name, tensor in tensors.items()
-    }
-    model.load_state_dict(aligned, assign=True)
+    kept = float32_parameters(model)
+    owned = {}
+    for name in list(tensors):
+        tensor = tensors.pop(name)
+        wanted_dtype = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+        if name in kept and wanted_dtype in LOW_PRECISION:
+            wanted_dtype = torch.float32
+        owned[name] = tensor.to(wanted_dtype).clone(memory_format=torch.contiguous_format)
+    model.load_state_dict(owned, assign=True)
     return model.to(device).eval()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"no model in {path.parent}: {path.name} is missing") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {path}: {error}; get it again") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{path} must hold a JSON object, got a {type(values).__name__}")
-    return values
-
-
-def _some(names: Iterable[str]) -> str:
-    """The first few of many names."""
+def some_names(names: Iterable[str]) -> str:
+    """The first of many names, and how many more there are."""
     first, *rest = names
     return f"{first!r}" + (f" and {len(rest)} more" if rest else "")

@@ -1,18 +1,26 @@
-"""Causal softmax attention with windows and linear biases per head."""
+"""Causal softmax attention with a window and a linear bias per head."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.ops.attention import pytorch, reference
-from stateline.ops.backend import choose
+from stateline.ops.backend import dispatch
+from stateline.ops.op import Op
 
-BACKENDS = {"torch": pytorch, "reference": reference}
+OP = Op(
+    "attention",
+    {
+        "numba": "stateline.ops.attention.numba_backend",
+        "torch": pytorch,
+        "reference": reference,
+    },
+)
 
 
 def attention(
     q: Float[Tensor, "batch length head d_head"],
-    k: Float[Tensor, "batch slot head d_head"],
-    v: Float[Tensor, "batch slot head d_head"],
+    k: Float[Tensor, "batch slot kv_head d_head"],
+    v: Float[Tensor, "batch slot kv_head d_head"],
     start: Int[Tensor, " batch"] | None = None,
     *,
     slopes: Float[Tensor, " head"] | None = None,
@@ -21,10 +29,13 @@ def attention(
 ) -> Float[Tensor, "batch length head d_head"]:
     r"""Attend to the keys at and before each query.
 
-    Slot j of the keys is position j, and query t of row r is position :math:`i = s_r + t` with the
-    row's ``start`` s. Query i attends to slot j if :math:`0 \le i - j < w_h`, with score
-    :math:`q_i \cdot k_j / \sqrt{d} - m_h (i - j)`. Slots after the query are never looked at: they
-    may hold anything finite.
+    Slot j of the keys is position j. Query t of row r is position :math:`i = s_r + t`, where s is
+    the row's ``start``. Query i attends to slot j if :math:`0 \le i - j < w_h`, with the score
+    :math:`q_i \cdot k_j / \sqrt{d} - m_h (i - j)`. Slots after the query do not affect the result;
+    they may hold any finite values.
+
+    With fewer heads of keys and values than of queries, consecutive heads of queries share one
+    (grouped queries); their number must be a multiple.
 
     Args:
         q: Queries.
@@ -32,8 +43,9 @@ def attention(
         v: Values.
         start: Position of the first query of each row; ``None`` means 0.
         slopes: Slope m of the linear bias of each head; ``None`` means no bias.
-        windows: How many positions each head sees, itself included; ``None`` means all.
-        backend: Implementation, by default the fastest.
+        windows: Number of positions that each head sees, including the query's own; ``None`` means
+            all.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Weighted sums of the values, in the dtype of ``q``.
@@ -46,5 +58,5 @@ def attention(
         >>> torch.equal(attention(v, v, v, windows=torch.tensor([1])), v)
         True
     """
-    attend = choose("attention", BACKENDS, backend).attention
-    return attend(q, k.to(q.dtype), v.to(q.dtype), start, slopes, windows)
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    return dispatch(OP, "attention", q, k, v, start, slopes, windows, backend=backend)

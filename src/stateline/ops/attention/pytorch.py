@@ -1,4 +1,4 @@
-"""Causal attention by PyTorch's fused kernel, or in blocks of scores where there is a bias."""
+"""Causal attention by PyTorch's fused kernel; with a bias or start, by blocks of scores."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from stateline.ops.library import define_op
 
 SCORES_PER_BLOCK = {"cpu": 1 << 18}
-"""Scores that are in memory at a time, by device: on a processor, as many as its cache holds."""
+"""Scores per block by device type; on a CPU, they fit into its cache."""
 
 MANY_SCORES = 1 << 25
-"""The same elsewhere."""
+"""Scores per block on other devices."""
 
 
 def attention(
@@ -23,26 +23,28 @@ def attention(
     slopes: Tensor | None,
     windows: Tensor | None,
 ) -> Tensor:
-    """Leave plain causal attention to PyTorch, which saves inputs and one number per query."""
+    """Use PyTorch's fused kernel if there is no bias, and our operator otherwise."""
     if start is None and slopes is None and windows is None:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, head, length, d_head)
-        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-    return _biased_attention(q, k, v, start, slopes, windows)
+        grouped = q.shape[1] != k.shape[1]
+        y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return y.transpose(1, 2)
+    return _biased_attention(q, k, v, slopes, start, windows)
 
 
 def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    start: Tensor | None,
     slopes: Tensor | None,
+    start: Tensor | None,
     windows: Tensor | None,
 ) -> Tensor:
     y = torch.empty_like(q)
     queries, keys, values = heads_first(q, k, v)
     for rows, times, slots, bias in _blocks(q, k, start, slopes, windows):
         weights = _weights(queries[rows, :, times], keys[rows, :, slots], bias)
-        y[rows, times] = (weights @ values[rows, :, slots]).transpose(1, 2).to(y.dtype)
+        y[rows, times] = _product(weights, values[rows, :, slots]).transpose(1, 2).to(y.dtype)
     return y
 
 
@@ -51,38 +53,59 @@ def _backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    start: Tensor | None,
     slopes: Tensor | None,
+    start: Tensor | None,
     windows: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP).
+
+    The gradient of slope m is the sum of -(i - j) dS. Each row of dS sums to zero, so it is that of
+    j dS, for which the sums over the queries suffice.
+    """
     queries, keys, values, grads = heads_first(q, k, v, grad)
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
+    grad_slopes = queries.new_zeros(0 if slopes is None else slopes.shape)
+    slot = torch.arange(k.shape[1], device=k.device, dtype=queries.dtype)
     for rows, times, slots, bias in _blocks(q, k, start, slopes, windows):
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         g_b = grads[rows, :, times]
         weights = _weights(q_b, k_b, bias)
-        grad_scores = g_b @ v_b.mT
+        grad_scores = _product(g_b, v_b.mT)
         along = (weights * grad_scores).sum(dim=-1, keepdim=True)
         grad_scores.sub_(along).mul_(weights)
-        grad_q[rows, :, times] = grad_scores @ k_b
-        grad_k[rows, :, slots].add_(grad_scores.mT @ q_b)
-        grad_v[rows, :, slots].add_(weights.mT @ g_b)
+        grad_q[rows, :, times] = _product(grad_scores, k_b)
+        n = k.shape[2]
+        grad_k[rows, :, slots].add_(_grouped(grad_scores, n).mT @ _grouped(q_b, n))
+        grad_v[rows, :, slots].add_(_grouped(weights, n).mT @ _grouped(g_b, n))
+        if slopes is not None:
+            grad_slopes.add_(grad_scores.sum(dim=(0, 2)) @ slot[slots])
     scale = q.shape[-1] ** -0.5
     heads_second = zip((grad_q * scale, grad_k * scale, grad_v), (q, k, v), strict=True)
     grad_q, grad_k, grad_v = (g.transpose(1, 2).to(t.dtype).contiguous() for g, t in heads_second)
-    return grad_q, grad_k, grad_v
+    return grad_q, grad_k, grad_v, grad_slopes if slopes is None else grad_slopes.to(slopes.dtype)
 
 
 def heads_first(*tensors: Tensor) -> list[Tensor]:
-    """As (batch, head, length, d_head), in float32 or better."""
+    """Convert to (batch, head, length, d_head), in float32 or better."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     return [t.transpose(1, 2).to(dtype).contiguous() for t in tensors]
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     """Weights of the slots for each query of a block."""
-    return (q * q.shape[-1] ** -0.5 @ k.mT).add_(bias).softmax(dim=-1)
+    return _product(q * q.shape[-1] ** -0.5, k.mT).add_(bias).softmax(dim=-1)
+
+
+def _grouped(x: Tensor, n_groups: int) -> Tensor:
+    """Stack the rows of heads that share keys: (batch, group, head of the group * query, ...)."""
+    return x.unflatten(1, (n_groups, x.shape[1] // n_groups)).flatten(2, 3)
+
+
+def _product(x: Tensor, shared: Tensor) -> Tensor:
+    """Multiply each head by the matrix of its group, which is not copied."""
+    n_groups, n_heads, length = shared.shape[1], x.shape[1], x.shape[2]
+    rows = _grouped(x, n_groups) @ shared
+    return rows.unflatten(2, (n_heads // n_groups, length)).flatten(1, 2)
 
 
 def _blocks(
@@ -92,7 +115,7 @@ def _blocks(
     slopes: Tensor | None,
     windows: Tensor | None,
 ) -> Iterator[tuple[slice, slice, slice, Tensor]]:
-    """Blocks of rows and queries, each with the slots that its queries can see, and their bias."""
+    """Blocks of rows and queries, each with the slots that its queries can see and the bias."""
     (batch, length, n_heads), slots = q.shape[:3], k.shape[1]
     budget = SCORES_PER_BLOCK.get(q.device.type, MANY_SCORES) // (n_heads * max(1, slots))
     n_times = max(1, min(length, max(16, budget)))
@@ -102,7 +125,7 @@ def _blocks(
         seen = slice(0, times.stop if start is None else slots)
         for row in range(0, batch, n_rows):
             rows = slice(row, row + n_rows)
-            if start is not None or row == 0:  # without it, all rows have the same bias
+            if start is not None or row == 0:  # without start, all rows have the same bias
                 first_of_rows = None if start is None else start[rows]
                 bias = _bias(q, times, seen, first_of_rows, slopes, windows)
             yield rows, times, seen, bias
@@ -116,7 +139,7 @@ def _bias(
     slopes: Tensor | None,
     windows: Tensor | None,
 ) -> Tensor:
-    """What is added to the scores: (row, or 1 without start; head or 1; query; slot)."""
+    """Bias and mask to add to the scores: (row, or 1 without start; head or 1; query; slot)."""
     positions = torch.arange(times.start, times.stop, device=q.device)[None]
     if start is not None:
         positions = start[:, None] + positions

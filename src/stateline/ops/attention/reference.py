@@ -7,14 +7,15 @@ from torch import Tensor
 
 def attention(
     q: Float[Tensor, "batch length head d_head"],
-    k: Float[Tensor, "batch slot head d_head"],
-    v: Float[Tensor, "batch slot head d_head"],
+    k: Float[Tensor, "batch slot kv_head d_head"],
+    v: Float[Tensor, "batch slot kv_head d_head"],
     start: Int[Tensor, " batch"] | None,
     slopes: Float[Tensor, " head"] | None,
     windows: Int[Tensor, " head"] | None,
 ) -> Float[Tensor, "batch length head d_head"]:
     """Softmax over the allowed scores, in float32 or better."""
     dtype = torch.promote_types(q.dtype, torch.float32)
+    k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
     queries = torch.arange(q.shape[1], device=q.device)
     if start is not None:
         queries = start[:, None] + queries

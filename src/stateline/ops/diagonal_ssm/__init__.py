@@ -1,14 +1,15 @@
-r"""Diagonal state space model, in its three verbs.
+r"""Diagonal state space model: whole sequences, chunks and single steps.
 
 .. math:: x_t = a\, x_{t-1} + b\, u_t, \qquad y_t = 2\,\mathrm{Re} \sum_n c_n x_{t,n}
 
-Each channel has its own complex vectors a, b, c and state x, of which the modes stand for conjugate
-pairs: hence the factor 2. Complex numbers are real planes (a last axis of length 2).
+Each channel has its own complex vectors a, b, c and its own state x. Modes come in conjugate pairs;
+one of each pair is stored, hence the factor 2. Complex numbers are real planes (a last axis of
+length 2).
 
 Shapes: ``u`` is ``(*batch, length, channel)``; ``log_a``, ``b`` and ``c`` are
-``(channel, mode, 2)``, where a ``log_a`` of one channel serves all: its powers are computed once.
-A state is ``(*batch, channel, mode, 2)``, at least float32. ``c`` may hold several readouts of
-every channel, ``(readout * channel, mode, 2)``: output ``i * channel + j`` reads channel j.
+``(channel, mode, 2)``. A ``log_a`` of one channel serves all channels, and its powers are computed
+once. A state is ``(*batch, channel, mode, 2)``, at least float32. ``c`` may hold several readouts
+of every channel, ``(readout * channel, mode, 2)``: output ``i * channel + j`` reads channel j.
 
 References:
     Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
@@ -19,11 +20,19 @@ References:
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import choose, own_precision
+from stateline.ops.backend import dispatch, own_precision
 from stateline.ops.diagonal_ssm import pytorch, reference
-from stateline.ops.planes import exponential, multiply
+from stateline.ops.op import Op
+from stateline.ops.stepping import Stepper
 
-BACKENDS = {"torch": pytorch, "reference": reference}
+OP = Op(
+    "diagonal_ssm",
+    {
+        "numba": "stateline.ops.diagonal_ssm.numba_backend",
+        "torch": pytorch,
+        "reference": reference,
+    },
+)
 
 
 @own_precision
@@ -37,14 +46,15 @@ def diagonal_ssm(
 ) -> Float[Tensor, "*batch length output"]:
     r"""Response to a whole sequence, from the zero state.
 
-    A convolution with :math:`k_t = 2\,\mathrm{Re} \sum_n c_n b_n a_n^t`: no state is ever built.
+    It equals the convolution with :math:`k_t = 2\,\mathrm{Re} \sum_n c_n b_n a_n^t`, which is how
+    the ``torch`` backend computes it; see :func:`stateline.ops.fft_conv` for its rounding.
 
     Args:
         u: Input signal.
         log_a: Logarithm of the transition.
         b: Input vector.
         c: Output vector.
-        backend: Implementation, by default the fastest.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signal, in the dtype of ``u``.
@@ -60,7 +70,7 @@ def diagonal_ssm(
         >>> y.flatten().mul(100).round()
         tensor([100.,  50.,  25.])
     """
-    return choose("diagonal_ssm", BACKENDS, backend).diagonal_ssm(u, log_a, b, c)
+    return dispatch(OP, "diagonal_ssm", u, log_a, b, c, backend=backend)
 
 
 @own_precision
@@ -73,7 +83,7 @@ def diagonal_ssm_chunk(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Response to the next piece of a sequence, and the state after it.
+    """Response to the next chunk of a sequence, and the state after it.
 
     Args:
         u: Input signal.
@@ -81,12 +91,12 @@ def diagonal_ssm_chunk(
         b: Input vector.
         c: Output vector.
         state: State before the first of these inputs.
-        backend: Implementation, by default the fastest.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input.
     """
-    return choose("diagonal_ssm", BACKENDS, backend).diagonal_ssm_chunk(u, log_a, b, c, state)
+    return dispatch(OP, "diagonal_ssm_chunk", u, log_a, b, c, state, backend=backend)
 
 
 @own_precision
@@ -99,9 +109,9 @@ def diagonal_ssm_every(
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "*batch taken output"]:
-    """The response from the zero state at every ``stride``-th input only: at the last of each.
+    """Response from the zero state, at every ``stride``-th position only.
 
-    That costs less than the whole response: what many readouts see is computed rarely.
+    It costs less than the whole response if ``c`` has many readouts.
 
     Args:
         u: Input signal.
@@ -109,13 +119,12 @@ def diagonal_ssm_every(
         b: Input vector.
         c: Output vector.
         stride: Inputs per output, at least 1.
-        backend: Implementation, by default the fastest.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
-        Outputs ``stride - 1``, ``2 * stride - 1``, ... of the signal, in the dtype of ``u``.
+        Outputs at positions ``stride - 1``, ``2 * stride - 1``, ..., in the dtype of ``u``.
     """
-    every = choose("diagonal_ssm", BACKENDS, backend).diagonal_ssm_every
-    return every(u, log_a, b, c, stride)
+    return dispatch(OP, "diagonal_ssm_every", u, log_a, b, c, stride, backend=backend)
 
 
 def diagonal_ssm_step(
@@ -124,9 +133,47 @@ def diagonal_ssm_step(
     b: Float[Tensor, "channel mode 2"],
     c: Float[Tensor, "output mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
+    *,
+    backend: str = "auto",
 ) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Response to the next input, and the state after it: the defining recurrence, once."""
-    state = multiply(exponential(log_a), state) + b * u.to(state.dtype)[..., None, None]
-    readouts = c.unflatten(0, (-1, u.shape[-1]))
-    y = 2 * multiply(readouts, state[..., None, :, :, :])[..., 0].sum(dim=-1)
-    return y.flatten(-2).to(u.dtype), state
+    """Response to the next input, and the state after it: one step of the recurrence.
+
+    Args:
+        u: Input.
+        log_a: Logarithm of the transition.
+        b: Input vector.
+        c: Output vector.
+        state: State before this input.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
+
+    Returns:
+        Output in the dtype of ``u``, and the state after the input.
+    """
+    return dispatch(OP, "diagonal_ssm_step", u, log_a, b, c, state, backend=backend)
+
+
+def diagonal_ssm_stepper(
+    log_a: Float[Tensor, "#channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    skip: Float[Tensor, " output"],
+    *,
+    backend: str = "auto",
+) -> Stepper:
+    """Prepare many steps without gradients, each with a skip connection.
+
+    What follows from the weights alone is computed here once, and the state changes in place.
+
+    Args:
+        log_a: Logarithm of the transition.
+        b: Input vector.
+        c: Output vector.
+        skip: Weight of the input of each output's channel.
+        backend: Backend that must run the steps; ``"auto"`` chooses one.
+
+    Returns:
+        ``stepper(u, state)`` returns the output for one input, that of :func:`diagonal_ssm_step`
+        plus the skip connection, and changes ``state``. It does not follow later changes of the
+        weights.
+    """
+    return dispatch(OP, "diagonal_ssm_stepper", log_a, b, c, skip, backend=backend)

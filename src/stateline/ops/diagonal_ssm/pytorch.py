@@ -1,7 +1,7 @@
 r"""Diagonal state space model by convolution and matrix products, on any device.
 
-Every power of the transition is a product of two from small tables,
-:math:`a^{iJ + j} = a^{iJ} a^j` with :math:`j < J \approx \sqrt L`, so that L powers cost
+Every power of the transition is a product of two entries of small tables,
+:math:`a^{iJ + j} = a^{iJ} a^j` with :math:`j < J \approx \sqrt L`. L powers cost
 :math:`2\sqrt L` exponentials and one real matrix product. The tables are computed in float64.
 """
 
@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.fft_conv.pytorch import fft_conv
+from stateline.ops.convolution import skipped
+from stateline.ops.fft_conv import fft_conv
 from stateline.ops.planes import exponential, multiply
 from stateline.ops.scan import diagonal_scan
+from stateline.ops.stepping import Stepper, copying
 
 
 def diagonal_ssm(
@@ -37,8 +39,8 @@ def diagonal_ssm_chunk(
     c: Float[Tensor, "output mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
 ) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
-    r"""Add what the state still contributes, :math:`2\,\mathrm{Re}\,c\,a^{t+1} x`."""
-    length, signal = u.shape[-2], u.to(state.dtype)  # so that the sum of both parts is rounded once
+    r"""Convolve, and add the response to the state, :math:`2\,\mathrm{Re}\,c\,a^{t+1} x`."""
+    length, signal = u.shape[-2], u.to(state.dtype)  # the sum of both parts is rounded once
     inner, outer = _tables(log_a, length, first=1)
     inner, outer = inner.to(state.dtype), outer.to(state.dtype)
     read = multiply(c.unflatten(0, (-1, u.shape[-1])), state[..., None, :, :, :])
@@ -56,16 +58,16 @@ def diagonal_ssm_every(
     c: Float[Tensor, "output mode 2"],
     stride: int,
 ) -> Float[Tensor, "*batch taken output"]:
-    """Find what each block of inputs leaves behind, scan these, and read the states."""
+    """Sum up each block of ``stride`` inputs as a state, scan the blocks, read the states."""
     channels, modes = b.shape[:2]
     dtype = torch.promote_types(u.dtype, torch.float32)
     whole = u.shape[-2] // stride * stride
     blocks = u[..., :whole, :].to(dtype).unflatten(-2, (-1, stride))
     inner, outer = _tables(log_a, stride, first=0)
     powers = multiply(outer[..., None, :], inner[..., None, :, :]).flatten(-3, -2)
-    left = multiply(b[..., None, :], powers[..., :stride, :].flip(-2)).transpose(-3, -2).flatten(-2)
-    rows = blocks.flatten(0, -3).movedim(-1, 0)  # (channel, row and block, place in the block)
-    driven = (rows @ left.to(dtype)).movedim(0, 1).reshape(*blocks.shape[:-2], channels * modes, 2)
+    into = multiply(b[..., None, :], powers[..., :stride, :].flip(-2)).transpose(-3, -2).flatten(-2)
+    rows = blocks.flatten(0, -3).movedim(-1, 0)  # (channel, row * block, place in the block)
+    driven = (rows @ into.to(dtype)).movedim(0, 1).reshape(*blocks.shape[:-2], channels * modes, 2)
     zeros = driven.new_zeros(*u.shape[:-2], channels * modes, 2)
     log_all = stride * log_a.expand(channels, -1, -1).flatten(0, 1)
     states = diagonal_scan(driven, log_all, zeros).reshape(-1, channels, 2 * modes)
@@ -74,10 +76,34 @@ def diagonal_ssm_every(
     return y.permute(1, 2, 0).reshape(*blocks.shape[:-2], len(c)).to(u.dtype)
 
 
+def diagonal_ssm_step(
+    u: Float[Tensor, "*batch channel"],
+    log_a: Float[Tensor, "#channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    state: Float[Tensor, "*batch channel mode 2"],
+) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
+    """Apply the recurrence once, in real planes."""
+    state = multiply(exponential(log_a), state) + b * u.to(state.dtype)[..., None, None]
+    readouts = c.unflatten(0, (-1, u.shape[-1]))
+    y = 2 * multiply(readouts, state[..., None, :, :, :])[..., 0].sum(dim=-1)
+    return y.flatten(-2).to(u.dtype), state
+
+
+def diagonal_ssm_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:
+    """Steps whose new state is copied over the old one."""
+
+    def step(u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        y, after = diagonal_ssm_step(u, log_a, b, c, state)
+        return y + skipped(u, skip), after
+
+    return copying(step, (), n_states=1)
+
+
 def _tables(
     log_a: Float[Tensor, "#channel mode 2"], length: int, first: int
 ) -> tuple[Float[Tensor, "#channel mode inner 2"], Float[Tensor, "#channel mode outer 2"]]:
-    """Powers 0..J-1, and first, first + J, ... up to the length."""
+    """Powers 0 .. J-1, and the powers first, first + J, ... that cover the length."""
     size = 1 << (max(length - 1, 0).bit_length() + 1) // 2
     return (
         _powers(log_a, start=0, stride=1, count=size),
@@ -88,7 +114,7 @@ def _tables(
 def _powers(
     log_a: Float[Tensor, "#channel mode 2"], start: int, stride: int, count: int
 ) -> Float[Tensor, "#channel mode count 2"]:
-    """Transition to the powers start, start + stride, ..."""
+    """Powers start, start + stride, ... of the transition."""
     exponents = start + stride * torch.arange(count, device=log_a.device)
     precise = log_a if log_a.device.type == "mps" else log_a.double()  # mps has no float64
     return exponential(precise[..., None, :] * exponents[:, None]).to(log_a.dtype)
@@ -99,7 +125,7 @@ def _readout(
     inner: Float[Tensor, "#channel mode inner 2"],
     outer: Float[Tensor, "#channel mode outer 2"],
 ) -> Float[Tensor, "*batch channel length"]:
-    r"""Signal :math:`2\,\mathrm{Re} \sum_n w_n a_n^t` for as many t as the two tables span."""
+    r"""Signal :math:`2\,\mathrm{Re} \sum_n w_n a_n^t` for all t that the two tables cover."""
     scaled = 2 * multiply(weight[..., None, :], outer)
     left = torch.cat(
         [scaled[..., 0], -scaled[..., 1]], dim=-2
@@ -111,11 +137,13 @@ def _readout(
 def _driven(
     u: Float[Tensor, "*batch length channel"], log_a: Float[Tensor, "#channel mode 2"]
 ) -> Float[Tensor, "*batch channel mode 2"]:
-    r"""State that the inputs alone leave behind: :math:`\sum_t a^{L-1-t} u_t`."""
+    r"""State after the inputs, from the zero state, for b = 1: :math:`\sum_t a^{L-1-t} u_t`."""
     length = u.shape[-2]
     inner, outer = (table.to(u.dtype) for table in _tables(log_a, length, first=0))
     size, count = inner.shape[-2], outer.shape[-2]
-    early = torch.nn.functional.pad(u, (0, 0, size * count - length, 0))  # zeros leave nothing
+    early = torch.nn.functional.pad(
+        u, (0, 0, size * count - length, 0)
+    )  # leading zeros do not change the state
     blocks = early.mT.unflatten(-1, (count, size))  # (*batch, channel, outer, inner)
     real, imag = (blocks @ inner[..., plane].flip(-1).mT for plane in (0, 1))
     partial = torch.stack([real, imag], dim=-1)  # (*batch, channel, outer, mode, 2)

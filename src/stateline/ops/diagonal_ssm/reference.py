@@ -4,6 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.ops.convolution import skipped
+from stateline.ops.stepping import Stepper, copying
+
 
 def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
@@ -42,10 +45,32 @@ def diagonal_ssm_every(
     c: Float[Tensor, "output mode 2"],
     stride: int,
 ) -> Float[Tensor, "*batch taken output"]:
-    """Run the recurrence over all inputs, and take some of its outputs."""
+    """Run the recurrence over all inputs, and keep every ``stride``-th output."""
     return diagonal_ssm(u, log_a, b, c)[..., stride - 1 :: stride, :]
 
 
+def diagonal_ssm_step(
+    u: Float[Tensor, "*batch channel"],
+    log_a: Float[Tensor, "#channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    state: Float[Tensor, "*batch channel mode 2"],
+) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
+    """Run the recurrence over one input."""
+    y, state = diagonal_ssm_chunk(u[..., None, :], log_a, b, c, state)
+    return y[..., 0, :], state
+
+
+def diagonal_ssm_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:
+    """Steps whose new state is copied over the old one."""
+
+    def step(u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        y, after = diagonal_ssm_step(u, log_a, b, c, state)
+        return y + skipped(u, skip), after
+
+    return copying(step, (), n_states=1)
+
+
 def _complex(planes: Float[Tensor, "*shape 2"]) -> Tensor:
-    """Planes as one complex tensor; copied, since a view needs 16-byte alignment in float64."""
+    """Planes as a complex tensor; a copy, because a float64 view needs 16-byte alignment."""
     return torch.complex(planes[..., 0], planes[..., 1])

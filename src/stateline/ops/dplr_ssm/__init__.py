@@ -1,11 +1,11 @@
-r"""Diagonal-plus-low-rank state space model, discretised by the bilinear rule, in its three verbs.
+r"""Diagonal-plus-low-rank state space model, discretised by the bilinear rule.
 
 .. math::
     \dot x = (\Lambda - P P^*) x + B u, \qquad y = C x
 
-Each channel has complex vectors Lambda (``a``), P, B and C and a step dt. Of the modes, and of the
-state, half is kept: the other half is its conjugate, in all of them. Complex numbers are real
-planes (a last axis of length 2).
+Each channel has complex vectors Lambda (``a``), P, B and C and a step dt. Modes come in conjugate
+pairs; one of each pair is stored, in the vectors and in the state. Complex numbers are real planes
+(a last axis of length 2).
 
 Shapes: ``u`` is ``(*batch, length, channel)``, ``dt`` ``(channel,)``, ``a``, ``p`` and ``b`` are
 ``(channel, mode, 2)``; ``c`` is ``(readout * channel, mode, 2)``, where output ``i * channel + j``
@@ -18,11 +18,11 @@ References:
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import choose, own_precision
+from stateline.ops.backend import dispatch, own_precision
 from stateline.ops.dplr_ssm import cauchy, pytorch, reference
-from stateline.ops.planes import multiply
+from stateline.ops.op import Op
 
-BACKENDS = {"torch": pytorch, "cauchy": cauchy, "reference": reference}
+OP = Op("dplr_ssm", {"torch": pytorch, "cauchy": cauchy, "reference": reference})
 
 
 @own_precision
@@ -36,7 +36,7 @@ def dplr_ssm(
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "*batch length output"]:
-    """Response to a whole sequence, from the zero state: a convolution.
+    """Response to a whole sequence, from the zero state.
 
     Args:
         u: Input signal.
@@ -45,14 +45,14 @@ def dplr_ssm(
         p: Low-rank part.
         b: Input vector.
         c: Output vectors.
-        backend: Implementation, by default the fastest.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signal, in the dtype of ``u``.
 
     Example:
-        One real mode, of which both halves are the same, and no low-rank part: with a decay of two
-        thirds and a step of one, a state halves at each step.
+        One real mode without a low-rank part. With a decay of two thirds and a step of one, the
+        state halves at each step.
 
         >>> import torch
         >>> one = torch.tensor([[[1.0, 0.0]]])
@@ -61,7 +61,7 @@ def dplr_ssm(
         >>> y.flatten().round(decimals=3)
         tensor([6.0000, 3.0000, 1.5000])
     """
-    return choose("dplr_ssm", BACKENDS, backend).dplr_ssm(u, dt, a, p, b, c)
+    return dispatch(OP, "dplr_ssm", u, dt, a, p, b, c, backend=backend)
 
 
 @own_precision
@@ -76,7 +76,7 @@ def dplr_ssm_chunk(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Response to the next piece of a sequence, and the state after it.
+    """Response to the next chunk of a sequence, and the state after it.
 
     Args:
         u: Input signal.
@@ -86,12 +86,12 @@ def dplr_ssm_chunk(
         b: Input vector.
         c: Output vectors.
         state: State before the first of these inputs.
-        backend: Implementation, by default the fastest.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input.
     """
-    return choose("dplr_ssm", BACKENDS, backend).dplr_ssm_chunk(u, dt, a, p, b, c, state)
+    return dispatch(OP, "dplr_ssm_chunk", u, dt, a, p, b, c, state, backend=backend)
 
 
 @own_precision
@@ -106,9 +106,9 @@ def dplr_ssm_every(
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "*batch taken output"]:
-    """The response from the zero state at every ``stride``-th input only: at the last of each.
+    """Response from the zero state, at every ``stride``-th position only.
 
-    That costs less than the whole response: what many readouts see is computed rarely.
+    It costs less than the whole response if ``c`` has many readouts.
 
     Args:
         u: Input signal.
@@ -118,13 +118,12 @@ def dplr_ssm_every(
         b: Input vector.
         c: Output vectors.
         stride: Inputs per output, at least 1.
-        backend: Implementation, by default the fastest.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
-        Outputs ``stride - 1``, ``2 * stride - 1``, ... of the signal, in the dtype of ``u``.
+        Outputs at positions ``stride - 1``, ``2 * stride - 1``, ..., in the dtype of ``u``.
     """
-    every = choose("dplr_ssm", BACKENDS, backend).dplr_ssm_every
-    return every(u, dt, a, p, b, c, stride)
+    return dispatch(OP, "dplr_ssm_every", u, dt, a, p, b, c, stride, backend=backend)
 
 
 def dplr_ssm_step(
@@ -135,10 +134,22 @@ def dplr_ssm_step(
     b: Float[Tensor, "channel mode 2"],
     c: Float[Tensor, "output mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
+    *,
+    backend: str = "auto",
 ) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Response to the next input, and the state after it; linear in the number of modes."""
-    drive = dt[:, None, None] * b * u.to(state.dtype)[..., None, None]
-    state = pytorch.advance(state, drive, dt, a, p)
-    readouts = c.unflatten(0, (-1, u.shape[-1]))
-    y = 2 * multiply(readouts, state[..., None, :, :, :])[..., 0].sum(dim=-1)
-    return y.flatten(-2).to(u.dtype), state
+    """Response to the next input, and the state after it: one step of the recurrence.
+
+    Args:
+        u: Input.
+        dt: Step.
+        a: Diagonal part of the transition.
+        p: Low-rank part.
+        b: Input vector.
+        c: Output vectors.
+        state: State before this input.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
+
+    Returns:
+        Output in the dtype of ``u``, and the state after the input.
+    """
+    return dispatch(OP, "dplr_ssm_step", u, dt, a, p, b, c, state, backend=backend)

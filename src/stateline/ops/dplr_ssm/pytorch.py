@@ -2,8 +2,8 @@ r"""Diagonal-plus-low-rank state space model by powers of its real transition ma
 
 A state is a row of N real numbers, the planes of its modes, and a step multiplies it by a matrix T.
 The kernel :math:`k_{iJ + j} = (b T^j) \cdot (T^{iJ} c)` is one matrix product of two orbits of
-:math:`\sqrt L` rows each, which doubling finds with :math:`\log_2 L` squarings of T. All this is
-done in float64: modes that turn fast lose their phase in less.
+:math:`\sqrt L` rows each, computed by doubling with :math:`\log_2 L` squarings of T. This is done
+in float64, because fast modes lose their phase in float32.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.fft_conv.pytorch import fft_conv
+from stateline.ops.fft_conv import fft_conv
 from stateline.ops.planes import divide, multiply
 
 
@@ -42,8 +42,8 @@ def dplr_ssm_chunk(
     c: Float[Tensor, "output mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
 ) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Add what the state still contributes, and find the state after the chunk."""
-    length, signal = u.shape[-2], u.to(state.dtype)  # so that the sum of both parts is rounded once
+    """Convolve, add the response to the state, and compute the state after the chunk."""
+    length, signal = u.shape[-2], u.to(state.dtype)  # the sum of both parts is rounded once
     if not length:
         return u.new_zeros(*u.shape[:-1], len(c)), state
     dt, a, p, b, c = (precise(t) for t in (dt, a, p, b, c))
@@ -68,7 +68,7 @@ def dplr_ssm_every(
     c: Float[Tensor, "output mode 2"],
     stride: int,
 ) -> Float[Tensor, "*batch taken output"]:
-    """Find what each block of inputs leaves behind, step from block to block, read the states."""
+    """Sum up each block of ``stride`` inputs as a state, step over the blocks, read the states."""
     channels, count = u.shape[-1], u.shape[-2] // stride
     dt, a, p, b, c = (precise(t) for t in (dt, a, p, b, c))
     step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
@@ -82,6 +82,23 @@ def dplr_ssm_every(
     after = torch.cat(states[1:] or [driven], dim=-2)
     y = after @ rows(c, channels).movedim(0, -1)  # (*batch, channel, block, readout)
     return y.movedim(-3, -1).flatten(-2).to(u.dtype)
+
+
+def dplr_ssm_step(
+    u: Float[Tensor, "*batch channel"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    state: Float[Tensor, "*batch channel mode 2"],
+) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
+    """Apply the recurrence once; the cost is linear in the number of modes."""
+    drive = dt[:, None, None] * b * u.to(state.dtype)[..., None, None]
+    state = advance(state, drive, dt, a, p)
+    readouts = c.unflatten(0, (-1, u.shape[-1]))
+    y = 2 * multiply(readouts, state[..., None, :, :, :])[..., 0].sum(dim=-1)
+    return y.flatten(-2).to(u.dtype), state
 
 
 def advance(
@@ -116,7 +133,7 @@ def transition(
     a: Float[Tensor, "channel mode 2"],
     p: Float[Tensor, "channel mode 2"],
 ) -> Float[Tensor, "channel size size"]:
-    """Where each unit state goes in one step."""
+    """Matrix of one step: row i is the image of the i-th unit state."""
     modes = a.shape[1]
     units = torch.eye(2 * modes, dtype=a.dtype, device=a.device).unflatten(-1, (1, modes, 2))
     return advance(units, torch.zeros_like(units), dt, a, p).flatten(-2).transpose(0, 1)
@@ -128,12 +145,12 @@ def _input(
     p: Float[Tensor, "channel mode 2"],
     b: Float[Tensor, "channel mode 2"],
 ) -> Float[Tensor, "channel size"]:
-    """State that a unit input leaves behind."""
+    """State after a unit input, from the zero state."""
     return advance(torch.zeros_like(b), dt[:, None, None] * b, dt, a, p).flatten(-2)
 
 
 def rows(c: Float[Tensor, "output mode 2"], channels: int) -> Float[Tensor, "readout channel n"]:
-    """Output vectors, so that their product with a state is twice the real part."""
+    """Output vectors as real rows: their product with a state is ``2 Re c x``."""
     return 2 * torch.stack([c[..., 0], -c[..., 1]], dim=-1).flatten(-2).unflatten(0, (-1, channels))
 
 
@@ -142,7 +159,10 @@ def _orbit(
     step: Float[Tensor, "channel size size"],
     count: int,
 ) -> tuple[Float[Tensor, "*batch channel count size"], Float[Tensor, "channel size size"]]:
-    """A row times the powers 0 to ``count - 1`` of a matrix, and the power ``count``, of two."""
+    """Rows times the powers 0 .. n - 1 of a matrix, and its power n, by doubling.
+
+    n is the smallest power of two that is at least ``count``.
+    """
     orbit = start[..., None, :]
     while orbit.shape[-2] < count:
         orbit = torch.cat([orbit, orbit @ step], dim=-2)
@@ -156,11 +176,13 @@ def _end(
     near: Float[Tensor, "starts channel block size"],
     far: Float[Tensor, "channel size size"],
 ) -> Float[Tensor, "row channel size"]:
-    """State after all inputs, block by block; the first block may be a short one."""
+    """State after all inputs, block by block; the first block may be shorter than the others."""
     length, block = u.shape[1], near.shape[-2]
     count = math.ceil(length / block)
     first = length - (count - 1) * block
-    early = torch.nn.functional.pad(u, (0, 0, block - first, 0))  # zeros leave nothing
+    early = torch.nn.functional.pad(
+        u, (0, 0, block - first, 0)
+    )  # leading zeros do not change the state
     blocks = early.mT.unflatten(-1, (count, block))  # (row, channel, count, block)
     driven = (blocks @ near[0].flip(-2).to(u.dtype)).to(x.dtype)
     x = near[1:, :, first - 1] + driven[:, :, 0]
@@ -172,24 +194,24 @@ def _end(
 def convolve(
     u: Float[Tensor, "*batch length channel"], kernel: Float[Tensor, "readout channel taps"]
 ) -> Float[Tensor, "*batch length output"]:
-    """Every readout of every channel, one after the other.
+    """Convolve with the kernels of all readouts, ordered by readout, then channel.
 
-    In float64, too: what reaches the transition through the kernel's gradient nearly cancels.
+    In float64, because the terms of the transition's gradient nearly cancel.
     """
     signal = precise(u)
     return fft_conv(signal, kernel.flatten(0, 1).to(signal.dtype)).to(u.dtype)
 
 
 def _block(length: int) -> int:
-    """About the root of the length, a power of two."""
+    """Block length: a power of two near the root of the length."""
     return 1 << (max(length - 1, 0).bit_length() + 1) // 2
 
 
 def _count(length: int) -> int:
-    """Blocks that cover the length, a power of two."""
+    """Number of blocks that cover the length, rounded up to a power of two."""
     return 1 << max(math.ceil(length / _block(length)) - 1, 0).bit_length()
 
 
 def precise(t: Tensor) -> Tensor:
-    """In float64, where the device has it."""
+    """Convert to float64 if the device supports it."""
     return t if t.device.type == "mps" else t.double()  # mps has no float64

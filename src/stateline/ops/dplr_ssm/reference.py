@@ -28,7 +28,7 @@ def dplr_ssm_chunk(
     c: Float[Tensor, "output mode 2"],
     state: Float[Tensor, "*batch channel mode 2"],
 ) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Run the recurrence with both halves of the modes, one input after the other."""
+    """Run the recurrence on both modes of each pair, one input after the other."""
     diagonal, low_rank, b_c, x = (_whole(planes) for planes in (a, p, b, state))
     half_step = dt[:, None, None] / 2
     transition = torch.diag_embed(diagonal) - low_rank[..., None] * low_rank[..., None, :].conj()
@@ -54,11 +54,25 @@ def dplr_ssm_every(
     c: Float[Tensor, "output mode 2"],
     stride: int,
 ) -> Float[Tensor, "*batch taken output"]:
-    """Run the recurrence over all inputs, and take some of its outputs."""
+    """Run the recurrence over all inputs, and keep every ``stride``-th output."""
     return dplr_ssm(u, dt, a, p, b, c)[..., stride - 1 :: stride, :]
 
 
+def dplr_ssm_step(
+    u: Float[Tensor, "*batch channel"],
+    dt: Float[Tensor, " channel"],
+    a: Float[Tensor, "channel mode 2"],
+    p: Float[Tensor, "channel mode 2"],
+    b: Float[Tensor, "channel mode 2"],
+    c: Float[Tensor, "output mode 2"],
+    state: Float[Tensor, "*batch channel mode 2"],
+) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
+    """Run the recurrence over one input."""
+    y, state = dplr_ssm_chunk(u[..., None, :], dt, a, p, b, c, state)
+    return y[..., 0, :], state
+
+
 def _whole(planes: Float[Tensor, "*shape mode 2"]) -> Tensor:
-    """Complex modes, then their conjugates."""
+    """All modes as complex numbers: the stored ones, then their conjugates."""
     half = torch.complex(planes[..., 0], planes[..., 1])
     return torch.cat([half, half.conj()], dim=-1)

@@ -13,10 +13,10 @@ def _forward(u: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Correlate the output gradient with the kernel, and with the signal.
+    """Correlate the output gradient with the kernel and with the signal.
 
-    Conjugates are written out: ``conj()`` only marks its result, and PyTorch does not look at the
-    mark inside an operator that runs in a compiled graph.
+    Conjugates are computed physically: ``conj()`` only sets a flag, which PyTorch ignores inside an
+    operator that runs in a compiled graph.
     """
     length, taps = u.shape[-2], kernel.shape[1]
     u_f, k_f, n = _spectra(u, kernel)
@@ -34,9 +34,11 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _spectra(u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Spectra on a grid on which nothing wraps around.
+    """Spectra of signal and kernel, zero-padded so that the product does not wrap around.
 
-    Of the signal (*batch, 1, channel, frequency), of the kernel (filter, channel, frequency).
+    Returns:
+        Spectrum of the signal (*batch, 1, channel, frequency), spectrum of the kernel (filter,
+        channel, frequency), length of the FFT.
     """
     length, channels = u.shape[-2:]
     taps = kernel[:, :length].to(_compute_dtype(u)).unflatten(0, (-1, channels))
@@ -45,13 +47,13 @@ def _spectra(u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def _compute_dtype(u: Tensor) -> torch.dtype:
-    """Half-precision FFTs exist on some devices only, and for powers of two only."""
+    """At least float32: half-precision FFTs need CUDA and powers of two."""
     return torch.promote_types(u.dtype, torch.float32)
 
 
 def _fast_length(n: int) -> int:
-    """Smallest even number from ``n`` on without prime factors above 5, which slow an FFT."""
-    n = max(n + n % 2, 2)  # an empty signal has a grid, too
+    """Smallest even number >= ``n`` without prime factors above 5, which slow down an FFT."""
+    n = max(n + n % 2, 2)  # also for an empty signal
     while True:
         rest = n
         for factor in (2, 3, 5):

@@ -1,8 +1,8 @@
 r"""Gated delta rule in chunks: a triangular system inside a chunk, the state between chunks.
 
-What each token really adds is :math:`k_t u_t^\top`, with u the part of the value that the state
-does not hold at the key already. In a chunk whose state is S, with :math:`G_t` the sum of the
-logarithmic decays from its beginning,
+Each token adds :math:`k_t u_t^\top`, where u is the part of the value that the state does not yet
+hold at the key. In a chunk that starts with state S, with :math:`G_t` the sum of the logarithmic
+decays since its start,
 
 .. math::
     u_t = \beta_t \Bigl(v_t - e^{G_t} S^\top k_t
@@ -14,16 +14,19 @@ a system with a unit lower triangular matrix. Given u, the rest is linear attent
 import torch
 from torch import Tensor
 
+from stateline.ops.gated_delta_rule.reference import gated_delta_rule_step
 from stateline.ops.linear_attention.pytorch import decays
 
+__all__ = ["CHUNK", "gated_delta_rule", "gated_delta_rule_step"]
+
 CHUNK = 32
-"""Tokens in a chunk: fewer than for linear attention, since the system costs more."""
+"""Tokens in a chunk; fewer than for linear attention, because solving the system costs more."""
 
 
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Go from chunk to chunk."""
+    """Solve the system of each chunk, and carry the state to the next."""
     dtype = v.dtype
     if v.shape[1] == 0:
         return v.clone(), state.clone()
@@ -34,7 +37,7 @@ def gated_delta_rule(
     for q_c, k_c, v_c, g_c, beta_c in zip(*chunks, strict=True):
         between, since, until = decays(g_c)
         scaled = beta_c[..., None] * k_c
-        system = scaled @ k_c.mT * between  # of which only what is below the diagonal counts
+        system = scaled @ k_c.mT * between  # the solver reads only the part below the diagonal
         wanted = beta_c[..., None] * v_c - since * (scaled @ state)
         u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
         outputs.append(since * (q_c @ state) + (q_c @ k_c.mT * between) @ u)

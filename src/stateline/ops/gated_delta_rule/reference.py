@@ -13,7 +13,7 @@ def gated_delta_rule(
     beta: Float[Tensor, "batch length head"],
     state: Float[Tensor, "batch head d_key d_value"],
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    """Take one step after the other."""
+    """Apply the recurrence to one token after the other."""
     outputs = [v[:, :0]]
     for t in range(v.shape[1]):
         y, state = gated_delta_rule_step(
@@ -31,10 +31,10 @@ def gated_delta_rule_step(
     beta: Float[Tensor, "batch head"],
     state: Float[Tensor, "batch head d_key d_value"],
 ) -> tuple[Float[Tensor, "batch head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    """Response to the next token, and the state after it: the defining recurrence, once."""
+    """Apply the recurrence once."""
     dtype = v.dtype
     q, k, v, log_decay, beta = (t.to(state.dtype) for t in (q, k, v, log_decay, beta))
     state = log_decay.exp()[..., None, None] * state
-    found = (k[..., None] * state).sum(dim=-2)  # what the state holds at the key
+    found = (k[..., None] * state).sum(dim=-2)  # value that the state holds at the key
     state = state + k[..., None] * (beta[..., None] * (v - found))[..., None, :]
     return (q[..., None] * state).sum(dim=-2).to(dtype), state

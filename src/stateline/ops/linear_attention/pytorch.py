@@ -1,24 +1,28 @@
 r"""Linear attention in chunks: attention inside a chunk, the state between chunks, on any device.
 
-With :math:`G_t` the sum of the logarithmic decays from the chunk's beginning, and S its state,
+With :math:`G_t` the sum of the logarithmic decays since the chunk's start, and S the state there,
 
 .. math::
     y_t = e^{G_t} S^\top q_t + \sum_{s \le t} e^{G_t - G_s} (q_t \cdot k_s)\, v_s
 
-All exponents are sums of decays after s, so none is positive.
+Every exponent is a sum of logarithmic decays, so none is positive.
 """
 
 import torch
 from torch import Tensor
+
+from stateline.ops.linear_attention.reference import linear_attention_step
+
+__all__ = ["CHUNK", "decays", "linear_attention", "linear_attention_step"]
 
 CHUNK = 64
 """Tokens in a chunk."""
 
 
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, log_decay: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Go from chunk to chunk."""
+    """Attend inside each chunk, and carry the state to the next."""
     groups, dtype = q.shape[2], v.dtype
     if v.shape[1] == 0:
         return v.clone(), state.clone()
@@ -49,16 +53,16 @@ def decays(log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Decays inside a chunk.
 
     Args:
-        log_decay: Of each token (..., length).
+        log_decay: Logarithmic decay at each token (..., length).
 
     Returns:
-        From each token to each (..., length, length), zero where it lies later; from the state
-        before the chunk to each token, and from each token to the chunk's end (..., length, 1).
+        Decay from token s to token t at [t, s] (..., length, length), zero for s > t; decay from
+        the chunk's start to each token, and from each token to the chunk's end (..., length, 1).
     """
     size = log_decay.shape[-1]
     earlier = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril()
-    # each sum is taken by itself: as a difference of two from the chunk's beginning, it would lose
-    # its digits after one strong decay
+    # every sum is computed separately: a difference of two cumulative sums loses all digits after
+    # one strong decay
     sums = log_decay[..., None].masked_fill(~earlier.tril(-1), 0.0).cumsum(dim=-2)
     between = sums.masked_fill(~earlier, float("-inf")).exp()
     since = log_decay.cumsum(dim=-1)[..., None].exp()

@@ -1,19 +1,20 @@
-"""Causal softmax attention to the last few slots, with a bias and keys by distance."""
+"""Causal softmax attention in a window, with biases and keys by distance."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stateline.ops.backend import choose
+from stateline.ops.backend import dispatch
 from stateline.ops.local_attention import pytorch, reference
+from stateline.ops.op import Op
 
-BACKENDS = {"torch": pytorch, "reference": reference}
+OP = Op("local_attention", {"torch": pytorch, "reference": reference})
 
 
 def local_attention(  # noqa: PLR0913
     q: Float[Tensor, "batch length head d_head"],
-    k: Float[Tensor, "batch slot head d_head"],
-    v: Float[Tensor, "batch slot head d_head"],
+    k: Float[Tensor, "batch slot kv_head d_head"],
+    v: Float[Tensor, "batch slot kv_head d_head"],
     *,
     window: int,
     first: Int[Tensor, " batch"] | None = None,
@@ -23,38 +24,39 @@ def local_attention(  # noqa: PLR0913
     phase: Int[Tensor, " batch"] | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "batch length head d_head"]:
-    r"""Attend to the slots at and before each query, no further back than the window.
+    r"""Attend to the slots at and before each query, inside a window.
 
-    The last query stands at the last slot: query t at slot :math:`i = S - T + t`, so that S - T
-    slots are memory. It attends to slot j if :math:`0 \le i - j < w` and :math:`j \ge f_r`, with
-    score
+    The queries are at the last T of S slots: query t is at slot :math:`i = S - T + t`; the first
+    S - T slots are memory. Query i attends to slot j if :math:`0 \le i - j < w` and
+    :math:`j \ge f_r`, with the score
 
     .. math:: q_i \cdot (k_j + p_{i-j}) / \sqrt d + b_{h, i-j}
 
-    With ``block_len``, windows end where a block begins: a query at place c of its block
-    of b sees :math:`i - j \le w - b + c` only. So a window of b is the query's own block up to
-    itself, and one of 2 b is that and the whole block before it.
+    With ``block_len`` b, windows start at block boundaries: a query at offset c of its block also
+    needs :math:`i - j \le w - b + c`. A window of b covers the query's own block up to the query;
+    a window of 2 b covers the previous block, too.
 
-    A query that sees no slot gets zero. Slots that are not seen may hold anything finite. Time and
-    memory are linear in the length.
+    A query that sees no slot returns zero. Slots outside the window may hold any finite values.
+    Time and memory are linear in the length. With fewer heads of keys and values than of queries,
+    consecutive heads of queries share one (grouped queries); their number must be a multiple.
 
     Args:
         q: Queries.
         k: Keys, at least as many as queries.
         v: Values.
-        window: How many slots a query sees, its own included.
-        first: For each row, the first slot f that holds something; ``None`` means 0.
+        window: Number of slots that a query sees, including its own.
+        first: First valid slot f of each row; ``None`` means 0.
         bias: Bias b by head and distance.
-        position_keys: Keys p by distance, the same for all heads.
-        block_len: Length of blocks, no more than the window; ``None``: windows slide.
-        phase: For each row, the place of the first query in its block; ``None`` means 0.
-        backend: Implementation, by default the fastest.
+        position_keys: Keys p by distance, shared by all heads.
+        block_len: Length of the blocks, at most the window; ``None`` means sliding windows.
+        phase: Offset of each row's first query in its block; ``None`` means 0.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Weighted sums of the values, in the dtype of ``q``.
 
     Example:
-        Of two slots that are seen, a large bias picks the one before.
+        In a window of two slots, a large bias selects the previous one.
 
         >>> import torch
         >>> v = torch.arange(4.0).view(1, 4, 1, 1)
@@ -66,8 +68,10 @@ def local_attention(  # noqa: PLR0913
         Keys by distance: Shaw et al., "Self-Attention with Relative Position Representations",
         2018; biases by distance: Press et al., 2022 (ALiBi), Raffel et al., 2020 (T5).
     """
-    attend = choose("local_attention", BACKENDS, backend).local_attention
     if block_len is not None and phase is None:
         phase = torch.zeros(len(q), dtype=torch.int64, device=q.device)
     k, v = k.to(q.dtype), v.to(q.dtype)
-    return attend(q, k, v, window, first, bias, position_keys, phase, block_len or 1)
+    if k.shape[2] != q.shape[2]:
+        k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
+    options = (window, first, bias, position_keys, phase, block_len or 1)
+    return dispatch(OP, "local_attention", q, k, v, *options, backend=backend)

@@ -1,4 +1,4 @@
-"""Local attention in blocks of queries, each with the slots that its windows reach."""
+"""Local attention by blocks of queries, each with the slots that its windows cover."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,13 @@ from stateline.ops.attention.pytorch import MANY_SCORES, SCORES_PER_BLOCK, heads
 from stateline.ops.library import define_op
 
 LEAST_BLOCK = 32
-"""Queries in a block at least: fewer would make the products of matrices slow. On a processor this
-is the most, too: a block of n queries computes n + w - 1 scores for each, and needs w."""
+"""Minimum number of queries in a block; smaller matrix products are slow.
 
-_softmax_backward = torch.ops.aten._softmax_backward_data  # in one pass
+On a CPU it is also the maximum: a block of n queries computes n + w - 1 scores per query, of which
+w are needed.
+"""
+
+_softmax_backward = torch.ops.aten._softmax_backward_data  # one fused pass
 
 Block = tuple[slice, slice, slice]
 """Rows, queries and slots."""
@@ -30,7 +33,7 @@ def local_attention(  # noqa: PLR0913
     phase: Tensor | None,
     block_len: int,
 ) -> Tensor:
-    """Recompute the weights in the backward pass: nothing but the inputs is kept."""
+    """Save only the inputs; the backward pass recomputes the weights."""
     return _local_attention(q, k, v, bias, position_keys, first, phase, window, block_len)
 
 
@@ -57,7 +60,7 @@ def _forward(  # noqa: PLR0913
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         if far is not None:
             mask = mask + _by_slot(q_b @ far.mT, mask.shape[-1])
-        if q.device.type == "cpu":  # elsewhere, fused kernels are particular about masks
+        if q.device.type == "cpu":  # fused kernels of other devices restrict the mask
             y_b = F.scaled_dot_product_attention(q_b, k_b, v_b, mask, scale=1.0)
         else:
             y_b = _weights(q_b, k_b, mask) @ v_b
@@ -117,7 +120,7 @@ def _backward(  # noqa: PLR0913
 
 
 def _sizes(q: Tensor, k: Tensor, window: int) -> tuple[int, int, int]:
-    """Slots that a query can see, queries in a block, and rows in it."""
+    """Number of slots that a query can see, of queries in a block, and of rows in a block."""
     (batch, length, n_heads), slots = q.shape[:3], k.shape[1]
     reach = max(1, min(window, slots))
     budget = SCORES_PER_BLOCK.get(q.device.type, MANY_SCORES) // n_heads
@@ -127,7 +130,7 @@ def _sizes(q: Tensor, k: Tensor, window: int) -> tuple[int, int, int]:
 
 
 def _blocks(q: Tensor, k: Tensor, window: int) -> Iterator[Block]:
-    """Blocks of rows and queries, each with the slots that its windows reach."""
+    """Blocks of rows and queries, each with the slots that its windows cover."""
     (batch, length), slots = q.shape[:2], k.shape[1]
     reach, n_times, n_rows = _sizes(q, k, window)
     for start in range(0, length, n_times):
@@ -138,24 +141,23 @@ def _blocks(q: Tensor, k: Tensor, window: int) -> Iterator[Block]:
 
 
 def _free(k: Tensor, v: Tensor, first: Tensor | None) -> tuple[Tensor | None, Tensor, Tensor]:
-    """What hides slots (row, slot) that hold nothing; keys and values with zeros there.
+    """Mask of invalid slots to add to the scores (row, slot); keys and values with zeros there.
 
-    What stands there is finite, but scores with it could overflow.
+    Their contents are finite, but scores computed from them could overflow.
     """
     if first is None:
         return None, k, v
     dtype = torch.promote_types(k.dtype, torch.float32)
     held = torch.arange(k.shape[1], device=k.device) >= first[:, None]
-    ones = held[..., None, None].to(k.dtype)  # products are several times as fast as masked_fill
+    ones = held[..., None, None].to(k.dtype)  # a product is several times as fast as masked_fill
     return (held.to(dtype) - 1) * -_lowest(dtype), k * ones, v * ones
 
 
 def _table(q: Tensor, k: Tensor, bias: Tensor | None, window: int) -> Tensor:
-    """What is added to the scores of any block: (head, or 1 without bias; query; slot).
+    """Mask and bias that are added to the scores of any block: (head or 1, query, slot).
 
-    Slots outside of a query's window get a number so low that nothing can be seen there, and finite
-    because a query may see nothing at all. The table is that of a whole block of n queries and
-    n + w - 1 slots; of a block with fewer, it is a part.
+    Slots outside the window get a very low number, finite because a query may see no slot at all.
+    The table is for a full block of n queries and n + w - 1 slots; smaller blocks use a part of it.
     """
     reach, n_times, _ = _sizes(q, k, window)
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -168,12 +170,12 @@ def _table(q: Tensor, k: Tensor, bias: Tensor | None, window: int) -> Tensor:
 
 
 def _lowest(dtype: torch.dtype) -> float:
-    """A score of slots that are hidden; four of them can be added."""
+    """Score of hidden slots; the sum of four is still finite."""
     return torch.finfo(dtype).min / 4
 
 
 def _part(table: Tensor, block: Block) -> Tensor:
-    """The part of a table that belongs to the queries and slots of a block."""
+    """Part of the table for the queries and slots of a block."""
     _, times, slots = block
     n_times, n_slots = times.stop - times.start, slots.stop - slots.start
     stop = n_times + table.shape[-1] - table.shape[-2]
@@ -188,7 +190,7 @@ def _mask(
     window: int,
     block_len: int,
 ) -> tuple[Tensor, Tensor]:
-    """What is added to the scores (row or 1, head or 1, query, slot); which queries see nothing."""
+    """Mask to add to the scores (row or 1, head or 1, query, slot); queries that see no slot."""
     rows, times, slots = block
     mask, lowest = _part(table, block)[None], _lowest(table.dtype)
     if free is not None:
@@ -204,12 +206,12 @@ def _mask(
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """Weights of the slots for each query of a block; of one that sees nothing, any."""
+    """Weights of the slots for each query of a block; arbitrary if the query sees no slot."""
     return (q @ k.mT).add_(mask).softmax(dim=-1)
 
 
 def _far_first(q: Tensor, k: Tensor, position_keys: Tensor | None, window: int) -> Tensor | None:
-    """Keys by distance, the farthest first, as slots stand."""
+    """Keys by distance, the largest distance first: the order of the slots."""
     if position_keys is None:
         return None
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -217,10 +219,10 @@ def _far_first(q: Tensor, k: Tensor, position_keys: Tensor | None, window: int) 
 
 
 def _by_slot(scores: Tensor, n_slots: int, beyond: float = 0.0) -> Tensor:
-    """The same numbers (query, distance), the farthest first, by slot; ``beyond`` elsewhere.
+    """Skew (query, distance), largest distance first, to (query, slot); fill with ``beyond``.
 
-    Each query sees one slot more than the last, and one less: a row of n + w numbers, the first w
-    of them given, read as a row of n + w - 1, moves by one.
+    By padding and reshaping (Transformer-XL's relative shift): rows of n + w numbers, of which the
+    first w are given, read as rows of n + w - 1, shift by one from query to query.
     """
     n_times, reach = scores.shape[-2:]
     n_all = n_times + reach - 1
@@ -229,7 +231,7 @@ def _by_slot(scores: Tensor, n_slots: int, beyond: float = 0.0) -> Tensor:
 
 
 def _by_distance(scores: Tensor, reach: int) -> Tensor:
-    """The same numbers by distance, the farthest first, instead of slot: the way back."""
+    """Inverse of :func:`_by_slot`."""
     n_times, n_slots = scores.shape[-2:]
     n_all = n_times + reach - 1
     flat = F.pad(scores, (n_all - n_slots, 0)).flatten(-2)

@@ -1,13 +1,14 @@
-"""One layer of long short-term memory."""
+"""One layer of LSTM (long short-term memory)."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops.backend import choose, own_precision
+from stateline.ops.backend import dispatch, own_precision
 from stateline.ops.lstm import pytorch, reference
+from stateline.ops.op import Op
 
-BACKENDS = {"torch": pytorch, "reference": reference}
+OP = Op("lstm", {"torch": pytorch, "reference": reference})
 
 
 @own_precision
@@ -37,18 +38,38 @@ def lstm(
         x: Inputs.
         h: Output before the first input.
         c: Cell before the first input.
-        w_ih: W, with the rows of i, f, g, o one below the other.
+        w_ih: W: the rows of i, then those of f, g and o.
         w_hh: U.
         b_ih: b.
-        b_hh: b'; redundant, kept so that PyTorch's weights load.
-        backend: Implementation, by default the fastest.
+        b_hh: b'; redundant, but PyTorch's weights have it.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         All outputs, the last output, the last cell.
 
     Raises:
-        InputError: If the inputs are not as wide as the rows of W.
+        InputError: If the shapes do not fit each other.
     """
-    if x.shape[-1] != w_ih.shape[-1]:  # PyTorch's kernel does not look, and reads what lies beside
-        raise InputError(f"the inputs must be {w_ih.shape[-1]} wide, got {tuple(x.shape)}")
-    return choose("lstm", BACKENDS, backend).lstm(x, h, c, w_ih, w_hh, b_ih, b_hh)
+    _check(x, h, c, w_ih, w_hh, b_ih, b_hh)
+    return dispatch(OP, "lstm", x, h, c, w_ih, w_hh, b_ih, b_hh, backend=backend)
+
+
+def _check(
+    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
+) -> None:
+    """Check all shapes: PyTorch's kernel does not, and would access memory out of bounds."""
+    batch, d_in, d_hidden = len(x), x.shape[-1], h.shape[-1]
+    gates = 4 * d_hidden
+    names = ("x", "h", "c", "w_ih", "w_hh", "b_ih", "b_hh")
+    found = [tuple(t.shape) for t in (x, h, c, w_ih, w_hh, b_ih, b_hh)]
+    wanted = [
+        (batch, *x.shape[1:2], d_in),
+        *((batch, d_hidden),) * 2,
+        (gates, d_in),
+        (gates, d_hidden),
+        *((gates,),) * 2,
+    ]
+    for name, shape, right in zip(names, found, wanted, strict=True):
+        if shape != right:
+            shapes = ", ".join(f"{n} {s}" for n, s in zip(names, found, strict=True))
+            raise InputError(f"lstm needs {name} of shape {right}, got {shapes}")

@@ -1,4 +1,4 @@
-"""LSTM by PyTorch's own kernel; under ``torch.compile``, which cannot trace it, by an operator."""
+"""LSTM by PyTorch's kernel; under ``torch.compile``, which cannot trace it, by an operator."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from stateline.ops.library import define_op
 def lstm(
     x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the fused kernel, which refuses an empty sequence."""
+    """Run the fused kernel, which does not accept empty sequences."""
     if x.shape[1] == 0:
         return x.new_zeros(x.shape[0], 0, h.shape[1]), h.clone(), c.clone()
     if torch.compiler.is_compiling():
@@ -63,7 +63,7 @@ def _backward(
     b_ih: Tensor,
     b_hh: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Backpropagate through time, from recomputed gates."""
+    """Recompute the gates, and backpropagate through time."""
     history, gates = _run(x, h, c, w_ih, w_hh, b_ih + b_hh)
     before = torch.cat([torch.stack([h, c])[:, :, None], history[:, :, :-1]], dim=2)
     grad_h, grad_c = torch.zeros_like(h), torch.zeros_like(c)

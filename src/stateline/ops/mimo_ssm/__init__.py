@@ -1,9 +1,9 @@
-r"""Diagonal state space model of many inputs and outputs, in its three verbs.
+r"""Diagonal state space model with many inputs and outputs.
 
 .. math:: x_t = a \odot x_{t-1} + B u_t, \qquad y_t = 2\,\mathrm{Re}\, C x_t
 
-One complex state x for all channels, of which the modes stand for conjugate pairs: hence the
-factor 2. Complex numbers are real planes (a last axis of length 2).
+All channels share one complex state x. Modes come in conjugate pairs; one of each pair is stored,
+hence the factor 2. Complex numbers are real planes (a last axis of length 2).
 
 Shapes: ``u`` is ``(*batch, length, channel)``, ``log_a`` ``(mode, 2)``, ``b``
 ``(mode, channel, 2)``, ``c`` ``(output, mode, 2)``; a state is ``(*batch, mode, 2)``, at least
@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import choose, own_precision
+from stateline.ops.backend import dispatch, own_precision
 from stateline.ops.mimo_ssm import pytorch, reference
-from stateline.ops.planes import exponential, multiply
+from stateline.ops.op import Op
 
-BACKENDS = {"torch": pytorch, "reference": reference}
+OP = Op("mimo_ssm", {"torch": pytorch, "reference": reference})
 
 
 def mimo_ssm(
@@ -39,7 +39,7 @@ def mimo_ssm(
         log_a: Logarithm of the transition.
         b: Input matrix.
         c: Output matrix.
-        backend: Implementation, by default the fastest.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signals, in the dtype of ``u``.
@@ -69,7 +69,7 @@ def mimo_ssm_chunk(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch mode 2"]]:
-    """Response to the next piece of a sequence, and the state after it.
+    """Response to the next chunk of a sequence, and the state after it.
 
     Args:
         u: Input signals.
@@ -77,12 +77,12 @@ def mimo_ssm_chunk(
         b: Input matrix.
         c: Output matrix.
         state: State before the first of these inputs.
-        backend: Implementation, by default the fastest.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signals in the dtype of ``u``, and the state after the last input.
     """
-    return choose("mimo_ssm", BACKENDS, backend).mimo_ssm_chunk(u, log_a, b, c, state)
+    return dispatch(OP, "mimo_ssm_chunk", u, log_a, b, c, state, backend=backend)
 
 
 @own_precision
@@ -92,9 +92,20 @@ def mimo_ssm_step(
     b: Float[Tensor, "mode channel 2"],
     c: Float[Tensor, "output mode 2"],
     state: Float[Tensor, "*batch mode 2"],
+    *,
+    backend: str = "auto",
 ) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch mode 2"]]:
-    """Response to the next inputs, and the state after them: the defining recurrence, once."""
-    driven = torch.einsum("...h,phz->...pz", u.to(state.dtype), b)
-    state = multiply(exponential(log_a), state) + driven
-    y = 2 * multiply(c, state[..., None, :, :])[..., 0].sum(dim=-1)
-    return y.to(u.dtype), state
+    """Response to the next inputs, and the state after them: one step of the recurrence.
+
+    Args:
+        u: Inputs.
+        log_a: Logarithm of the transition.
+        b: Input matrix.
+        c: Output matrix.
+        state: State before these inputs.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
+
+    Returns:
+        Outputs in the dtype of ``u``, and the state after the inputs.
+    """
+    return dispatch(OP, "mimo_ssm_step", u, log_a, b, c, state, backend=backend)

@@ -1,4 +1,4 @@
-"""The definition of a diagonal state space model of many inputs: its recurrence."""
+"""The definition of a diagonal state space model with many inputs: its recurrence."""
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,18 @@ def mimo_ssm_chunk(
     return y.to(u.dtype), torch.view_as_real(x)
 
 
+def mimo_ssm_step(
+    u: Float[Tensor, "*batch channel"],
+    log_a: Float[Tensor, "mode 2"],
+    b: Float[Tensor, "mode channel 2"],
+    c: Float[Tensor, "output mode 2"],
+    state: Float[Tensor, "*batch mode 2"],
+) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch mode 2"]]:
+    """Run the recurrence over one input."""
+    y, state = mimo_ssm_chunk(u[..., None, :], log_a, b, c, state)
+    return y[..., 0, :], state
+
+
 def _complex(planes: Float[Tensor, "*shape 2"]) -> Tensor:
-    """Planes as one complex tensor; copied, since a view needs 16-byte alignment in float64."""
+    """Planes as a complex tensor; a copy, because a float64 view needs 16-byte alignment."""
     return torch.complex(planes[..., 0], planes[..., 1])

@@ -1,8 +1,8 @@
 """Selective scan in blocks of time, on any device.
 
-All that need not wait for the state is done for a whole block at once, which is small enough to
-stay in a processor's cache; what is left is one multiply-add per token. Inside, the channels are
-the last axis, and time is the first.
+Everything that does not depend on the state is computed for a whole block at once; one multiply-add
+per token remains. A block fits into a processor's cache. Inside, time is the first axis and the
+channels are the last.
 """
 
 from collections.abc import Iterator
@@ -11,22 +11,25 @@ import torch
 from torch import Tensor
 
 from stateline.ops.library import define_op
+from stateline.ops.selective_scan.reference import selective_scan_step
+
+__all__ = ["BLOCK", "selective_scan", "selective_scan_step"]
 
 BLOCK = 1 << 18
-"""Entries of the states of all tokens in a block: 1 MiB in float32."""
+"""Number of state entries of all tokens in a block: 1 MiB in float32."""
 
 
 def selective_scan(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the operator, which returns one tensor, in the precision of the state."""
+    """Run the operator in the dtype of the state, and split its one output."""
     u_, dt_, a_, b_, c_ = (t.to(state.dtype) for t in (u, dt, a, b, c))
     y, after = _scan(u_, dt_, a_, b_, c_, state).split([u.shape[1], a.shape[1]], dim=1)
-    return y.to(u.dtype), after.mT.clone()  # of the state's size, not a view of all outputs
+    return y.to(u.dtype), after.mT.clone()  # a copy: a view would keep all outputs in memory
 
 
 def _forward(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> Tensor:
-    """Outputs, and the last state below them: (batch, length + d_state, channel)."""
+    """Outputs, then the last state, along the time axis: (batch, length + d_state, channel)."""
     u, dt, a, b, c, h = _inner(u, dt, a, b, c, state)
     outputs = []
     for now in _blocks(dt, a):
@@ -39,7 +42,7 @@ def _forward(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tens
 def _backward(
     grad: Tensor, u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the states again, block by block from the last, and scan their gradients backwards.
+    """Recompute the states block by block, last block first, and scan their gradients backward.
 
     The gradient g of the states obeys the same recurrence in reversed time,
     g_t = C_t dy_t + exp(dt_{t+1} A) g_{t+1}.
@@ -70,7 +73,7 @@ def _backward(
         grad_u[now] = dt[now] * grad_signal
         grad_dt[now] = u[now] * grad_signal + (through_decay * a).sum(dim=-2)
         grad_a += through_decay.mul_(dt[now].unsqueeze(-2)).sum(dim=(0, 1))
-    return (  # contiguous, as autograd's compiler takes them to be
+    return (  # contiguous, because the compiler of autograd assumes it
         grad_u.movedim(0, 1).flatten(2).contiguous(),
         grad_dt.movedim(0, 1).flatten(2).contiguous(),
         grad_a.mT.reshape(-1, d_state).contiguous(),
@@ -104,7 +107,7 @@ def _outer(h: Tensor) -> Tensor:
 
 
 def _blocks(dt: Tensor, a: Tensor) -> Iterator[slice]:
-    """Cut the time into blocks of at most ``BLOCK`` entries."""
+    """Split the time axis into blocks of at most ``BLOCK`` state entries."""
     size = max(1, BLOCK // max(1, dt.shape[1] * a.numel()))
     return (slice(start, start + size) for start in range(0, dt.shape[0], size))
 
@@ -116,3 +119,12 @@ def _run(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor
     for decay_t, state_t in zip(decay.unbind(0), states.unbind(0), strict=True):
         h = state_t.addcmul_(decay_t, h)
     return decay, states
+
+
+def selective_scan_step_(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> Tensor:
+    """A step whose new state is copied over the old one."""
+    y, after = selective_scan_step(u, dt, a, b, c, state)
+    state.copy_(after)
+    return y

@@ -13,7 +13,7 @@ def selective_scan(
     c: Float[Tensor, "batch length group d_state"],
     state: Float[Tensor, "batch channel d_state"],
 ) -> tuple[Float[Tensor, "batch length channel"], Float[Tensor, "batch channel d_state"]]:
-    """Take one step after the other."""
+    """Apply the recurrence to one input after the other."""
     outputs = [u[:, :0]]
     for t in range(u.shape[1]):
         y, state = selective_scan_step(u[:, t], dt[:, t], a, b[:, t], c[:, t], state)
@@ -29,9 +29,18 @@ def selective_scan_step(
     c: Float[Tensor, "batch group d_state"],
     state: Float[Tensor, "batch channel d_state"],
 ) -> tuple[Float[Tensor, "batch channel"], Float[Tensor, "batch channel d_state"]]:
-    """Response to the next input, and the state after it: the defining recurrence, once."""
+    """Apply the recurrence once."""
     signal, step = u.to(state.dtype)[..., None], dt.to(state.dtype)[..., None]
     each = u.shape[1] // b.shape[1]
     write, read = (t.to(state.dtype).repeat_interleave(each, dim=1) for t in (b, c))
     state = (step * a).exp() * state + step * signal * write
     return (state * read).sum(dim=-1).to(u.dtype), state
+
+
+def selective_scan_step_(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> Tensor:
+    """A step whose new state is copied over the old one."""
+    y, after = selective_scan_step(u, dt, a, b, c, state)
+    state.copy_(after)
+    return y

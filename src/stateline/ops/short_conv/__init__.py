@@ -1,13 +1,20 @@
 """Causal convolution with a kernel of a few taps."""
 
+from functools import partial
+
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import choose, own_precision
+from stateline.ops.backend import dispatch, own_precision
 from stateline.ops.convolution import convolve_after
+from stateline.ops.op import Op
 from stateline.ops.short_conv import pytorch, reference
+from stateline.ops.stepping import Stepper
 
-BACKENDS = {"torch": pytorch, "reference": reference}
+OP = Op(
+    "short_conv",
+    {"numba": "stateline.ops.short_conv.numba_backend", "torch": pytorch, "reference": reference},
+)
 
 
 @own_precision
@@ -18,23 +25,25 @@ def short_conv(
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "*batch length output"]:
-    r"""Convolve every channel of ``u`` with short causal kernels of its own, one or several.
+    r"""Convolve every channel of ``u`` with one or more short causal kernels of its own.
 
-    The same function as :func:`stateline.ops.fft_conv`,
-    :math:`y_t = \sum_{s \ge 0} k_s\, u_{t-s}`, tap by tap as long as that is the faster way.
+    .. math:: y_t = \sum_{s \ge 0} k_s\, u_{t-s}
+
+    This is the function of :func:`stateline.ops.fft_conv`, computed tap by tap where that is
+    faster.
 
     Args:
         u: Input signal.
-        kernel: Impulse responses: that of every channel, then a second one of every channel, and
-            so on.
+        kernel: Impulse responses: first one of every channel, then a second one of every channel,
+            and so on.
         past: Inputs before ``u``, oldest first; ``None`` means zeros.
-        backend: Implementation, by default the fastest.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signals, in the order of the kernels and the dtype of ``u``.
 
     Raises:
-        InputError: If the kernels are not as many for every channel.
+        InputError: If the number of kernels is not a multiple of the number of channels.
 
     Example:
         >>> import torch
@@ -42,4 +51,49 @@ def short_conv(
         >>> short_conv(u, torch.tensor([[1.0, -1.0]])).flatten()
         tensor([1., 1., 2.])
     """
-    return convolve_after(past, u, kernel, choose("short_conv", BACKENDS, backend).short_conv)
+    return convolve_after(past, u, kernel, partial(dispatch, OP, "short_conv", backend=backend))
+
+
+def short_conv_step(
+    u: Float[Tensor, "batch channel"],
+    weights: Float[Tensor, "filter taps channel"],
+    past: Float[Tensor, "batch past channel"],
+    *,
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "batch output"], Float[Tensor, "batch past channel"]]:
+    """Convolve one input, and move the past on by one.
+
+    Args:
+        u: Input.
+        weights: For each filter a kernel per channel, as ``kernel.flip(-1).mT``: the tap of the
+            oldest input comes first, as in ``past``.
+        past: Inputs before ``u``, oldest first: one fewer than there are taps.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
+
+    Returns:
+        Outputs of the first filter, of the second, and so on, in the wider dtype of ``weights``
+        and ``past``; and the past of the next input.
+
+    Example:
+        >>> import torch
+        >>> weights = torch.tensor([[[-1.0], [1.0]]])
+        >>> short_conv_step(torch.tensor([[4.0]]), weights, torch.tensor([[[1.0]]]))
+        (tensor([[3.]]), tensor([[[4.]]]))
+    """
+    return dispatch(OP, "short_conv_step", u, weights, past, backend=backend)
+
+
+def short_conv_stepper(weights: Float[Tensor, "taps channel"], *, backend: str = "auto") -> Stepper:
+    """Prepare the convolution of many single inputs without gradients.
+
+    Args:
+        weights: One kernel per channel as ``kernel.flip(-1).mT``: the tap of the oldest input comes
+            first, as in the state.
+        backend: Backend that must run the steps; ``"auto"`` chooses one.
+
+    Returns:
+        ``stepper(u, past)`` returns the output for one input ``(batch, channel)`` in the dtype of
+        ``past``, and changes ``past``, the latest inputs with the oldest first. It does not follow
+        later changes of the weights.
+    """
+    return dispatch(OP, "short_conv_stepper", weights, backend=backend)

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from stateline.ops.fft_conv.pytorch import fft_conv
+from stateline.ops.fft_conv import fft_conv
 from stateline.ops.library import define_op
-
-TAPS_BY_FFT = 16
-"""From this many taps on, the FFT is faster than a pass over the signal for each tap."""
+from stateline.ops.stepping import Stepper, copying
+from stateline.ops.thresholds import threshold
 
 
 def _forward(u: Tensor, kernel: Tensor) -> Tensor:
@@ -18,7 +17,7 @@ def _forward(u: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Advance the output gradient tap by tap, and multiply it with the delayed signal."""
+    """Correlate the output gradient with the kernel and with the signal, tap by tap."""
     length, dtype = u.shape[-2], torch.promote_types(u.dtype, torch.float32)
     grad, signal = grad.to(dtype), u.to(dtype)
     grad_u, grad_kernel = torch.zeros_like(signal), torch.zeros_like(kernel)
@@ -34,8 +33,24 @@ _by_taps = define_op("short_conv", _forward, _backward)
 
 
 def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
-    """Sum the delayed signals; a longer kernel goes through the FFT."""
-    if kernel.shape[1] >= TAPS_BY_FFT:
+    """Sum the delayed signals; call ``fft_conv`` for longer kernels."""
+    if kernel.shape[1] >= threshold("short_conv.fft_taps"):
         return fft_conv(u, kernel)
+    return by_taps(u, kernel)
+
+
+def by_taps(u: Tensor, kernel: Tensor) -> Tensor:
+    """Sum the delayed signals, whatever the number of taps."""
     filters = len(kernel) // u.shape[-1]
     return _by_taps(u if filters == 1 else u.tile(filters), kernel)
+
+
+def short_conv_step(u: Tensor, weights: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+    """Weigh the latest inputs by the taps."""
+    reach = torch.cat([past, u[:, None].to(past.dtype)], dim=1)
+    return torch.cat([(reach * taps).sum(dim=1) for taps in weights], dim=-1), reach[:, 1:]
+
+
+def short_conv_stepper(weights: Tensor) -> Stepper:
+    """Weigh the latest inputs; the inputs that remain are copied one place on."""
+    return copying(lambda u, past: short_conv_step(u, weights[None], past), (), n_states=1)

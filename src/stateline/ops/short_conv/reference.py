@@ -1,5 +1,23 @@
-"""The definition of a causal convolution does not depend on the number of taps."""
+"""The definition of a causal convolution, which is that of ``fft_conv``."""
+
+import torch
+from torch import Tensor
 
 from stateline.ops.fft_conv.reference import fft_conv as short_conv
+from stateline.ops.stepping import Stepper, copying
 
-__all__ = ["short_conv"]
+__all__ = ["short_conv", "short_conv_step", "short_conv_stepper"]
+
+
+def short_conv_step(u: Tensor, weights: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+    """Convolve the past and the input, and keep the last output."""
+    reach = torch.cat([past, u[:, None].to(past.dtype)], dim=1).to(
+        torch.promote_types(past.dtype, weights.dtype)
+    )
+    y = short_conv(reach, weights.mT.flip(-1).flatten(0, 1))[:, -1]
+    return y, reach[:, 1:].to(past.dtype)
+
+
+def short_conv_stepper(weights: Tensor) -> Stepper:
+    """Apply the step of one filter."""
+    return copying(lambda u, past: short_conv_step(u, weights[None], past), (), n_states=1)

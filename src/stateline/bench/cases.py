@@ -1,0 +1,152 @@
+"""The ops that ``stateline bench ops`` measures, on inputs as layers give them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stateline import ops
+from stateline.layers.mixers.diagonal_ssm import convolution_flops
+
+MODES = 32
+"""Complex modes per channel: 64 real numbers of state, as in H3."""
+
+D_STATE = 16
+"""States per channel of a selective scan, as in Mamba."""
+
+HEAD = 64
+"""Width of a head of attention."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a case is.
+
+    Attributes:
+        batch: Rows.
+        length: Positions of a row.
+        d_model: Channels.
+        device: Where it computes.
+        dtype: Of inputs and outputs.
+    """
+
+    batch: int
+    length: int
+    d_model: int
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def positions(self) -> int:
+        """Positions times channels."""
+        return self.batch * self.length * self.d_model
+
+    def randn(self, *shape: int) -> Tensor:
+        """Random input of the case's dtype."""
+        return torch.randn(shape, device=self.device).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op on given inputs.
+
+    Attributes:
+        op: Name of the op's folder.
+        run: ``run(*inputs, backend=...)`` returns the output.
+        inputs: Tensors that require a gradient.
+        n_bytes: Traffic that no implementation can avoid: inputs read, output written.
+        flops: Arithmetic of the cheapest known algorithm.
+    """
+
+    op: str
+    run: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+    n_bytes: float
+    flops: float
+
+
+def _case(op: str, run: Callable[..., Tensor], inputs: tuple[Tensor, ...], flops: float) -> Case:
+    traffic = float(sum(x.nbytes for x in inputs) + inputs[0].nbytes)
+    return Case(op, run, tuple(x.requires_grad_() for x in inputs), traffic, flops)
+
+
+def _diagonal(sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
+    """Logarithm of the transition, input and output vectors with time scales of 10 to 1,000."""
+    shape, place = (sizes.d_model, MODES), sizes.device
+    dt = torch.empty(sizes.d_model, 1, device=place).uniform_(-6.9, -2.3).exp()
+    frequency = torch.pi * torch.arange(MODES, device=place)
+    log_a = torch.stack([-0.5 * dt.expand(shape), dt * frequency], dim=-1)
+    b, c = (torch.randn(*shape, 2, device=place) for _ in range(2))
+    return log_a, dt[..., None] * b, c
+
+
+def diagonal_ssm(sizes: Sizes) -> Case:
+    """S4D's recurrence, kernel included."""
+    u = sizes.randn(sizes.batch, sizes.length, sizes.d_model)
+    flops = sizes.positions * MODES * 12.0
+    return _case("diagonal_ssm", ops.diagonal_ssm, (u, *_diagonal(sizes)), flops)
+
+
+def fft_conv(sizes: Sizes) -> Case:
+    """Convolution with a given kernel that is as long as the sequence."""
+    u = sizes.randn(sizes.batch, sizes.length, sizes.d_model)
+    kernel = torch.randn(sizes.d_model, sizes.length, device=sizes.device)
+    flops = sizes.positions * convolution_flops(sizes.length)
+    return _case("fft_conv", ops.fft_conv, (u, kernel), flops)
+
+
+def short_conv(sizes: Sizes) -> Case:
+    """Convolution with four taps."""
+    u = sizes.randn(sizes.batch, sizes.length, sizes.d_model)
+    kernel = torch.randn(sizes.d_model, 4, device=sizes.device)
+    return _case("short_conv", ops.short_conv, (u, kernel), sizes.positions * 8.0)
+
+
+def selective_scan(sizes: Sizes) -> Case:
+    """Mamba's scan."""
+    shape, place = (sizes.batch, sizes.length), sizes.device
+    u = sizes.randn(*shape, sizes.d_model)
+    dt = F.softplus(torch.randn(*shape, sizes.d_model, device=place) - 4)
+    a = -torch.arange(1.0, D_STATE + 1, device=place).repeat(sizes.d_model, 1)
+    b, c = (sizes.randn(*shape, 1, D_STATE) for _ in range(2))
+
+    def run(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *, backend: str) -> Tensor:
+        state = dt.new_zeros(len(u), *a.shape)
+        return ops.selective_scan(u, dt, a, b, c, state, backend=backend)[0]
+
+    flops = sizes.positions * D_STATE * 6.0
+    return _case("selective_scan", run, (u, dt.detach(), a, b, c), flops)
+
+
+def attention(sizes: Sizes) -> Case:
+    """Causal softmax attention, heads of 64."""
+    heads = max(1, sizes.d_model // HEAD)
+    shape = (sizes.batch, sizes.length, heads, sizes.d_model // heads)
+    inputs = tuple(sizes.randn(*shape) for _ in range(3))
+    return _case("attention", ops.attention, inputs, 2.0 * sizes.positions * sizes.length)
+
+
+def linear_attention(sizes: Sizes) -> Case:
+    """Linear attention, heads of 64."""
+    heads = max(1, sizes.d_model // HEAD)
+    width = sizes.d_model // heads
+    q, k, v = (sizes.randn(sizes.batch, sizes.length, heads, width) for _ in range(3))
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *, backend: str) -> Tensor:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        state = torch.zeros(len(q), heads, width, width, dtype=dtype, device=q.device)
+        return ops.linear_attention(q, k, v, None, state, backend=backend)[0]
+
+    return _case("linear_attention", run, (q, k, v), 4.0 * sizes.positions * width)
+
+
+OP_CASES: Mapping[str, Callable[[Sizes], Case]] = {
+    "diagonal_ssm": diagonal_ssm,
+    "fft_conv": fft_conv,
+    "attention": attention,
+    "selective_scan": selective_scan,
+    "short_conv": short_conv,
+    "linear_attention": linear_attention,
+}

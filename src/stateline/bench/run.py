@@ -1,0 +1,99 @@
+"""One benchmark: run a suite, and record the machine and its load."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from stateline.bench.cases import OP_CASES
+from stateline.bench.peaks import measure_peaks
+from stateline.bench.peers import find_peers
+from stateline.bench.record import Benchmark, Figure
+from stateline.bench.suites import Settings, bench_decode, bench_layers, bench_ops, bench_train
+from stateline.bench.timing import use_threads, watch_load
+from stateline.devices import resolve_device
+from stateline.errors import InputError, unknown_name
+from stateline.models.config import ModelConfig
+from stateline.train.environment import environment
+
+
+def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmark:
+    """Run a suite.
+
+    Args:
+        given: Options of ``stateline bench``.
+        command: How to measure again, for the record.
+        tell: Called with what has just been measured.
+
+    Returns:
+        All figures, with the machine and whether it was busy.
+
+    Raises:
+        InputError: If an option cannot be used.
+    """
+    device, dtype = resolve_device(given.device), getattr(torch, given.dtype)
+    for name in given.only or ():
+        if name not in OP_CASES:
+            raise unknown_name("case", name, OP_CASES)
+    if min([*given.lengths, *given.batches, given.tokens, given.d_model, given.threads]) < 1:
+        raise InputError("lengths, batches, tokens, d_model and threads must be at least 1")
+    torch.manual_seed(0)
+    with use_threads(given.threads), watch_load() as load:
+        tell("the machine's own peaks")
+        peaks = measure_peaks(device, dtype)
+        settings = Settings(
+            device=device,
+            dtype=dtype,
+            lengths=given.lengths,
+            tokens=given.tokens,
+            d_model=given.d_model,
+            seconds=given.seconds,
+            backends=given.backends or ["torch", "numba"],
+            peaks=peaks,
+            peers=find_peers(given.against),
+        )
+        figures = []
+        for figure in _suite(given, settings):
+            figures.append(figure)
+            tell(f"{figure.case}, {figure.work}, {figure.candidate}, length {figure.length}")
+        machine = environment()
+    return Benchmark(
+        suite=given.suite,
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        environment=machine,
+        device=_name(device, machine),
+        dtype=given.dtype,
+        threads=int(machine["threads"]),
+        bytes_per_second=peaks.bytes_per_second,
+        flops_per_second=peaks.flops_per_second,
+        foreign_cores=load.foreign_cores,
+        busy=load.busy,
+        figures=tuple(figures),
+        skipped=tuple(settings.skipped),
+    )
+
+
+def _suite(given: Any, settings: Settings) -> Iterator[Figure]:
+    if given.suite == "ops":
+        return bench_ops(settings, given.only or list(OP_CASES))
+    if given.suite == "layers":
+        return bench_layers(settings, given.patterns)
+    if given.suite == "train":
+        return bench_train(settings, given.patterns, given.tasks)
+    configs = {
+        name: ModelConfig(pattern, vocab_size=given.vocab_size, d_model=given.d_model)
+        for name, pattern in map(_named, given.patterns)
+    }
+    return bench_decode(settings, configs, given.batches)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Name and pattern of ``name=pattern``; a pattern without a name is its own."""
+    name, _, pattern = text.partition("=")
+    return (name, pattern) if pattern and name.isidentifier() else (text, text)
+
+
+def _name(device: torch.device, machine: dict[str, str | int]) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(machine["cpu"])

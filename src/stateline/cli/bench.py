@@ -1,0 +1,125 @@
+"""Measure speed and memory on this machine: ops, layers, training updates, decoding.
+
+SUITE is ops (the main ops, by length and backend), layers (single layers, beside those of other
+projects), train (updates of small models), decode (prefill and tokens per second) or tune (sizes
+from which one implementation is faster than another: they are stored, and used from then on). All
+candidates of a case are timed in turns in one process, so that ratios are fair.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse import ArgumentParser
+
+from stateline.cli.record import command_line
+from stateline.devices import add_device_option
+
+LENGTHS = {
+    "ops": (256, 1024, 4096, 8192, 65536),
+    "layers": (1024, 4096),
+    "train": (),
+    "decode": (512, 1024, 1536),
+}
+WIDTH = {"ops": 64, "layers": 256, "train": 64, "decode": 512}
+PATTERNS = {
+    "ops": (),
+    "layers": ("h3", "s4d", "mamba", "mamba2", "attention", "lstm"),
+    "train": ("h3*2", "s4d*2", "lstm*2", "attention(position=rope, n_heads=8)*2"),
+    "decode": (
+        "transformer=attention(position=rope)*12",
+        "hybrid=h3 attention h3*5 attention h3*4",
+        "h3=h3*12",
+    ),
+}
+COLUMNS = 140
+"""Width of the table where there is no terminal to ask."""
+
+TASKS = ("associative_recall", "copying", "text")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the arguments."""
+    option = parser.add_argument
+    option(
+        "suite", type=Literal["ops", "layers", "train", "decode", "tune"], help="what to measure"
+    )
+    option("--only", nargs="+", type=str, default=None, help="of ops: these cases")
+    option("--patterns", nargs="+", type=str, default=None, help="layers or models to measure")
+    option("--tasks", nargs="+", type=str, default=list(TASKS), help="of train: batches of these")
+    option("--lengths", nargs="+", type=int, default=None, help="of a row; of decode: of a prompt")
+    option("--batches", nargs="+", type=int, default=[1, 8, 64], help="of decode: rows")
+    option("--tokens", type=int, default=8192, help="positions of a batch: rows times length")
+    option(
+        "--d_model",
+        type=int | None,
+        default=None,
+        help="channels; ops and train 64, layers 256, decode 512",
+    )
+    option("--vocab_size", type=int, default=256, help="of decode: tokens of the vocabulary")
+    option("--backends", nargs="+", type=str, default=None, help="by default torch and numba")
+    option("--against", nargs="+", type=str, default=[], help="peers, as hf mambapy safari=PATH")
+    option("--threads", type=int, default=1, help="threads of a CPU")
+    option("--seconds", type=float, default=0.5, help="time for each candidate, after warm-up")
+    option(
+        "--dtype",
+        type=Literal["float32", "bfloat16", "float16"],
+        default="float32",
+        help="of inputs and weights",
+    )
+    option(
+        "--out",
+        type=str | None,
+        default=None,
+        help="folder for SUITE.json, such as ops.json, and plots",
+    )
+    option("--force", action="store_true", help="print ratios even if the machine is busy")
+    add_device_option(parser)
+
+
+def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+    """Measure, print the table, write the results; 1 if the machine was too busy to judge."""
+    given = parser.parse_args(arguments)
+
+    from rich.console import Console
+
+    from stateline.bench.run import measure
+    from stateline.bench.show import print_benchmark, write_benchmark
+
+    if given.suite == "tune":
+        return _tune(given.seconds)
+    suite = given.suite
+    given.lengths = given.lengths or list(LENGTHS[suite])
+    given.patterns = given.patterns or list(PATTERNS[suite])
+    given.d_model = given.d_model or WIDTH[suite]
+    command = command_line("bench", arguments)
+    console = Console()
+    if not console.is_terminal:
+        console.width = COLUMNS
+    with console.status(f"measuring {suite}") as status:
+        found = measure(given, command, lambda text: status.update(text))
+    print_benchmark(found, console, judge=given.force or not found.busy)
+    if given.out is not None:
+        for path in write_benchmark(found, Path(given.out)):
+            console.print(f"written: {path}", markup=False, soft_wrap=True)
+    return 1 if found.busy and not given.force else 0
+
+
+def _tune(seconds: float) -> int:
+    from rich.console import Console
+
+    from stateline.bench.timing import use_threads, watch_load
+    from stateline.bench.tune import store, tune
+    from stateline.errors import InputError
+
+    console = Console()
+    with console.status("measuring") as status, use_threads(1), watch_load() as load:
+        found = tune(seconds, status.update)
+    if load.busy:
+        raise InputError(
+            f"other programs used {load.foreign_cores:.1f} cores: measure on an idle machine"
+        )
+    for name, value in found.items():
+        console.print(f"{name:<26} {value}", highlight=False)
+    console.print(f"written: {store(found)}", markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,117 @@
+"""The arguments of a command: what cannot be parsed becomes one line in our words.
+
+jsonargparse reports errors as text. All knowledge of that text is here; a text that is not
+recognised is passed on as it is, in one line.
+"""
+
+import argparse
+import difflib
+import re
+import types
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+from jsonargparse import ArgumentParser
+
+from stateline.errors import InputError
+from stateline.plugins import import_code
+
+_KEY = re.compile(r'Parser key "(?P<key>[^"]+)"')
+_VALUE = re.compile(r"(?:Got|Given) value: ?(?P<value>.*)")
+_UNKNOWN_OPTION = re.compile(
+    r"(?:unrecognized arguments: --|Option '|Group '(?P<group>[\w.]+)' does not accept option ')"
+    r"(?P<name>[\w.]+)"
+)
+
+
+class Parser(ArgumentParser):
+    """Arguments of one command. An error is an InputError of one line."""
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse, and import the code that a recipe names under ``import``."""
+        given = super().parse_args(*args, **kwargs)
+        for spec in given.pop("import", None) or ():
+            import_code(spec)
+        return given
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
+        """Raise InputError with what is wrong."""
+        line = " ".join(message.split())
+        raise InputError(self._wrong_value(line) or self._unknown_option(line) or line)
+
+    def _wrong_value(self, line: str) -> str:
+        """A value of the wrong type in our words; empty if the line reports something else."""
+        key, value = _KEY.match(line), _VALUE.search(line)
+        if key is None:
+            return ""
+        name = key["key"]
+        if "integer string conversion" in line:
+            return f"{name} has too many digits"
+        if value is None:
+            return ""
+        hints = [getattr(a, "_typehint", None) for a in self._actions if a.dest == name]
+        if not hints or hints[0] is None:
+            return ""
+        return f"{name} must be {describe(hints[0])}, got {value['value']!r}"
+
+    def _unknown_option(self, line: str) -> str:
+        """An unknown option with the nearest known one; empty if the line reports otherwise."""
+        found = _UNKNOWN_OPTION.match(line)
+        if found is None:
+            return ""
+        name = ".".join(filter(None, [found["group"], found["name"]]))
+        known = [option[2:] for option in self._option_string_actions if option.startswith("--")]
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        return f"unknown option {name!r}: {hint}{self.prog} --help lists all"
+
+
+def describe(hint: Any) -> str:
+    """An annotation in words.
+
+    Example:
+        >>> describe(Literal["mean", "last"] | None)
+        'mean or last or none'
+    """
+    origin = get_origin(hint)
+    if origin is Literal:
+        return " or ".join(str(choice) for choice in get_args(hint))
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(option) for option in get_args(hint))
+    return "none" if hint is type(None) else str(getattr(origin or hint, "__name__", hint))
+
+
+def add_import_option(parser: argparse.ArgumentParser) -> None:
+    """Show ``--import`` in the help of a command, and allow ``import:`` in its recipe."""
+    action = parser.add_argument(
+        "--import",
+        type=list[str],
+        default=[],
+        metavar="FILE_OR_MODULE",
+        help="import own layers, tasks or backends first; may be given several times",
+    )
+    action.option_strings = ["--import"]  # without jsonargparse's --import+
+
+
+def take_imports(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Split ``--import X`` and ``--import=X`` from the other arguments.
+
+    Returns:
+        The other arguments, and what is to be imported.
+
+    Example:
+        >>> take_imports(["check", "mine", "--import", "my.py"])
+        (['check', 'mine'], ['my.py'])
+    """
+    others: list[str] = []
+    specs: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        name, equals, value = argument.partition("=")
+        if name != "--import":
+            others.append(argument)
+            continue
+        spec = value if equals else next(waiting, "")
+        if not spec or spec.startswith("--"):
+            raise InputError("--import needs the path of a .py file or the name of a module")
+        specs.append(spec)
+    return others, specs

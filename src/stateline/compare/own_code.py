@@ -1,0 +1,58 @@
+"""Carrying the user's own layers and tasks from a process to its workers."""
+
+import pickle
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from stateline.errors import InputError
+from stateline.layers import LAYERS, WRAPPERS
+from stateline.plugins import import_code, imported
+from stateline.tasks import TASKS
+
+_TABLES: Mapping[str, Any] = {"layer": LAYERS, "wrapper": WRAPPERS, "task": TASKS}
+
+
+class OwnCode(NamedTuple):
+    """What a worker must import and register.
+
+    Attributes:
+        imports: Files and modules, for ``import_code``.
+        classes: Pickled references to the classes that were registered, by table and name.
+        main: True if some of the classes are defined in the main module.
+    """
+
+    imports: tuple[str, ...]
+    classes: bytes
+    main: bool
+
+    def restore(self) -> None:
+        """In a worker: import and register everything."""
+        for name in self.imports:
+            import_code(name)
+        for (kind, name), cls in pickle.loads(self.classes).items():
+            if _TABLES[kind].get(name) is not cls:
+                _TABLES[kind][name] = cls
+
+
+def own_code() -> OwnCode:
+    """The code outside the package that this process has imported and registered.
+
+    Raises:
+        InputError: If a registered class cannot be imported by another process.
+    """
+    found = {
+        (kind, name): cls
+        for kind, table in _TABLES.items()
+        for name, cls in table.items()
+        if cls.__module__.partition(".")[0] != "stateline"
+    }
+    for (kind, name), cls in found.items():
+        try:
+            pickle.dumps(cls)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InputError(
+                f"the {kind} {name!r} cannot be imported by a worker process: move its class "
+                f"to the top level of a file, or use workers=0 ({error})"
+            ) from error
+    main = any(cls.__module__ == "__main__" for cls in found.values())
+    return OwnCode(imported(), pickle.dumps(found), main)

@@ -1,0 +1,89 @@
+"""The files that describe a corpus, validated before use."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from stateline.data.documents import Newlines
+from stateline.errors import InputError
+
+FORMAT, VERSION = "stateline-corpus", 1
+REPAIR = "run the command that made it again, which writes what is missing"
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+SplitName = Literal["train", "held_out", "test"]
+T = TypeVar("T")
+
+
+class ShardEntry(msgspec.Struct, frozen=True):
+    """What the index records of a shard; sizes are sums over its documents."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^(train|held_out|test)-[0-9]{5,9}\Z")]
+    documents: Count
+    tokens: Count
+    bytes: Count
+    sha256: Hash
+    documents_sha256: Hash
+
+
+class ShardDocuments(msgspec.Struct, frozen=True):
+    """The JSON file of a shard: name, tokens and bytes of each document."""
+
+    plan: str
+    sha256: Hash
+    names: list[str]
+    tokens: list[Count]
+    bytes: list[Count]
+
+    def check(self, entry: ShardEntry) -> None:
+        """Check the sizes against those of the index.
+
+        Raises:
+            ValueError: If they differ, or there are tokens but no bytes.
+        """
+        if not len(self.names) == len(self.tokens) == len(self.bytes) == entry.documents:
+            raise ValueError("the number of documents differs from that in the index")
+        if sum(self.tokens) != entry.tokens or sum(self.bytes) != entry.bytes:
+            raise ValueError("its sizes differ from those in the index")
+        if entry.tokens and not entry.bytes:
+            raise ValueError("it has tokens but no bytes")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The part of the recorded settings that readers use."""
+
+    newlines: Newlines
+
+
+class Index(msgspec.Struct, frozen=True):
+    """The index of a corpus."""
+
+    tokenizer: Hash
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+    dtype: Literal["<u2", "<u4"]
+    settings: Settings
+    splits: dict[SplitName, Annotated[list[ShardEntry], msgspec.Meta(min_length=1)]]
+
+
+def parse(value: Any, kind: type[T], path: Path) -> T:
+    """Convert parsed JSON to a type.
+
+    Args:
+        value: The parsed JSON.
+        kind: The type.
+        path: Where it was read, for messages.
+
+    Raises:
+        InputError: If something is missing, or of the wrong type or size.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, reason: object) -> InputError:
+    """Error for a damaged file of a corpus."""
+    return InputError(f"{path} is damaged: {reason}; {REPAIR}")

@@ -1,0 +1,166 @@
+"""How a corpus is made: settings, and the plan of its shards."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from stateline.data.documents import Document, Newlines
+from stateline.data.load import load_tokenizer
+from stateline.data.sources import Sources, read_sources
+from stateline.data.splits import SPLITS, Splits, split_by_hash, split_by_names
+from stateline.data.tokenizer import CharacterTokenizer, Tokenizer, utf8
+from stateline.errors import InputError
+
+_SAMPLE = 200_000
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """How a corpus is made from its sources.
+
+    Attributes:
+        tokenizer: "byte"; "character", with the characters of all documents; or a tokenizer.json,
+            its folder, or a folder with GPT-2's two files.
+        held_out: Share of the documents to hold out, chosen by the hash of their names; the last
+            part if there is a single document.
+        splits: Instead, a JSON file with lists of file names: "train", "held_out" (or "valid") and
+            "test". Files in no list are left out.
+        newlines: "unify" turns CR LF into LF and drops byte order marks, "keep" leaves them. The
+            choice is recorded.
+        shard_tokens: Approximate number of tokens in a shard; documents are not divided.
+        text_key: Name of the field with the text, for JSON lines and saved data sets.
+        split_name: Which data set to read if several were saved together.
+    """
+
+    tokenizer: str = "byte"
+    held_out: float = 0.1
+    splits: str | None = None
+    newlines: Newlines = "unify"
+    shard_tokens: int = 1_000_000
+    text_key: str = "text"
+    split_name: str = "train"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out < 1:
+            raise InputError(f"held_out must be from 0 to less than 1, got {self.held_out}")
+        if self.shard_tokens < 1:
+            raise InputError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
+
+
+class Unit(NamedTuple):
+    """The documents of one shard: the unit of work of a worker."""
+
+    name: str
+    documents: tuple[Document, ...]
+
+
+class Plan(NamedTuple):
+    """Everything that decides what the files of a corpus will be.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        settings: Sources and settings, for the record.
+        units: The shards.
+        left_out: Number of documents in no split.
+    """
+
+    tokenizer: Tokenizer
+    settings: dict[str, Any]
+    units: tuple[Unit, ...]
+    left_out: int
+
+    @property
+    def key(self) -> str:
+        """Hash of the settings."""
+        return _sha256(json.dumps(self.settings, sort_keys=True))
+
+
+def make_plan(paths: Sequence[Path], settings: CorpusSettings) -> Plan:
+    """Read the sources once, and assign documents to splits and shards.
+
+    Args:
+        paths: The sources.
+        settings: How the corpus is made.
+
+    Raises:
+        InputError: If a source, the tokenizer or the splits cannot be used.
+    """
+    fixed = None if settings.tokenizer == "character" else load_tokenizer(settings.tokenizer)
+    sources = read_sources(paths, settings.text_key, settings.split_name)
+    tokenizer = fixed or CharacterTokenizer.of(
+        document.text(settings.newlines) for document in sources.documents
+    )
+    if settings.splits is None:
+        splits = split_by_hash(sources.documents, settings.held_out)
+    else:
+        splits = split_by_names(sources.documents, Path(settings.splits))
+    size = settings.shard_tokens * _bytes_per_token(tokenizer, splits["train"], settings.newlines)
+    units = [unit for split in SPLITS for unit in _units(split, splits.get(split, ()), size)]
+    recorded = _settings(settings, sources, tokenizer, splits)
+    left_out = max(0, len(sources.documents) - sum(map(len, splits.values())))
+    return Plan(tokenizer, recorded, tuple(units), left_out)
+
+
+def _settings(
+    given: CorpusSettings, sources: Sources, tokenizer: Tokenizer, splits: Splits
+) -> dict[str, Any]:
+    settings = asdict(given) | {"tokenizer": _sha256(tokenizer.to_json())}
+    if given.splits is not None:
+        names = {split: [d.name for d in documents] for split, documents in splits.items()}
+        settings |= {"splits": _sha256(json.dumps(names)), "held_out": None}
+    return settings | {"sources": [list(file) for file in sources.files]}
+
+
+def _bytes_per_token(
+    tokenizer: Tokenizer, documents: Sequence[Document], newlines: Newlines
+) -> float:
+    """Estimate from the beginning of the documents, which is the same every time."""
+    n_bytes = n_tokens = 0
+    for document in documents:
+        if n_bytes >= _SAMPLE:
+            break
+        text = document.text(newlines)[: _SAMPLE - n_bytes]
+        n_bytes += len(utf8(text))
+        n_tokens += len(encode_part(tokenizer, text, document))
+    return max(n_bytes, 1) / max(n_tokens, 1)
+
+
+def _units(split: str, documents: Sequence[Document], size: float) -> Iterator[Unit]:
+    """Group documents in order into shards of at least ``size`` bytes."""
+    shard, filled, number = list[Document](), 0, 0
+    for document in documents:
+        end = document.size if document.end is None else document.end
+        shard.append(document)
+        filled += end - document.begin
+        if filled >= size:
+            yield Unit(f"{split}-{number:05}", tuple(shard))
+            shard, filled, number = [], 0, number + 1
+    if shard:
+        yield Unit(f"{split}-{number:05}", tuple(shard))
+
+
+def encode_part(tokenizer: Tokenizer, text: str, document: Document) -> Int[np.ndarray, " length"]:
+    """Encode text of a document.
+
+    Args:
+        tokenizer: The tokenizer.
+        text: The text.
+        document: The document that it comes from, for messages.
+
+    Raises:
+        InputError: If the text cannot be encoded.
+    """
+    try:
+        return tokenizer.encode(text)
+    except InputError as error:
+        raise InputError(f"{document.name}: {error}") from error
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,99 @@
+"""Where a command computes and in which precision: the options ``--device`` and ``--dtype``.
+
+PyTorch is imported only when a device is resolved, so that ``--help`` stays fast.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal
+
+from stateline.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from jsonargparse import ArgumentParser
+
+DTypeName = Literal["float32", "bfloat16", "float16", "float64"]
+
+_NAME = re.compile(r"auto|cpu|mps|meta|cuda(?::(?P<index>\d{1,4}))?")
+
+
+def add_device_option(parser: ArgumentParser) -> None:
+    """Add ``--device`` to a command; pass its value to :func:`resolve_device`."""
+    parser.add_argument(
+        "--device",
+        type=str,
+        default="auto",
+        help="auto (a GPU if there is one), cpu, cuda, cuda:N or mps",
+    )
+
+
+def add_dtype_option(parser: ArgumentParser) -> None:
+    """Add ``--dtype`` to a command; pass its value to :func:`resolve_dtype`."""
+    parser.add_argument(
+        "--dtype",
+        type=DTypeName | None,
+        default=None,
+        help="precision of the weights; by default that in which they were saved",
+    )
+
+
+def resolve_device(name: str = "auto") -> torch.device:
+    """The device that a name stands for.
+
+    Args:
+        name: ``auto`` (CUDA if there is a CUDA device, else the CPU), ``cpu``, ``cuda``,
+            ``cuda:N``, ``mps``, or ``meta`` (shapes without values).
+
+    Raises:
+        InputError: If the name is malformed, or this machine has no such device.
+
+    Example:
+        >>> resolve_device("cpu")
+        device(type='cpu')
+    """
+    import torch
+
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise InputError(
+            f"device must be auto, cpu, cuda, cuda:N, mps or meta, got {name!r}: {_here()}"
+        )
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda" if count else "cpu")
+    if name.startswith("cuda") and int(found["index"] or 0) >= count:
+        raise InputError(f"device {name} was asked for, but {_here()}")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise InputError(f"device mps was asked for, but {_here()}")
+    return torch.device(name)
+
+
+def resolve_dtype(name: str | None) -> torch.dtype | None:
+    """The dtype that a name stands for; ``None`` if there is no name.
+
+    Raises:
+        InputError: If it is not one of ``float32``, ``bfloat16``, ``float16`` and ``float64``.
+
+    Example:
+        >>> resolve_dtype("bfloat16"), resolve_dtype(None)
+        (torch.bfloat16, None)
+    """
+    import torch
+
+    known: tuple[str, ...] = DTypeName.__args__  # type: ignore[attr-defined]
+    if name is not None and name not in known:
+        raise InputError(f"dtype must be one of {', '.join(known)}, got {name!r}")
+    return None if name is None else getattr(torch, name)
+
+
+def _here() -> str:
+    """The devices of this machine, in words."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = ["cpu", *(f"cuda:{index}" for index in range(count))]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return f"this machine has {', '.join(names)}"

@@ -1,0 +1,137 @@
+"""Evaluation suites of lm-evaluation-harness on the models of this library.
+
+The package ``lm_eval`` is imported when a suite is run, not before.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stateline.data import Tokenizer
+from stateline.errors import InputError, unknown_name
+from stateline.evaluate.harness.tasks import LOCAL_TASKS, task_settings
+from stateline.models.language_model import LanguageModel
+
+__all__ = ["LOCAL_TASKS", "Metric", "check_installed", "run_suite"]
+
+
+class Metric(NamedTuple):
+    """A score on a task.
+
+    Attributes:
+        task: Name of the task.
+        name: Name of the metric.
+        value: The score.
+        stderr: Standard error of the mean over examples; ``None`` where it is not known.
+        examples: Number of examples.
+    """
+
+    task: str
+    name: str
+    value: float
+    stderr: float | None
+    examples: int
+
+
+def check_installed() -> None:
+    """Raise InputError if lm-evaluation-harness is missing."""
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "tasks need the package lm-eval (lm-evaluation-harness): install stateline[eval]"
+        ) from error
+
+
+def run_suite(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    names: Sequence[str],
+    *,
+    data: str | Path | None = None,
+    tasks_path: str | Path | None = None,
+    shots: int = 0,
+    limit: int | None = None,
+    batch_size: int = 8,
+) -> list[Metric]:
+    """Score a model on tasks, from local files and without a network.
+
+    Args:
+        model: A language model in evaluation mode; it computes on its own device.
+        tokenizer: Its tokenizer.
+        names: Tasks: names in ``LOCAL_TASKS``, or of YAML files below ``tasks_path``.
+        data: Folder with the files of local tasks.
+        tasks_path: Folder with tasks in the format of lm-evaluation-harness.
+        shots: Solved examples before each question: the first of the training set.
+        limit: Use only this many examples of each task.
+        batch_size: Contexts that are read together.
+
+    Returns:
+        The scores, in the order of the tasks.
+
+    Raises:
+        InputError: If lm-eval is not installed, a task is unknown, or its data cannot be read.
+    """
+    if shots < 0 or batch_size < 1 or (limit is not None and limit < 1):
+        raise InputError(
+            "shots must be at least 0, limit and batch_size at least 1, got "
+            f"shots={shots}, limit={limit} and batch_size={batch_size}"
+        )
+    check_installed()
+    from lm_eval import evaluator
+
+    from stateline.evaluate.harness.model import StatelineLM
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    tasks = _tasks(tokenizer, names, data, tasks_path)
+    for task in tasks.values():
+        if shots or task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=shots)
+        task.set_fewshot_seed(seed=0)
+    found = evaluator.evaluate(
+        lm=StatelineLM(model, tokenizer, batch_size=batch_size),
+        task_dict=tasks,
+        limit=limit,
+        bootstrap_iters=100,
+        log_samples=False,
+    )
+    return [metric for name in tasks for metric in _metrics(name, found)]
+
+
+def _tasks(
+    tokenizer: Tokenizer,
+    names: Sequence[str],
+    data: str | Path | None,
+    tasks_path: str | Path | None,
+) -> dict[str, Any]:
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks import TaskManager
+
+    theirs: Any = None
+    if tasks_path is not None:
+        if not Path(tasks_path).is_dir():
+            raise InputError(f"there is no folder {tasks_path}: give one with tasks in YAML")
+        theirs = TaskManager(include_path=str(tasks_path), include_defaults=False)
+    tasks: dict[str, Any] = {}
+    for name in names:
+        if theirs is not None and name in theirs.all_tasks:
+            tasks |= theirs.load([name])["tasks"]
+        elif name in LOCAL_TASKS:
+            tasks[name] = ConfigurableTask(config=task_settings(name, data, tokenizer))
+        else:
+            raise unknown_name("task", name, [*LOCAL_TASKS, *(theirs.all_tasks if theirs else [])])
+    return tasks
+
+
+def _metrics(task: str, found: Any) -> list[Metric]:
+    """The scores of a task; their keys are ``metric,filter``."""
+    values, examples = found["results"][task], found["n-samples"][task]["effective"]
+    metrics = []
+    for key, value in values.items():
+        name, comma, kind = key.partition(",")
+        if comma and not name.endswith("_stderr"):
+            stderr = values.get(f"{name}_stderr,{kind}")
+            known = isinstance(stderr, float) and stderr == stderr
+            metrics.append(Metric(task, name, float(value), stderr if known else None, examples))
+    return metrics

@@ -1,0 +1,237 @@
+"""Our models in lm-evaluation-harness, on their state."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import Collator, handle_stop_sequences, normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch import Tensor
+
+from stateline.data import Tokenizer
+from stateline.data.tokenizer import utf8
+from stateline.errors import InputError
+from stateline.evaluate.losses import token_losses
+from stateline.generate import (
+    Session,
+    TextStream,
+    decode_text,
+    load_run,
+    prefill,
+    read_ragged,
+)
+from stateline.generate.session import PREFILL_CHUNK, device_of
+from stateline.layers import select_rows
+from stateline.models.language_model import LanguageModel
+
+NEW_TOKENS = 256
+"""Longest text that is written if a task sets no limit."""
+
+Scored = tuple[float, bool]
+"""Log-likelihood in nats, and whether every token was the likeliest."""
+
+Request = tuple[Any, list[int], list[int]]
+"""Texts, tokens of the context, and tokens that follow."""
+
+
+@register_model("stateline")
+class StatelineLM(TemplateLM):
+    """A language model that reads each context once and forks its state for each continuation.
+
+    Args:
+        model: The model; by default it is read from ``path``.
+        tokenizer: Its tokenizer.
+        path: Folder of a run, for ``lm_eval --model stateline --model_args path=FOLDER``.
+        batch_size: Contexts that are read together.
+        device: Device of a model that is read.
+
+    Attributes:
+        tokens_read: Tokens that the model has read so far.
+
+    Raises:
+        InputError: If there is neither a model with a tokenizer nor a path.
+    """
+
+    backend = "causal"
+
+    def __init__(
+        self,
+        model: LanguageModel | None = None,
+        tokenizer: Tokenizer | None = None,
+        *,
+        path: str | None = None,
+        batch_size: int | str = 8,
+        device: str | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        if path is not None:
+            model, tokenizer = load_run(path, device=device or "cpu")
+        if model is None or tokenizer is None:
+            raise InputError("StatelineLM needs a model and a tokenizer, or path=FOLDER of a run")
+        self.model, self.text, self.batch_size = model, tokenizer, int(batch_size)
+        self.tokens_read = 0
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token before a text: that of the end of a text, or else of a new line, or else 0."""
+        if self.text.end_of_text is not None:
+            return self.text.end_of_text
+        try:
+            return int(self.text.encode("\n")[-1])
+        except InputError:
+            return 0
+
+    def tok_encode(
+        self,
+        string: str,
+        add_special_tokens: bool | None = None,  # noqa: ARG002 (none are added)
+        **_: Any,
+    ) -> list[int]:
+        """The tokens of a text."""
+        tokens: list[int] = self.text.encode(string).tolist()
+        return tokens
+
+    @torch.inference_mode()
+    def _loglikelihood_tokens(self, requests: Sequence[Request], **_: Any) -> list[Scored]:
+        by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for number, (_texts, context, continuation) in enumerate(requests):
+            by_context[self._fitting(context, len(continuation))].append(number)
+        results: dict[int, Scored] = {}
+        contexts = sorted(by_context)  # those with a long common beginning stand together
+        for first in range(0, len(contexts), self.batch_size):
+            batch = contexts[first : first + self.batch_size]
+            forks = [(row, number) for row, c in enumerate(batch) for number in by_context[c]]
+            results |= self._score(batch, forks, requests)
+        for number, (texts, *_rest) in enumerate(requests):
+            self.cache_hook.add_partial("loglikelihood", texts, results[number])
+        return [results[number] for number in range(len(requests))]
+
+    def _fitting(self, context: Sequence[int], following: int) -> tuple[int, ...]:
+        """The end of a context that fits into the model together with what follows."""
+        if self.model.max_len is None:
+            return tuple(context)
+        room = self.model.max_len - following + 1  # the last token is not read
+        if room < 1:
+            raise InputError(
+                f"the model was made for max_len={self.model.max_len} tokens, got {following} to "
+                "score: leave out this task"
+            )
+        return tuple(context[-room:])
+
+    def _score(
+        self,
+        contexts: Sequence[tuple[int, ...]],
+        forks: Sequence[tuple[int, int]],
+        requests: Sequence[Request],
+    ) -> dict[int, Scored]:
+        """Scores of requests by number; a fork is a row of the contexts and a request."""
+        shared = min(_common(contexts), min(map(len, contexts)) - 1)
+        _, state = self._read([contexts[0][:shared]], self.model.init_state(1), keep=0)
+        state = select_rows(state, [0] * len(contexts))
+        before, state = self._read([context[shared:] for context in contexts], state, keep=1)
+        results = {}
+        for first in range(0, len(forks), self.batch_size):
+            part = forks[first : first + self.batch_size]
+            wanted = [requests[number][2] for _, number in part]
+            forked = select_rows(state, [row for row, _ in part])
+            after, _ = self._read([tokens[:-1] for tokens in wanted], forked)
+            for (row, number), tokens, logits in zip(part, wanted, after, strict=True):
+                results[number] = _likelihood(torch.cat([before[row], logits]), tokens)
+        return results
+
+    def _read(
+        self, rows: Sequence[Sequence[int]], state: Any, keep: int | None = None
+    ) -> tuple[list[Tensor], Any]:
+        self.tokens_read += sum(map(len, rows))
+        tokens = [self._tensor(row) for row in rows]
+        return read_ragged(self.model, tokens, state, keep=keep)
+
+    def _tensor(self, tokens: Sequence[int]) -> Tensor:
+        return torch.tensor(tokens, dtype=torch.int64, device=device_of(self.model))
+
+    @torch.inference_mode()
+    def loglikelihood_rolling(self, requests: Any, **_: Any) -> list[float]:
+        """Log-likelihoods of whole texts.
+
+        The state is carried through a text, unless the model has a longest length: then windows
+        are scored, each from an empty state.
+        """
+        results = []
+        for request in requests:
+            tokens = self.tok_encode(request.args[0])
+            total = self._carried(tokens) if self.model.max_len is None else self._windowed(tokens)
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+            results.append(total)
+        return results
+
+    def _carried(self, tokens: list[int]) -> float:
+        total, state = 0.0, self.model.init_state(1)
+        text = self._tensor([self.prefix_token_id, *tokens])[None]
+        self.tokens_read += len(tokens)
+        parts = (text[:, :-1].split(PREFILL_CHUNK, 1), text[:, 1:].split(PREFILL_CHUNK, 1))
+        for read, wanted in zip(*parts, strict=True):
+            logits, state = self.model.forward_chunk(read, state)
+            total -= float(token_losses(logits, wanted).double().sum())
+        return total
+
+    def _windowed(self, tokens: list[int]) -> float:
+        windows = get_rolling_token_windows(tokens, self.prefix_token_id, self.model.max_len, 1)
+        requests: list[Request] = [("", *make_disjoint_window(window)) for window in windows]
+        return sum(likelihood for likelihood, _ in self._loglikelihood_tokens(requests))
+
+    @torch.inference_mode()
+    def generate_until(self, requests: Any, **_: Any) -> list[str]:
+        """The most likely texts after contexts, up to a stop string.
+
+        Raises:
+            InputError: If a task wants texts to be sampled.
+        """
+        order = Collator(
+            [request.args for request in requests],
+            sort_fn=lambda given: -len(given[0]),
+            group_by="gen_kwargs",
+            group_fn=lambda given: given[1],
+        )
+        texts = []
+        for batch in order.get_batched(n=self.batch_size):
+            found = self._write([context for context, _ in batch], batch[0][1])
+            for given, text in zip(batch, found, strict=True):
+                self.cache_hook.add_partial("generate_until", given, text)
+            texts += found
+        results: list[str] = order.get_original(texts)
+        return results
+
+    def _write(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
+        settings = normalize_gen_kwargs(dict(settings), default_max_gen_toks=NEW_TOKENS)
+        if settings.get("do_sample"):
+            raise InputError("texts are written greedily here: leave out tasks with do_sample")
+        until = [stop for stop in handle_stop_sequences(settings.get("until"), eos=None) if stop]
+        longest = settings["max_gen_toks"]
+        rows = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
+        prompts = [self._tensor(self._fitting(row, longest)) for row in rows]
+        streams = [TextStream(self.text, until) for _ in rows]
+        texts = [""] * len(rows)
+        session = Session(self.model, prefill(self.model, prompts), room=longest)
+        for token in decode_text(session, streams, longest):
+            texts[token.row] += token.text
+        self.tokens_read += sum(map(len, prompts))
+        texts = [text + stream.finish() for text, stream in zip(texts, streams, strict=True)]
+        return [utf8(text).decode(errors="replace") for text in texts]  # lm-eval hashes them
+
+
+def _common(rows: Sequence[Sequence[int]]) -> int:
+    """Number of tokens with which all rows begin."""
+    shortest = min(map(len, rows))
+    columns = zip(*rows, strict=False)
+    return next((n for n, column in enumerate(columns) if len(set(column)) > 1), shortest)
+
+
+def _likelihood(logits: Tensor, wanted: Sequence[int]) -> Scored:
+    tokens = torch.tensor(wanted, device=logits.device)
+    losses = token_losses(logits[None], tokens[None])
+    greedy = bool((logits.argmax(dim=-1) == tokens).all())
+    return -float(losses.double().sum()), greedy

@@ -1,0 +1,70 @@
+"""An interrupted text on disk, from which another process continues exactly as this one would."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from stateline.errors import InputError
+from stateline.files import regular_file
+from stateline.generate.session import SessionState, template
+from stateline.generate.state_checks import state_fault
+from stateline.generate.text import HeldText
+from stateline.layers.state import load_state, save_state
+from stateline.models.language_model import LanguageModel
+
+
+class Kept(NamedTuple):
+    """An interrupted text: the state of the model, and of the conversion to text."""
+
+    session: SessionState
+    text: HeldText
+
+
+def save_kept(path: str | Path, kept: Kept, model: LanguageModel) -> None:
+    """Write an interrupted text, with the fingerprint of the model.
+
+    Raises:
+        InputError: If the file cannot be written.
+    """
+    save_state(path, kept, model)
+
+
+def load_kept(path: str | Path, model: LanguageModel, *, force: bool = False) -> Kept:
+    """Read what :func:`save_kept` wrote, onto the model's device.
+
+    Args:
+        path: File to read.
+        model: The model that continues the text.
+        force: Accept the text of another model of the same shape.
+
+    Returns:
+        The interrupted text.
+
+    Raises:
+        InputError: If the file is missing, damaged, not an interrupted text, or of another model.
+    """
+    regular_file(Path(path), "state file")
+
+    def empty(capacity: int) -> Kept:
+        nothing = torch.zeros(1, capacity, dtype=torch.int64)
+        return Kept(template(model, capacity), HeldText(nothing, nothing))
+
+    kept: Kept = load_state(path, model, force=force, template=empty)
+    if fault := state_fault(kept, empty, rows=1) or _range_fault(kept, model):
+        raise InputError(f"{path} is damaged: {fault}; save it again")
+    return kept
+
+
+def _range_fault(kept: Kept, model: LanguageModel) -> str:
+    """What is out of range, in words; empty if nothing is."""
+    limits = [
+        ("token", kept.session.token, model.config.vocab_size),
+        ("held text", kept.text.text, 256),
+    ]
+    if model.max_len is not None:
+        limits.append(("position", kept.session.model.position, model.max_len + 1))
+    for name, values, end in limits:
+        if values.numel() and int(values.max()) >= end:
+            return f"its {name} must be below {end}, got {int(values.max())}"
+    return ""

@@ -1,0 +1,99 @@
+"""The model card of an exported model: what it is made of, what it costs, what it scored."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stateline.models.language_model import LanguageModel
+from stateline.runs.folder import RESULT, RESULTS, read_results, read_run
+from stateline.runs.results import RunRecord
+
+CARD = "README.md"
+
+LENGTHS = (256, 1024, 4096, 16384, 65536)
+
+_HEAD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- stateline
+---
+
+# {pattern}
+
+A causal language model made with Stateline.
+
+| | |
+|---|---|
+| layers | `{pattern}` |
+| parameters | {parameters:,} |
+| width | {d_model:,} |
+| vocabulary | {vocab_size:,} |
+| longest text | {longest} |
+| precision | {dtype} |
+
+```python
+import stateline.hf  # registers the architecture
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("this folder")
+```
+
+## Size of the state
+
+Memory of one text while it is decoded.
+
+"""
+
+
+def find_record(folder: str | Path) -> RunRecord | None:
+    """The result of a training run; ``None`` if its folder holds none.
+
+    Raises:
+        InputError: If there is one but it is damaged.
+    """
+    folder = Path(folder)
+    if (folder / RESULT).exists():
+        return read_run(folder)
+    if (folder / RESULTS).exists():
+        return next(iter(read_results(folder).runs), None)
+    return None
+
+
+def card(model: LanguageModel, record: RunRecord | None = None) -> str:
+    """The text of a model card.
+
+    Args:
+        model: The model.
+        record: What its training gave, if that is known.
+    """
+    config = model.config
+    head = _HEAD.format(
+        pattern=config.pattern,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        d_model=config.d_model,
+        vocab_size=config.vocab_size,
+        longest="any length" if model.max_len is None else f"{model.max_len:,} tokens",
+        dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
+    )
+    lengths = [n for n in LENGTHS if model.max_len is None or n <= model.max_len]
+    rows = [(f"{n:,}", f"{model.state_bytes(n):,}") for n in lengths or [model.max_len or 1]]
+    return head + _table(("tokens", "bytes"), rows) + ("" if record is None else _scores(record))
+
+
+def _scores(record: RunRecord) -> str:
+    metrics = sorted({name for scores in record.by_length.values() for name in scores})
+    rows = [
+        (f"{length:,}", *(_number(scores.get(name)) for name in metrics))
+        for length, scores in sorted(record.by_length.items())
+    ]
+    text = f"\n## Scores\n\nTrained on `{record.task}` for {record.steps:,} updates.\n\n"
+    return text + _table(("length", *metrics), rows)
+
+
+def _number(value: float | None) -> str:
+    return "diverged" if value is None else f"{value:.4g}"
+
+
+def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [heading, ("---:",) * len(heading), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

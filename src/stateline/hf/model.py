@@ -1,0 +1,266 @@
+"""A language model of this library as a model of transformers."""
+
+# No ``from __future__ import annotations``: transformers reads the annotation of config_class.
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from stateline.errors import InputError
+from stateline.files import write_text
+from stateline.generate import read_ragged
+from stateline.hf.cache import StatelineCache
+from stateline.hf.card import CARD, card
+from stateline.hf.config import StatelineConfig
+from stateline.layers.compose import checkpoint_activations
+from stateline.models.factory import make_empty_model
+from stateline.models.language_model import LanguageModel
+
+_REFUSED = {
+    "inputs_embeds": "the model begins with tokens: give input_ids",
+    "position_ids": "positions follow from the state and the attention mask: leave them out",
+    "cu_seq_lens_q": "packed rows are not supported: give one text per row, padded",
+    "output_hidden_states": "hidden states are not returned: use stateline's own model",
+    "output_attentions": "attention weights are not returned: leave it out",
+}
+
+
+class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
+    """A :class:`~stateline.LanguageModel` behind the interface of transformers.
+
+    Rows may be padded on either side: padding is moved out of the way before layers see a row, so
+    every row gets exactly what it would get alone. ``past_key_values`` is a
+    :class:`StatelineCache`.
+
+    Args:
+        config: What the model is made of.
+    """
+
+    config_class = StatelineConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+
+    def __init__(self, config: StatelineConfig) -> None:
+        super().__init__(config)
+        self.model = LanguageModel(config.model_config())
+        self._built_on_meta = self.model.embedding.weight.is_meta
+        self._no_split_modules = sorted({type(part).__name__ for part in self.model.stack.links})
+        self._keep_in_fp32_modules_strict = {
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            if getattr(module, "keeps_float32", False)
+            for name, _ in module.named_parameters(recurse=False)
+        }
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch length"],
+        attention_mask: Tensor | None = None,
+        past_key_values: StatelineCache | None = None,
+        labels: Int[Tensor, "batch length"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits of the next token, as other causal models of transformers return them.
+
+        Args:
+            input_ids: Tokens; those after the cached ones if there is a cache.
+            attention_mask: 1 for tokens, 0 for padding, for these columns or for all so far.
+            past_key_values: Cache to continue from; it is changed.
+            labels: Targets, -100 where there is none; logits at a position predict the next label.
+                The first token of a row has no prediction, also if padding stands before it.
+            use_cache: Return a cache; by default in evaluation mode.
+            logits_to_keep: Compute logits of this many last positions only, 0 for all; or the
+                positions to keep.
+            return_dict: ``False`` for a tuple.
+            **kwargs: ``num_items_in_batch`` for the loss; what is not supported is refused.
+
+        Raises:
+            InputError: If something that is not supported is asked for.
+        """
+        for name, reason in _REFUSED.items():
+            if kwargs.get(name) is not None and kwargs[name] is not False:
+                raise InputError(f"{name} cannot be used with this model: {reason}")
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        cache = StatelineCache() if past_key_values is None and use_cache else past_key_values
+        tokens, mask = self._tokens(input_ids), _mask(attention_mask, input_ids.shape[1])
+        keep = None
+        if isinstance(logits_to_keep, int) and logits_to_keep and labels is None:
+            keep = logits_to_keep
+        if cache is None:
+            logits = self._forward_whole(tokens, mask, keep)
+        else:
+            logits = self._forward_cached(tokens, mask, cache, keep)
+        if isinstance(logits_to_keep, Tensor):
+            logits = logits[:, logits_to_keep]
+        loss = None
+        if labels is not None:
+            loss = self._loss(logits, labels, mask, kwargs.get("num_items_in_batch"))
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return output.to_tuple() if return_dict is False else output
+
+    def _tokens(self, input_ids: Tensor) -> Tensor:
+        """The tokens; a padding token outside of the vocabulary is replaced, its logits unused."""
+        for pad in {self.config.pad_token_id, self.generation_config.pad_token_id} - {None}:
+            if pad >= self.config.vocab_size:
+                input_ids = input_ids.masked_fill(input_ids == pad, 0)
+        return input_ids
+
+    def _forward_whole(self, tokens: Tensor, mask: Tensor | None, keep: int | None) -> Tensor:
+        if mask is None:
+            return self.model(tokens, keep=keep)
+        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first, then padding
+        logits = self.model(tokens.gather(1, order).masked_fill(~mask.gather(1, order), 0))
+        order = order[..., None].expand_as(logits)
+        return _last_columns(torch.zeros_like(logits).scatter(1, order, logits), keep)
+
+    def _forward_cached(
+        self, tokens: Tensor, mask: Tensor | None, cache: StatelineCache, keep: int | None
+    ) -> Tensor:
+        if mask is None and tokens.shape[1] == 1 and cache.steps_in_place:
+            return cache.step(self.model, tokens[:, 0])[:, None]
+        state, columns = cache.prepare(self.model, len(tokens)), tokens.shape[1]
+        if mask is None:
+            logits, state = self.model.forward_chunk(tokens, state, keep=keep)
+            cache.advance(state, columns, tokens)
+            return logits
+        rows = [row[real] for row, real in zip(tokens, mask, strict=True)]
+        compact = keep is not None and bool(mask[:, -keep:].all())
+        found, state = read_ragged(self.model, rows, state, keep=keep if compact else None)
+        cache.advance(state, columns, rows[0][None])  # only a batch of one row is ever recorded
+        if compact:
+            return torch.stack(found)
+        logits = found[0].new_zeros(*tokens.shape, self.config.vocab_size)
+        logits[mask] = torch.cat(found)
+        return _last_columns(logits, keep)
+
+    def _loss(
+        self, logits: Tensor, labels: Tensor, mask: Tensor | None, n_items: Any
+    ) -> Float[Tensor, ""]:
+        if mask is not None:  # the first token after padding would be predicted from padding
+            labels = labels.masked_fill(nn.functional.pad(~mask[:, :-1], (1, 0)), -100)
+        size = self.config.vocab_size
+        return self.loss_function(
+            logits=logits, labels=labels, vocab_size=size, num_items_in_batch=n_items
+        )
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Fill what a file does not hold, after ``from_pretrained`` built the model on meta.
+
+        These are buffers that are not saved, and missing parameters. A model that is built with
+        memory already has the initial values of this library, and keeps them.
+        """
+        tensors = dict([*self.model.named_parameters(), *self.model.named_buffers()])
+        missing = [
+            name
+            for name, tensor in tensors.items()
+            if not tensor.is_meta and not getattr(tensor, "_is_hf_initialized", False)
+        ]
+        if not self._built_on_meta or not missing:
+            return
+        drawn = any(name in missing for name, _ in self.model.named_parameters())
+        with torch.device("cpu"):
+            config = self.model.config
+            fresh = LanguageModel(config) if drawn else make_empty_model(config)
+        values = dict([*fresh.named_parameters(), *fresh.named_buffers()])
+        for name in missing:
+            tensors[name].copy_(values[name])
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """Write the model, see transformers; with a model card if the folder has none."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        place = Path(save_directory) / CARD
+        if kwargs.get("is_main_process", True) and not place.exists():
+            write_text(place, card(self.model))
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding of tokens."""
+        return self.model.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embedding of tokens."""
+        self.model.embedding = value  # type: ignore[assignment]
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output map; ``None`` if it is the embedding."""
+        return self.model.head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Replace the output map."""
+        self.model.head = value  # type: ignore[assignment]
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """Change the size of the vocabulary; see transformers."""
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        size = embedding.num_embeddings
+        self.model.config = dataclasses.replace(self.model.config, vocab_size=size)
+        self.config.vocab_size = size
+        return embedding
+
+    def _set_gradient_checkpointing(self, enable: bool = True, **_: Any) -> None:
+        checkpoint_activations(self.model.stack, enable)
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether activations are computed again in the backward pass."""
+        return self.model.stack.checkpoints_activations
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
+    ) -> None:
+        given = model_kwargs.get("past_key_values")
+        if given is not None:
+            given._is_user_defined = True
+            return
+        if generation_config.use_cache is False:
+            return
+        if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
+            raise InputError(f"this model has a state of its own, got cache_implementation={kind}")
+        model_kwargs["past_key_values"] = StatelineCache()
+        if generation_config.is_assistant:
+            model_kwargs["past_key_values"].activate_past_recording()
+
+
+def wrap(model: LanguageModel, **settings: Any) -> StatelineForCausalLM:
+    """A model of transformers that shares its tensors with a language model.
+
+    Args:
+        model: Any language model.
+        **settings: Settings of transformers, such as ``eos_token_id``.
+    """
+    with torch.device("meta"):
+        wrapped = StatelineForCausalLM(StatelineConfig.of(model.config, **settings))
+    wrapped.model, wrapped._built_on_meta = model, False
+    wrapped.config.dtype = wrapped.dtype
+    return wrapped.train(model.training)
+
+
+def _mask(attention_mask: Tensor | None, columns: int) -> Bool[Tensor, "batch columns"] | None:
+    """Where tokens are; ``None`` if there is no padding."""
+    if attention_mask is None:
+        return None
+    if attention_mask.ndim != 2:
+        raise InputError(
+            "attention_mask must have the shape (batch, length), got "
+            f"{tuple(attention_mask.shape)}: a causal model needs no other"
+        )
+    mask = attention_mask[:, -columns:].bool()
+    return None if bool(mask.all()) else mask
+
+
+def _last_columns(logits: Tensor, keep: int | None) -> Tensor:
+    return logits if keep is None else logits[:, -keep:]

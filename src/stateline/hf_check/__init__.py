@@ -1,0 +1,127 @@
+"""The law as a diagnosis of Hugging Face causal language models.
+
+``check_model`` reads the same tokens in one call and in every other way that ``generate`` and its
+users read them, and measures how far the logits differ.
+"""
+
+import contextlib
+import copy
+from typing import Any
+
+import torch
+
+from stateline.hf_check.clauses import CALLS, CLAUSES, Clause, NotOffered, Trial
+from stateline.hf_check.load import load_hugging_face
+from stateline.hf_check.report import ModelFinding, ModelReport
+from stateline.hf_check.subject import Subject
+
+__all__ = [
+    "CALLS",
+    "CLAUSES",
+    "LIMITS",
+    "ModelFinding",
+    "ModelReport",
+    "check_model",
+    "load_hugging_face",
+    "padding_error",
+    "steps_error",
+]
+
+LIMITS = {torch.float64: 1e-4, torch.float32: 1e-3}
+"""Largest relative error that passes, by dtype. Some models compute parts in float32 by themselves;
+these leave errors near 1e-6 even in float64."""
+
+LEAST_EFFECT = 10
+"""The past must change later logits by this many times the limit, or the check proves nothing."""
+
+
+def check_model(
+    model: Any,
+    *,
+    dtype: torch.dtype = torch.float64,
+    length: int = 40,
+    seed: int = 0,
+    name: str | None = None,
+) -> ModelReport:
+    """Check that a causal language model of ``transformers`` gives the same logits in every call.
+
+    The reference is one ``forward`` over the whole text without a cache. Compared with it are
+    single steps, continuation by several tokens, odd chunks, left padding, ragged rows, single
+    rows, copies of a cache, beam reordering, rollback, and the tokens of ``generate``. Two ways of
+    calling are checked: with the arguments that ``generate`` prepares, and plainly with tokens,
+    cache and mask.
+
+    Args:
+        model: A ``PreTrainedModel`` with a language modelling head; it is copied, not changed.
+        dtype: Precision of the check: float64 (limit 1e-4) or float32 (limit 1e-3).
+        length: Tokens of the random text; at least 24.
+        seed: Seed of the random text.
+        name: Name of the model in the report; by default its class.
+
+    Returns:
+        The findings: ``report.ok`` is true if every offered call is right; ``str(report)`` is a
+        table that ends with the calls that are safe.
+
+    Raises:
+        ValueError: If the text is too short, or there is no limit for the dtype.
+    """
+    if dtype not in LIMITS or length < 24:
+        raise ValueError(
+            f"dtype must be float64 or float32 and length at least 24, got {dtype}, {length}"
+        )
+    twin = _exact(copy.deepcopy(model), dtype)
+    findings = []
+    with torch.no_grad():
+        for plain in (False, True):
+            trial = _trial(twin, plain=plain, length=length, seed=seed)
+            findings += [_finding(c, trial, LIMITS[dtype]) for c in CLAUSES if c.plain or not plain]
+        effect = trial.effect_of_the_past()
+    label = name or type(model).__name__
+    return ModelReport(label, tuple(findings), effect, effect >= LEAST_EFFECT * LIMITS[dtype])
+
+
+def padding_error(model: Any) -> float:
+    """Relative error that a padded batch makes, read in single steps in the model's precision.
+
+    The model is called as ``generate`` calls it; it is neither copied nor changed.
+    """
+    with torch.no_grad():
+        trial = _trial(model)
+        return max(trial.ragged_steps(), trial.rows_alone())
+
+
+def steps_error(model: Any) -> float:
+    """Relative error that a batch of rows of one length makes, otherwise like padding_error."""
+    with torch.no_grad():
+        trial = _trial(model)
+        return max(trial.steps(), trial.rows_alone())
+
+
+def _trial(model: Any, *, plain: bool = False, length: int = 24, seed: int = 0) -> Trial:
+    """Two rows of random text for a model."""
+    vocab_size = model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(min(3, vocab_size - 1), vocab_size, (2, length), generator=generator)
+    return Trial(Subject(model, plain=plain), ids.to(model.device))
+
+
+def _exact(model: Any, dtype: torch.dtype) -> Any:
+    """The model in this precision; grouped products of experts have no float64 kernel."""
+    if hasattr(model, "set_experts_implementation"):
+        with contextlib.suppress(ValueError):  # a model without experts
+            model.set_experts_implementation("eager")
+    model.generation_config.eos_token_id = None  # so that all texts get the same length
+    return model.to(dtype).eval()
+
+
+def _finding(clause: Clause, trial: Trial, limit: float) -> ModelFinding:
+    """The finding of one clause; a call that raises is an infinite error."""
+    mode = "plain" if trial.subject.plain else "generate"
+    try:
+        error, note = clause.measure(trial), ""
+    except NotOffered as reason:
+        return ModelFinding(mode, clause.call, clause.title, None, limit, str(reason))
+    except Exception as reason:
+        first = str(reason).strip().splitlines() or [""]
+        error, note = float("inf"), f"{type(reason).__name__}: {first[0][:100]}"
+    return ModelFinding(mode, clause.call, clause.title, error, limit, note)

@@ -1,0 +1,65 @@
+"""Reading a causal language model with the package ``transformers``."""
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stateline.errors import InputError
+from stateline.files import user_path
+
+
+def transformers_package() -> Any:
+    """The package ``transformers``, without its progress bars and advice.
+
+    Raises:
+        InputError: If it is not installed.
+    """
+    try:
+        package: Any = import_module("transformers")
+    except ImportError as error:
+        raise InputError(
+            "this needs the package transformers: pip install 'stateline[hf]'"
+        ) from error
+    package.utils.logging.set_verbosity_error()
+    package.utils.logging.disable_progress_bar()
+    return package
+
+
+def load_hugging_face(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Read a causal language model from a local folder; no code of the folder is run.
+
+    Args:
+        folder: Folder that ``save_pretrained`` wrote.
+        device: Where its weights shall be.
+        dtype: Their precision; by default that in which they were saved.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        InputError: If the package is missing, or the folder cannot be read by it.
+    """
+    path = user_path(folder, "model")
+    if not (path / "config.json").is_file():
+        raise InputError(
+            f"there is no Hugging Face model in {folder}: give a folder with config.json"
+        )
+    package = transformers_package()
+    import_module("stateline.hf")  # registers our own models
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        model = package.AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype or "auto", local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # the package raises whatever its parts raise
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"transformers cannot read the model in {folder}: {reason}") from error
+    return model.to(device).eval()

@@ -1,0 +1,196 @@
+"""Checks on every call of a sequence layer from outside: the input fits the layer and the state.
+
+A call that does not fit would end in an error message about some inner matrix or, in kernels that
+trust their arguments, in corrupted memory. Only shapes and types on the host are compared; calls
+between nested layers and calls under ``torch.compile`` are not checked.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.state import State, copied, select_rows
+
+VERBS = ("forward", "forward_chunk", "step", "step_")
+
+_nested: ContextVar[bool] = ContextVar("nested", default=False)
+
+
+class _LeafSpec(NamedTuple):
+    """Shape of one tensor of a state of one row; axes that may have any size are ``None``."""
+
+    shape: tuple[int | None, ...]
+
+
+_specs: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+
+def checked(name: str, verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of a layer, with a check of its arguments when it is called from outside.
+
+    Batches of zero rows run as one row of zeros, which is then dropped: FFTs and chunked layers
+    need at least one row. A chunk of no tokens returns a copy of the state.
+
+    Args:
+        name: One of ``VERBS``.
+        verb: The method.
+
+    Returns:
+        A method of the same signature. It raises an InputError if the input or the state does not
+        fit the layer.
+    """
+
+    @wraps(verb)
+    def run(layer: Any, x: Tensor, *args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() or _nested.get():
+            return verb(layer, x, *args, **named)
+        token = _nested.set(True)
+        try:
+            _check_input(layer, x, name)
+            if name == "forward":
+                return verb(layer, x, *args, **named) if len(x) else _no_rows(layer, x, **named)
+            state = args[0] if args else named["state"]
+            _check_state(layer, x, state)
+            if not len(x):
+                named.pop("state", None)
+                return _no_rows_chunk(layer, x, name, **named)
+            result = verb(layer, x, *args, **named)
+            if name == "forward_chunk" and not x.shape[1]:
+                return result[0], copied(result[1])  # or writing to it would change the old state
+            return result
+        finally:
+            _nested.reset(token)
+
+    return run
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Skip the checks of calls whose inputs and states are known to fit, and have rows.
+
+    A check is a noticeable part of a small layer's step of one token.
+    """
+    token = _nested.set(True)
+    try:
+        yield
+    finally:
+        _nested.reset(token)
+
+
+def _check_input(layer: Any, x: Tensor, name: str) -> None:
+    """Vectors must be as wide as the layer; models check tokens and numbers themselves."""
+    if not (x.is_floating_point() and layer.takes_vectors):
+        return
+    axes = ("batch",) if name.startswith("step") else ("batch", "length")
+    fits = x.ndim == len(axes) + 1 or layer.any_batch_axes
+    if not fits or x.shape[-1:] != (layer.d_model,):
+        wanted = ", ".join((*axes, f"d_model={layer.d_model}"))
+        raise InputError(
+            f"{type(layer).__name__}.{name} takes an input of shape ({wanted}), "
+            f"got {tuple(x.shape)}"
+        )
+
+
+def _check_state(layer: Any, x: Tensor, state: State) -> None:
+    """The state must have the layer's structure and shapes, and one row per row of the input."""
+    if layer not in _specs:
+        _specs[layer] = _spec(layer)
+    if problem := _mismatch(state, _specs[layer], len(x), layer.any_batch_axes):
+        raise InputError(
+            f"{type(layer).__name__} cannot continue from this state: {problem}; pass a state of "
+            f"this layer with the rows of the input (of shape {tuple(x.shape)})"
+        )
+
+
+@torch.no_grad()
+def _spec(layer: Any) -> Any:
+    """What any state of a layer looks like."""
+    least, roomy = layer.init_state(1), layer.init_state(1, capacity=1)
+    ignores_capacity = layer.state_grows and _shapes(least) == _shapes(roomy)
+    return _tree_spec(least, roomy, ignores_capacity)
+
+
+def _shapes(state: State) -> Any:
+    return state.shape if isinstance(state, Tensor) else [_shapes(part) for part in state]
+
+
+def _tree_spec(least: State, roomy: State, any_slots: bool) -> Any:
+    """Type and parts of a tuple, or the specification of a tensor.
+
+    An axis may have any size if a capacity enlarges it. With ``any_slots``, the axis after the rows
+    may, too: in tuples that can join tensors of different shapes, and in growing layers that ignore
+    the capacity.
+    """
+    if isinstance(least, Tensor):
+        return _LeafSpec(
+            tuple(
+                None if small != large or axis == 0 or (any_slots and axis == 1) else small
+                for axis, (small, large) in enumerate(zip(least.shape, roomy.shape, strict=True))
+            )
+        )
+    any_slots = any_slots or hasattr(least, "cat")
+    pairs = zip(least, roomy, strict=True)
+    return type(least), [_tree_spec(a, b, any_slots) for a, b in pairs]
+
+
+def _mismatch(state: State, spec: Any, rows: int, any_batch_axes: bool) -> str:
+    """How a state differs from its specification; empty if it does not."""
+    if isinstance(spec, _LeafSpec):
+        return _leaf_mismatch(state, spec.shape, rows, any_batch_axes)
+    kind, parts = spec
+    if not isinstance(state, tuple) or _fields(state) != _fields(kind) or len(state) != len(parts):
+        return f"a {kind.__name__} of {len(parts)} parts is needed, got {_name(state)}"
+    for part, its_spec in zip(state, parts, strict=True):
+        if problem := _mismatch(part, its_spec, rows, any_batch_axes):
+            return problem
+    return ""
+
+
+def _leaf_mismatch(
+    leaf: State, wanted: tuple[int | None, ...], rows: int, any_batch_axes: bool
+) -> str:
+    if not isinstance(leaf, Tensor):
+        return f"a tensor is needed, got {_name(leaf)}"
+    shape = leaf.shape
+    if any_batch_axes and len(shape) > len(wanted):
+        shape = shape[len(shape) - len(wanted) :]
+    elif shape[:1] != (rows,):
+        found = f"{shape[0]} rows" if shape else "no rows"
+        return f"the input has {rows} rows, the state {found} (a tensor of shape {tuple(shape)})"
+    pairs = zip(shape[1:], wanted[1:], strict=False)
+    if len(shape) != len(wanted) or any(b is not None and a != b for a, b in pairs):
+        sizes = ", ".join("any" if size is None else str(size) for size in wanted[1:])
+        return f"a tensor of shape (rows, {sizes}) is needed, got {tuple(leaf.shape)}"
+    return ""
+
+
+def _fields(value: object) -> object:
+    return getattr(value, "_fields", None)
+
+
+def _name(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a {type(value).__name__} of {len(value)} parts"
+    return f"a {type(value).__name__}"
+
+
+def _no_rows(layer: Any, x: Tensor, **named: Any) -> Tensor:
+    """Output of ``forward`` for a batch without rows."""
+    return layer(x.new_zeros(1, *x.shape[1:]), **named)[:0]
+
+
+def _no_rows_chunk(layer: Any, x: Tensor, name: str, **named: Any) -> Any:
+    """Result of a verb with a state for a batch without rows."""
+    one = x.new_zeros(1, *x.shape[1:])
+    state = layer.init_state(1, capacity=1)
+    if name == "step_":
+        return layer.step_(one, state)[:0]
+    y, after = getattr(layer, name)(one, state, **named)
+    return y[:0], copied(select_rows(after, []))

@@ -1,0 +1,90 @@
+"""The law of sequence layers, as a check that anyone can run on their own layer."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from stateline.layers.base import AnyLayer
+from stateline.layers.law.case import LIMITS, Case, example_input
+from stateline.layers.law.gradients import gradients_agree
+from stateline.layers.law.outputs import (
+    causality,
+    donated_steps_agree,
+    outputs_agree,
+    rows_do_not_mix,
+)
+from stateline.layers.law.precision import LOW_PRECISION_LIMIT, precision
+from stateline.layers.law.report import Finding, LawReport
+from stateline.layers.law.states import ages_join, saving, size, state_is_a_value
+
+__all__ = ["LIMITS", "LOW_PRECISION_LIMIT", "Finding", "LawReport", "check_layer"]
+
+_CLAUSES = (
+    outputs_agree,
+    donated_steps_agree,
+    gradients_agree,
+    causality,
+    rows_do_not_mix,
+    state_is_a_value,
+    ages_join,
+    saving,
+    precision,
+    size,
+)
+
+
+def check_layer(
+    layer: AnyLayer,
+    *,
+    batch_size: int = 2,
+    chunks: Sequence[int] = (5, 1, 3, 4),
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    name: str | None = None,
+) -> LawReport:
+    """Check everything that a sequence layer promises, on random input.
+
+    - ``forward``, ``forward_chunk``, ``step`` and ``step_`` agree, in outputs and in gradients with
+      respect to parameters, input and the incoming state.
+    - Every parameter that matters gets a gradient.
+    - No output depends on a later input, and rows do not mix.
+    - The given state is unchanged, and every initial state is a fresh one.
+    - Joined states of different ages give what each gives alone.
+    - Saving and loading a state or a ``state_dict`` changes nothing.
+    - bfloat16 runs, with accumulators in float32.
+    - ``state_bytes`` is true, and a state keeps little more memory than that.
+
+    Args:
+        layer: The layer; it is copied, not changed.
+        batch_size: Rows of the input; at least 2, to detect rows that mix.
+        chunks: Lengths of the chunks into which the sequence is cut; at least two.
+        dtype: Precision of the check: float64 (limit 1e-9) or float32 (limit 1e-4).
+        seed: Seed of the random input.
+        name: Name of the layer in the report; by default its class.
+
+    Returns:
+        The findings: ``report.ok`` is true if all clauses hold, ``str(report)`` is a table.
+
+    Example:
+        >>> from stateline.layers import S4D
+        >>> check_layer(S4D(4, d_state=4)).ok
+        True
+    """
+    subject = copy.deepcopy(layer).to(dtype).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        x = example_input(subject, batch_size, sum(chunks), dtype)
+        case = Case(subject, x, tuple(chunks), dtype)
+        findings = [finding for clause in _CLAUSES for finding in _apply(clause, case)]
+    return LawReport(name or type(layer).__name__, tuple(findings))
+
+
+def _apply(clause: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
+    """Findings of one clause; a layer that raises breaks it."""
+    try:
+        return list(clause(case))
+    except Exception as error:
+        title = (clause.__doc__ or "").rstrip(".")
+        note = f"{type(error).__name__}: {error}".splitlines()[0]
+        return [Finding(title, float("inf"), case.limit, note)]

@@ -1,0 +1,80 @@
+"""A layer with an input and the ways to run it, and how two results are compared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stateline.layers.base import AnyLayer
+from stateline.layers.state import State
+
+LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Largest relative error max|a - b| / max|b| of a tensor, by dtype of the check."""
+
+
+@dataclass
+class Case:
+    """A layer, an input, and the lengths of the chunks into which it is cut."""
+
+    layer: AnyLayer
+    x: Tensor
+    chunks: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def limit(self) -> float:
+        """Largest relative error that passes."""
+        return LIMITS[self.dtype]
+
+    def run(self, x: Tensor, chunks: Sequence[int], state: State) -> tuple[Tensor, State]:
+        """Feed the chunks in order."""
+        outputs = []
+        for chunk in x.split(list(chunks), dim=1):
+            y, state = self.layer.forward_chunk(chunk, state)
+            outputs.append(y)
+        return torch.cat(outputs, dim=1), state
+
+    def walk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Feed one token after the other by ``step``."""
+        outputs = []
+        for x_t in x.unbind(dim=1):
+            y, state = self.layer.step(x_t, state)
+            outputs.append(y)
+        return torch.stack(outputs, dim=1), state
+
+    def walk_in_place(self, x: Tensor, state: State) -> Tensor:
+        """Feed one token after the other by ``step_``, which changes the state."""
+        with torch.no_grad():
+            return torch.stack([self.layer.step_(x_t, state) for x_t in x.unbind(dim=1)], dim=1)
+
+    def init(self, batch_size: int | None = None, capacity: int = 0) -> State:
+        """Initial state, by default with the rows of the input."""
+        return self.layer.init_state(batch_size or self.x.shape[0], capacity=capacity)
+
+    def example(self, batch_size: int, length: int) -> Tensor:
+        """Another random input."""
+        return example_input(self.layer, batch_size, length, self.dtype)
+
+    def warm(self) -> State:
+        """State after the first chunk of another sequence, so that nothing is zero."""
+        other = self.example(self.x.shape[0], self.chunks[0])
+        with torch.no_grad():
+            return self.layer.forward_chunk(other, self.init())[1]
+
+
+def example_input(layer: AnyLayer, batch_size: int, length: int, dtype: torch.dtype) -> Tensor:
+    """Random input of a layer; numbers are of the given dtype, tokens stay tokens."""
+    x = layer.example_input(batch_size, length)
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """Largest difference over the largest entry."""
+    scale = float(b.abs().max()) or 1.0
+    return finite((a.to(b.dtype) - b).abs().max() / scale)
+
+
+def finite(error: Tensor) -> float:
+    """The error as a number; NaN counts as infinitely wrong."""
+    return float("inf") if error.isnan() else float(error)

@@ -1,0 +1,83 @@
+"""Clauses about outputs: all ways to run a layer agree, and nothing sees what it must not see."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch.utils import _pytree as pytree
+
+from stateline.layers.law.case import Case, relative
+from stateline.layers.law.report import Finding
+from stateline.layers.state import select_rows
+
+
+def outputs_agree(case: Case) -> Iterator[Finding]:
+    """Outputs agree."""
+    with torch.no_grad():
+        whole = case.layer(case.x)
+        chunked, _ = case.run(case.x, case.chunks, case.init())
+        stepped, _ = case.walk(case.x, case.init())
+    yield Finding("chunks = forward", relative(chunked, whole), case.limit)
+    yield Finding("steps = forward", relative(stepped, whole), case.limit)
+
+
+def donated_steps_agree(case: Case) -> Iterator[Finding]:
+    """Donated steps agree."""
+    head, rest = case.chunks[0], case.x.shape[1] - case.chunks[0]
+    x_head, x_rest = case.x.split([head, rest], dim=1)
+    with torch.no_grad():
+        _, state = case.layer.forward_chunk(x_head, case.init(capacity=rest))
+        kept, donated = state, pytree.tree_map(torch.clone, state)
+        y = case.walk_in_place(x_rest, donated)
+        wanted, after = case.walk(x_rest, kept)
+        following, _ = case.layer.step(case.x[:, 0], donated)
+        wanted_following, _ = case.layer.step(case.x[:, 0], after)
+    error = max(relative(y, wanted), relative(following, wanted_following))
+    yield Finding("step_ = step", error, case.limit)
+
+    twin = replace(case, layer=copy.deepcopy(case.layer))  # a state may be the layer's own memory
+    with torch.no_grad():
+        whole = case.layer(case.x)
+        for _ in range(2):
+            y = twin.walk_in_place(case.x, twin.init(capacity=case.x.shape[1]))
+    yield Finding("every initial state is a fresh one", relative(y, whole), case.limit)
+
+
+def causality(case: Case) -> Iterator[Finding]:
+    """No output depends on a later input."""
+    length = case.x.shape[1]
+    row = case.x[:1]
+    changed = row.repeat_interleave(length, dim=0)
+    other = case.example(length, length)
+    diagonal = torch.arange(length, device=row.device)
+    changed[diagonal, diagonal] = other[diagonal, diagonal]  # row t differs at position t alone
+    with torch.no_grad():
+        before, after = case.layer(row), case.layer(changed)
+    later = (diagonal[None, :] >= diagonal[:, None]).view(length, length, *[1] * (after.ndim - 2))
+    difference = (after - before).abs().masked_fill(later, 0.0)
+    worst = difference.flatten(1).amax(dim=1)
+    error = float(worst.max()) / (float(before.abs().max()) or 1.0)
+    note = (
+        "" if error <= case.limit else f"an input at position {int(worst.argmax())} shows earlier"
+    )
+    yield Finding("no output sees a later input", error, case.limit, note)
+
+
+def rows_do_not_mix(case: Case) -> Iterator[Finding]:
+    """Rows do not mix."""
+    changed = case.x.clone()
+    changed[0] = case.example(1, case.x.shape[1])[0]
+    state = case.warm()
+    turned = list(reversed(range(case.x.shape[0])))
+    with torch.no_grad():
+        error = relative(case.layer(changed)[1:], case.layer(case.x)[1:])
+        y, after = case.layer.forward_chunk(case.x, state)
+        y_changed, after_changed = case.layer.forward_chunk(changed, state)
+        error = max(error, relative(y_changed[1:], y[1:]))
+        y_next, _ = case.layer.step(case.x[:, 0], after)
+        y_next_changed, _ = case.layer.step(changed[:, 0], after_changed)
+        error = max(error, relative(y_next_changed[1:], y_next[1:]))
+        y_turned, _ = case.layer.forward_chunk(case.x[turned], select_rows(state, turned))
+        error = max(error, relative(y_turned, y[turned]))
+    yield Finding("rows do not mix", error, case.limit)

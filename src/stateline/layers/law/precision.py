@@ -1,0 +1,58 @@
+"""The clause about precision: half precision runs, and accumulators stay in float32."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from stateline.layers.base import LOW_PRECISION
+from stateline.layers.law.case import Case, relative
+from stateline.layers.law.report import Finding
+from stateline.layers.state import accumulators
+
+LOW_PRECISION_LIMIT = 0.1
+"""Largest relative error of bfloat16 against float32: the result of rounding alone."""
+
+
+def precision(case: Case) -> Iterator[Finding]:
+    """Precision is as promised."""
+    low = copy.deepcopy(case.layer).bfloat16()
+    full = copy.deepcopy(low).float()  # with the same rounded weights
+    x = case.x.float().bfloat16() if case.x.is_floating_point() else case.x
+    with torch.no_grad():
+        exact = full(x.float() if x.is_floating_point() else x)
+        state = low.init_state(x.shape[0], capacity=1)
+        y_chunk, after = low.forward_chunk(x, state)
+        y_step, after_step = low.step(x[:, 0], after)
+        outputs = {"forward": low(x), "forward_chunk": y_chunk, "step": y_step}
+        outputs["step_"] = low.step_(x[:, 0], after)
+    note = "".join(
+        f"{verb} returns {str(y.dtype)[6:]}; "
+        for verb, y in outputs.items()
+        if y.dtype != torch.bfloat16
+    )
+    for which, found in (("init_state", state), ("forward_chunk", after), ("step", after_step)):
+        if [t.dtype for t in pytree.tree_leaves(found)] != [
+            t.dtype for t in pytree.tree_leaves(state)
+        ]:
+            note += f"{which} changes a dtype in the state; "
+        if low_names := _low_accumulators(found):
+            note += f"{which} keeps {', '.join(low_names)} in half precision; "
+    error = max(relative(outputs["forward"], exact), relative(y_chunk, exact))
+    yield Finding(
+        "bfloat16 runs, accumulators float32",
+        float("inf") if note else error,
+        LOW_PRECISION_LIMIT,
+        note.removesuffix("; "),
+    )
+
+
+def _low_accumulators(state: Any) -> list[str]:
+    """Names of accumulators in half precision."""
+    if isinstance(state, Tensor):
+        return []
+    names = [name for name in accumulators(state) if getattr(state, name).dtype in LOW_PRECISION]
+    return names + [name for part in state for name in _low_accumulators(part)]

@@ -1,0 +1,101 @@
+"""Clauses about states: a value that can be joined, saved, and whose size is known."""
+
+import copy
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from stateline.layers.base import AnyLayer
+from stateline.layers.law.case import Case, relative
+from stateline.layers.law.report import Finding
+from stateline.layers.state import cat_states, load_state, nbytes, save_state, select_rows
+
+
+def state_is_a_value(case: Case) -> Iterator[Finding]:
+    """The given state is unchanged."""
+    state, x = case.warm(), case.x.clone()
+    before = [t.clone() for t in pytree.tree_leaves(state)]
+    with torch.no_grad():
+        _, after_chunk = case.layer.forward_chunk(x, state)
+        _, after_step = case.layer.step(x[:, 0], state)
+        _, with_room = case.layer.forward_chunk(x, case.init(capacity=1))
+        for after in (after_chunk, after_step):  # writing to a new state must not reach the old
+            for leaf in pytree.tree_leaves(after):
+                leaf.zero_()
+        case.layer.step_(x[:, 0], with_room)
+    same = all(map(torch.equal, before, pytree.tree_leaves(state))) and torch.equal(x, case.x)
+    yield Finding("the given state is unchanged", 0.0 if same else 1.0, 0.0)
+
+
+def ages_join(case: Case) -> Iterator[Finding]:
+    """States of different ages join."""
+    young, rest = case.chunks[0], case.x.shape[1] - case.chunks[0]
+    x_young, x_rest = case.x[:, :young], case.x[:, young:]
+    rows = list(range(3 * case.x.shape[0]))
+    x_all = torch.cat([x_rest] * 3)
+    with torch.no_grad():
+        _, first = case.layer.forward_chunk(x_young, case.init(capacity=rest))
+        _, second = case.layer.forward_chunk(case.x, case.init(capacity=rest))
+        wanted_first, _ = case.layer.forward_chunk(x_rest, first)
+        wanted_second, _ = case.layer.forward_chunk(x_rest, second)
+        wanted = torch.cat([wanted_first, wanted_second, wanted_first])
+        joined = cat_states([first, second, first])
+        chunked, _ = case.layer.forward_chunk(x_all, joined)
+        stepped, _ = case.walk(x_all, joined)
+        donated = case.walk_in_place(x_all, select_rows(joined, rows))
+    error = max(relative(y, wanted) for y in (chunked, stepped, donated))
+    yield Finding("states of different ages join", error, case.limit)
+
+
+def saving(case: Case) -> Iterator[Finding]:
+    """Saving and loading changes nothing."""
+    state = case.warm()
+    twin = copy.deepcopy(case.layer)
+    with torch.no_grad():
+        wanted, _ = case.layer.forward_chunk(case.x, state)
+        with tempfile.TemporaryDirectory() as folder:
+            save_state(Path(folder) / "state", state, case.layer)
+            loaded = load_state(Path(folder) / "state", case.layer)
+        found, _ = case.layer.forward_chunk(case.x, loaded)
+        plain = _plain_tensors(twin)
+        for tensor in [*twin.parameters(), *plain.values()]:
+            tensor.copy_(tensor + 1)
+        twin.load_state_dict(case.layer.state_dict())
+        reloaded, _ = twin.forward_chunk(case.x, state)
+    same = torch.equal(found, wanted)
+    yield Finding("a saved state loads", 0.0 if same else relative(found, wanted), 0.0)
+    same = torch.equal(reloaded, wanted)
+    note = "" if same or not plain else f"neither parameter nor buffer: {', '.join(plain)}"
+    yield Finding("a state_dict loads", 0.0 if same else relative(reloaded, wanted), 0.0, note)
+
+
+def size(case: Case) -> Iterator[Finding]:
+    """``state_bytes`` is true, and the state keeps no larger memory of a chunk alive."""
+    with torch.no_grad():
+        state = case.run(case.x[:1], case.chunks, case.init(1))[1]
+    told, found = case.layer.state_bytes(case.x.shape[1]), nbytes(state)
+    note = "the state grows with the length" if case.layer.state_grows else "the state is bounded"
+    note = note if told == found else f"told {told}, found {found} bytes"
+    with torch.no_grad():
+        state = case.run(case.x[:1], (case.x.shape[1],), case.init(1))[1]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in pytree.tree_leaves(state)}
+    held, size = sum(s.nbytes() for s in storages.values()), nbytes(state)
+    yield Finding("no chunk stays in memory", held - size, size / 2, f"{size} of {held} bytes used")
+    yield Finding("state_bytes is true", abs(told - found), 0.0, note)
+
+
+def _plain_tensors(layer: AnyLayer) -> dict[str, Tensor]:
+    """Tensors that a layer keeps neither as parameters nor as buffers, by name."""
+    registered = ("_parameters", "_buffers", "_modules")
+    return {
+        f"{path}.{name}".removeprefix("."): leaf
+        for path, module in layer.named_modules()
+        for name, value in vars(module).items()
+        if name not in registered
+        for leaf in pytree.tree_leaves(value)
+        if isinstance(leaf, Tensor)
+    }

@@ -1,0 +1,281 @@
+"""Causal softmax attention with a growing key-value cache."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError, unknown_name
+from stateline.layers.base import SequenceLayer, values_at_hand, zeros
+from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
+from stateline.layers.wrappers.context import AttendsToContext, Context
+from stateline.ops import attention, local_attention
+from stateline.ops.positions import alibi_slopes, hard_alibi_windows
+
+Position = Literal["none", "rope", "alibi", "hard_alibi"]
+
+
+class AttentionState(NamedTuple):
+    """Keys and values so far: slot j holds position j; slots from ``length`` on are free."""
+
+    k: Float[Tensor, "batch slot kv_head d_head"]
+    v: Float[Tensor, "batch slot kv_head d_head"]
+    length: Int[Tensor, " batch"]
+
+    @staticmethod
+    def cat(states: Sequence["AttentionState"]) -> "AttentionState":
+        """Join rows of different lengths; shorter rows get free slots."""
+        slots = max(state.k.shape[1] for state in states)
+
+        def join(tensors: Sequence[Tensor]) -> Tensor:
+            return torch.cat([F.pad(t, (0, 0, 0, 0, 0, slots - t.shape[1])) for t in tensors])
+
+        return AttentionState(
+            join([state.k for state in states]),
+            join([state.v for state in states]),
+            torch.cat([state.length for state in states]),
+        )
+
+    @staticmethod
+    def trim(state: "AttentionState") -> "AttentionState":
+        """Drop the slots that no row has filled."""
+        used = int(state.length.max())
+        return AttentionState(state.k[:, :used], state.v[:, :used], state.length)
+
+
+class Attention(SequenceLayer[AttentionState], AttendsToContext):
+    r"""Multi-head causal attention.
+
+    .. math::
+        y_i = W_o \left[ \sum_{j \le i}
+        \mathrm{softmax}_j(q_i \cdot k_j / \sqrt d + b_{ij})\, v_j \right]_h
+
+    The state is the cache of all keys and values, so it grows with the length; so does the cost of
+    a step.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads; must divide ``d_model`` unless ``d_head`` is given.
+        n_kv_heads: Number of heads of keys and values, which must divide ``n_heads``; by default
+            the same. Groups of consecutive heads share them (grouped queries), and the state is
+            smaller by that factor.
+        d_head: Width of a head; by default ``d_model / n_heads``.
+        position: Position scheme. ``none``: only the causal mask. ``rope``: rotary embedding.
+            ``alibi``: a penalty linear in the distance. ``hard_alibi``: head h of the first
+            ``masked_heads`` heads sees its own position and h earlier ones (h = 0, 1, ...); the
+            other heads see all.
+        masked_heads: For ``hard_alibi``; by default half of the heads.
+        rotary_fraction: For ``rope``: fraction of each head's entries that is rotated.
+        rope_base: For ``rope``: wavelength of the slowest rotation, in units of 2 pi tokens.
+        rope_scaling: For ``rope``: ``none``, or how frequencies are lowered, ``linear`` or
+            ``llama3``, see :class:`stateline.ops.positions.RopeScaling`.
+        rope_factor: For ``rope_scaling``: the factor by which frequencies are divided.
+        rope_low: For ``llama3``: turns in ``rope_original_len`` below which all of it applies.
+        rope_high: For ``llama3``: turns in ``rope_original_len`` above which none of it applies.
+        rope_original_len: For ``llama3``: length of the inputs in pretraining.
+        qk_norm: Whether each query and key is divided by its root mean square and multiplied by a
+            learned weight per entry, before the rotation.
+        norm_eps: For ``qk_norm``: added to the mean square.
+        score_scale: Factor of the scores in place of :math:`1 / \sqrt d`.
+        bias: Whether the projections have biases: all, none, only those of ``qkv``, or only
+            ``out``.
+        double_count: Whether all but the first quarter of a head's entries count twice in the
+            score, :math:`(q \cdot k + q_{r:} \cdot k_{r:}) / \sqrt d` with
+            :math:`r = \lfloor d / 4 \rfloor`. The official code of "Repeat After Me" computes this
+            for ``none``, ``alibi`` and ``hard_alibi``, and its weights need it.
+
+    Raises:
+        InputError: If the numbers of heads do not fit each other or ``d_model``, an option does not
+            fit the heads, or the position scheme is unknown.
+
+    References:
+        Vaswani et al., 2017; positions: see :mod:`stateline.ops.positions`; grouped queries:
+        Ainslie et al., "GQA", 2023; ``qk_norm``: Yang et al., "Qwen3 Technical Report", 2025.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        position: Position = "none",
+        masked_heads: int | None = None,
+        rotary_fraction: float = 1.0,
+        rope_base: float = 10_000.0,
+        rope_scaling: Scaling = "none",
+        rope_factor: float = 1.0,
+        rope_low: float = 1.0,
+        rope_high: float = 4.0,
+        rope_original_len: int = 8192,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-6,
+        score_scale: float | None = None,
+        bias: Biases = False,
+        double_count: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        n_kv_heads, self.d_head = head_sizes(d_model, n_heads, n_kv_heads, d_head)
+        if position not in get_args(Position):
+            raise unknown_name("position", position, get_args(Position))
+        self.n_heads, self.position, self.double_count = n_heads, position, double_count
+        self.score_scale, self.rotary, self.rope_scaling = score_scale, None, None
+        if position == "rope":
+            scaling = (rope_factor, rope_low, rope_high, rope_original_len)
+            self.rotary = rotary(self.d_head, rotary_fraction, rope_base, rope_scaling, scaling)
+        self.rotary_dims, self.rope_base = int(self.d_head * rotary_fraction) // 2 * 2, rope_base
+        if self.rotary and self.rotary.scaling:
+            self.rope_scaling = str(self.rotary.scaling)  # numbers and words identify saved states
+        masked = n_heads // 2 if masked_heads is None else masked_heads
+        if not 0 <= masked <= n_heads:
+            raise InputError(
+                f"masked_heads must be from 0 to n_heads, got {masked_heads=}, {n_heads=}"
+            )
+        heads = (n_heads + 2 * n_kv_heads) * self.d_head
+        self.qkv = nn.Linear(d_model, heads, bias=bias in (True, "qkv"))
+        self.q_norm = nn.RMSNorm(self.d_head, eps=norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.d_head, eps=norm_eps) if qk_norm else None
+        self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=bias in (True, "out"))
+        slopes = alibi_slopes(n_heads) if position == "alibi" else None
+        windows = hard_alibi_windows(n_heads, masked) if position == "hard_alibi" else None
+        self.slopes: Tensor | None
+        self.windows: Tensor | None
+        self.register_buffer("slopes", slopes, persistent=False)
+        self.register_buffer("windows", windows, persistent=False)
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return (self.qkv.out_features // self.d_head - self.n_heads) // 2
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> AttentionState:
+        """Empty cache with ``capacity`` free slots."""
+        free = zeros(self.qkv.weight, batch_size, capacity, self.n_kv_heads, self.d_head)
+        length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
+        return AttentionState(free, free.clone(), length)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Attend to all earlier positions and the own one."""
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        q, k, v = self._project(x, positions)
+        return self._merge(attention(q, k, v, slopes=self.slopes, windows=self.windows))
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: AttentionState
+    ) -> tuple[Float[Tensor, "batch length d_model"], AttentionState]:
+        """Attend to the cache and causally to the chunk; append the chunk to the cache."""
+        length = x.shape[1]
+        positions = state.length[:, None] + torch.arange(length, device=x.device)
+        q, k, v = self._project(x, positions)
+        slots = positions[..., None, None].expand_as(k)
+
+        def append(cache: Tensor, new: Tensor) -> Tensor:
+            return F.pad(cache, (0, 0, 0, 0, 0, length)).scatter(1, slots, new.to(cache.dtype))
+
+        after = AttentionState(append(state.k, k), append(state.v, v), state.length + length)
+        return self._attend(q, after, state.length), after
+
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: AttentionState
+    ) -> Float[Tensor, "batch d_model"]:
+        """Write the key and value of the token into the first free slot."""
+        slot = state.length[:, None]
+        if values_at_hand(slot) and int(slot.max()) >= state.k.shape[1]:
+            raise InputError(
+                f"the state has no free slot left (of {state.k.shape[1]}): make it with "
+                "init_state(batch_size, capacity=n) for n steps in place"
+            )
+        q, k, v = self._project(x[:, None], slot)
+        index = slot[..., None, None].expand_as(k)
+        state.k.scatter_(1, index, k.to(state.k.dtype))
+        state.v.scatter_(1, index, v.to(state.v.dtype))
+        y = self._attend(q, state, state.length)
+        state.length.add_(1)
+        return y[:, 0]
+
+    def project_context(
+        self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "batch length"]
+    ) -> Context:
+        """Keys and values of given vectors."""
+        _, k, v = self._project(x, positions)
+        return Context(k, v)
+
+    past_visible = math.inf
+
+    def context_flops(self) -> float:
+        """The product with the joint projection of queries, keys and values."""
+        return 2.0 * self.qkv.weight.numel()
+
+    def attend(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        positions: Int[Tensor, "batch length"],
+        context: Context,
+        valid: Int[Tensor, " batch"],
+        *,
+        to_itself: bool = True,
+    ) -> tuple[Float[Tensor, "batch length d_model"], Context]:
+        """Attend to a context and causally to the input itself."""
+        first = context.slots - valid.clamp(max=context.slots)
+        q, k, v = self._project(x, positions)
+        nearest = 0 if to_itself else 1
+        if to_itself:
+            context = context.then(Context(k, v))
+        window = context.slots
+        bias = self._bias(torch.arange(nearest, nearest + window, device=x.device))
+        heads = local_attention(q, *context, window=window, first=first, bias=bias)
+        return self._merge(heads), context
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of a key and a value per token, and of the length."""
+        width = self.n_kv_heads * self.d_head
+        return 2 * length * width * self.qkv.weight.element_size() + 8
+
+    def flops_per_token(self, length: int) -> float:
+        """Linear maps, and scores and weighted sums over (length + 1) / 2 keys on average."""
+        mixing = 2.0 * self.n_heads * self.d_head * (length + 1)
+        return super().flops_per_token(length) + mixing
+
+    def _project(
+        self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "rows length"]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (batch, length, head, d_head)."""
+        kv = self.n_kv_heads
+        heads = self.qkv(x).unflatten(-1, (self.n_heads + 2 * kv, self.d_head))
+        q, k, v = heads.split([self.n_heads, kv, kv], dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary is not None:
+            q, k = self.rotary(positions, q, k)
+        if self.score_scale is not None:  # the op divides by the square root
+            q = q * (self.score_scale * self.d_head**0.5)
+        # Differs from the official code of "Repeat After Me", which always does this. Its paper
+        # does not mention it, and scaled query entries give the same family of functions.
+        if self.double_count:
+            once, twice = q.tensor_split([self.d_head // 4], dim=-1)
+            q = torch.cat([once, 2 * twice], dim=-1)
+        return q, k, v
+
+    def _bias(self, distance: Int[Tensor, " slot"]) -> Float[Tensor, "head slot"] | None:
+        """Bias of the scores at each distance."""
+        if self.slopes is not None:
+            return -self.slopes[:, None] * distance
+        if self.windows is not None:
+            bias = torch.zeros(self.n_heads, len(distance), device=distance.device)
+            return bias.masked_fill(distance >= self.windows[:, None], float("-inf"))
+        return None
+
+    def _attend(self, q: Tensor, state: AttentionState, start: Tensor) -> Tensor:
+        return self._merge(
+            attention(q, state.k, state.v, start, slopes=self.slopes, windows=self.windows)
+        )
+
+    def _merge(self, heads: Float[Tensor, "batch length head d_head"]) -> Tensor:
+        return self.out_proj(heads.flatten(2))

@@ -1,0 +1,266 @@
+"""Block-recurrent layer: recurrent state vectors exchange information with blocks of tokens."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError, unknown_name
+from stateline.layers.base import SequenceLayer, values_at_hand, zeros
+from stateline.layers.mixers.cross_attention import (
+    CrossAttention,
+    attend_by_block,
+    attend_to_all,
+    scaled_queries,
+)
+from stateline.layers.mixers.sliding_attention import SlidingAttention
+from stateline.layers.norm import unit_length
+from stateline.layers.wrappers.context import Context
+
+Gate = Literal["fixed", "lstm"]
+Update = Literal["skip", "dual", "single"]
+
+
+class BlockRecurrentState(NamedTuple):
+    """Keys and values of the last two blocks, number of tokens, and the state vectors."""
+
+    k: Float[Tensor, "batch slot head d_head"]
+    v: Float[Tensor, "batch slot head d_head"]
+    length: Int[Tensor, " batch"]
+    vectors: Float[Tensor, "batch vector d_model"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """Each block adds to the state vectors."""
+        return ("vectors",)
+
+
+class GatedUpdate(nn.Module):
+    r"""A gate in place of a residual connection: :math:`r \odot g + h \odot (1 - g)` for old r.
+
+    The new h is a linear map of z or, with ``d_hidden``, of :math:`y = \mathrm{relu}(W_1 z)`. The
+    gate is a learned constant per entry, :math:`g = \sigma(b)` (``fixed``), or there are two gates
+    that depend on y: :math:`r \odot \sigma(W_f y + b_f + 1) + h \odot \sigma(W_i y + b_i - 1)`
+    (``lstm``).
+
+    Args:
+        d_input: Width of z.
+        d_model: Width of r and h.
+        gate: ``fixed`` or ``lstm``.
+        d_hidden: Width of y; 0 means y = z.
+        bounded: Whether tanh is applied to h.
+    """
+
+    def __init__(
+        self, d_input: int, d_model: int, *, gate: Gate, d_hidden: int = 0, bounded: bool = False
+    ) -> None:
+        super().__init__()
+        self.bounded = bounded
+        self.hidden = nn.Linear(d_input, d_hidden, bias=False) if d_hidden else None
+        width = d_hidden or d_input
+        self.propose = nn.Linear(width, d_model, bias=False)
+        self.keep = nn.Parameter(torch.randn(d_model) * 0.1) if gate == "fixed" else None
+        self.gates = nn.Linear(width, 2 * d_model) if gate == "lstm" else None
+
+    def forward(
+        self, r: Float[Tensor, "batch vector d_model"], z: Float[Tensor, "batch vector width"]
+    ) -> Float[Tensor, "batch vector d_model"]:
+        """The updated state vectors, in the dtype of the old ones."""
+        y = z if self.hidden is None else self.hidden(z).relu()
+        h = self.propose(y).to(r.dtype)
+        h = h.tanh() if self.bounded else h
+        if self.gates is None:
+            assert self.keep is not None
+            return torch.lerp(h, r, self.keep.to(r.dtype).sigmoid())
+        forget, enter = self.gates(y).to(r.dtype).chunk(2, dim=-1)
+        return r * (forget + 1).sigmoid() + h * (enter - 1).sigmoid()
+
+
+class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
+    r"""Sliding attention plus attention to recurrent state vectors, updated once per block.
+
+    Let R be the state vectors before block n. The tokens of the block give
+
+    .. math:: y_i = \mathrm{sliding}(x)_i + W_o\,\mathrm{attend}(q'_i, R)
+
+    and at its end the state vectors attend to each other and to the tokens of this block and of the
+    one before:
+
+    .. math::
+        Z = [\,\mathrm{attend}(Q, R),\ \mathrm{attend}(Q', x_{n-1}, x_n)\,], \qquad
+        R \leftarrow \mathrm{gate}(R, W Z)
+
+    Everything that concerns tokens alone, and what tokens read, is computed for all blocks at once;
+    the updates are a loop of T / ``window`` iterations. The state has a constant size.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads; must divide ``d_model``.
+        window: Length of a block, and window of the sliding attention.
+        n_states: Number of state vectors.
+        gate: ``fixed`` (a constant per entry) or ``lstm``: see :class:`GatedUpdate`.
+        update: ``skip``: the gated update above. ``dual``: a feed-forward with its own gate follows
+            it. ``single``: a feed-forward, bounded by tanh, replaces W.
+        d_hidden: Hidden width of that feed-forward; by default 4 ``d_model``.
+        includes_self: Whether the sliding attention sees the position itself.
+        qk_norm: Whether queries and keys have unit length and learned scales replace
+            :math:`1 / \sqrt d`.
+        zeros_before: Whether a block of zeros precedes the first block, for its tokens and for the
+            state vectors, as in the official code.
+
+    Raises:
+        InputError: If a size does not fit, or a name is unknown.
+
+    References:
+        Hutchins et al., "Block-Recurrent Transformers", NeurIPS 2022, and its code.
+    """
+
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"scales": "no_decay"}
+
+    def __init__(  # noqa: PLR0913
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        window: int = 128,
+        n_states: int = 128,
+        gate: Gate = "fixed",
+        update: Update = "skip",
+        d_hidden: int | None = None,
+        includes_self: bool = False,
+        qk_norm: bool = True,
+        zeros_before: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        if gate not in get_args(Gate):
+            raise unknown_name("gate", gate, get_args(Gate))
+        if update not in get_args(Update):
+            raise unknown_name("update", update, get_args(Update))
+        d_hidden = 4 * d_model if d_hidden is None else d_hidden
+        if min(n_states, d_hidden) < 1:
+            raise InputError(
+                f"n_states and d_hidden must be at least 1, got {n_states=} and {d_hidden=}"
+            )
+        self.window, self.update = window, update
+        self.local = SlidingAttention(
+            d_model,
+            n_heads=n_heads,
+            window=window,
+            position="t5",
+            includes_self=includes_self,
+            qk_norm=qk_norm,
+            zeros_before=zeros_before,
+        )
+        self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm)
+        self.initial = nn.Parameter(torch.randn(n_states, d_model) * 0.1)
+        self.ids = nn.Parameter(torch.randn(n_states, d_model))
+        self.norm = nn.RMSNorm(d_model, eps=1e-6)
+        self.qq_proj = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.kv_proj = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.scales = nn.Parameter(torch.ones(2, n_heads)) if qk_norm else None
+        hidden = d_hidden if update == "single" else 0
+        self.mix = GatedUpdate(
+            2 * d_model, d_model, gate=gate, d_hidden=hidden, bounded=update == "single"
+        )
+        dual = update == "dual"
+        self.feed_norm = nn.RMSNorm(d_model, eps=1e-6) if dual else None
+        self.feed = GatedUpdate(d_model, d_model, gate=gate, d_hidden=d_hidden) if dual else None
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> BlockRecurrentState:  # noqa: ARG002
+        """No tokens (or zeros, with ``zeros_before``), and the learned initial state vectors."""
+        heads = (self.cross.n_heads, self.cross.d_head)
+        k = zeros(self.qq_proj.weight, batch_size, 2 * self.window - 1, *heads)
+        length = self.local.init_state(batch_size).length
+        vectors = self.initial.to(torch.promote_types(self.initial.dtype, torch.float32))
+        return BlockRecurrentState(k, k.clone(), length, vectors.repeat(batch_size, 1, 1))
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: BlockRecurrentState
+    ) -> tuple[Float[Tensor, "batch length d_model"], BlockRecurrentState]:
+        """Process all tokens at once, around a loop over the updates.
+
+        Rows may be at different offsets in their blocks.
+        """
+        if not x.shape[1]:
+            return x, state
+        positions = state.length[:, None] + torch.arange(x.shape[1], device=x.device)
+        y, tokens = self.local.attend(x, positions, Context(state.k, state.v), state.length)
+        phase = state.length % self.window
+        seen, vectors = self._recur(tokens, state, x.shape[1])
+        k, v = (torch.stack(t, dim=1) for t in zip(*seen, strict=True))
+        heads = attend_by_block(self.cross.queries(x), k, v, phase, self.window)
+        kept = tokens.with_slots(2 * self.window - 1)
+        after = BlockRecurrentState(*kept, state.length + x.shape[1], vectors)
+        return y + self.cross.merge(heads), after
+
+    def flops_per_token(self, length: int) -> float:
+        """Projections and attentions of a token, and its share of the update of its block."""
+        own = [self.local.kv_proj, self.local.q_proj, self.local.out_proj]
+        tokens = 2.0 * sum(m.weight.numel() for m in [*own, self.cross.q_proj, self.cross.out_proj])
+        vectors = super().flops_per_token(length) - tokens
+        n_states, pairs = len(self.initial), 4.0 * self.d_model
+        scores = pairs * n_states * (n_states + 2 * self.window)
+        seen = self.local.flops_per_token(length) - 2.0 * sum(m.weight.numel() for m in own)
+        update = (n_states * vectors + scores) / self.window
+        return tokens + seen + pairs * n_states + update
+
+    def _recur(
+        self, tokens: Context, state: BlockRecurrentState, length: int
+    ) -> tuple[list[Context], Tensor]:
+        """Keys and values of the state vectors before each block, and the vectors after the chunk.
+
+        Rows end their blocks at different times: a row that has not reached an end keeps its
+        vectors.
+        """
+        window, r = self.window, state.vectors
+        phase = state.length % window
+        # With gradients, every parameter takes part in every call: distributed training needs it.
+        may_look = values_at_hand(r) or (length == 1 and not torch.compiler.is_compiling())
+        may_skip = may_look and not torch.is_grad_enabled()
+        q, context = self._project(r, tokens.k.dtype)
+        seen = [context]
+        for end in range(window, length + window, window):
+            stop = end - phase  # tokens of the chunk up to the end of the block
+            ended = stop <= length
+            if may_skip and not ended.any():
+                seen.append(context)
+                continue
+            updated = self._updated(r, q, context, *self._two_blocks(tokens, stop, state.length))
+            r = torch.where(ended[:, None, None], updated, r)
+            q, context = self._project(r, tokens.k.dtype)
+            seen.append(context)
+        return seen, r.clone() if r is state.vectors else r  # no two states share memory
+
+    def _two_blocks(
+        self, tokens: Context, stop: Int[Tensor, " batch"], before: Int[Tensor, " batch"]
+    ) -> tuple[Context, Tensor]:
+        """Keys and values of the last two blocks before an end, and a mask of existing tokens."""
+        index = torch.arange(2 * self.window, device=stop.device)
+        slot = (stop[:, None] - 1 + index).clamp(max=tokens.slots - 1)
+        row = torch.arange(len(stop), device=stop.device)[:, None]
+        there = (before + stop)[:, None] - 2 * self.window + index >= 0
+        return Context(tokens.k[row, slot], tokens.v[row, slot]), there
+
+    def _project(self, r: Tensor, dtype: torch.dtype) -> tuple[Tensor, Context]:
+        """Both sets of queries of the state vectors, and their keys and values."""
+        vectors = self.norm(r.to(self.ids.dtype)) + self.ids
+        split = (2, self.cross.n_heads, self.cross.d_head)
+        q = self.qq_proj(vectors).unflatten(-1, split).to(dtype)
+        k, v = self.kv_proj(vectors).unflatten(-1, split).to(dtype).unbind(dim=-3)
+        if self.scales is None:
+            return q, Context(k, v)
+        q = torch.stack([scaled_queries(q[:, :, i], self.scales[i]) for i in (0, 1)], dim=2)
+        return q, Context(unit_length(k), v)
+
+    def _updated(
+        self, r: Tensor, q: Tensor, own: Context, tokens: Context, there: Tensor
+    ) -> Tensor:
+        """The state vectors after a block."""
+        among, across = q.unbind(dim=2)
+        found = [attend_to_all(among, *own), attend_to_all(across, *tokens, there)]
+        r = self.mix(r, torch.cat([h.flatten(2) for h in found], dim=-1))
+        if self.feed is None or self.feed_norm is None:
+            return r
+        return self.feed(r, self.feed_norm(r.to(self.ids.dtype)))

@@ -1,0 +1,301 @@
+"""Block-State layer: tokens attend to a sliding window and to outputs of an SSM."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError, unknown_name
+from stateline.layers.base import AnyLayer, SequenceLayer, zeros
+from stateline.layers.mixers.cross_attention import CrossAttention, attend_by_block, attend_to_all
+from stateline.layers.mixers.diagonal_ssm import ChannelSSM, DiagonalSSM
+from stateline.layers.mixers.dss import DSS
+from stateline.layers.mixers.long_conv import ImplicitFilters
+from stateline.layers.mixers.s4 import S4SSM
+from stateline.layers.mixers.s5 import S5SSM
+from stateline.layers.mixers.sliding_attention import SlidingAttention, SlidingAttentionState
+from stateline.ops import attention, local_attention
+
+Variant = Literal["sh", "mh", "mf"]
+SSM = Literal["dss", "long_conv", "s4", "s4d", "s5"]
+
+
+class BlockStateState(NamedTuple):
+    """States of the state space model and of the sliding attention; context keys and values.
+
+    ``k`` and ``v`` belong to the context states of the last positions, the latest last (``sh`` and
+    ``mh``), or to those that the current block sees (``mf``).
+    """
+
+    ssm: Any
+    local: SlidingAttentionState
+    k: Float[Tensor, "batch slot head d_head"]
+    v: Float[Tensor, "batch slot head d_head"]
+
+
+class BlockState(SequenceLayer[BlockStateState]):
+    r"""Sliding attention plus attention to context states from a state space model.
+
+    .. math::
+        c = \mathrm{SSM}(W_n x), \qquad
+        y_i = \mathrm{sliding}(x)_i + W_o \left[ \sum_s
+        \mathrm{softmax}_s(\lambda\, q_i \cdot k_s)\, v_s \right]_h, \qquad
+        k, v = W_{kv}\,\mathrm{norm}(c)
+
+    The state space model reads the whole sequence at a fraction of the width. Which of its outputs
+    a token sees depends on the token's block of ``window`` tokens:
+
+    - ``sh`` (single head): the outputs at the tokens of its own block, up to itself;
+    - ``mh`` (multi-head): the same, with a separate output for each head;
+    - ``mf`` (multi-filter): ``n_states`` outputs at the last token of the previous block, with
+      learned context IDs added; in the first block, a learned context.
+
+    The state space model is the only recurrence across blocks, so all blocks are computed at once.
+    The cost is linear in the length; the state has a constant size (with ``long_conv``, all inputs
+    that its filters reach).
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads of both attentions; must divide ``d_model``.
+        window: Length of a block, and window of the sliding attention.
+        variant: Kind of context states: ``sh``, ``mh`` or ``mf``.
+        ssm: State space model: ``s4d`` (lin, zoh), ``s4``, ``s5``, ``dss`` (exp), or ``long_conv``
+            (free filters).
+        d_ssm: Width of the state space model; by default a quarter of ``d_model``, for ``mf`` an
+            eighth.
+        d_state: State size per channel, for ``s5`` of all channels; ``long_conv`` ignores it.
+        n_states: For ``mf``: number of context states.
+        independent: For ``mh`` and ``mf``: whether each output has its own state space model,
+            instead of a readout of a common one; not with ``s5``. Models of ``dss`` still share
+            their transition. Free filters are always independent.
+        filter_len: For ``long_conv``: taps of the filters.
+        includes_self: Whether the sliding attention sees the position itself.
+        qk_norm: Whether queries and keys have unit length and a learned scale :math:`\lambda` per
+            head replaces :math:`1 / \sqrt d`.
+        zeros_before: Whether a block of zeros precedes the first block, as in the official code of
+            Block-Recurrent models.
+
+    Raises:
+        InputError: If a size does not fit, a name is unknown, or the outputs cannot be independent.
+
+    References:
+        Fathi et al., "Block-State Transformers", NeurIPS 2023. The token half of the layer is that
+        of Hutchins et al., "Block-Recurrent Transformers", NeurIPS 2022, and its code.
+    """
+
+    # Differs from the paper's pseudo-code, which shifts the context of mf along the filters, so
+    # that a block would see its own last token, and which does not scale the Fourier transform.
+    # The size of the paper's models suggests a dense map of c to the full width, then norm, IDs and
+    # full-width maps to keys and values. Here keys and values come from the reduced width directly.
+    # Without IDs and with keys of unit length, the keys are the same functions; the values are, up
+    # to a factor per context state.
+    def __init__(  # noqa: PLR0913
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        window: int = 128,
+        variant: Variant = "sh",
+        ssm: SSM = "s4d",
+        d_ssm: int | None = None,
+        d_state: int = 16,
+        n_states: int = 32,
+        independent: bool = False,
+        filter_len: int = 1024,
+        includes_self: bool = False,
+        qk_norm: bool = True,
+        zeros_before: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        if variant not in get_args(Variant):
+            raise unknown_name("variant", variant, get_args(Variant))
+        if ssm not in _SSMS:
+            raise unknown_name("ssm", ssm, _SSMS)
+        if independent and (variant == "sh" or ssm == "s5"):
+            raise InputError(
+                "independent is for several outputs (mh, mf), and not for s5, whose outputs all "
+                f"read one state: got {variant=} and {ssm=}"
+            )
+        d_ssm = max(1, d_model // (8 if variant == "mf" else 4)) if d_ssm is None else d_ssm
+        if d_ssm < 1 or n_states < 1:
+            raise InputError(f"d_ssm and n_states must be at least 1, got {d_ssm=} and {n_states=}")
+        self.variant, self.window, self.d_ssm = variant, window, d_ssm
+        self.local = SlidingAttention(
+            d_model,
+            n_heads=n_heads,
+            window=window,
+            position="t5",
+            includes_self=includes_self,
+            qk_norm=qk_norm,
+            zeros_before=zeros_before,
+        )
+        self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm)
+        outputs = {"sh": 1, "mh": n_heads, "mf": n_states}[variant]
+        self.copies = outputs if independent and ssm != "long_conv" else 1
+        self.narrow = nn.Linear(d_model, d_ssm, bias=False)
+        sizes = _Sizes(self.copies * d_ssm, outputs // self.copies, d_state, filter_len)
+        self.ssm: AnyLayer = _SSMS[ssm](sizes)
+        self.norm = nn.RMSNorm(d_ssm, eps=1e-6)
+        readers = n_heads if variant == "mh" else 1
+        self.w_kv = nn.Parameter(torch.randn(readers, d_ssm, 2 * d_model // readers) / d_ssm**0.5)
+        self.initial = nn.Parameter(torch.randn(n_states, d_ssm)) if variant == "mf" else None
+        self.ids = nn.Parameter(torch.randn(n_states, d_ssm)) if variant == "mf" else None
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> BlockStateState:
+        """Initial states of the parts; for ``mf``, the learned context."""
+        local = self.local.init_state(batch_size, capacity=capacity)
+        ssm = self.ssm.init_state(batch_size, capacity=capacity)
+        if self.initial is None:
+            heads = (self.cross.n_heads, self.cross.d_head)
+            k = zeros(self.narrow.weight, batch_size, self.window - 1, *heads)
+            return BlockStateState(ssm, local, k, k.clone())
+        k, v = (t.repeat(batch_size, 1, 1, 1) for t in self._keys_and_values(self.initial[None]))
+        return BlockStateState(ssm, local, k, v)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Compute all blocks at once."""
+        if not x.shape[1]:
+            return x
+        k, v = (t.flatten(0, 1) for t in self._keys_and_values(self.context_states(x)))
+        q = _blocks(self.cross.queries(x), self.window).flatten(0, 1)
+        found = attend_to_all(q, k, v) if self.variant == "mf" else attention(q, k, v)
+        heads = found.unflatten(0, (len(x), -1)).flatten(1, 2)[:, : x.shape[1]]
+        return self.local(x) + self.cross.merge(heads)
+
+    def context_states(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch block state *reader d_ssm"]:
+        """Context states of every block: outputs of the state space model.
+
+        The last block is padded; ``mh`` has an axis for the heads.
+        """
+        if self.initial is None:
+            return _blocks(self._outputs(self.ssm(self._narrowed(x))), self.window)
+        past = self._narrowed(x[:, : (x.shape[1] - 1) // self.window * self.window])
+        if isinstance(self.ssm, ChannelSSM):
+            ends = self.ssm.every(past, self.window)
+        else:
+            ends = self.ssm(past)[:, self.window - 1 :: self.window]
+        initial = self.initial.expand(len(x), 1, -1, -1).to(ends.dtype)
+        return torch.cat([initial, self._outputs(ends)], dim=1)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: BlockStateState
+    ) -> tuple[Float[Tensor, "batch length d_model"], BlockStateState]:
+        """Continue from a state; rows may be at different offsets in their blocks."""
+        if not x.shape[1]:
+            return x, state
+        y, local = self.local.forward_chunk(x, state.local)
+        c, ssm = self.ssm.forward_chunk(self._narrowed(x), state.ssm)
+        heads, k, v = self._read(self.cross.queries(x), self._outputs(c), state)
+        return y + self.cross.merge(heads), BlockStateState(ssm, local, k, v)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: BlockStateState
+    ) -> tuple[Float[Tensor, "batch d_model"], BlockStateState]:
+        """Process one token."""
+        y, local = self.local.step(x, state.local)
+        c, ssm = self.ssm.step(self._narrowed(x), state.ssm)
+        heads, k, v = self._read(self.cross.queries(x)[:, None], self._outputs(c)[:, None], state)
+        return y + self.cross.merge(heads[:, 0]), BlockStateState(ssm, local, k, v)
+
+    def flops_per_token(self, length: int) -> float:
+        """Projections, both attentions, and the state space model."""
+        products = SequenceLayer.flops_per_token(self, length)
+        seen = (min(length, self.window) + 1) / 2
+        states = 1.0
+        if self.ids is not None:
+            seen, states = len(self.ids), len(self.ids) / self.window
+        own = products - SequenceLayer.flops_per_token(self.local, length)
+        own += 2.0 * states * self.w_kv.numel() + 4.0 * self.d_model * seen
+        own += self.local.flops_per_token(length)
+        if self.ids is not None and isinstance(self.ssm, ChannelSSM):
+            return own + self.ssm.flops_of_every(self.window)
+        return own + self.ssm.flops_per_token(length)
+
+    def _narrowed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch width"]:
+        """Input of the state space model, repeated for independent ones."""
+        narrow = self.narrow(x)
+        return narrow.repeat(*[1] * (x.ndim - 1), self.copies)
+
+    def _outputs(self, c: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "... d_ssm"]:
+        """Outputs with an axis for the readouts, if there are several."""
+        return c if self.variant == "sh" else c.unflatten(-1, (-1, self.d_ssm))
+
+    def _keys_and_values(self, context: Float[Tensor, "*batch d_ssm"]) -> tuple[Tensor, Tensor]:
+        """Keys and values (..., state, head, d_head) of context states."""
+        context = self.norm(context)
+        if self.ids is not None:
+            context = context + self.ids
+        if self.variant == "mh":
+            kv = torch.einsum("...hd,hde->...he", context, self.w_kv)
+            k, v = kv.chunk(2, dim=-1)
+        else:
+            kv = context @ self.w_kv[0]
+            k, v = kv.unflatten(-1, (2, -1, self.cross.d_head)).unbind(dim=-3)
+        return self.cross.keys(k), v
+
+    def _read(
+        self,
+        q: Float[Tensor, "batch length head d_head"],
+        c: Float[Tensor, "batch length *reader d_ssm"],
+        state: BlockStateState,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Output of the attention to the context states, and their keys and values to keep."""
+        length, window = q.shape[1], self.window
+        phase = state.local.length % window
+        old = (state.k, state.v)
+        if self.initial is None:
+            new = self._keys_and_values(c)
+            k, v = (torch.cat([a, b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True))
+            found = local_attention(q, k, v, window=window, block_len=window, phase=phase)
+            return (
+                found,
+                k[:, length:].clone(),
+                v[:, length:].clone(),
+            )  # frees the memory of the chunk
+        # Block 0 sees the context in the state; block n sees what block n - 1 has left.
+        row = torch.arange(len(q), device=q.device)[:, None]
+        blocks = (length + window - 1) // window
+        end = torch.arange(1, blocks + 1, device=q.device) * window - 1 - phase[:, None]
+        new = self._keys_and_values(c[row, end.clamp(max=length - 1)])
+        k, v = (
+            torch.cat([a[:, None], b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True)
+        )
+        found = attend_by_block(q, k, v, phase, window)
+        last = ((phase + length) // window)[:, None]
+        return found, k[row, last][:, 0], v[row, last][:, 0]
+
+
+class _Sizes(NamedTuple):
+    """Sizes of a state space model."""
+
+    width: int
+    outputs: int
+    d_state: int
+    filter_len: int
+
+
+_SSMS: Mapping[str, Callable[[_Sizes], AnyLayer]] = {
+    "dss": lambda s: DSS(s.width, d_state=s.d_state, n_outputs=s.outputs).ssm,
+    "long_conv": lambda s: ImplicitFilters(s.width, n_filters=s.outputs, filter_len=s.filter_len),
+    "s4": lambda s: S4SSM(s.width, d_state=s.d_state, n_outputs=s.outputs),
+    "s4d": lambda s: DiagonalSSM(
+        s.width, d_state=s.d_state, n_outputs=s.outputs, discretization="zoh"
+    ),
+    "s5": lambda s: S5SSM(s.width, d_state=s.d_state, n_outputs=s.outputs),
+}
+
+
+def _blocks(
+    x: Float[Tensor, "batch length *shape"], window: int
+) -> Float[Tensor, "batch block window *shape"]:
+    """Cut a sequence into blocks; the last one is padded with zeros."""
+    if missing := -x.shape[1] % window:  # padding by zero would copy
+        x = F.pad(x, (*[0, 0] * (x.ndim - 2), 0, missing))
+    return x.unflatten(1, (-1, window))

@@ -1,0 +1,90 @@
+"""Attention of tokens to other vectors: context states, or a recurrent state."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from stateline.layers.norm import unit_length
+
+
+class CrossAttention(nn.Module):
+    r"""Queries of tokens for given keys and values.
+
+    .. math:: y_i = W_o \left[ \sum_s \mathrm{softmax}_s(q_i \cdot k_s / \sqrt d)\, v_s \right]_h
+
+    Args:
+        d_model: Width of the tokens.
+        n_heads: Number of heads.
+        qk_norm: Whether queries and keys have unit length and a learned scale per head, initially
+            1, replaces :math:`1 / \sqrt d`.
+    """
+
+    def __init__(self, d_model: int, *, n_heads: int, qk_norm: bool) -> None:
+        super().__init__()
+        self.n_heads, self.d_head = n_heads, d_model // n_heads
+        self.q_proj = nn.Linear(d_model, d_model, bias=False)
+        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+        self.scale = nn.Parameter(torch.ones(n_heads)) if qk_norm else None
+
+    def queries(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch head d_head"]:
+        """Queries of the tokens."""
+        return scaled_queries(self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head)), self.scale)
+
+    def keys(self, k: Float[Tensor, "*batch head d_head"]) -> Float[Tensor, "*batch head d_head"]:
+        """Keys, of unit length with ``qk_norm``."""
+        return k if self.scale is None else unit_length(k)
+
+    def merge(self, heads: Float[Tensor, "*batch head d_head"]) -> Float[Tensor, "*batch d_model"]:
+        """Output projection of the joined heads."""
+        return self.out_proj(heads.flatten(-2))
+
+
+def scaled_queries(
+    q: Float[Tensor, "*batch head d_head"], scale: Float[Tensor, " head"] | None
+) -> Float[Tensor, "*batch head d_head"]:
+    """Queries of unit length times scale and sqrt(d), by which attention divides."""
+    return q if scale is None else unit_length(q) * (scale * q.shape[-1] ** 0.5)[:, None]
+
+
+def attend_to_all(
+    q: Float[Tensor, "batch query head d_head"],
+    k: Float[Tensor, "batch slot head d_head"],
+    v: Float[Tensor, "batch slot head d_head"],
+    seen: Bool[Tensor, "batch slot"] | None = None,
+) -> Float[Tensor, "batch query head d_head"]:
+    """Attention of every query of a row to every visible slot of the row."""
+    mask = None if seen is None else seen[:, None, None, :]
+    queries, keys, values = (t.to(q.dtype).transpose(1, 2) for t in (q, k, v))
+    found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    return found.transpose(1, 2)
+
+
+def attend_by_block(
+    q: Float[Tensor, "batch length head d_head"],
+    k: Float[Tensor, "batch block slot head d_head"],
+    v: Float[Tensor, "batch block slot head d_head"],
+    phase: Int[Tensor, " batch"],
+    block_len: int,
+) -> Float[Tensor, "batch length head d_head"]:
+    """Attention of every query to all slots of its own block.
+
+    Args:
+        q: Queries.
+        k: Keys of each block that some row reaches.
+        v: Values of the same blocks.
+        phase: Offset of each row's first query in its block.
+        block_len: Number of queries in a block.
+
+    Returns:
+        Outputs of all heads.
+    """
+    (batch, length), blocks = q.shape[:2], k.shape[1]
+    if length == 1:
+        return attend_to_all(q, k[:, 0], v[:, 0])
+    row = torch.arange(batch, device=q.device)[:, None]
+    query = torch.arange(blocks * block_len, device=q.device) - phase[:, None]
+    laid = q[row, query.clamp(0, length - 1)].unflatten(1, (blocks, block_len))
+    found = attend_to_all(*(t.flatten(0, 1) for t in (laid, k, v)))
+    place = phase[:, None] + torch.arange(length, device=q.device)
+    return found.unflatten(0, (batch, blocks)).flatten(1, 2)[row, place]

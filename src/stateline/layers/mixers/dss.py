@@ -1,0 +1,151 @@
+"""DSS: a diagonal state space model whose kernel sums exponentials, or softmaxes of them."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from stateline.layers.base import SequenceLayer, StateT
+from stateline.layers.derived import derived
+from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence, DiagonalSSMState
+from stateline.layers.mixers.finite_filter import FiniteFilter, FiniteFilterState
+from stateline.layers.mixers.ssm_layer import SSMLayer
+from stateline.layers.mixers.ssm_settings import DSSSettings, Output, keywords_from
+from stateline.layers.mixers.step_sizes import uniform_log_dt
+from stateline.ops import diagonal_ssm
+from stateline.ops.hippo import normal_form
+from stateline.ops.planes import divide, exponential_minus_one, multiply
+
+_MOST = 1e-4
+"""Upper bound on the real parts for the kernel ``clip``."""
+
+_EPSILON = 1e-7
+"""Keeps the softmax finite where its sum is zero."""
+
+
+class DSSModes(SequenceLayer[StateT]):
+    r"""The parameters of the kernels of DSS: N complex modes, without conjugates.
+
+    All channels share the :math:`\Lambda` of the modes; each channel has its own steps and weights
+    W. Abstract: subclasses say how the kernel is applied.
+    """
+
+    c: Float[Tensor, "output mode 2"]
+    skip: Float[Tensor, " output"]
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("log_dt", "real", "frequency"), "ssm"),
+        "c": "no_decay",
+    }
+
+    def __init__(self, d_model: int, settings: DSSSettings) -> None:
+        super().__init__(d_model)
+        self.kernel, self.scale = settings.kernel, settings.scale
+        self.exp_frequency, self.filter_len = settings.exp_frequency, settings.filter_len
+        modes, outputs = settings.d_state, settings.n_outputs * d_model
+        real = torch.full((modes,), 0.5)
+        frequency = -normal_form("legs", 2 * modes).values[:, 1]
+        # As in the official code, the real and the imaginary part start with the same step.
+        log_dt = uniform_log_dt(settings.dt_min, settings.dt_max, d_model, 1)
+        self.log_dt = nn.Parameter(log_dt if settings.tie_dt else log_dt.repeat(1, 2))
+        self.real = nn.Parameter(real.log() if settings.kernel == "exp" else -real)
+        self.frequency = nn.Parameter(torch.empty(modes))
+        with torch.no_grad():
+            self.frequency.copy_(frequency.log() if settings.exp_frequency else frequency)
+        self.c = nn.Parameter(torch.randn(outputs, modes, 2))
+        self.skip = nn.Parameter(torch.randn(outputs))
+
+    @property
+    def d_output(self) -> int:
+        """``n_outputs`` signals per channel."""
+        return len(self.skip)
+
+    def modes(self) -> tuple[Float[Tensor, "mode 2"], Float[Tensor, "d_model mode 2"]]:
+        """Lambda, and Delta: its real and imaginary parts times the steps."""
+        real = -self.real.exp() if self.kernel == "exp" else self.real
+        if self.kernel == "clip":
+            real = real.clamp(max=_MOST)
+        frequency = self.frequency.exp() if self.exp_frequency else self.frequency
+        spectrum = torch.stack([real, frequency], dim=-1)
+        return spectrum, self.log_dt.exp()[:, None] * spectrum
+
+
+class DSSRecurrence(DSSModes[DiagonalSSMState], DiagonalRecurrence):
+    """The kernels ``exp`` and ``clip``, computed as recurrences."""
+
+    @derived
+    def discretize(
+        self,
+    ) -> tuple[
+        Float[Tensor, "d_model mode 2"],
+        Float[Tensor, "d_model mode 2"],
+        Float[Tensor, "output mode 2"],
+    ]:
+        """Logarithm of the transition, input vector and output vector of the recurrence."""
+        spectrum, log_a = self.modes()
+        one = torch.tensor([1.0, 0.0], dtype=log_a.dtype, device=log_a.device)
+        gain = divide(exponential_minus_one(log_a), spectrum) if self.scale else one
+        # Halved, because the op counts each mode twice, for its conjugate.
+        return log_a, gain.expand_as(log_a), self.c / 2
+
+
+class DSSFilter(DSSModes[FiniteFilterState], FiniteFilter):
+    """The kernel ``softmax``, computed as a filter of ``filter_len`` taps."""
+
+    @derived
+    def taps(self) -> Float[Tensor, "output filter_len"]:
+        """The weighted sum of each mode's softmax over time."""
+        spectrum, log_a = self.modes()
+        rising = (spectrum[:, :1] > 0).to(log_a.dtype)
+        # Growing modes are computed backward from the last tap, with -Delta, to avoid overflow.
+        falling = log_a * (1 - 2 * rising)
+        total = multiply(exponential_minus_one(self.filter_len * falling), spectrum)
+        weight = multiply(exponential_minus_one(falling), _reciprocal(total))
+        impulse = pad(self.log_dt.new_ones(1, self.d_model), (0, 0, 0, self.filter_len - 1))
+        c = torch.cat([self.c * (1 - rising), self.c * rising]) / 2  # the op counts each mode twice
+        forward, backward = diagonal_ssm(impulse, falling, weight, c).mT.chunk(2)
+        return forward + backward.flip(-1) + pad(self.skip[:, None], (0, self.filter_len - 1))
+
+
+def _reciprocal(z: Float[Tensor, "*shape 2"]) -> Float[Tensor, "*shape 2"]:
+    """About 1 / z, but finite at zero."""
+    conjugate = torch.stack([z[..., 0], -z[..., 1]], dim=-1)
+    return conjugate / (z.square().sum(dim=-1, keepdim=True) + _EPSILON)
+
+
+@keywords_from(DSSSettings)
+class DSS(SSMLayer):
+    r"""Diagonal state space layer whose kernel sums exponentials, or softmaxes of them.
+
+    .. math::
+        y = W_o\,\mathrm{gelu}(k * x + D x) + b, \qquad
+        k_l = \mathrm{Re} \sum_n W_n\, s_n\, e^{\Delta_n l}, \qquad
+        \Delta = \mathrm{dt}_1 \mathrm{Re}\Lambda + i\,\mathrm{dt}_2 \mathrm{Im}\Lambda
+
+    with :math:`s = (e^\Delta - 1)/\Lambda` for the kernels ``exp`` and ``clip``, and
+    :math:`s = (e^\Delta - 1) / (\Lambda (e^{\Delta T} - 1))` for ``softmax`` over T taps. The first
+    two are recurrences with a state of constant size. The softmax depends on T, so it has no
+    recurrence, and its modes may grow: it is a filter of ``filter_len`` taps, whose state is the
+    latest ``filter_len - 1`` inputs. W has no weight decay, as in the official code.
+
+    Args:
+        d_model: Number of channels.
+        output: The map across channels: ``linear``, ``glu`` or ``half_glu``.
+        **settings: See :class:`~stateline.layers.mixers.ssm_settings.DSSSettings`.
+
+    Raises:
+        InputError: If a size is not positive, the steps are not ``0 < dt_min <= dt_max``, the
+            kernel is unknown, or is a softmax without scale.
+
+    References:
+        Gupta et al., "Diagonal State Spaces are as Effective as Structured State Spaces", NeurIPS
+        2022; the variants are those of its official code.
+    """
+
+    def __init__(self, d_model: int, *, output: Output = "linear", **settings: Any) -> None:
+        its = DSSSettings(**settings)
+        kind = DSSFilter if its.kernel == "softmax" else DSSRecurrence
+        super().__init__(kind(d_model, its), output)

@@ -1,0 +1,100 @@
+"""Feed-forward: the same two-layer network at every position."""
+
+from typing import Literal, get_args
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError, unknown_name
+from stateline.layers.base import SequenceLayer
+from stateline.ops import gelu
+
+Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"]
+
+GATED = ("swiglu", "geglu")
+"""Activations that multiply two maps of the input."""
+
+
+class FeedForward(SequenceLayer[tuple[()]]):
+    r"""Two linear maps with a nonlinearity between: :math:`y = W_2\, \phi(W_1 x + b_1) + b_2`.
+
+    ``swiglu`` gates instead: :math:`y = W_2 (\mathrm{silu}(W_g x) \odot W_1 x)`; so does ``geglu``,
+    by GELU (tanh approximation).
+
+    Args:
+        d_model: Width of input and output.
+        activation: ``gelu`` (tanh approximation, as in GPT-2 and H3), ``gelu_exact`` (by the
+            error function, as in GPT-NeoX), ``relu``, ``relu2`` (the square of ``relu``),
+            ``swiglu`` or ``geglu``.
+        d_hidden: Hidden width; by default 4 ``d_model``, for gates 8/3 ``d_model`` (the same
+            number of parameters), rounded to a multiple of 8.
+        bias: Whether the maps have biases; by default all but gates.
+
+    Raises:
+        InputError: If the activation is unknown, or ``d_hidden`` is not positive.
+
+    References:
+        Vaswani et al., 2017, section 3.3; Shazeer, "GLU Variants Improve Transformer", 2020;
+        ``relu2``: So et al., "Primer", 2021.
+    """
+
+    wants_feed_forward = False
+    any_batch_axes = True
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        activation: Activation = "gelu",
+        d_hidden: int | None = None,
+        bias: bool | None = None,
+    ) -> None:
+        super().__init__(d_model)
+        if activation not in get_args(Activation):
+            raise unknown_name("activation", activation, get_args(Activation))
+        self.activation = activation
+        gated = activation in GATED
+        bias = not gated if bias is None else bias
+        if d_hidden is None:
+            d_hidden = 8 * round(d_model / 3) if gated else 4 * d_model
+        if d_hidden < 1:
+            raise InputError(f"d_hidden must be at least 1, got {d_hidden=}")
+        self.in_proj = nn.Linear(d_model, 2 * d_hidden if gated else d_hidden, bias=bias)
+        self.out_proj = nn.Linear(d_hidden, d_model, bias=bias)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[()]:  # noqa: ARG002
+        """Empty: the layer has no memory."""
+        return ()
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Map each position."""
+        h = self.in_proj(x)
+        if self.activation in GATED:
+            gate, h = h.chunk(2, dim=-1)
+            gate = F.silu(gate) if self.activation == "swiglu" else gelu(gate)
+            return self.out_proj(gate * h)
+        if self.activation in ("relu", "relu2"):
+            h = F.relu(h)
+            return self.out_proj(h if self.activation == "relu" else h.square())
+        return self.out_proj(gelu(h) if self.activation == "gelu" else F.gelu(h))
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: tuple[()]
+    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[()]]:
+        """Map each position."""
+        return self(x), state
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: tuple[()]
+    ) -> tuple[Float[Tensor, "batch d_model"], tuple[()]]:
+        """Map the position."""
+        return self(x), state
+
+    def step_(
+        self,
+        x: Float[Tensor, "batch d_model"],
+        state: tuple[()],  # noqa: ARG002
+    ) -> Float[Tensor, "batch d_model"]:
+        """Map the position."""
+        return self(x)

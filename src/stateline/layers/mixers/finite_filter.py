@@ -1,0 +1,91 @@
+"""Filters of a fixed number of taps, whose state is the latest inputs."""
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.derived import derived
+from stateline.layers.mixers.diagonal_ssm import convolution_flops
+from stateline.ops import short_conv, short_conv_step, short_conv_stepper, slide
+from stateline.ops.stepping import Stepper
+
+
+class FiniteFilterState(NamedTuple):
+    """The latest inputs, oldest first: one fewer than the filters have taps."""
+
+    past: Float[Tensor, "batch past d_model"]
+
+
+class FiniteFilter(SequenceLayer[FiniteFilterState]):
+    """Causal filters of ``filter_len`` taps, one or more for each channel.
+
+    Abstract: subclasses define the taps. Beyond ``filter_len`` taps the filters are zero, whatever
+    the length of the input. The output holds the first filter's signals of all channels, then the
+    second filter's, and so on.
+
+    Attributes:
+        filter_len: Taps of each filter, including the one for the current token.
+    """
+
+    filter_len: int
+
+    @abstractmethod
+    def taps(self) -> Float[Tensor, "output filter_len"]:
+        """All filters, in float32 or better; a skip connection is part of the first tap."""
+
+    def finish(self, y: Float[Tensor, "*batch output"]) -> Float[Tensor, "*batch output"]:
+        """Apply what follows the filters at each position; by default nothing."""
+        return y
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> FiniteFilterState:  # noqa: ARG002
+        """Zeros in place of past inputs."""
+        parameter = next(self.parameters())
+        return FiniteFilterState(zeros(parameter, batch_size, self.filter_len - 1, self.d_model))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length output"]:
+        """Filter the sequence."""
+        return self.finish(short_conv(x, self.taps())).to(x.dtype)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: FiniteFilterState
+    ) -> tuple[Float[Tensor, "batch length output"], FiniteFilterState]:
+        """Filter the chunk after the past inputs."""
+        y = self.finish(short_conv(x, self.taps(), state.past))
+        return y.to(x.dtype), FiniteFilterState(slide(state.past, x))
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: FiniteFilterState
+    ) -> tuple[Float[Tensor, "batch output"], FiniteFilterState]:
+        """Weigh the latest inputs by the taps."""
+        y, past = short_conv_step(x, self.weights(), state.past)
+        return self.finish(y).to(x.dtype), FiniteFilterState(past)
+
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: FiniteFilterState
+    ) -> Float[Tensor, "batch output"]:
+        """Weigh the latest inputs by the taps; the state is changed in place."""
+        if records(x) or self.d_output != self.d_model:
+            return super().step_(x, state)
+        return self.finish(self.stepper()(x, state.past)).to(x.dtype)
+
+    @derived
+    def stepper(self) -> Stepper:
+        """Steps in place, with the present weights."""
+        return short_conv_stepper(self.weights()[0])
+
+    def flops_per_token(self, length: int) -> float:
+        """A convolution per output, or a multiply-add per tap where that costs less."""
+        return self.d_output * min(convolution_flops(length), 2.0 * self.filter_len)
+
+    @derived
+    def weights(self) -> Float[Tensor, "filter taps d_model"]:
+        """The filters in the layout of the state: the tap of the oldest input comes first.
+
+        Contiguous: on a view, a step takes several times as long.
+        """
+        return self.taps().unflatten(0, (-1, self.d_model)).flip(-1).mT.contiguous()

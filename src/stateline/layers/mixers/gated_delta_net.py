@@ -1,0 +1,158 @@
+"""Gated DeltaNet: linear attention that overwrites the old value of a key, with decay."""
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.derived import derived
+from stateline.layers.mixers.finite_filter import FiniteFilterState
+from stateline.layers.mixers.short_conv import ShortConv
+from stateline.layers.mixers.step_sizes import initial_step_bias
+from stateline.layers.norm import unit_length
+from stateline.ops import gated_delta_rule, gated_delta_rule_step
+from stateline.ops.gated_delta_rule import CHUNK
+
+
+class GatedDeltaNetState(NamedTuple):
+    """State of the convolution, and the matrix of every head."""
+
+    conv: FiniteFilterState
+    s: Float[Tensor, "batch head d_key d_value"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The matrices accumulate rounding errors."""
+        return ("s",)
+
+
+class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
+    r"""Multi-head linear attention by the gated delta rule.
+
+    .. math::
+        S_t = \alpha_t (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top, \qquad
+        y = W_o \left[ \mathrm{norm}(S_t^\top q_t) \odot \mathrm{silu}(z_t) \right]_h
+
+    Queries, keys and values are projections after a short convolution and SiLU. Queries and keys
+    are scaled to unit length, queries then by ``query_scale``. :math:`\beta = \sigma(W_\beta x)` is
+    the fraction of the key's old value that is replaced,
+    :math:`\alpha = \exp(-e^a\, \mathrm{softplus}(W_\alpha x + b))` the fraction of the state that
+    is kept. The parameters of the decay and the state stay float32 under a cast to half precision.
+
+    Args:
+        d_model: Width of input and output, and of the keys of all heads together.
+        n_heads: Number of heads; must divide ``d_model``.
+        expand_v: Width of the values of all heads together, in units of ``d_model``.
+        d_conv: Taps of the convolution.
+        norm_eps: Added to the mean square in the norm.
+        query_scale: Factor of the queries; by default :math:`1 / \sqrt{d_k}` for keys of d_k
+            entries a head, as in fla and Qwen3-Next. The norm undoes it up to ``norm_eps``. Models
+            saved before this keyword existed used 1: ``query_scale=1`` restores that.
+
+    Raises:
+        InputError: If the heads do not fit the width, a size is not positive, or the scale is not.
+
+    References:
+        Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", ICLR
+        2025, section 3.
+    """
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay", "dt_bias": "no_decay"}
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        expand_v: int = 2,
+        d_conv: int = 4,
+        norm_eps: float = 1e-5,
+        query_scale: float | None = None,
+    ) -> None:
+        super().__init__(d_model)
+        if n_heads < 1 or d_model % n_heads:
+            raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
+        if expand_v < 1:
+            raise InputError(f"expand_v must be at least 1, got {expand_v=}")
+        if query_scale is not None and query_scale <= 0:
+            raise InputError(f"query_scale must be positive, got {query_scale=}")
+        self.n_heads, self.d_key = n_heads, d_model // n_heads
+        self.query_scale = self.d_key**-0.5 if query_scale is None else query_scale
+        self.d_values, self.d_value = expand_v * d_model, expand_v * self.d_key
+        mixed = 2 * d_model + self.d_values
+        self.in_proj = nn.Linear(d_model, mixed + self.d_values + 2 * n_heads, bias=False)
+        self.conv = ShortConv(mixed, taps=d_conv, bias=False)
+        self.dt_bias = nn.Parameter(initial_step_bias(n_heads))
+        self.a_log = nn.Parameter((16 * (1 - torch.rand(n_heads))).log())
+        self.norm = nn.RMSNorm(self.d_value, eps=norm_eps)
+        self.out_proj = nn.Linear(self.d_values, d_model, bias=False)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> GatedDeltaNetState:  # noqa: ARG002
+        """Zero state."""
+        s = zeros(self.a_log, batch_size, self.n_heads, self.d_key, self.d_value)
+        return GatedDeltaNetState(self.conv.init_state(batch_size), s)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: GatedDeltaNetState
+    ) -> tuple[Float[Tensor, "batch length d_model"], GatedDeltaNetState]:
+        """Process the chunk from a state."""
+        mixed, z, log_decay, beta = self._project(x)
+        mixed, conv = self.conv.forward_chunk(mixed, state.conv)
+        y, s = gated_delta_rule(*self._split(mixed), log_decay, beta, state.s)
+        return self._read(y, z), GatedDeltaNetState(conv, s)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: GatedDeltaNetState
+    ) -> tuple[Float[Tensor, "batch d_model"], GatedDeltaNetState]:
+        """Write one key and value, and read."""
+        mixed, z, log_decay, beta = self._project(x)
+        mixed, conv = self.conv.step(mixed, state.conv)
+        y, s = gated_delta_rule_step(*self._split(mixed), log_decay, beta, state.s)
+        return self._read(y, z), GatedDeltaNetState(conv, s)
+
+    def flops_per_token(self, length: int) -> float:
+        """Projections, convolution, products with the state, and the system of a chunk."""
+        inside = min(length, CHUNK) * (4.0 * self.d_model + 3.0 * self.d_values)
+        between = 6.0 * self.d_key * self.d_values
+        projections = super().flops_per_token(length)
+        return projections + self.conv.flops_per_token(length) + inside + between
+
+    @derived
+    def rate(self) -> Float[Tensor, " head"]:
+        """Decay rate of each head per unit of step."""
+        return self.a_log.exp()
+
+    def _project(
+        self, x: Float[Tensor, "batch *length d_model"]
+    ) -> tuple[
+        Float[Tensor, "batch *length mixed"],
+        Float[Tensor, "batch *length d_values"],
+        Float[Tensor, "batch *length head"],
+        Float[Tensor, "batch *length head"],
+    ]:
+        """Input of the convolution, gate, logarithm of the decay, and beta."""
+        sizes = [self.conv.d_model, self.d_values, self.n_heads, self.n_heads]
+        mixed, z, step, beta = self.in_proj(x).split(sizes, dim=-1)
+        return mixed, z, -self.rate() * F.softplus(step + self.dt_bias), beta.sigmoid()
+
+    def _split(
+        self, mixed: Float[Tensor, "batch *length mixed"]
+    ) -> tuple[
+        Float[Tensor, "batch *length head d_key"],
+        Float[Tensor, "batch *length head d_key"],
+        Float[Tensor, "batch *length head d_value"],
+    ]:
+        """Scaled queries and keys, both of unit length before scaling, and values."""
+        q, k, v = mixed.split([self.d_model, self.d_model, self.d_values], dim=-1)
+        q, k, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, k, v))
+        return self.query_scale * unit_length(q), unit_length(k), v
+
+    def _read(self, y: Tensor, z: Tensor) -> Tensor:
+        normed = self.norm(y.to(self.norm.weight.dtype)).flatten(-2)
+        return self.out_proj(normed * F.silu(z))

@@ -1,0 +1,150 @@
+"""GSS: a gated state space layer whose state space model has a fraction of the width."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer
+from stateline.layers.derived import derived
+from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence, DiagonalSSMState
+from stateline.ops.planes import divide, exponential_minus_one
+
+
+class SimplifiedDSS(DiagonalRecurrence):
+    r"""The state space model of GSS: one diagonal transition for all channels, and no step size.
+
+    .. math::
+        y = k * x + D x, \qquad
+        k_l = \mathrm{Re} \sum_n C_n \frac{e^{\Lambda_n} - 1}{\Lambda_n}\, e^{\Lambda_n l},
+        \qquad \Lambda = -e^a + i e^b
+
+    All modes are stored: none stands for a conjugate pair.
+
+    Args:
+        d_model: Number of channels.
+        d_state: Number of complex modes.
+        exp_frequency: Whether the imaginary part of Lambda is :math:`e^b` rather than b.
+
+    Raises:
+        InputError: If ``d_state`` is not positive.
+    """
+
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"log_decay": "ssm", "frequency": "ssm"}
+
+    def __init__(self, d_model: int, *, d_state: int = 512, exp_frequency: bool = True) -> None:
+        super().__init__(d_model)
+        if d_state < 1:
+            raise InputError(f"d_state must be at least 1, got {d_state=}")
+        self.exp_frequency = exp_frequency
+        self.log_decay = nn.Parameter(torch.randn(d_state))
+        self.frequency = nn.Parameter(torch.randn(d_state))
+        self.c = nn.Parameter(torch.randn(d_model, d_state, 2))
+        self.skip = nn.Parameter(torch.randn(d_model))
+
+    @derived
+    def discretize(
+        self,
+    ) -> tuple[
+        Float[Tensor, "1 mode 2"], Float[Tensor, "d_model mode 2"], Float[Tensor, "d_model mode 2"]
+    ]:
+        """Logarithm of the transition, input vector and output vector of the recurrence."""
+        frequency = self.frequency.exp() if self.exp_frequency else self.frequency
+        log_a = torch.stack([-self.log_decay.exp(), frequency], dim=-1)
+        b = divide(exponential_minus_one(log_a), log_a)
+        # Halved, because the op counts each mode twice, for its conjugate.
+        return log_a[None], b.expand_as(self.c), self.c / 2
+
+
+class GSS(SequenceLayer[DiagonalSSMState]):
+    r"""Gated state space layer.
+
+    .. math::
+        y = W_o \left( W_g\, \mathrm{DSS}(\mathrm{norm}(\mathrm{gelu}(W_v x)))
+        \odot \mathrm{gelu}(W_u x) \right) + b_o
+
+    The state space model works at a quarter of the width, where convolutions are cheap. The gate,
+    at four times the width, replaces the feed-forward. In a pre-norm residual block, it is the
+    block of the paper. The state has a constant size.
+
+    Args:
+        d_model: Width of input and output.
+        d_ssm: Width of the state space model; by default a quarter of ``d_model``.
+        expand: Width of the gate, as a multiple of ``d_model``.
+        d_state: Number of complex modes of each channel; all share one transition.
+        exp_frequency: Whether the frequencies are exponentials of their parameters, as in the
+            paper. Otherwise they are the parameters themselves, as in other diagonal models.
+
+    Raises:
+        InputError: If a width is not positive.
+
+    References:
+        Mehta et al., "Long Range Language Modeling via Gated State Spaces", ICLR 2023.
+    """
+
+    wants_feed_forward = False
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_ssm: int | None = None,
+        expand: int = 4,
+        d_state: int = 512,
+        exp_frequency: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        d_ssm = max(1, d_model // 4) if d_ssm is None else d_ssm
+        if d_ssm < 1 or expand < 1:
+            raise InputError(f"d_ssm and expand must be at least 1, got {d_ssm=} and {expand=}")
+        d_gate = expand * d_model
+        self.gate = nn.Linear(d_model, d_gate, bias=False)
+        self.narrow = nn.Linear(d_model, d_ssm, bias=False)
+        self.norm = nn.LayerNorm(d_ssm)
+        self.ssm = SimplifiedDSS(d_ssm, d_state=d_state, exp_frequency=exp_frequency)
+        self.widen = nn.Linear(d_ssm, d_gate, bias=False)
+        self.out_proj = nn.Linear(d_gate, d_model)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> DiagonalSSMState:
+        """Initial state of the state space model."""
+        return self.ssm.init_state(batch_size, capacity=capacity)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Narrow, mix along the sequence, widen, gate."""
+        return self._gated(x, self.ssm(self._narrowed(x)))
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: DiagonalSSMState
+    ) -> tuple[Float[Tensor, "batch length d_model"], DiagonalSSMState]:
+        """Continue from a state."""
+        y, state = self.ssm.forward_chunk(self._narrowed(x), state)
+        return self._gated(x, y), state
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: DiagonalSSMState
+    ) -> tuple[Float[Tensor, "batch d_model"], DiagonalSSMState]:
+        """Process one token."""
+        y, state = self.ssm.step(self._narrowed(x), state)
+        return self._gated(x, y), state
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of the projections and of the state space model."""
+        return super().flops_per_token(length) + self.ssm.flops_per_token(length)
+
+    def _narrowed(
+        self, x: Float[Tensor, "batch *length d_model"]
+    ) -> Float[Tensor, "batch *length d_ssm"]:
+        return self.norm(F.gelu(self.narrow(x)))
+
+    def _gated(
+        self,
+        x: Float[Tensor, "batch *length d_model"],
+        mixed: Float[Tensor, "batch *length d_ssm"],
+    ) -> Float[Tensor, "batch *length d_model"]:
+        return self.out_proj(self.widen(mixed) * F.gelu(self.gate(x)))

@@ -1,0 +1,126 @@
+"""Linear attention: attention without the softmax; its state is one matrix per head."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError, unknown_name
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.ops import linear_attention, linear_attention_step
+from stateline.ops.linear_attention import CHUNK
+
+Feature = Literal["elu", "relu", "identity"]
+FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "elu": lambda x: F.elu(x) + 1,
+    "relu": F.relu,
+    "identity": lambda x: x,
+}
+EPS = 1e-6
+"""Added to the normaliser, which is zero if all features are."""
+
+
+class LinearAttentionState(NamedTuple):
+    """Sum of the products of keys and values; a normaliser is a last value that is always one."""
+
+    s: Float[Tensor, "batch head d_head d_value"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The sum accumulates rounding errors."""
+        return ("s",)
+
+
+class LinearAttention(SequenceLayer[LinearAttentionState]):
+    r"""Multi-head causal attention with a feature map in place of the softmax.
+
+    .. math::
+        S_t = S_{t-1} + \phi(k_t) v_t^\top, \quad z_t = z_{t-1} + \phi(k_t), \qquad
+        y_t = W_o \left[ \frac{S_t^\top \phi(q_t)}{z_t \cdot \phi(q_t)} \right]_h
+
+    The state has a constant size; the sum never forgets. The output does not depend on the order of
+    earlier tokens. The state stays float32 under a cast to half precision.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads; must divide ``d_model``.
+        feature: The map :math:`\phi`: ``elu`` (plus one, always positive), ``relu`` or
+            ``identity``.
+        normalise: Whether to divide by :math:`z_t \cdot \phi(q_t)`.
+
+    Raises:
+        InputError: If ``n_heads`` does not divide ``d_model``, the feature map is unknown, or it
+            can be negative and there is a normaliser.
+
+    References:
+        Katharopoulos et al., "Transformers are RNNs: Fast Autoregressive Transformers with Linear
+        Attention", ICML 2020, section 3.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        feature: Feature = "elu",
+        normalise: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        if n_heads < 1 or d_model % n_heads:
+            raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
+        if feature not in FEATURES:
+            raise unknown_name("feature", feature, FEATURES)
+        if feature == "identity" and normalise:
+            raise InputError(
+                "a normaliser needs features that are not negative, got feature='identity': "
+                "set normalise=False, or take another feature"
+            )
+        self.n_heads, self.d_head = n_heads, d_model // n_heads
+        self.feature, self.normalise = feature, normalise
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> LinearAttentionState:  # noqa: ARG002
+        """Zero state."""
+        values = self.d_head + self.normalise
+        s = zeros(self.qkv.weight, batch_size, self.n_heads, self.d_head, values)
+        return LinearAttentionState(s.to(torch.promote_types(s.dtype, torch.float32)))
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: LinearAttentionState
+    ) -> tuple[Float[Tensor, "batch length d_model"], LinearAttentionState]:
+        """Read the state and the prefix of the chunk."""
+        y, s = linear_attention(*self._project(x), None, state.s)
+        return self._merge(y), LinearAttentionState(s)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: LinearAttentionState
+    ) -> tuple[Float[Tensor, "batch d_model"], LinearAttentionState]:
+        """Write one key and value, and read."""
+        y, s = linear_attention_step(*self._project(x), None, state.s)
+        return self._merge(y), LinearAttentionState(s)
+
+    def flops_per_token(self, length: int) -> float:
+        """Projections, products with the state, and attention inside a chunk."""
+        mixing = 4.0 * (min(length, CHUNK) + self.d_head) * self.d_model
+        return super().flops_per_token(length) + mixing
+
+    def _project(
+        self, x: Float[Tensor, "batch *length d_model"]
+    ) -> tuple[
+        Float[Tensor, "batch *length head d_head"],
+        Float[Tensor, "batch *length head d_head"],
+        Float[Tensor, "batch *length head d_value"],
+    ]:
+        """Features of queries and of keys, and values."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
+        feature = FEATURES[self.feature]
+        return feature(q), feature(k), F.pad(v, (0, 1), value=1.0) if self.normalise else v
+
+    def _merge(self, y: Float[Tensor, "batch *length head d_value"]) -> Tensor:
+        if self.normalise:
+            y = y[..., :-1] / (y[..., -1:] + EPS)
+        return self.out_proj(y.flatten(-2))

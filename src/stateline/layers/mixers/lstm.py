@@ -1,0 +1,90 @@
+"""LSTM: the classic gated recurrence."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.ops import lstm
+
+
+class LSTMState(NamedTuple):
+    """Output and cell of each layer."""
+
+    h: Float[Tensor, "batch n_layers d_model"]
+    c: Float[Tensor, "batch n_layers d_model"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """Both accumulate rounding errors."""
+        return ("h", "c")
+
+
+class LSTM(SequenceLayer[LSTMState]):
+    r"""Long short-term memory, one or more layers.
+
+    .. math::
+        i, f, g, o = W x_t + U h_{t-1} + b, \qquad
+        c_t = \sigma(f) \odot c_{t-1} + \sigma(i) \odot \tanh(g), \qquad
+        h_t = \sigma(o) \odot \tanh(c_t)
+
+    The recurrence is nonlinear, so it runs one token after the other, also in training. Weights and
+    state stay float32 under a cast to half precision, since rounding errors accumulate.
+
+    Args:
+        d_model: Width of input, output and state.
+        n_layers: Number of layers.
+
+    Raises:
+        InputError: If ``n_layers`` is not positive.
+
+    References:
+        Hochreiter and Schmidhuber, 1997, with the forget gate of Gers et al., 2000.
+    """
+
+    wants_feed_forward = False
+    keeps_float32 = True
+
+    def __init__(self, d_model: int, *, n_layers: int = 1) -> None:
+        super().__init__(d_model)
+        if n_layers < 1:
+            raise InputError(f"n_layers must be at least 1, got {n_layers=}")
+        self.n_layers = n_layers
+        bound = d_model**-0.5
+        for layer in range(n_layers):
+            for name, shape in (
+                ("weight_ih", (4 * d_model, d_model)),
+                ("weight_hh", (4 * d_model, d_model)),
+                ("bias_ih", (4 * d_model,)),
+                ("bias_hh", (4 * d_model,)),
+            ):
+                parameter = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+                self.register_parameter(f"{name}_l{layer}", parameter)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> LSTMState:  # noqa: ARG002
+        """Zero state."""
+        weight = next(self.parameters())
+        h = zeros(weight, batch_size, self.n_layers, self.d_model)
+        return LSTMState(h, h.clone())
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: LSTMState
+    ) -> tuple[Float[Tensor, "batch length d_model"], LSTMState]:
+        """Run the recurrence from a state."""
+        weights = list(self.parameters())
+        y, after = x.to(weights[0].dtype), []
+        for layer, (h, c) in enumerate(
+            zip(state.h.unbind(dim=1), state.c.unbind(dim=1), strict=True)
+        ):
+            y, h, c = lstm(y, h, c, *weights[4 * layer : 4 * layer + 4])
+            after.append((h, c))
+        h, c = (torch.stack(parts, dim=1) for parts in zip(*after, strict=True))
+        return y.to(x.dtype), LSTMState(h, c)
+
+    def flops_per_token(self, length: int) -> float:  # noqa: ARG002
+        """Products with all weights, and about 10 operations per channel for the gates."""
+        weights = sum(p.numel() for p in self.parameters() if p.ndim == 2)
+        return 2.0 * weights + 10.0 * self.n_layers * self.d_model

@@ -1,0 +1,165 @@
+"""Mamba: a state space model that chooses by its input what to remember."""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.derived import derived
+from stateline.layers.mixers.finite_filter import FiniteFilterState
+from stateline.layers.mixers.short_conv import ShortConv
+from stateline.layers.mixers.step_sizes import initial_step_bias
+from stateline.ops import selective_scan, selective_scan_step, selective_scan_step_
+
+
+class MambaState(NamedTuple):
+    """State of the convolution, and of the state space model of every channel."""
+
+    conv: FiniteFilterState
+    h: Float[Tensor, "batch d_inner d_state"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The state of the state space models accumulates rounding errors."""
+        return ("h",)
+
+
+class Mamba(SequenceLayer[MambaState]):
+    r"""Selective state space layer between a gate and a short convolution.
+
+    .. math::
+        (u, z) = W_{\mathrm{in}} x, \quad u \leftarrow \mathrm{silu}(\mathrm{conv}(u)), \quad
+        (r, B, C) = W_x u, \quad \Delta = \mathrm{softplus}(W_\Delta r + b_\Delta)
+
+    .. math::
+        h_t = e^{\Delta_t A} \odot h_{t-1} + \Delta_t u_t B_t, \qquad
+        y = W_{\mathrm{out}} \bigl( (C_t \cdot h_t + D \odot u_t) \odot \mathrm{silu}(z_t) \bigr)
+
+    Step, input vector and output vector depend on the input: a large step writes the token and
+    forgets the past, a small one ignores the token. Blocks of this layer have no feed-forward. The
+    parameters of the state space models and the state stay float32 under a cast to half precision.
+
+    Args:
+        d_model: Width of input and output.
+        d_state: Size of the state of each inner channel.
+        d_conv: Taps of the convolution.
+        expand: Number of inner channels, as a multiple of ``d_model``.
+        dt_rank: Rank of the map to the steps; by default ``d_model / 16``, rounded up.
+        bias: Whether the first and the last map have biases.
+        norm_eps: If given, r, B and C are each divided by their root mean square, and this is added
+            to the mean square, as in Falcon-Mamba.
+
+    Raises:
+        InputError: If a size is not positive.
+
+    References:
+        Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
+        section 3; initial values as in the official code.
+    """
+
+    wants_feed_forward = False
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay"}
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: float = 2.0,
+        dt_rank: int | None = None,
+        bias: bool = False,
+        norm_eps: float | None = None,
+    ) -> None:
+        super().__init__(d_model)
+        self.norm_eps = norm_eps
+        self.d_inner, self.d_state = int(expand * d_model), d_state
+        self.dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
+        if min(self.d_inner, d_state, self.dt_rank) < 1:
+            raise InputError(
+                "d_state, dt_rank and expand * d_model must be at least 1, "
+                f"got {d_state=}, dt_rank={self.dt_rank} and {self.d_inner}"
+            )
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
+        self.conv = ShortConv(self.d_inner, taps=d_conv)
+        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        # not an nn.Linear, which models initialise differently and cast to half precision
+        bound = self.dt_rank**-0.5
+        self.dt_weight = nn.Parameter(
+            torch.empty(self.d_inner, self.dt_rank).uniform_(-bound, bound)
+        )
+        self.dt_bias = nn.Parameter(initial_step_bias(self.d_inner))
+        self.a_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(self.d_inner, 1))
+        self.skip = nn.Parameter(torch.ones(self.d_inner))
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> MambaState:  # noqa: ARG002
+        """Zero states."""
+        h = zeros(self.a_log, batch_size, self.d_inner, self.d_state)
+        return MambaState(self.conv.init_state(batch_size), h)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: MambaState
+    ) -> tuple[Float[Tensor, "batch length d_model"], MambaState]:
+        """Scan the chunk from a state."""
+        u, z = self.in_proj(x).chunk(2, dim=-1)
+        u, conv = self.conv.forward_chunk(u, state.conv)
+        dt, b, c = self._select(u)
+        y, h = selective_scan(u, dt, self.transition(), b, c, state.h)
+        return self._read(y, u, z), MambaState(conv, h)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: MambaState
+    ) -> tuple[Float[Tensor, "batch d_model"], MambaState]:
+        """Advance the recurrence by one input."""
+        u, z = self.in_proj(x).chunk(2, dim=-1)
+        u, conv = self.conv.step(u, state.conv)
+        dt, b, c = self._select(u)
+        y, h = selective_scan_step(u, dt, self.transition(), b, c, state.h)
+        return self._read(y, u, z), MambaState(conv, h)
+
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: MambaState
+    ) -> Float[Tensor, "batch d_model"]:
+        """Advance the recurrence by one input; the state is changed in place."""
+        if records(x):
+            return super().step_(x, state)
+        u, z = self.in_proj(x).chunk(2, dim=-1)
+        u = self.conv.step_(u, state.conv)
+        dt, b, c = self._select(u)
+        return self._read(selective_scan_step_(u, dt, self.transition(), b, c, state.h), u, z)
+
+    def flops_per_token(self, length: int) -> float:
+        """Projections, convolution, and about 7 operations per entry of the state."""
+        steps = 2.0 * self.dt_weight.numel() + 7.0 * self.a_log.numel()
+        return super().flops_per_token(length) + self.conv.flops_per_token(length) + steps
+
+    @derived
+    def transition(self) -> Float[Tensor, "d_inner d_state"]:
+        """A, which is negative, so that states decay."""
+        return -self.a_log.exp()
+
+    def _select(
+        self, u: Float[Tensor, "batch *length d_inner"]
+    ) -> tuple[
+        Float[Tensor, "batch *length d_inner"],
+        Float[Tensor, "batch *length 1 d_state"],
+        Float[Tensor, "batch *length 1 d_state"],
+    ]:
+        """Steps, input and output vectors."""
+        sizes = [self.dt_rank, self.d_state, self.d_state]
+        r, b, c = self.x_proj(u).split(sizes, dim=-1)
+        if (eps := self.norm_eps) is not None:
+            r, b, c = (F.rms_norm(part, part.shape[-1:], eps=eps) for part in (r, b, c))
+        dt = F.linear(r.to(self.dt_weight.dtype), self.dt_weight) + self.dt_bias
+        return F.softplus(dt), b.unsqueeze(-2), c.unsqueeze(-2)
+
+    def _read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
+        return self.out_proj(((y + self.skip * u) * F.silu(z)).to(z.dtype))

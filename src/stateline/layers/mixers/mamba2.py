@@ -1,0 +1,181 @@
+"""Mamba-2: a selective state space model with one decay per head, computed like attention."""
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.derived import derived
+from stateline.layers.mixers.finite_filter import FiniteFilterState
+from stateline.layers.mixers.short_conv import ShortConv
+from stateline.layers.mixers.step_sizes import initial_step_bias
+from stateline.ops import linear_attention, linear_attention_step
+from stateline.ops.linear_attention import CHUNK
+
+
+class Mamba2State(NamedTuple):
+    """State of the convolution, and of the state space model of every head."""
+
+    conv: FiniteFilterState
+    h: Float[Tensor, "batch head d_state d_head"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The state of the state space models accumulates rounding errors."""
+        return ("h",)
+
+
+class Mamba2(SequenceLayer[Mamba2State]):
+    r"""Selective state space layer in the form dual to attention (SSD).
+
+    .. math::
+        (z, u, B, C, \delta) = W_{\mathrm{in}} x, \quad
+        (u, B, C) \leftarrow \mathrm{silu}(\mathrm{conv}(u, B, C)), \quad
+        \Delta = \mathrm{softplus}(\delta + b_\Delta)
+
+    .. math::
+        S_t = e^{\Delta_t a} S_{t-1} + \Delta_t B_t u_t^\top, \qquad
+        y = W_{\mathrm{out}}\, \mathrm{norm}\bigl( (S_t^\top C_t + D u_t) \odot
+        \mathrm{silu}(z_t) \bigr)
+
+    in each head. Unlike in Mamba, each head has a single decay, and the heads of a group share B
+    and C. So chunks are computed by matrix products, and the state can be larger. The norm divides
+    by the root mean square over the inner channels of a group. Blocks of this layer have no
+    feed-forward. The parameters of the state space models and the state stay float32 under a cast
+    to half precision.
+
+    Args:
+        d_model: Width of input and output.
+        d_state: Rows of each head's state: the length of B and C.
+        d_conv: Taps of the convolution.
+        expand: Number of inner channels, as a multiple of ``d_model``.
+        d_head: Inner channels of a head; by default the largest number up to 64 that divides them.
+        n_groups: Groups of heads that share B, C and the norm; must divide the number of heads.
+        bias: Whether the first and the last map have biases.
+        norm_eps: Added to the mean square in the norm.
+
+    Raises:
+        InputError: If a size is not positive, or one does not divide the other.
+
+    References:
+        Dao and Gu, "Transformers are SSMs", ICML 2024, sections 6 and 7; initial values as in the
+        official code.
+    """
+
+    wants_feed_forward = False
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {
+        "a_log": "no_decay",
+        "dt_bias": "no_decay",
+        "skip": "no_decay",
+    }
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 128,
+        d_conv: int = 4,
+        expand: float = 2.0,
+        d_head: int | None = None,
+        n_groups: int = 1,
+        bias: bool = False,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(d_model)
+        inner = int(expand * d_model)
+        if min(inner, d_state, n_groups) < 1:
+            raise InputError(
+                "d_state, n_groups and expand * d_model must be at least 1, "
+                f"got {d_state=}, {n_groups=} and {inner}"
+            )
+        if d_head is None:
+            d_head = max(size for size in range(1, min(inner, 64) + 1) if inner % size == 0)
+        if d_head < 1 or inner % d_head or inner // d_head % n_groups:
+            raise InputError(
+                "d_head must divide expand * d_model, and n_groups the number of heads, "
+                f"got {d_head=}, {n_groups=} and expand * d_model = {inner}"
+            )
+        self.d_inner, self.d_state, self.d_head = inner, d_state, d_head
+        self.n_heads, self.n_groups = inner // d_head, n_groups
+        mixed = inner + 2 * n_groups * d_state
+        self.in_proj = nn.Linear(d_model, inner + mixed + self.n_heads, bias=bias)
+        self.conv = ShortConv(mixed, taps=d_conv)
+        self.dt_bias = nn.Parameter(initial_step_bias(self.n_heads))
+        self.a_log = nn.Parameter(torch.empty(self.n_heads).uniform_(1, 16).log())
+        self.skip = nn.Parameter(torch.ones(self.n_heads))
+        self.norm_weight, self.norm_eps = nn.Parameter(torch.ones(inner)), norm_eps
+        self.out_proj = nn.Linear(inner, d_model, bias=bias)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Mamba2State:  # noqa: ARG002
+        """Zero states."""
+        h = zeros(self.a_log, batch_size, self.n_heads, self.d_state, self.d_head)
+        return Mamba2State(self.conv.init_state(batch_size), h)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: Mamba2State
+    ) -> tuple[Float[Tensor, "batch length d_model"], Mamba2State]:
+        """Process the chunk from a state."""
+        z, mixed, dt = self._project(x)
+        mixed, conv = self.conv.forward_chunk(mixed, state.conv)
+        u, b, c = self._split(mixed)
+        y, h = linear_attention(c, b, dt[..., None] * u, dt * self.transition(), state.h)
+        return self._read(y, u, z), Mamba2State(conv, h)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: Mamba2State
+    ) -> tuple[Float[Tensor, "batch d_model"], Mamba2State]:
+        """Advance the recurrence by one input."""
+        z, mixed, dt = self._project(x)
+        mixed, conv = self.conv.step(mixed, state.conv)
+        u, b, c = self._split(mixed)
+        y, h = linear_attention_step(c, b, dt[..., None] * u, dt * self.transition(), state.h)
+        return self._read(y, u, z), Mamba2State(conv, h)
+
+    def flops_per_token(self, length: int) -> float:
+        """Projections, convolution, products with the state, and attention inside a chunk."""
+        inside = 2.0 * min(length, CHUNK) * (self.n_groups * self.d_state + self.d_inner)
+        between = 4.0 * self.d_state * self.d_inner
+        projections = super().flops_per_token(length)
+        return projections + self.conv.flops_per_token(length) + inside + between
+
+    @derived
+    def transition(self) -> Float[Tensor, " head"]:
+        """The decay rate a of each head, which is negative."""
+        return -self.a_log.exp()
+
+    def _project(
+        self, x: Float[Tensor, "batch *length d_model"]
+    ) -> tuple[
+        Float[Tensor, "batch *length d_inner"],
+        Float[Tensor, "batch *length mixed"],
+        Float[Tensor, "batch *length head"],
+    ]:
+        """Gate, input of the convolution, and steps."""
+        sizes = [self.d_inner, self.conv.d_model, self.n_heads]
+        z, mixed, dt = self.in_proj(x).split(sizes, dim=-1)
+        return z, mixed, F.softplus(dt + self.dt_bias)
+
+    def _split(
+        self, mixed: Float[Tensor, "batch *length mixed"]
+    ) -> tuple[
+        Float[Tensor, "batch *length head d_head"],
+        Float[Tensor, "batch *length group d_state"],
+        Float[Tensor, "batch *length group d_state"],
+    ]:
+        """Input of every head, and input and output vectors of every group."""
+        shared = self.n_groups * self.d_state
+        u, b, c = mixed.split([self.d_inner, shared, shared], dim=-1)
+        b, c = (t.unflatten(-1, (self.n_groups, self.d_state)) for t in (b, c))
+        return u.unflatten(-1, (self.n_heads, self.d_head)), b, c
+
+    def _read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
+        gated = (y + self.skip[:, None] * u).flatten(-2) * F.silu(z)
+        groups = gated.unflatten(-1, (self.n_groups, -1))
+        normed = F.rms_norm(groups, groups.shape[-1:], eps=self.norm_eps).flatten(-2)
+        return self.out_proj((normed * self.norm_weight).to(z.dtype))

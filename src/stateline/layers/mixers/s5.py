@@ -1,0 +1,230 @@
+"""S5: one state space model of many inputs and outputs for all channels."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import KeepsFloat32, SequenceLayer, zeros
+from stateline.layers.derived import derived
+from stateline.layers.mixers.ssm_layer import SSMLayer, mix_channels
+from stateline.layers.mixers.ssm_settings import Output, S5Settings, check_counts, keywords_from
+from stateline.layers.mixers.step_sizes import uniform_log_dt
+from stateline.ops import mimo_ssm, mimo_ssm_chunk, mimo_ssm_step
+from stateline.ops.convolution import skipped
+from stateline.ops.discretization import DISCRETIZATIONS
+from stateline.ops.hippo import normal_form
+from stateline.ops.planes import multiply
+
+
+class S5State(NamedTuple):
+    """Modes that all channels share."""
+
+    h: Float[Tensor, "batch mode 2"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The modes, since their rounding accumulates."""
+        return ("h",)
+
+
+@keywords_from(S5Settings)
+class S5SSM(SequenceLayer[S5State]):
+    r"""A diagonal state space model with as many inputs and outputs as there are channels.
+
+    .. math:: \dot x = \Lambda x + B u, \qquad y = 2\,\mathrm{Re}(C x) + D \odot u
+
+    with one complex state for all channels, discretised with a step for each of its modes. Lambda
+    begins as the spectrum of the normal part of HiPPO-LegS, in ``n_blocks`` blocks; B and C begin
+    as random matrices in the basis of HiPPO.
+
+    All parameters and the state stay float32 under a cast to half precision.
+
+    Args:
+        d_model: Number of channels.
+        n_outputs: Signals read from the state for each channel, each by its own C and D. The output
+            holds the first signals of all channels, then the second ones, and so on.
+        **settings: See :class:`~stateline.layers.mixers.ssm_settings.S5Settings`. Without
+            ``conj_sym``, y is :math:`\mathrm{Re}(C x) + D \odot u`.
+
+    Raises:
+        InputError: If the blocks do not fit, ``n_outputs`` is not positive, the steps are not
+            ``0 < dt_min <= dt_max``, or the discretisation is unknown.
+
+    References:
+        Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
+    """
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("log_dt", "real", "frequency", "b"), "ssm"
+    )
+
+    def __init__(self, d_model: int, *, n_outputs: int = 1, **settings: Any) -> None:
+        super().__init__(d_model)
+        its = S5Settings(**settings)
+        check_counts(n_outputs=n_outputs)
+        # Differs from the official code, which by default lets Re Lambda become positive, so that
+        # the state explodes: clip_eigs=False does the same.
+        self.conj_sym, self.clip_eigs = its.conj_sym, its.clip_eigs
+        self.discretization, self.n_blocks = its.discretization, its.n_blocks
+        size = its.d_state // its.n_blocks
+        values, vectors = _basis(size, its.conj_sym)
+        modes = its.n_blocks * len(values)
+        self.log_dt = nn.Parameter(uniform_log_dt(its.dt_min, its.dt_max, modes))
+        self.real = nn.Parameter(torch.empty(modes))
+        self.frequency = nn.Parameter(torch.empty(modes))
+        self.b = nn.Parameter(torch.empty(modes, d_model, 2))
+        self.c = nn.Parameter(self.random_readout(n_outputs))
+        self.skip = nn.Parameter(torch.randn(n_outputs * d_model))
+        conjugate = torch.stack([vectors[..., 0], -vectors[..., 1]], dim=-1)
+        b = torch.randn(its.n_blocks, size, d_model) / its.d_state**0.5
+        with torch.no_grad():
+            self.real.copy_(values[:, 0].repeat(its.n_blocks))
+            self.frequency.copy_(values[:, 1].repeat(its.n_blocks))
+            self.b.copy_(torch.einsum("nmz,jnh->jmhz", conjugate.to(b), b).flatten(0, 1))
+
+    @property
+    def d_output(self) -> int:
+        """``n_outputs`` signals per channel."""
+        return len(self.skip)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> S5State:  # noqa: ARG002
+        """Zero state."""
+        return S5State(zeros(self.c, batch_size, *self.c.shape[1:]))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length output"]:
+        """Scan the sequence."""
+        return mimo_ssm(x, *self.discretize()) + skipped(x, self.skip)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: S5State
+    ) -> tuple[Float[Tensor, "batch length output"], S5State]:
+        """Scan on from the state."""
+        y, h = mimo_ssm_chunk(x, *self.discretize(), state.h)
+        return y + skipped(x, self.skip), S5State(h)
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: S5State
+    ) -> tuple[Float[Tensor, "batch output"], S5State]:
+        """Advance the recurrence by one input."""
+        y, h = mimo_ssm_step(x, *self.discretize(), state.h)
+        return y + skipped(x, self.skip), S5State(h)
+
+    def flops_per_token(self, length: int) -> float:
+        """Both maps, and the scan in blocks of 16."""
+        return len(self.real) * (4.0 * (self.d_model + len(self.c)) + 8 * 16) + 0 * length
+
+    @derived
+    def discretize(
+        self,
+    ) -> tuple[
+        Float[Tensor, "mode 2"], Float[Tensor, "mode d_model 2"], Float[Tensor, "output mode 2"]
+    ]:
+        """Logarithm of the transition, input matrix and output matrix of the recurrence."""
+        log_a, gain = DISCRETIZATIONS[self.discretization](self.log_dt.exp()[:, None] * self._a())
+        b = multiply((self.log_dt.exp()[:, None] * gain)[:, None], self.b)
+        return log_a, b, self.counted(self.c)
+
+    def random_readout(self, n_outputs: int) -> Float[Tensor, "output mode 2"]:
+        """A random initial matrix C in the basis of HiPPO, block by block."""
+        size = len(self.real) // self.n_blocks * (2 if self.conj_sym else 1)
+        _, vectors = _basis(size, self.conj_sym)
+        c = torch.randn(n_outputs * self.d_model, self.n_blocks, size, 1, 2)
+        c = c / (self.n_blocks * size) ** 0.5
+        return multiply(c, vectors.to(c)).sum(dim=2).flatten(1, 2)
+
+    def counted(self, c: Float[Tensor, "output mode 2"]) -> Float[Tensor, "output mode 2"]:
+        """Halve C without conjugate symmetry, since the op counts each mode twice."""
+        return c if self.conj_sym else c / 2
+
+    def _a(self) -> Float[Tensor, "mode 2"]:
+        real = self.real.clamp(max=-1e-4) if self.clip_eigs else self.real
+        return torch.stack([real, self.frequency], dim=-1)
+
+
+def _basis(
+    size: int, conj_sym: bool
+) -> tuple[Float[Tensor, "mode 2"], Float[Tensor, "size mode 2"]]:
+    """Spectrum and eigenvectors of the normal part of HiPPO-LegS: half of them, or all."""
+    values, vectors = normal_form("legs", size)
+    if conj_sym:
+        return values, vectors
+    mirror = torch.tensor([1.0, -1.0], dtype=values.dtype, device=values.device)
+    return torch.cat([values, values * mirror]), torch.cat([vectors, vectors * mirror], dim=1)
+
+
+@keywords_from(S5Settings)
+class S5(SSMLayer):
+    r"""State space layer with one state for all channels, and a gate after it.
+
+    .. math:: y = z \odot \sigma(W z + b), \qquad z = \mathrm{gelu}(\mathrm{SSM}(x))
+
+    Where S4 and S4D have a state per channel and mix the channels afterwards only, S5 mixes them on
+    their way into the state and out of it. The state has a constant size.
+
+    Args:
+        d_model: Number of channels.
+        output: The map across channels: ``half_glu``, ``glu`` or ``linear``.
+        **settings: See :class:`~stateline.layers.mixers.ssm_settings.S5Settings`.
+
+    References:
+        Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
+    """
+
+    def __init__(self, d_model: int, *, output: Output = "half_glu", **settings: Any) -> None:
+        super().__init__(S5SSM(d_model, **settings), output)
+
+
+class BidirectionalS5(KeepsFloat32):
+    r"""S5 in both directions, for classification: each output sees the whole sequence.
+
+    It is not causal, hence no sequence layer: it has no state and no step.
+
+    .. math:: z_t = \mathrm{gelu}\left(2\,\mathrm{Re}(C_1 x^\rightarrow_t + C_2 x^\leftarrow_t)
+        + D \odot u_t\right)
+
+    Both directions share the transition and B.
+
+    Args:
+        ssm: State space model, which is used in both directions.
+        output: The map across channels: see :class:`S5`.
+
+    Raises:
+        InputError: If the state space model reads more than one signal per channel.
+
+    References:
+        As in the official code of Smith et al., ICLR 2023.
+    """
+
+    keeps_float32 = True
+
+    def __init__(self, ssm: S5SSM, *, output: Output = "half_glu") -> None:
+        super().__init__()
+        if len(ssm.c) != ssm.d_model:
+            raise InputError(
+                "both directions need a state space model of one signal per channel, got "
+                f"{len(ssm.c)} signals and d_model={ssm.d_model}: set n_outputs=1"
+            )
+        self.ssm, self.output = ssm, output
+        self.c_backward = nn.Parameter(ssm.random_readout(1).to(ssm.c))
+        self.out_proj = nn.Linear(ssm.d_model, ssm.d_model * (2 if output == "glu" else 1))
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Mix along the sequence, then across the channels."""
+        return mix_channels(self.both_ways(x), self.out_proj, self.output)
+
+    def both_ways(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Scan forward and backward."""
+        log_a, b, _ = self.ssm.discretize()
+        backward = mimo_ssm(x.flip(1), log_a, b, self.ssm.counted(self.c_backward)).flip(1)
+        return self.ssm(x) + backward

@@ -1,0 +1,280 @@
+"""Causal softmax attention with a sliding window."""
+
+import math
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError, unknown_name
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
+from stateline.layers.norm import unit_length
+from stateline.layers.wrappers.context import AttendsToContext, Context
+from stateline.ops import local_attention
+from stateline.ops.positions import alibi_slopes, t5_buckets
+
+WindowPosition = Literal["none", "rope", "alibi", "relative", "t5"]
+
+_BUCKETS = 32
+
+
+class SlidingAttentionState(NamedTuple):
+    """Keys and values of the last positions, the latest last, and the number of tokens so far."""
+
+    k: Float[Tensor, "batch span kv_head d_head"]
+    v: Float[Tensor, "batch span kv_head d_head"]
+    length: Int[Tensor, " batch"]
+
+
+class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
+    r"""Multi-head causal attention in which a position sees the last ``window`` positions.
+
+    .. math::
+        y_i = W_o \left[ \sum_{i - w < j \le i}
+        \mathrm{softmax}_j\!\left(\frac{q_i \cdot (k_j + p_{i-j})}{\sqrt d} + b_{i-j}\right) v_j
+        \right]_h
+
+    The state is a cache of the window and has a constant size, as the memory of a Transformer-XL.
+    Cost and memory of ``forward`` are linear in the length.
+
+    With ``blocks``, windows start at block boundaries: a position sees its own block of w positions
+    up to itself, and the whole block before. So it sees between w + 1 and 2 w positions.
+
+    Differs from Transformer-XL training code, which keeps the inputs of a layer and projects them
+    again in every segment. Keys and values are kept here, which is the same function without the
+    gradient that W_k and W_v would get through the memory.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads; must divide ``d_model`` unless ``d_head`` is given.
+        n_kv_heads: Number of heads of keys and values, which must divide ``n_heads``; by default
+            the same. Groups of consecutive heads share them (grouped queries).
+        d_head: Width of a head; by default ``d_model / n_heads``.
+        window: Number of positions that a position sees, w.
+        position: Position scheme. ``none``: only the mask. ``rope``: rotary embedding. ``alibi``: a
+            penalty linear in the distance. ``relative``: a learned key p for each distance, shared
+            by all heads. ``t5``: a learned bias b for each head and bucket of distances, see
+            :func:`stateline.ops.positions.t5_buckets`.
+        rotary_fraction: For ``rope``: fraction of each head's entries that is rotated.
+        rope_base: For ``rope``: wavelength of the slowest rotation, in units of 2 pi tokens.
+        rope_scaling: For ``rope``: ``none``, or how frequencies are lowered, ``linear`` or
+            ``llama3``, see :class:`stateline.ops.positions.RopeScaling`.
+        rope_factor: For ``rope_scaling``: the factor by which frequencies are divided.
+        rope_low: For ``llama3``: turns in ``rope_original_len`` below which all of it applies.
+        rope_high: For ``llama3``: turns in ``rope_original_len`` above which none of it applies.
+        rope_original_len: For ``llama3``: length of the inputs in pretraining.
+        includes_self: Whether a position sees itself; if not, the window ends right before it.
+        blocks: Whether windows start at the boundaries of blocks of ``window`` positions.
+        qk_norm: Whether queries and keys have unit length and a learned scale per head, initially
+            1, replaces :math:`1 / \sqrt d`; the scale also multiplies the biases.
+        zeros_before: Whether a window of zeros before the first position takes part in the softmax,
+            as in Transformer-XL and Block-Recurrent training code. Wrappers that keep their own
+            context start without it.
+        score_scale: Factor of the scores in place of :math:`1 / \sqrt d`; not with ``qk_norm``.
+        bias: Whether the projections have biases: all, none, only those of queries, keys and values
+            (``qkv``), or only the last one (``out``).
+
+    Raises:
+        InputError: If the numbers of heads do not fit each other or ``d_model``, the window is
+            empty, or the position scheme is unknown.
+
+    References:
+        Dai et al., "Transformer-XL", 2019; Shaw et al., 2018, for ``relative``; Ju et al., 2021,
+        for its use in ladders and staircases; ``t5`` with ``qk_norm`` and without self: the
+        sliding window of Hutchins et al., "Block-Recurrent Transformers", 2022.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        window: int = 128,
+        position: WindowPosition = "none",
+        rotary_fraction: float = 1.0,
+        rope_base: float = 10_000.0,
+        rope_scaling: Scaling = "none",
+        rope_factor: float = 1.0,
+        rope_low: float = 1.0,
+        rope_high: float = 4.0,
+        rope_original_len: int = 8192,
+        includes_self: bool = True,
+        blocks: bool = False,
+        qk_norm: bool = False,
+        zeros_before: bool = False,
+        score_scale: float | None = None,
+        bias: Biases = False,
+    ) -> None:
+        super().__init__(d_model)
+        n_kv_heads, self.d_head = head_sizes(d_model, n_heads, n_kv_heads, d_head)
+        if window < 1:
+            raise InputError(f"window must be at least 1, got window={window}")
+        if position not in get_args(WindowPosition):
+            raise unknown_name("position", position, get_args(WindowPosition))
+        if position == "rope" and rotary_fraction == 1 and self.d_head % 2:
+            raise InputError(
+                "rope rotates pairs of entries: d_model / n_heads must be even, "
+                f"got {d_model=} and {n_heads=}"
+            )
+        if qk_norm and score_scale is not None:
+            raise InputError("qk_norm learns the scale of the scores: leave score_scale out")
+        self.score_scale, self.rotary, self.rope_scaling = score_scale, None, None
+        if position == "rope":
+            scaling = (rope_factor, rope_low, rope_high, rope_original_len)
+            self.rotary = rotary(self.d_head, rotary_fraction, rope_base, rope_scaling, scaling)
+            if self.rotary != (self.d_head, 10_000.0, None):
+                self.rope_scaling = str(self.rotary)  # numbers and words identify saved states
+        self.n_heads, self.window = n_heads, window
+        self.position, self.includes_self, self.blocks = position, includes_self, blocks
+        self.zeros_before = zeros_before
+        width, on_qkv = n_heads * self.d_head, bias in (True, "qkv")
+        self.q_proj = nn.Linear(d_model, width, bias=on_qkv)
+        self.kv_proj = nn.Linear(d_model, 2 * n_kv_heads * self.d_head, bias=on_qkv)
+        self.out_proj = nn.Linear(width, d_model, bias=bias in (True, "out"))
+        self._kv_shape = (2, n_kv_heads, self.d_head)
+        self.position_keys: nn.Parameter | None = None
+        if position == "relative":
+            self.position_keys = nn.Parameter(torch.randn(self.reach, self.d_head))
+        self.bucket_bias: nn.Parameter | None = None
+        if position == "t5":
+            self.bucket_bias = nn.Parameter(torch.randn(n_heads, _BUCKETS) * d_model**-0.5)
+        self.scale = nn.Parameter(torch.ones(n_heads)) if qk_norm else None
+        slopes = alibi_slopes(n_heads) if position == "alibi" else None
+        self.slopes: Tensor | None
+        self.register_buffer("slopes", slopes, persistent=False)
+
+    @property
+    def reach(self) -> int:
+        """Largest number of positions that a position sees."""
+        return 2 * self.window - (not self.includes_self) if self.blocks else self.window
+
+    @property
+    def span(self) -> int:
+        """Largest number of earlier positions that a position sees."""
+        return self.reach - self.includes_self
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> SlidingAttentionState:  # noqa: ARG002
+        """Empty cache; with ``zeros_before``, it counts as filled with zeros."""
+        free = zeros(self.q_proj.weight, batch_size, self.span, *self._kv_shape[1:])
+        seen = 2 * self.window if self.zeros_before else 0
+        length = torch.full((batch_size,), seen, dtype=torch.int64, device=free.device)
+        return SlidingAttentionState(free, free.clone(), length)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Attend to the window at every position."""
+        if not x.shape[1]:
+            return x
+        if self.zeros_before:
+            return self.forward_chunk(x, self.init_state(len(x)))[0]
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        return self._attend(self._queries(x, positions), self.project_context(x, positions), None)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: SlidingAttentionState
+    ) -> tuple[Float[Tensor, "batch length d_model"], SlidingAttentionState]:
+        """Attend to the cache and to the chunk within the window; update the cache."""
+        positions = state.length[:, None] + torch.arange(x.shape[1], device=x.device)
+        y, seen = self.attend(x, positions, Context(state.k, state.v), state.length)
+        return y, SlidingAttentionState(*seen.with_slots(self.span), state.length + x.shape[1])
+
+    def project_context(
+        self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "rows length"]
+    ) -> Context:
+        """Keys and values of given vectors."""
+        k, v = self.kv_proj(x).unflatten(-1, self._kv_shape).unbind(dim=2)
+        k = k if self.scale is None else unit_length(k)
+        return Context(self._rotated(k, positions), v)
+
+    @property
+    def past_visible(self) -> float:
+        """Number of positions in the window before the own one."""
+        return float(self.span)
+
+    def context_flops(self) -> float:
+        """The projection of keys and values."""
+        return 2.0 * self.kv_proj.weight.numel()
+
+    def attend(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        positions: Int[Tensor, "batch length"],
+        context: Context,
+        valid: Int[Tensor, " batch"],
+        *,
+        to_itself: bool = True,
+    ) -> tuple[Float[Tensor, "batch length d_model"], Context]:
+        """Attend to the context and to the input itself, within the window."""
+        first = (context.slots - valid).clamp(min=0)
+        if to_itself:
+            context = context.then(self.project_context(x, positions))
+        nearest = 0 if to_itself else 1
+        phase = positions[:, 0] % self.window if self.blocks and x.shape[1] else None
+        y = self._attend(self._queries(x, positions), context, first, nearest, phase)
+        return y, context
+
+    def state_bytes(self, length: int) -> int:  # noqa: ARG002
+        """Bytes of the keys and values of the window, and of the length."""
+        entries = self.span * math.prod(self._kv_shape)
+        return entries * self.q_proj.weight.element_size() + 8
+
+    def flops_per_token(self, length: int) -> float:
+        """Linear maps, and scores and weighted sums within the window."""
+        most = 1.5 * self.window if self.blocks else self.window
+        seen = min((length + 1) / 2, most)
+        return super().flops_per_token(length) + 4.0 * self.n_heads * self.d_head * seen
+
+    def _queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head))
+        if self.scale is not None:  # the op divides by the square root
+            q = unit_length(q) * (self.scale * self.d_head**0.5)[:, None]
+        elif self.score_scale is not None:
+            q = q * (self.score_scale * self.d_head**0.5)
+        return self._rotated(q, positions)
+
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x if self.rotary is None else self.rotary(positions, x)[0]
+
+    def _attend(
+        self,
+        q: Float[Tensor, "batch length head d_head"],
+        seen: Context,
+        free: Int[Tensor, " batch"] | None,
+        nearest: int = 0,
+        phase: Int[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Attend to slots; the last slot lies ``nearest`` positions before the last query."""
+        bias = self._bias(q.device)
+        skipped, keys = nearest - (not self.includes_self), self.position_keys
+        if skipped < 0:  # the last slot belongs to the last query, which does not see itself
+            seen = Context(*(F.pad(t, (0, 0, 0, 0, 1, -1)) for t in seen))
+            none = torch.zeros(len(q), dtype=torch.int64, device=q.device)
+            free = 1 + (none if free is None else free)
+        heads = local_attention(
+            q,
+            *seen,
+            window=self.reach - max(skipped, 0),
+            first=free,
+            bias=bias if bias is None or skipped <= 0 else bias[:, skipped:],
+            position_keys=keys if keys is None or skipped <= 0 else keys[skipped:],
+            block_len=self.window if self.blocks else None,
+            phase=phase,
+        )
+        return self.out_proj(heads.flatten(2))
+
+    def _bias(self, device: torch.device) -> Float[Tensor, "head reach"] | None:
+        """Bias of the scores at each distance."""
+        distance = torch.arange(self.reach, device=device) + (not self.includes_self)
+        if self.slopes is not None:
+            bias = -self.slopes[:, None] * distance
+        elif self.bucket_bias is not None:
+            bias = self.bucket_bias[:, t5_buckets(distance, n_buckets=_BUCKETS)]
+        else:
+            return None
+        return bias if self.scale is None else bias * self.scale[:, None]

@@ -1,0 +1,265 @@
+"""Settings of state space models, each written once: fields, defaults, checks.
+
+Layers take these fields as keywords; :func:`keywords_from` publishes them in the constructor's
+signature, where patterns, type checks and documentation read them.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+from stateline.errors import InputError, unknown_name
+from stateline.ops.discretization import DISCRETIZATIONS, Discretization
+from stateline.ops.hippo import Init
+
+Output = Literal["linear", "glu", "half_glu"]
+RealTransform = Literal["exp", "none", "relu", "sigmoid", "softplus"]
+Kernel = Literal["exp", "clip", "softmax"]
+LayerT = TypeVar("LayerT")
+
+
+def keywords_from(settings: type) -> Callable[[type[LayerT]], type[LayerT]]:
+    """Class decorator: publish the fields of a settings dataclass as keywords of the constructor.
+
+    The constructor itself takes ``**settings``. ``inspect.signature`` and ``typing.get_type_hints``
+    then show each field with its default and annotation.
+
+    Args:
+        settings: A dataclass whose fields all have defaults.
+
+    Example:
+        >>> @keywords_from(FilterSettings)
+        ... class Layer:
+        ...     def __init__(self, d_model: int, **settings: Any) -> None:
+        ...         self.settings = FilterSettings(**settings)
+        >>> str(inspect.signature(Layer))[:37]
+        '(d_model: int, *, n_filters: int = 1,'
+    """
+
+    def publish(kind: type[LayerT]) -> type[LayerT]:
+        hints, keyword = get_type_hints(settings), inspect.Parameter.KEYWORD_ONLY
+        published = [
+            inspect.Parameter(
+                field.name, keyword, default=field.default, annotation=hints[field.name]
+            )
+            for field in fields(settings)
+        ]
+        own = list(inspect.signature(kind).parameters.values())[:-1]  # without **settings
+        signature: Any = inspect.Signature([own[0], *published, *own[1:]])
+        kind.__signature__ = signature  # type: ignore[attr-defined]
+        constructor: Any = kind.__init__
+        constructor.__annotations__ = {**constructor.__annotations__, **hints}
+        return kind
+
+    return publish
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse counts below one.
+
+    Raises:
+        InputError: If one is; the message shows all.
+    """
+    if min(counts.values()) < 1:
+        shown = [f"{name}={count}" for name, count in counts.items()]
+        raise InputError(f"{_listed([*counts])} must be at least 1, got {_listed(shown)}")
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse a name that is not among the choices.
+
+    Raises:
+        InputError: If it is not.
+    """
+    if value not in choices:
+        raise unknown_name(name, value, choices)
+
+
+def check_steps(dt_min: float, dt_max: float) -> None:
+    """Refuse limits from which no steps can be drawn.
+
+    Raises:
+        InputError: If the limits are not ``0 < dt_min <= dt_max``.
+    """
+    if not 0 < dt_min <= dt_max:
+        raise InputError(f"steps must have 0 < dt_min <= dt_max, got {dt_min=} and {dt_max=}")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelSSMSettings:
+    """Settings of one state space model per channel.
+
+    Attributes:
+        d_state: Real size of each channel's state: ``d_state / 2`` complex modes.
+        n_ssm: Number of different transitions; channel h uses number ``h % n_ssm``. By default
+            every channel has its own.
+        n_outputs: Signals read from the state of each channel, each by its own C and D.
+        dt_min: Smallest initial step.
+        dt_max: Largest initial step; steps are drawn log-uniformly.
+    """
+
+    d_state: int = 64
+    n_ssm: int | None = None
+    n_outputs: int = 1
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+
+    def __post_init__(self) -> None:
+        if self.d_state < 2 or self.d_state % 2:
+            raise InputError(f"d_state must be a positive even number, got d_state={self.d_state}")
+        check_counts(n_outputs=self.n_outputs)
+        check_steps(self.dt_min, self.dt_max)
+
+    def transitions(self, d_model: int) -> int:
+        """Number of different transitions of a layer.
+
+        Raises:
+            InputError: If ``n_ssm`` does not divide ``d_model``.
+        """
+        count = d_model if self.n_ssm is None else self.n_ssm
+        if count < 1 or d_model % count:
+            raise InputError(f"n_ssm must divide d_model, got n_ssm={self.n_ssm} and {d_model=}")
+        return count
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagonalSettings(ChannelSSMSettings):
+    r"""Settings of a diagonal state space model per channel.
+
+    Attributes:
+        init: Initial frequencies Im A: ``lin`` (:math:`\pi n`), ``inv`` or ``legs``; Re A starts at
+            -1/2.
+        discretization: ``zoh`` (zero-order hold) or ``bilinear``.
+        real_transform: How Re A follows from its parameter p (``log_decay``): ``exp`` is
+            :math:`-e^p`; ``relu`` (with a floor of 1e-4), ``sigmoid`` and ``softplus`` likewise;
+            ``none`` is -p, which does not guarantee stability.
+    """
+
+    init: Init = "lin"
+    discretization: Discretization = "bilinear"
+    real_transform: RealTransform = "exp"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("init", self.init, get_args(Init))
+        check_choice("discretization", self.discretization, tuple(DISCRETIZATIONS))
+        check_choice("real_transform", self.real_transform, get_args(RealTransform))
+
+
+@dataclass(frozen=True, kw_only=True)
+class S4DSettings(DiagonalSettings):
+    """Settings of a diagonal state space model per channel, with the discretization of S4D."""
+
+    discretization: Discretization = "zoh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class S5Settings:
+    """Settings of one state space model for all channels.
+
+    Attributes:
+        d_state: Size of the state in the basis of HiPPO.
+        n_blocks: Number of HiPPO matrices on the diagonal of the initial transition; must divide
+            ``d_state`` into even parts.
+        conj_sym: Store one mode of each conjugate pair, which halves their number.
+        discretization: ``zoh`` (zero-order hold) or ``bilinear``.
+        clip_eigs: Keep the real parts of the transition below -1e-4.
+        dt_min: Smallest initial step.
+        dt_max: Largest initial step; steps are drawn log-uniformly.
+    """
+
+    d_state: int = 64
+    n_blocks: int = 1
+    conj_sym: bool = True
+    discretization: Discretization = "zoh"
+    clip_eigs: bool = True
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+
+    def __post_init__(self) -> None:
+        if self.n_blocks < 1 or self.d_state < 2 or self.d_state % (2 * self.n_blocks):
+            raise InputError(
+                "n_blocks must divide d_state into even parts, "
+                f"got n_blocks={self.n_blocks} and d_state={self.d_state}"
+            )
+        check_choice("discretization", self.discretization, tuple(DISCRETIZATIONS))
+        check_steps(self.dt_min, self.dt_max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSSSettings:
+    r"""Settings of the state space model of DSS.
+
+    Attributes:
+        d_state: Number of complex modes, which all channels share.
+        n_outputs: Signals read from the state of each channel.
+        kernel: ``exp``: Re Lambda is :math:`-e^p` of its parameter p. ``clip``: it is its
+            parameter, clipped at 1e-4. ``softmax``: it is its parameter.
+        scale: Whether the kernel has the factor s; without it, s is 1.
+        exp_frequency: Whether Im Lambda is :math:`e^p` of its parameter p.
+        tie_dt: Whether the real and the imaginary part share one step per channel. Otherwise they
+            start equal and are learned separately.
+        filter_len: For ``softmax``: taps of the filter.
+        dt_min: Smallest initial step.
+        dt_max: Largest initial step; steps are drawn log-uniformly.
+    """
+
+    d_state: int = 64
+    n_outputs: int = 1
+    kernel: Kernel = "exp"
+    scale: bool = True
+    exp_frequency: bool = False
+    tie_dt: bool = False
+    filter_len: int = 1024
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+
+    def __post_init__(self) -> None:
+        check_choice("kernel", self.kernel, get_args(Kernel))
+        check_counts(d_state=self.d_state, n_outputs=self.n_outputs, filter_len=self.filter_len)
+        if self.kernel == "softmax" and not self.scale:
+            raise InputError(
+                "kernel='softmax' always has the scale s: take kernel='exp' or 'clip' for "
+                "scale=False"
+            )
+        check_steps(self.dt_min, self.dt_max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterSettings:
+    """Settings of filters that a small network computes from the position.
+
+    Attributes:
+        n_filters: Filters for each channel.
+        filter_len: Taps T of each filter.
+        n_features: Number of features of a position, odd and at least 3.
+        d_hidden: Width of the network.
+        n_hidden: Number of its hidden-to-hidden maps.
+        frequency: Initial factor inside the sines; high frequencies allow sharp filters.
+        shift: Value s that is added to the windows.
+    """
+
+    n_filters: int = 1
+    filter_len: int = 1024
+    n_features: int = 33
+    d_hidden: int = 64
+    n_hidden: int = 2
+    frequency: float = 10.0
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(
+            n_filters=self.n_filters,
+            filter_len=self.filter_len,
+            d_hidden=self.d_hidden,
+            n_hidden=self.n_hidden,
+        )
+        if self.n_features < 3 or self.n_features % 2 == 0:
+            raise InputError(
+                f"n_features must be odd and at least 3, got n_features={self.n_features}"
+            )

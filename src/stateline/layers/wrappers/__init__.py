@@ -1,0 +1,1 @@
+"""Layers made from a core, which may be any sequence layer."""

@@ -1,0 +1,261 @@
+"""Cached Staircase: a staircase with a cache of the outputs of the last pass."""
+
+import math
+from collections import deque
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from stateline.errors import InputError
+from stateline.layers.base import AnyLayer, SequenceLayer, values_at_hand
+from stateline.layers.compose import ActivationCheckpointing
+from stateline.layers.state import nbytes
+from stateline.layers.wrappers.context import Context, ContextLink, context_links, mean_visible
+from stateline.layers.wrappers.phases import by_phase
+from stateline.layers.wrappers.staircase import climb, cut
+
+Contexts = tuple[Context, ...]
+"""Keys and values for each link that attends."""
+
+
+class CachedStaircaseState(NamedTuple):
+    """Number of tokens of each row, the cache, and the context of each pass in live chunks.
+
+    The last slot holds the last token; in rows with fewer tokens, the first slots are free.
+    """
+
+    length: Int[Tensor, " batch"]
+    cache: Contexts
+    live: tuple[Contexts, ...]
+
+
+class GlobalCachedStaircaseState(NamedTuple):
+    """State of a staircase whose cache holds every token."""
+
+    length: Int[Tensor, " batch"]
+    cache: Contexts
+    live: tuple[Contexts, ...]
+
+    @staticmethod
+    def trim(state: "GlobalCachedStaircaseState") -> "GlobalCachedStaircaseState":
+        """Drop the slots that no row has filled."""
+        slots, used = state.cache[0].slots, int(state.length.max())
+        return state._replace(cache=tuple(its.part(slots - used, slots) for its in state.cache))
+
+
+State = CachedStaircaseState | GlobalCachedStaircaseState
+
+
+class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
+    r"""A staircase that attends to the final outputs of chunks that have left it.
+
+    Chunk i is computed in M = ``passes`` wavefronts, as in a staircase, and then stays visible for
+    N - M more: every layer of the core sees the same final vectors :math:`h_j^M` through its own
+    keys and values. Pass n of chunk i sees its own chunk causally, and
+
+    .. math::
+        h_j^{n+i-j} \;\; (i - M + n \le j < i), \qquad
+        h_j^M \;\; (i - N + n \le j < i - M + n)
+
+    where N = ``steps``. So every layer sees the output of the last layer at earlier chunks, not its
+    own level. With M = N nothing is cached: that is the plain staircase. With ``steps=none`` chunks
+    stay visible forever: the Global Cached Staircase.
+
+    The core must consist of attention and feed-forwards, in stacks and ladders, since it gets keys
+    and values from outside (:mod:`stateline.layers.wrappers.context`). A final vector is projected
+    once per layer.
+
+    Cost: M passes per token, in T / C + M - 1 sequential core calls (C = ``chunk_len``). The state
+    has a constant size: keys and values of N C cached and M (M + 1) C / 2 live tokens per layer.
+    With ``steps=none`` the cache grows by every token.
+
+    ``forward_chunk`` and ``step`` read on the host where each row is in its chunk: under
+    ``torch.compile``, only ``forward`` is a single graph.
+
+    Differs from official training, which finishes the chunks in flight at the end of a segment, so
+    that the next segment sees only their final vectors. Here, the division into segments does not
+    change the result. Before the first chunk there is no context, rather than visible zeros.
+
+    Args:
+        core: Attention and feed-forwards.
+        passes: Number of passes of a chunk through the core, M.
+        chunk_len: Number of tokens in a chunk, C.
+        steps: Number of wavefronts for which a chunk is visible, N; ``None`` for no limit.
+
+    Raises:
+        InputError: If the core has layers that cannot attend to a context, or a number does not
+            fit.
+
+    References:
+        Ju et al., "Staircase Attention for Recurrent Processing of Sequences", 2021, sections
+        3.2.2 and 3.2.3.
+    """
+
+    def __init__(
+        self, core: AnyLayer, *, passes: int = 1, chunk_len: int = 4, steps: int | None = 16
+    ) -> None:
+        super().__init__(core.d_model)
+        context_links("cached_staircase", core)
+        if passes < 1 or chunk_len < 1 or (steps is not None and steps < passes):
+            raise InputError(
+                "passes and chunk_len must be at least 1, and steps at least passes, "
+                f"got {passes=}, {chunk_len=} and {steps=}"
+            )
+        self.core, self.passes, self.chunk_len, self.steps = core, passes, chunk_len, steps
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> State:
+        """Empty contexts; an unlimited cache gets ``capacity`` free slots."""
+        state = self._blank(batch_size)
+        slots = capacity if self.steps is None else self._kept
+        return state._replace(
+            cache=tuple(context.with_slots(slots) for context in state.cache),
+            live=self._fitted(state.live),
+        )
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Run all wavefronts."""
+        return self._advance(x, self._blank(len(x)), 0)[0]
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: State
+    ) -> tuple[Float[Tensor, "batch length d_model"], State]:
+        """Finish the current chunk, run whole chunks, and start the next one."""
+        if not x.shape[1]:
+            return x, state
+        return by_phase(self._advance, x, state, state.length % self.chunk_len)
+
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: State
+    ) -> Float[Tensor, "batch d_model"]:
+        """Run all passes of one token in place; the slots move by one."""
+        slots = state.cache[0].slots
+        if self.steps is None and values_at_hand(x) and int(state.length.max()) >= slots:
+            raise InputError(
+                f"the state has no free slot left (of {slots}): make it with "
+                "init_state(batch_size, capacity=n) for n steps in place"
+            )
+        y, after = self.step(x, state)
+        for old, new in zip(pytree.tree_leaves(state), pytree.tree_leaves(after), strict=True):
+            old.copy_(new[:, -old.shape[1] :] if old.ndim > 1 else new)
+        return y
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of live and cached keys and values, and of the length."""
+        state = self.init_state(1, capacity=1)
+        cached = nbytes(state.cache) * (length if self.steps is None else 1)
+        return cached + nbytes(state.live) + 8
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of the core in each pass, and of projecting the final vectors.
+
+        Pass n sees N - n earlier chunks, and its own chunk causally.
+        """
+        chunk_len = min(self.chunk_len, length)
+        chunks, steps = length / chunk_len, math.inf if self.steps is None else self.steps
+        own = (chunk_len + 1) / 2
+        flops = 0.0
+        for n in range(1, self.passes + 1):
+            earlier = chunk_len * mean_visible(chunks, steps - n)
+            for link in self._links:
+                flops += link.attend_flops(partial(min, earlier), own)
+        return flops + sum(link.context_flops() for link in self._links if link.attends)
+
+    @property
+    def _links(self) -> list[ContextLink]:
+        return context_links("cached_staircase", self.core)
+
+    @property
+    def _kept(self) -> int:
+        """Slots of a limited cache: those visible to the first pass, and the current chunk."""
+        assert self.steps is not None
+        return self.steps * self.chunk_len if self.steps > self.passes else 0
+
+    def _blank(self, batch_size: int) -> State:
+        """State without tokens and without slots."""
+        x = self.example_input(batch_size, 0)
+        positions = torch.zeros(batch_size, 0, dtype=torch.int64, device=x.device)
+        contexts = tuple(link.project(x, positions) for link in self._links if link.attends)
+        length = torch.zeros(batch_size, dtype=torch.int64, device=x.device)
+        kind = GlobalCachedStaircaseState if self.steps is None else CachedStaircaseState
+        return kind(length, contexts, (contexts,) * self.passes)
+
+    def _fitted(self, live: tuple[Contexts, ...]) -> tuple[Contexts, ...]:
+        """Give each pass the number of slots that it needs at any phase."""
+        return tuple(
+            tuple(context.with_slots((self.passes - n) * self.chunk_len) for context in contexts)
+            for n, contexts in enumerate(live)
+        )
+
+    def _advance(self, x: Tensor, state: State, phase: int) -> tuple[Tensor, State]:
+        """Run the wavefronts of an input whose rows are all at the same offset in their chunks.
+
+        As in a staircase, wavefront s continues from the context of pass s + 1 in live chunks. Its
+        last ``behind`` tokens are live; cached tokens come before them.
+        """
+        chunks = cut(x, self.chunk_len, phase)
+        starts = torch.tensor([0, *(c.shape[1] for c in chunks)]).cumsum(0).tolist()
+        done = state.cache
+        after: deque[Contexts] = deque(maxlen=self.passes)
+
+        def wavefront(s: int, h: Tensor) -> Tensor:
+            nonlocal done
+            oldest = max(0, s - self.passes + 1)
+            start = state.length + starts[oldest]
+            positions = start[:, None] + torch.arange(h.shape[1], device=h.device)
+            behind = max(0, (self.passes - 1 - s) * self.chunk_len + phase * (s < self.passes))
+            cached = self._visible(done, behind)
+            if behind:
+                live = (its.part(its.slots - behind, its.slots) for its in state.live[s])
+                context = tuple(a.then(b) for a, b in zip(cached, live, strict=True))
+            else:
+                context = cached
+            y, seen = self.run(self._cross, h, positions, context, start)
+            hidden = context[0].slots - behind
+            after.append(tuple(its.part(hidden, its.slots) for its in seen))
+            if s >= self.passes - 1:
+                final = slice(0, chunks[oldest].shape[1])
+                done = self._remember(done, y[:, final], positions[:, final])
+            return y
+
+        y = climb(chunks, self.passes, wavefront)
+        live = tuple(after)
+        if (phase + x.shape[1]) % self.chunk_len == 0:
+            live = (*live[1:], self._blank(len(x)).cache)
+        length = state.length + x.shape[1]
+        return y, state._replace(length=length, cache=done, live=self._fitted(live))
+
+    def _cross(
+        self, h: Tensor, positions: Tensor, contexts: Contexts, valid: Tensor
+    ) -> tuple[Tensor, Contexts]:
+        """Call the core; each link attends to its context and to the wavefront."""
+        left, seen = iter(contexts), []
+        for link in self._links:
+            if link.attends:
+                h, its = link.attend(h, positions, next(left), valid)
+                seen.append(its)
+            else:
+                h = link.link(h)
+        return h, tuple(seen)
+
+    def _visible(self, done: Contexts, behind: int) -> Contexts:
+        """Part of the cache that a wavefront sees."""
+        stop = max(0, done[0].slots - behind)
+        start = 0
+        if self.steps is not None:
+            start = max(0, stop - (self.steps - self.passes) * self.chunk_len)
+        return tuple(its.part(start, stop) for its in done)
+
+    def _remember(self, done: Contexts, final: Tensor, positions: Tensor) -> Contexts:
+        """Append final vectors to the cache, projected once for each link."""
+        links = [link for link in self._links if link.attends]
+        added = (link.project(final, positions) for link in links)
+        longer = tuple(a.then(b) for a, b in zip(done, added, strict=True))
+        if self.steps is None:
+            return longer
+        return tuple(its.part(max(0, its.slots - self._kept), its.slots) for its in longer)

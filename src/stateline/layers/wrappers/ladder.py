@@ -1,0 +1,40 @@
+"""Ladder: several passes through the same layers, with shared weights."""
+
+from collections.abc import Sequence
+
+from stateline.errors import InputError
+from stateline.layers.base import AnyLayer, require_same_width
+from stateline.layers.compose import Chain
+
+
+class Ladder(Chain):
+    r"""Apply one core several times.
+
+    .. math:: h^{(0)} = x, \qquad h^{(n)} = \mathrm{core}(h^{(n-1)})
+
+    Each pass has its own state of the core, since its input differs from that of the other passes.
+    With a core of several blocks the order is ABAB; AABB is a stack of ladders of one block each.
+
+    Args:
+        core: Any sequence layer.
+        passes: Number of passes.
+
+    Raises:
+        InputError: If ``passes`` is not positive.
+
+    References:
+        Ju et al., "Staircase Attention for Recurrent Processing of Sequences", 2021,
+        section 3.2.4.
+    """
+
+    def __init__(self, core: AnyLayer, *, passes: int = 2) -> None:
+        super().__init__(core.d_model)
+        require_same_width(core)
+        if passes < 1:
+            raise InputError(f"passes must be at least 1, got passes={passes}")
+        self.core, self.passes = core, passes
+
+    @property
+    def links(self) -> Sequence[AnyLayer]:
+        """The core, once per pass."""
+        return (self.core,) * self.passes

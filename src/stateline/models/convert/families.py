@@ -1,0 +1,152 @@
+"""Families of transformers that are sums of our layers, and those that are not."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.models.convert import decoders, gpt, hybrids
+from stateline.models.convert.parts import Names, Part, read_parts, write_parts
+from stateline.models.convert.to_mamba import has_conv_bias
+from stateline.models.factory import meta_model
+
+Tensors = Mapping[str, Tensor]
+Settings = Mapping[str, Any]
+
+
+class Family(NamedTuple):
+    """A family of decoders in the format of Hugging Face.
+
+    Attributes:
+        about: What it is, in a few words.
+        config: Our configuration, from settings.
+        names: How it calls its tensors.
+        parts: All tensors of a model, from our configuration.
+        settings: Settings, from our configuration and whether convolutions have biases.
+    """
+
+    about: str
+    config: Callable[[Settings], ModelConfig]
+    names: Names
+    parts: Callable[[ModelConfig], list[Part]]
+    settings: Callable[[ModelConfig, bool], dict[str, Any]]
+
+    def read(self, tensors: Tensors, settings: Settings) -> dict[str, Tensor]:
+        """Our tensors from theirs."""
+        return read_parts(tensors, self.parts(self.config(settings)), self.names)
+
+    def write(
+        self, tensors: Tensors, config: ModelConfig
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Their tensors and settings from ours.
+
+        Raises:
+            InputError: If the family has no such model.
+        """
+        settings = self.settings(config, has_conv_bias(tensors))
+        wanted, got = _structure(config), _structure(self.config(settings))
+        names = sorted(wanted.keys() | got.keys())
+        if different := [name for name in names if wanted.get(name) != got.get(name)]:
+            raise InputError(
+                f"models of this family cannot express {config.pattern!r}: {different[0]} would be "
+                f"{got.get(different[0])}, not {wanted.get(different[0])}"
+            )
+        return write_parts(tensors, self.parts(config)), settings
+
+
+def _structure(config: ModelConfig) -> dict[str, Any]:
+    """Everything that tells models apart, but the values of parameters."""
+    model = meta_model(config)
+    found: dict[str, Any] = {
+        name: getattr(config, name)
+        for name in ("max_len", "norm_eps", "embedding_multiplier", "logits_divisor")
+    }
+    for path, module in model.named_modules():
+        found[path or "model"] = type(module).__name__
+        for name, value in vars(module).items():
+            if isinstance(value, int | float | str):
+                found[f"{path}.{name}".removeprefix(".")] = value
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return found | shapes
+
+
+def _decoder(kind: str, title: str) -> Family:
+    return Family(
+        f"{title} of Hugging Face transformers",
+        decoders.decoder_config,
+        decoders.NAMES,
+        decoders.decoder_names,
+        lambda config, _: decoders.decoder_settings(config, kind),
+    )
+
+
+def _gpt(kind: str, title: str) -> Family:
+    return Family(
+        f"{title} of Hugging Face transformers",
+        gpt.gpt_config,
+        gpt.NAMES[kind],
+        partial(gpt.gpt_names, kind=kind),
+        lambda config, _: gpt.gpt_settings(config, kind),
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": _gpt("gpt2", "GPT-2"),
+    "gpt_neo": _gpt("gpt_neo", "GPT-Neo"),
+    "opt": _gpt("opt", "OPT"),
+    "llama": _decoder("llama", "Llama"),
+    "mistral": _decoder("mistral", "Mistral"),
+    "qwen2": _decoder("qwen2", "Qwen2"),
+    "qwen3": _decoder("qwen3", "Qwen3"),
+    "granite": _decoder("granite", "Granite 3"),
+    "bamba": Family(
+        "Bamba of Hugging Face transformers",
+        hybrids.mamba2_hybrid_config,
+        hybrids.BAMBA,
+        hybrids.bamba_names,
+        lambda config, bias: hybrids.mamba2_hybrid_settings(config, "bamba", bias),
+    ),
+    "granitemoehybrid": Family(
+        "Granite 4 hybrids without experts of Hugging Face transformers",
+        hybrids.mamba2_hybrid_config,
+        hybrids.GRANITE,
+        hybrids.granite_names,
+        lambda config, bias: hybrids.mamba2_hybrid_settings(config, "granitemoehybrid", bias),
+    ),
+    "lfm2": Family(
+        "LFM2 of Hugging Face transformers",
+        hybrids.lfm2_config,
+        hybrids.LFM2,
+        hybrids.lfm2_names,
+        lambda config, _: hybrids.lfm2_settings(config),
+    ),
+}
+"""By ``model_type``."""
+
+MISSING: Mapping[str, str] = {
+    "deepseek_v2": "latent attention and mixtures of experts",
+    "deepseek_v3": "latent attention and mixtures of experts",
+    "falcon_h1": "two mixers in one block",
+    "gemma": "embeddings scaled in half precision",
+    "gemma2": "normalisations after the branches and soft caps",
+    "gemma3_text": "normalisations after the branches",
+    "gpt_oss": "mixtures of experts and attention sinks",
+    "jamba": "mixtures of experts",
+    "kimi_linear": "Kimi Delta Attention",
+    "lfm2_moe": "mixtures of experts",
+    "mixtral": "mixtures of experts",
+    "nemotron_h": "blocks with a single branch of each kind",
+    "olmoe": "mixtures of experts",
+    "qwen2_moe": "mixtures of experts",
+    "qwen3_5_text": "attention with an output gate and delta nets with other head sizes",
+    "qwen3_moe": "mixtures of experts",
+    "qwen3_next": "mixtures of experts, attention with an output gate",
+    "recurrent_gemma": "the RG-LRU",
+    "xlstm": "the mLSTM",
+    "zamba": "attention blocks whose weights are shared by several layers",
+    "zamba2": "attention blocks whose weights are shared by several layers",
+}
+"""What keeps other families from being read, by ``model_type``."""

@@ -1,0 +1,204 @@
+"""Settings that decoders of Hugging Face have in common, in both directions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from stateline.errors import InputError
+from stateline.models.build import MAX_LAYERS
+from stateline.models.config import ModelConfig
+from stateline.models.convert.weights import count, number, section
+from stateline.models.pattern import Value
+
+Settings = Mapping[str, Any]
+
+FULL = ("full_attention", "attention", "global")
+"""Words for attention to all positions in lists of layer types."""
+
+
+def runs(names: Sequence[str]) -> str:
+    """A pattern of layers in order.
+
+    Example:
+        >>> runs(["attention", "attention", "sliding_attention"])
+        'attention*2 sliding_attention'
+    """
+    groups = ((name, len(list(group))) for name, group in groupby(names))
+    return " ".join(name if n == 1 else f"{name}*{n}" for name, n in groups)
+
+
+def layer_count(settings: Settings, name: str = "num_hidden_layers") -> int:
+    """Number of layers; InputError if it is not from 1 to the largest that a model may have."""
+    if (n := count(settings, name)) > MAX_LAYERS:
+        raise InputError(f"{name} must be at most {MAX_LAYERS}, got {n}")
+    return n
+
+
+def layer_types(settings: Settings, *names: str) -> list[str] | None:
+    """The kind of each layer, by the first of some settings that is there; ``None`` without one.
+
+    Raises:
+        InputError: If it is not a word for each layer.
+    """
+    types = next((settings[name] for name in names if settings.get(name) is not None), None)
+    n = layer_count(settings)
+    if types is None:
+        return None
+    words = isinstance(types, list) and all(isinstance(word, str) for word in types)
+    if not words or len(types) != n:
+        raise InputError(f"layer_types must name {n} layers, got {types!r:.80}")
+    return list(types)
+
+
+def layer_indices(settings: Settings, name: str) -> list[int] | None:
+    """Numbers of some layers; ``None`` if they are missing.
+
+    Raises:
+        InputError: If the setting is not a list of integers.
+    """
+    found = settings.get(name)
+    if found is not None and not (isinstance(found, list) and all(type(i) is int for i in found)):
+        raise InputError(f"{name} must be a list of layers, got {found!r:.80}")
+    return found
+
+
+def only(settings: Settings, **wanted: Any) -> None:
+    """Check settings that are supported with one value only.
+
+    Raises:
+        InputError: If one of them has another value.
+    """
+    for name, value in wanted.items():
+        if (found := settings.get(name, value)) != value:
+            raise InputError(f"{name}={found!r} is not supported, only {name}={value!r}")
+
+
+def heads(settings: Settings, kv_default: int | None = None) -> dict[str, Value]:
+    """Numbers of heads and their width.
+
+    Args:
+        settings: As in ``config.json``.
+        kv_default: Number of heads of keys where it is missing; ``None`` means that of queries.
+    """
+    n_heads = count(settings, "num_attention_heads")
+    default = kv_default or n_heads
+    given = settings.get("num_key_value_heads", default) is not None
+    n_kv_heads = count(settings, "num_key_value_heads", default) if given else n_heads
+    keywords: dict[str, Value] = {"n_heads": n_heads}
+    if n_kv_heads != n_heads:
+        keywords["n_kv_heads"] = n_kv_heads
+    if settings.get("head_dim") not in (None, count(settings, "hidden_size") / n_heads):
+        keywords["d_head"] = count(settings, "head_dim")
+    return keywords
+
+
+def head_width(settings: Settings) -> int:
+    """Width of a head."""
+    usual = count(settings, "hidden_size") // count(settings, "num_attention_heads")
+    return usual if settings.get("head_dim") is None else count(settings, "head_dim")
+
+
+def heads_back(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`heads`."""
+    return {
+        "num_attention_heads": keywords["n_heads"],
+        "num_key_value_heads": keywords["n_kv_heads"],
+        "head_dim": keywords["d_head"],
+    }
+
+
+def rope(settings: Settings, *, base: float = 10_000.0, fraction: float = 1.0) -> dict[str, Value]:
+    """Rotary positions; newer files have ``rope_parameters``, older ones single settings.
+
+    Args:
+        settings: As in ``config.json``.
+        base: ``rope_theta`` where it is missing.
+        fraction: ``partial_rotary_factor`` where it is missing.
+
+    Raises:
+        InputError: If frequencies are scaled in a way that is not supported.
+    """
+    given = {
+        "rope_theta": settings.get("rope_theta", base),
+        "partial_rotary_factor": settings.get("partial_rotary_factor", fraction),
+        **section(settings, "rope_scaling"),
+        **section(settings, "rope_parameters"),
+    }
+    kind = given.get("rope_type", given.get("type", "default"))
+    keywords: dict[str, Value] = {
+        "position": "rope",
+        "rope_base": number(given, "rope_theta", base),
+    }
+    if (part := number(given, "partial_rotary_factor", fraction)) != 1:
+        keywords["rotary_fraction"] = part
+        d_head = head_width(settings)
+        if not 0 < part < 1 or int(d_head * part) % 2:
+            raise InputError(f"rotary positions rotate pairs of entries, got {d_head} * {part}")
+    if kind not in ("default", "linear", "llama3"):
+        raise InputError(
+            f"rotary positions scaled by {kind!r} are not supported: only 'linear' and 'llama3' are"
+        )
+    if kind == "default":
+        return keywords
+    keywords |= {"rope_scaling": kind, "rope_factor": number(given, "factor", 1.0)}
+    if kind == "llama3":
+        keywords |= {
+            "rope_low": number(given, "low_freq_factor", 1.0),
+            "rope_high": number(given, "high_freq_factor", 4.0),
+            "rope_original_len": count(given, "original_max_position_embeddings", 8192),
+        }
+    return keywords
+
+
+def rope_back(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`rope`, as transformers 5 writes it; empty without rotary positions."""
+    if keywords["position"] != "rope":
+        return {}
+    parameters = {
+        "rope_type": "default" if keywords["rope_scaling"] == "none" else keywords["rope_scaling"],
+        "rope_theta": keywords["rope_base"],
+        "partial_rotary_factor": keywords["rotary_fraction"],
+    }
+    if keywords["rope_scaling"] != "none":
+        parameters["factor"] = keywords["rope_factor"]
+    if keywords["rope_scaling"] == "llama3":
+        parameters |= {
+            "low_freq_factor": keywords["rope_low"],
+            "high_freq_factor": keywords["rope_high"],
+            "original_max_position_embeddings": keywords["rope_original_len"],
+        }
+    return {"rope_parameters": parameters}
+
+
+def bias(settings: Settings, qkv: str, out: str) -> Value:
+    """Which projections of attention have biases."""
+    on_qkv, on_out = bool(settings.get(qkv)), bool(settings.get(out))
+    return on_qkv if on_qkv == on_out else ("qkv" if on_qkv else "out")
+
+
+def granite_scores(settings: Settings) -> dict[str, Value]:
+    """The factor of Granite's scores, if it is not the usual one."""
+    scale = number(settings, "attention_multiplier", 1.0)
+    usual = max(1, head_width(settings)) ** -0.5
+    return {} if scale == usual else {"score_scale": scale}
+
+
+def with_multipliers(config: ModelConfig, settings: Settings) -> ModelConfig:
+    """The configuration with the multipliers of a Granite."""
+    return replace(
+        config,
+        embedding_multiplier=number(settings, "embedding_multiplier", 1.0),
+        residual_multiplier=number(settings, "residual_multiplier", 1.0),
+        logits_divisor=number(settings, "logits_scaling", 1.0),
+    )
+
+
+def multipliers_back(config: ModelConfig, attention: Mapping[str, Any]) -> dict[str, float]:
+    """The inverse of :func:`granite_scores` and :func:`with_multipliers`."""
+    return {
+        "embedding_multiplier": config.embedding_multiplier,
+        "residual_multiplier": config.residual_multiplier,
+        "logits_scaling": config.logits_divisor,
+        "attention_multiplier": attention["score_scale"] or attention["d_head"] ** -0.5,
+    }

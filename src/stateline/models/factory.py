@@ -1,0 +1,146 @@
+"""The kinds of models, and how a configuration becomes a model."""
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from stateline.errors import InputError, unknown_name
+from stateline.files import parse_json_object, read_json_object
+from stateline.models.classifier import ClassifierConfig, SequenceClassifier
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.models.regressor import RegressorConfig, SequenceRegressor
+from stateline.models.sequence_head import SequenceHead
+
+MAX_BYTES = 1 << 20
+"""Upper limit on the size of a ``config.json``."""
+
+AnyModel = LanguageModel | SequenceHead
+
+
+class Kind(NamedTuple):
+    """A kind of model: its configuration and its class."""
+
+    config: type[ModelConfig]
+    model: type[LanguageModel] | type[SequenceHead]
+
+
+KINDS: Mapping[str, Kind] = {
+    "language_model": Kind(ModelConfig, LanguageModel),
+    "classifier": Kind(ClassifierConfig, SequenceClassifier),
+    "regressor": Kind(RegressorConfig, SequenceRegressor),
+}
+"""Kinds of models by the value of ``kind`` in ``config.json``."""
+
+
+def make_model(config: ModelConfig) -> AnyModel:
+    """Build the model of a configuration, with new weights.
+
+    Raises:
+        InputError: If the configuration cannot be built, or its weights do not fit into memory.
+
+    Example:
+        >>> type(make_model(ClassifierConfig("s4d", d_model=8, vocab_size=4))).__name__
+        'SequenceClassifier'
+    """
+    if torch.get_default_device().type != "meta":
+        with torch.random.fork_rng(devices=[]):
+            _check_memory(meta_model(config))
+    return _build(config)
+
+
+def meta_model(config: ModelConfig) -> AnyModel:
+    """Build a model without memory for its weights, to count and to measure."""
+    with torch.device("meta"):
+        return _build(config)
+
+
+def make_empty_model(config: ModelConfig) -> AnyModel:
+    """Build a model whose parameters have no memory, but whose other buffers do.
+
+    Use ``load_state_dict(..., assign=True)`` to give it weights.
+    """
+    owner = threading.get_ident()
+
+    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and threading.get_ident() == owner:
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    with _PATCHING:
+        register = nn.Module.register_parameter
+        nn.Module.register_parameter = without_memory  # type: ignore
+        try:
+            return _build(config)
+        finally:
+            nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+_PATCHING = threading.Lock()
+
+
+def _build(config: ModelConfig) -> AnyModel:
+    model: AnyModel = KINDS[config.kind].model(config)  # type: ignore[arg-type]  # of that kind
+    return model
+
+
+def _check_memory(model: nn.Module) -> None:
+    needed = sum(p.numel() * p.element_size() for p in model.parameters())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise InputError(
+            f"the weights of the model need {needed / 2**30:,.1f} GiB, and this machine has "
+            f"{memory / 2**30:,.1f} GiB of memory: lower d_model, vocab_size or the repeat counts"
+        )
+
+
+def parse_config(text: str) -> ModelConfig:
+    """Read the configuration of any kind of model from JSON.
+
+    Texts without ``kind``, written by older versions, are of a classifier if they have
+    ``n_classes``, and of a language model otherwise.
+
+    Raises:
+        InputError: If the text is not JSON, names an unknown kind or setting, or lacks a setting.
+
+    Example:
+        >>> parse_config('{"kind": "regressor", "pattern": "h3", "n_channels": 2}').n_outputs
+        1
+    """
+    return _from_values(parse_json_object(text, "model configuration"))
+
+
+def _from_values(values: dict[str, Any]) -> ModelConfig:
+    kind = values.pop("kind", "classifier" if "n_classes" in values else "language_model")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise unknown_name("kind of model", str(kind), KINDS)
+    return KINDS[kind].config.from_values(values)
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read ``config.json``.
+
+    Raises:
+        InputError: If the file cannot be read, or is no configuration.
+    """
+    try:
+        return _from_values(read_json_object(path, "model configuration", max_bytes=MAX_BYTES))
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"{path} is damaged: {error}") from error
+
+
+def float32_parameters(model: nn.Module) -> set[str]:
+    """Names of the parameters that stay float32 in a model of lower precision."""
+    return {
+        f"{path}.{name}".removeprefix(".")
+        for path, module in model.named_modules()
+        if getattr(module, "keeps_float32", False)
+        for name, _ in module.named_parameters(recurse=False)
+    }

@@ -1,0 +1,35 @@
+"""Checks of the inputs of whole models."""
+
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers import SequenceLayer
+from stateline.layers.base import values_at_hand
+
+
+def check_tokens(tokens: Tensor, vocab_size: int) -> None:
+    """Raise InputError unless the tokens are integers from 0 to ``vocab_size`` - 1."""
+    if tokens.is_floating_point():
+        raise InputError(f"tokens must be integers, got {tokens.dtype}: pass token numbers")
+    low, high = (int(tokens.min()), int(tokens.max())) if tokens.numel() else (0, 0)
+    if low < 0 or high >= vocab_size:
+        raise InputError(f"tokens must be from 0 to {vocab_size - 1}, got {low} to {high}")
+
+
+def length_limit(max_len: int | None, layers: nn.Module) -> int | None:
+    """Longest sequence that learned positions and all layers allow; ``None`` if any is allowed."""
+    limits = [max_len, *(m.max_len for m in layers.modules() if isinstance(m, SequenceLayer))]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def check_length(limit: int | None, new: int, seen: Int[Tensor, " batch"] | None = None) -> None:
+    """Raise InputError if ``new`` tokens after those ``seen`` exceed the limit."""
+    if limit is None or (seen is not None and not values_at_hand(seen)):
+        return
+    total = new + (0 if seen is None else int(seen.max()))
+    if total > limit:
+        raise InputError(
+            f"the model was made for max_len={limit} tokens, got {total}; "
+            "shorten the input, or train a model with max_len=None"
+        )

@@ -1,0 +1,223 @@
+"""Models of whole sequences: the layers of a language model, with numbers as output."""
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers import NORMS, SequenceLayer
+from stateline.layers.base import values_at_hand
+from stateline.models.build import build_stack
+from stateline.models.config import MAX_SIZE, ModelConfig
+from stateline.models.initial_weights import initialise
+from stateline.models.inputs import check_length, check_tokens, length_limit
+
+Pooling = Literal["mean", "last"]
+
+
+@dataclass(frozen=True)
+class HeadConfig(ModelConfig):
+    """What classifiers and regressors have in common; use one of these.
+
+    ``tie_embeddings``, ``head_bias``, ``embedding_multiplier`` and ``logits_divisor`` have no
+    effect.
+
+    Attributes:
+        vocab_size: Number of tokens, if the input is tokens.
+        n_channels: Numbers per position, if the input is numbers; 0 for tokens.
+        pooling: What the output at a position is computed from: the ``mean`` over all positions up
+            to it, or the ``last`` position alone. Use ``last`` if every position has a target.
+    """
+
+    kind: ClassVar[str] = "sequence_head"
+
+    vocab_size: int = 1
+    n_channels: int = 0
+    pooling: Pooling = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.n_channels <= MAX_SIZE:
+            raise InputError(f"n_channels must be from 0 to {MAX_SIZE:,}, got {self.n_channels}")
+        if self.n_channels and self.vocab_size > 1:
+            raise InputError(
+                "the input is either tokens (vocab_size) or numbers (n_channels), got both: "
+                f"vocab_size={self.vocab_size} and n_channels={self.n_channels}"
+            )
+
+
+class HeadState(NamedTuple):
+    """Number of positions read, their sum (empty unless pooled by mean), and the layers' states."""
+
+    position: Int[Tensor, " batch"]
+    total: Float[Tensor, "batch width"]
+    layers: tuple[Any, ...]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """Names of the fields in which rounding errors add up."""
+        return ("total",)
+
+
+class SequenceHead(SequenceLayer[HeadState], ABC):
+    r"""Embedding or linear map, blocks, normalisation, pooling, and a linear map to the outputs.
+
+    .. math:: z_t = W\,\frac{1}{t} \sum_{s \le t} \mathrm{norm}(\mathrm{stack}(x))_s + b
+
+    The output at position t depends on the first t positions only. So padding after the end of a
+    row does not change the row's output, and a stream is answered step by step.
+
+    Pooling over the first position, as in BERT, is not offered: a causal layer has read nothing
+    there.
+
+    Args:
+        config: What the model is made of.
+
+    Raises:
+        InputError: If the configuration cannot be built.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config.d_model)
+        self.config = config
+        width, channels = config.d_model, config.n_channels
+        self.embedding = None if channels else nn.Embedding(config.vocab_size, width)
+        self.encoder = nn.Linear(channels, width) if channels else None
+        self.positions = nn.Embedding(config.max_len, width) if config.max_len else None
+        self.stack = build_stack(config)
+        self.max_len = length_limit(config.max_len, self.stack)
+        self.norm = NORMS[config.norm](width, config.norm_eps)
+        self.head = nn.Linear(width, config.n_outputs)
+        initialise(self, width)
+        if self.encoder is not None:
+            # Inputs of unit variance are mapped to unit variance.
+            nn.init.normal_(self.encoder.weight, std=channels**-0.5)
+
+    def outputs(
+        self, x: Tensor, lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch outputs"]:
+        """Outputs for whole rows: those at the last position of each.
+
+        Args:
+            x: Tokens (batch, length) or numbers (batch, length, channels). Pad shorter rows at the
+                end, with any finite values.
+            lengths: Number of positions of each row; all by default.
+
+        Raises:
+            InputError: If the input has another shape or type, is empty, or a length is beyond it.
+        """
+        if not x.shape[1]:
+            raise InputError("the input must have at least one position, got none")
+        if lengths is None:
+            return self(x)[:, -1]
+        low, high = int(lengths.min()), int(lengths.max())
+        if low < 1 or high > x.shape[1]:
+            raise InputError(f"lengths must be from 1 to {x.shape[1]}, got {low} to {high}")
+        return self(x)[torch.arange(len(x), device=x.device), lengths - 1]
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> HeadState:
+        """State before the first position."""
+        weight = self.head.weight
+        position = torch.zeros(batch_size, dtype=torch.int64, device=weight.device)
+        width = self.d_model if self.config.pooling == "mean" else 0
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        total = torch.zeros(batch_size, width, dtype=dtype, device=weight.device)
+        return HeadState(position, total, self.stack.init_state(batch_size, capacity=capacity))
+
+    def forward(self, x: Tensor) -> Float[Tensor, "batch length outputs"]:
+        """Outputs at every position."""
+        check_length(self.max_len, x.shape[1])
+        places = torch.arange(x.shape[1], device=x.device)
+        h = self.norm(self.stack(self._enter(x, places)))
+        return self.head(self._pool(h, places + 1, None))
+
+    def forward_chunk(
+        self, x: Tensor, state: HeadState
+    ) -> tuple[Float[Tensor, "batch length outputs"], HeadState]:
+        """Outputs at every position of the next chunk, and the state after it."""
+        check_length(self.max_len, x.shape[1], state.position)
+        places = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
+        h, layers = self.stack.forward_chunk(self._enter(x, places), state.layers)
+        h = self.norm(h)
+        y = self.head(self._pool(h, places + 1, state.total))
+        mean = self.config.pooling == "mean"
+        total = state.total + h.sum(dim=1, dtype=state.total.dtype) if mean else state.total
+        return y, HeadState(state.position + x.shape[1], total, layers)
+
+    def step(self, x: Tensor, state: HeadState) -> tuple[Float[Tensor, "batch outputs"], HeadState]:
+        """Outputs at the next position, and the state after it."""
+        h, layers = self.stack.step(self._enter_one(x, state), state.layers)
+        y, total = self._answer(h, state)
+        return y, HeadState(state.position + 1, total, layers)
+
+    def step_(self, x: Tensor, state: HeadState) -> Float[Tensor, "batch outputs"]:
+        """Outputs at the next position; changes the state in place."""
+        h = self.stack.step_(self._enter_one(x, state), state.layers)
+        y, total = self._answer(h, state)
+        state.total.copy_(total)
+        state.position.add_(1)
+        return y
+
+    def example_input(self, batch_size: int, length: int) -> Tensor:
+        """Random tokens or numbers, as the model takes them."""
+        shape, weight = (batch_size, length), self.head.weight
+        if self.config.n_channels:
+            numbers = (*shape, self.config.n_channels)
+            return torch.randn(numbers, dtype=weight.dtype, device=weight.device)
+        return torch.randint(self.config.vocab_size, shape, device=weight.device)
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of the layers' states, the sum and the position."""
+        total = self.init_state(1).total
+        return self.stack.state_bytes(length) + total.numel() * total.element_size() + 8
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of the layers, the input map and the output map."""
+        input_map = 0 if self.encoder is None else self.encoder.weight.numel()
+        return self.stack.flops_per_token(length) + 2.0 * (input_map + self.head.weight.numel())
+
+    def check_input(self, x: Tensor) -> None:
+        """Raise InputError unless the input is tokens or finite numbers, as configured."""
+        channels = self.config.n_channels
+        if not channels and x.ndim == 2:
+            check_tokens(x, self.config.vocab_size)
+        elif not channels or x.shape[2:] != (channels,) or not x.is_floating_point():
+            wanted = f"floating-point numbers of shape (batch, length, {channels})"
+            wanted = wanted if channels else "tokens of shape (batch, length)"
+            raise InputError(f"the input must be {wanted}, got {x.dtype} of {tuple(x.shape)}")
+        elif not x.isfinite().all():  # FFTs would spread NaN to all positions
+            raise InputError("the input must be finite, got NaN or infinite numbers")
+
+    def _enter(self, x: Tensor, places: Tensor) -> Float[Tensor, "batch length d_model"]:
+        if values_at_hand(x):
+            self.check_input(x)
+        h = self.embedding(x) if self.embedding is not None else self._encode(x)
+        return h if self.positions is None else h + self.positions(places)
+
+    def _encode(self, x: Tensor) -> Tensor:
+        assert self.encoder is not None
+        return self.encoder(x)
+
+    def _enter_one(self, x: Tensor, state: HeadState) -> Float[Tensor, "batch d_model"]:
+        check_length(self.max_len, 1, state.position)
+        return self._enter(x[:, None], state.position[:, None])[:, 0]
+
+    def _answer(self, h: Tensor, state: HeadState) -> tuple[Tensor, Tensor]:
+        """Outputs after one more position, and the sum up to it."""
+        h = self.norm(h)
+        if self.config.pooling == "last":
+            return self.head(h), state.total
+        total = state.total + h
+        return self.head((total / (state.position[:, None] + 1)).to(h.dtype)), total
+
+    def _pool(self, h: Tensor, counts: Tensor, before: Tensor | None) -> Tensor:
+        """Pooled features at each position; ``before`` is the sum over earlier positions."""
+        if self.config.pooling == "last":
+            return h
+        total = h.cumsum(dim=1, dtype=torch.promote_types(h.dtype, torch.float32))
+        total = total if before is None else before[:, None] + total
+        return (total / counts[..., None]).to(h.dtype)

@@ -1,0 +1,85 @@
+"""Blocks of time: what all kernels over whole sequences share.
+
+Signals are flat arrays (row, time, channel). A task of a kernel is one row (or some) and ``LANES``
+neighbouring channels; its time is cut into blocks whose rows of ``LANES`` numbers stay in the
+fastest cache.
+"""
+
+# mypy: ignore-errors
+
+import numpy as np
+
+from stateline.ops.numba_kernels.jit import kernel
+from stateline.ops.numba_kernels.vector import LANES, load, store
+
+MODES = 4
+"""Modes, states or tokens that go through a block together: as many as fit into registers."""
+
+WIDE = MODES * LANES
+
+FLUSH = 8
+"""Blocks of time after which sums go to float64: longer ones would lose digits."""
+
+
+@kernel
+def read_block(block, x, first, stride, rows, lanes):
+    """Copy ``rows`` rows of channels; where fewer than ``LANES`` are left, zeros."""
+    if lanes == LANES:
+        for t in range(rows):
+            store(block, t * LANES, load(x, first + t * stride, LANES))
+    else:
+        for t in range(rows):
+            for i in range(LANES):
+                block[t * LANES + i] = x[first + t * stride + i] if i < lanes else 0
+
+
+@kernel
+def write_block(x, first, stride, rows, lanes, block):
+    """Copy a block back."""
+    if lanes == LANES:
+        for t in range(rows):
+            store(x, first + t * stride, load(block, t * LANES, LANES))
+    else:
+        for t in range(rows):
+            for i in range(lanes):
+                x[first + t * stride + i] = block[t * LANES + i]
+
+
+@kernel
+def scratch(size, like):
+    """Room of an array's type that begins with a cache line: vectors must not cross two of them."""
+    room = np.empty(size + 64 // like.itemsize, like.dtype)
+    first = -room.ctypes.data % 64 // like.itemsize
+    return room[first : first + size]
+
+
+@kernel
+def flush(totals, at, parts, first, count):
+    """Move sums over some blocks of time to those over all time, which are in float64."""
+    for i in range(count):
+        totals[at + i] += parts[first + i]
+        parts[first + i] = 0
+
+
+@kernel
+def modes_in(packed, at, x, first, modes, lanes):
+    """States (channel, mode, 2) of some channels as (mode group, 2, WIDE); ``None``: zeros."""
+    groups = (modes + MODES - 1) // MODES
+    packed[at : at + groups * 2 * WIDE] = 0
+    if x is None:
+        return
+    for i in range(lanes):
+        for n in range(modes):
+            place = at + n // MODES * 2 * WIDE + n % MODES * LANES + i
+            packed[place] = x[first + (i * modes + n) * 2]
+            packed[place + WIDE] = x[first + (i * modes + n) * 2 + 1]
+
+
+@kernel
+def modes_out(x, first, modes, lanes, packed, at):
+    """The inverse of ``modes_in``."""
+    for i in range(lanes):
+        for n in range(modes):
+            place = at + n // MODES * 2 * WIDE + n % MODES * LANES + i
+            x[first + (i * modes + n) * 2] = packed[place]
+            x[first + (i * modes + n) * 2 + 1] = packed[place + WIDE]

@@ -1,0 +1,64 @@
+r"""Functions of single entries and of pairs: one pass over memory.
+
+With :math:`s = \sigma(2u)`, GELU is :math:`x s`, and its derivative
+:math:`s + 2 x s (1 - s) u'`.
+"""
+
+# mypy: ignore-errors
+
+import math
+
+from stateline.ops.numba_kernels.jit import summing_kernel
+from stateline.ops.numba_kernels.vector import exp2
+
+CUBIC = 0.044715
+SCALE = 2 * math.sqrt(2 / math.pi)
+LOG2_E = 1 / math.log(2)
+
+
+@summing_kernel
+def gelu_forward(x, y, task, start, stop):
+    """Tasks ``start`` to ``stop`` of ``task`` entries each."""
+    number = x.dtype.type
+    linear, cubic = number(-SCALE * LOG2_E), number(-SCALE * LOG2_E * CUBIC)
+    one, most = number(1), number(126)
+    for i in range(start * task, min(stop * task, x.size)):
+        z = x[i]
+        power = z * (linear + cubic * z * z)
+        y[i] = z / (one + exp2(power if power < most else most))
+
+
+@summing_kernel
+def gelu_backward(grad, x, found, task, start, stop):
+    """The gradient of x for tasks ``start`` to ``stop``."""
+    number = x.dtype.type
+    linear, cubic = number(-SCALE * LOG2_E), number(-SCALE * LOG2_E * CUBIC)
+    slope, curve = number(SCALE), number(3 * SCALE * CUBIC)
+    one, most = number(1), number(126)
+    for i in range(start * task, min(stop * task, x.size)):
+        z = x[i]
+        square = z * z
+        power = z * (linear + cubic * square)
+        s = one / (one + exp2(power if power < most else most))
+        found[i] = grad[i] * s * (one + z * (one - s) * (slope + curve * square))
+
+
+@summing_kernel
+def turn(x, y, cos, sin, length, heads, d, pairs, stride, each_row, sign, start, stop):
+    """Rotate pairs of entries of tokens ``start`` to ``stop``; ``sign`` -1 turns back.
+
+    Tokens of x are ``stride`` entries apart. Angles are (row, token, pair), with a row for each row
+    of x or, unless ``each_row``, one for all.
+    """
+    direction = x.dtype.type(sign)
+    for token in range(start, stop):
+        place = (token if each_row else token % length) * pairs
+        for head in range(heads):
+            at, to = token * stride + head * d, (token * heads + head) * d
+            for i in range(pairs):
+                first, second = x[at + i], x[at + pairs + i]
+                c, s = cos[place + i], direction * sin[place + i]
+                y[to + i] = first * c - second * s
+                y[to + pairs + i] = first * s + second * c
+            for i in range(2 * pairs, d):
+                y[to + i] = x[at + i]

@@ -1,0 +1,164 @@
+"""The table of ops and their backends."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from logging import getLogger
+from typing import Any, NamedTuple
+
+from stateline.errors import InputError, unknown_name
+
+GROUP = "stateline.backends"
+"""Entry-point group of installed packages: the name is ``op.backend``, the object its module."""
+
+log = getLogger("stateline.ops")
+
+
+class Candidate(NamedTuple):
+    """One function of one backend."""
+
+    run: Any
+    can_use: Callable[..., str] | None
+    unavailable: str
+    """Why it never runs on this machine; "" if it may."""
+
+    def reason(self, function: str, *inputs: Any) -> str:
+        """Why it cannot run this call; "" if it can."""
+        if self.unavailable or self.can_use is None:
+            return self.unavailable
+        return self.can_use(function, *inputs)
+
+
+class Op:
+    """An op and its backends, in the order in which ``auto`` prefers them.
+
+    A backend is a module with functions of the op's names. It may define two functions more, which
+    return "" or the reason: ``available() -> str``, why it cannot run on this machine, and
+    ``can_use(function, *inputs) -> str``, why it cannot run this call (device, dtype, shape,
+    gradient). Each new op enters :data:`OPS`.
+
+    Args:
+        name: Name of the op: that of its folder and of its main function.
+        backends: For each name the module, or its dotted name if it needs optional packages.
+
+    Attributes:
+        candidates: For each function that was called, the backends in order.
+    """
+
+    def __init__(self, name: str, backends: Mapping[str, object]) -> None:
+        self.name = name
+        self._sources = dict(backends)
+        self._modules: dict[str, tuple[Any, str]] = {}
+        self.candidates: dict[str, dict[str, Candidate]] = {}
+        OPS[name] = self
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Names of all backends, available or not."""
+        _add_installed()
+        return tuple(self._sources)
+
+    def module(self, backend: str) -> tuple[Any, str]:
+        """The module of a backend, imported when first needed, and why it is not available."""
+        if backend not in self._modules:
+            try:
+                module = _load(self._sources[backend])
+                available = getattr(module, "available", None)
+                self._modules[backend] = module, available() if available else ""
+            except Exception as error:  # an optional package may raise anything
+                self._modules[backend] = None, f"import failed: {' '.join(str(error).split())}"
+        return self._modules[backend]
+
+    def prepare(self, function: str) -> None:
+        """Import the backends, and look up a function in them before its first call."""
+        found = {}
+        for name in self.backends:
+            module, reason = self.module(name)
+            run = getattr(module, function, None)
+            if run is None and not reason:
+                reason = f"it has no {function}"
+            found[name] = Candidate(run, getattr(module, "can_use", None), reason)
+        self.candidates[function] = found
+
+    def reasons(self, function: str, *inputs: Any) -> dict[str, str]:
+        """For each backend, in order, why it cannot run this call; "" if it can."""
+        self.prepare(function)
+        found = self.candidates[function].items()
+        return {name: candidate.reason(function, *inputs) for name, candidate in found}
+
+    def add(self, backend: str, source: object, before: str) -> None:
+        """Insert a backend before another one, in the order of preference."""
+        names = list(self._sources)
+        if backend in (*names, "auto"):
+            raise InputError(f"{self.name} already has a backend {backend!r}: choose another name")
+        if before not in names:
+            raise unknown_name(f"backend of {self.name}", before, names)
+        names.insert(names.index(before), backend)
+        self._sources[backend] = source
+        self._sources = {name: self._sources[name] for name in names}
+        self.candidates.clear()
+
+    def remove(self, backend: str) -> None:
+        """Undo :func:`stateline.register_backend`."""
+        del self._sources[backend]
+        self._modules.pop(backend, None)
+        self.candidates.clear()
+
+
+OPS: dict[str, Op] = {}
+"""All ops by name."""
+
+
+def register_backend(op: str, name: str, module: object, *, before: str = "torch") -> None:
+    """Add a backend of your own to an op.
+
+    An installed package can do so without being imported first: by an entry point of the group
+    ``stateline.backends`` whose name is ``op.backend`` and whose object is the module.
+
+    Args:
+        op: Name of the op, such as ``"diagonal_ssm"``.
+        name: Name of the new backend.
+        module: A module, its dotted name (imported when first needed), or any object that has the
+            functions as attributes. See :class:`stateline.ops.op.Op` for what it can define; calls
+            of functions that it does not define go to the other backends.
+        before: The backend in front of which it stands in the order of preference.
+
+    Raises:
+        InputError: If there is no such op, if the op already has a backend of this name, or if it
+            has none called ``before``.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> from stateline.ops import fft_conv
+        >>> def silence(u, kernel):
+        ...     return torch.zeros(*u.shape[:-1], len(kernel))
+        >>> register_backend("fft_conv", "silent", SimpleNamespace(fft_conv=silence))
+        >>> fft_conv(torch.ones(1, 3, 1), torch.ones(1, 2)).flatten().tolist()
+        [0.0, 0.0, 0.0]
+        >>> OPS["fft_conv"].remove("silent")
+    """
+    if op not in OPS:
+        raise unknown_name("op", op, OPS)
+    _add_installed()
+    OPS[op].add(name, module, before)
+
+
+@cache
+def _add_installed() -> None:
+    """Add the backends of installed packages, without importing them."""
+    for entry in entry_points(group=GROUP):
+        op, _, name = entry.name.partition(".")
+        try:
+            if op not in OPS:
+                raise unknown_name("op", op, OPS)
+            OPS[op].add(name, entry, before="torch")
+        except InputError as error:
+            log.warning("entry point %r of %s is ignored: %s", entry.name, GROUP, error)
+
+
+def _load(source: object) -> object:
+    if isinstance(source, EntryPoint):
+        return source.load()
+    return import_module(source) if isinstance(source, str) else source

@@ -1,0 +1,127 @@
+"""Selective scan, token by token, in kernels compiled by numba for the CPU."""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stateline.ops.numba_kernels import tensors
+from stateline.ops.numba_kernels.blocks import MODES
+from stateline.ops.numba_kernels.in_place import changing, selective_advance
+from stateline.ops.numba_kernels.selective import backward, forward
+from stateline.ops.numba_kernels.steps import selective_step
+from stateline.ops.numba_kernels.tensors import array, define_kernel_op, empty_like, flat, like
+from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.numba_kernels.vector import LANES
+
+Array = NDArray[Any]
+
+FORWARD, BACKWARD, STEP = 0.3, 1.5, 1.0
+"""Nanoseconds per position and state, to tell whether threads pay."""
+
+TASKS = 8
+"""Least number of tasks of the backward pass; fixed, so that threads do not change a sum."""
+
+
+def can_use(function: str, *inputs: Any) -> str:
+    """Why the kernels cannot run this call, or an empty string."""
+    step = function.startswith("selective_scan_step")
+    return tensors.can_step(*inputs) if step else tensors.can_use(*inputs)
+
+
+def selective_scan(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence."""
+    return _scan(u, dt, a, b, c, state)
+
+
+def selective_scan_step(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The recurrence, once."""
+    dtype = tensors.working_dtype(u, dt, a, b, c, state)
+    y, after = torch.empty(u.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
+    arrays = tuple(array(x, dtype) for x in (u, dt, a, b, c, state, y, after))
+    fan_out(selective_step, arrays, len(u), state.numel() * STEP)
+    return y.to(u.dtype), after.to(state.dtype)
+
+
+def selective_scan_step_(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> Tensor:
+    """The same in place."""
+    dtype = tensors.working_dtype(u, dt, a, b, c, state)
+    y = torch.empty(u.shape, dtype=dtype)
+    with changing(dtype, state) as (h,):
+        arrays = (*(array(x, dtype) for x in (u, dt, a, b, c)), h, y.numpy())
+        fan_out(selective_advance, arrays, len(u), state.numel() * STEP)
+    return y.to(u.dtype)
+
+
+def _arrays(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[torch.dtype, list[Array], tuple[int, int, int, int]]:
+    """Working precision, flat arrays with padded states in b and c, and sizes."""
+    dtype = tensors.working_dtype(u, dt, a, b, c, state)
+    padding = -a.shape[1] % MODES
+    if padding:
+        b, c = (F.pad(x.detach(), (0, padding)) for x in (b, c))
+    sizes = u.shape[1], u.shape[2], a.shape[1], b.shape[2]
+    return dtype, [flat(x, dtype) for x in (u, dt, a, b, c, state)], sizes
+
+
+def _blocks(channels: int, groups: int) -> int:
+    return -(-(channels // groups) // LANES) * groups
+
+
+def _forward(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    dtype, arrays, sizes = _arrays(u, dt, a, b, c, state)
+    y, after = torch.empty(u.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
+    tasks = u.shape[0] * _blocks(u.shape[2], b.shape[2])
+    work = u.numel() * a.shape[1] * FORWARD
+    fan_out(forward, (*arrays, flat(y, dtype), flat(after, dtype), *sizes), tasks, work)
+    return y.to(u.dtype), after.to(state.dtype)
+
+
+def _backward(
+    grad: Tensor,
+    grad_after: Tensor,
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dtype, arrays, sizes = _arrays(u, dt, a, b, c, state)
+    batch, blocks = u.shape[0], _blocks(u.shape[2], b.shape[2])
+    pieces = max(1, min(blocks, TASKS // max(batch, 1)))
+    u_, dt_, _, b_, _, state_ = arrays
+    du, ddt, da, dstate = (np.empty_like(x) for x in (u_, dt_, state_, state_))
+    db, dc = np.zeros((2, pieces * b_.size), b_.dtype)
+    grads = (flat(x, dtype) for x in (grad, grad_after))
+    fan_out(
+        backward,
+        (*grads, *arrays, du, ddt, da, db, dc, dstate, batch, *sizes, pieces),
+        batch * pieces,
+        u.numel() * a.shape[1] * BACKWARD,
+    )
+    whole = (pieces, *b.shape[:3], -1)
+    db, dc = (x.reshape(whole).sum(0)[..., : a.shape[1]] for x in (db, dc))
+    da = da.reshape(batch, -1).sum(0)
+    return like((du, ddt, da, db, dc, dstate), (u, dt, a, b, c, state))
+
+
+_scan = define_kernel_op(
+    "selective_scan_kernel",
+    _forward,
+    _backward,
+    lambda *inputs: empty_like(inputs[0], inputs[5]),
+    lambda _grad, _grad_after, *inputs: empty_like(*inputs),
+)

@@ -1,0 +1,85 @@
+"""Short causal convolution, tap by tap, in kernels compiled by numba for the CPU."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stateline.ops.numba_kernels import tensors
+from stateline.ops.numba_kernels.in_place import changing, filter_advance
+from stateline.ops.numba_kernels.parameters import ROW_PIECES, pack_taps, unpack_taps
+from stateline.ops.numba_kernels.short import TOGETHER, backward, forward
+from stateline.ops.numba_kernels.tensors import (
+    array,
+    define_kernel_op,
+    empty_like,
+    flat,
+    like,
+    strided,
+)
+from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.numba_kernels.vector import LANES
+from stateline.ops.stepping import Stepper
+from stateline.ops.thresholds import threshold
+
+
+def can_use(function: str, *inputs: Any) -> str:
+    """Why the kernels cannot run this call, or an empty string."""
+    if function == "short_conv" and inputs[1].shape[1] > threshold("short_conv.numba_taps"):
+        return "by FFT, a kernel with so many taps is faster"
+    return tensors.can_use(*inputs)
+
+
+def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
+    """Sum the delayed signals."""
+    filters, length = len(kernel) // u.shape[-1], max(1, u.shape[-2])
+    kernel = kernel[:, :length]  # what lies further back is zero
+    return _by_taps(u if filters == 1 else u.tile(filters), kernel)
+
+
+def short_conv_stepper(weights: Tensor) -> Stepper:
+    """Filter many single inputs; the past inputs change in place."""
+    dtype = tensors.working_dtype(weights)
+    taps = array(weights, dtype)
+
+    def step(u: Tensor, past: Tensor) -> Tensor:
+        y = torch.empty(u.shape, dtype=dtype)
+        with changing(dtype, past) as (inputs,):
+            arrays = array(u, dtype), taps, inputs, y.numpy()
+            fan_out(filter_advance, arrays, len(u), past.numel() / 4)
+        return y.to(past.dtype)
+
+    return step
+
+
+def _forward(u: Tensor, kernel: Tensor) -> Tensor:
+    dtype, (channels, count) = tensors.working_dtype(u, kernel), kernel.shape
+    signal, stride = strided(u, dtype)
+    y, tasks = torch.empty(u.shape, dtype=dtype), u.shape[:-2].numel() * -(-channels // LANES)
+    arrays = signal, pack_taps(kernel, dtype), flat(y, dtype)
+    work = u.numel() * (count / 16 + 1)
+    fan_out(forward, (*arrays, count, u.shape[-2], channels, stride), tasks, work)
+    return y.to(u.dtype)
+
+
+def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    dtype, (channels, count) = tensors.working_dtype(u, kernel), kernel.shape
+    signal, stride = strided(u, dtype)
+    rows, blocks = u.shape[:-2].numel(), -(-channels // LANES)
+    pieces, whole = max(1, min(rows, ROW_PIECES)), -(-count // TOGETHER) * TOGETHER
+    du = np.empty(u.numel(), signal.dtype)
+    dtaps = np.empty(pieces * blocks * whole * LANES)  # float64, for they are sums
+    arrays = flat(grad, dtype), signal, pack_taps(kernel, dtype), du, dtaps
+    sizes = count, rows, u.shape[-2], channels, stride, pieces
+    fan_out(backward, (*arrays, *sizes), pieces * blocks, u.numel() * (count / 8 + 1))
+    return like((du, unpack_taps(dtaps, pieces, kernel)), (u, kernel))
+
+
+_by_taps = define_kernel_op(
+    "short_conv_kernel",
+    _forward,
+    _backward,
+    lambda *inputs: empty_like(inputs[0])[0],
+    lambda _grad, *inputs: empty_like(*inputs),
+)

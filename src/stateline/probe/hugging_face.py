@@ -1,0 +1,156 @@
+"""Models of the package transformers, as readers of prompts; nothing else here imports it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.files import user_path
+from stateline.hf_check import padding_error, steps_error
+from stateline.hf_check.load import load_hugging_face, transformers_package
+from stateline.probe.reader import Reader
+
+LIMIT = 0.05
+"""Relative error of logits from which on a model is not given padded rows, or several rows."""
+
+
+class HuggingFaceReader(Reader):
+    """A causal language model that ``transformers`` reads.
+
+    Prompts of different lengths are padded on the left, with a mask, if the model gives the same
+    logits with padding. Otherwise only prompts of one length share a call; and a model that mixes
+    up its rows reads them one by one. That is measured once, on random tokens.
+
+    Args:
+        spec: ``hf:`` and a folder.
+        tokenizer: Tokenizer file or folder instead of the model's own.
+        device: Where the weights shall be.
+        dtype: Their precision; by default that in which they were saved.
+
+    Attributes:
+        batching: ``padded``, ``equal lengths`` or ``single rows``.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        *,
+        tokenizer: str | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        folder = user_path(spec.removeprefix("hf:"), "model")
+        self.name = spec
+        self.model = load_hugging_face(folder, device=device, dtype=dtype)
+        self.tokenizer = _load_tokenizer(folder, tokenizer)
+        config = self.model.config.get_text_config()
+        if len(self.tokenizer) > config.vocab_size:
+            raise InputError(
+                f"the tokenizer has {len(self.tokenizer)} tokens and the model in {folder} "
+                f"{config.vocab_size}: give the model's own with --tokenizer"
+            )
+        self.max_len = config.max_position_embeddings if _learned_positions(self.model) else None
+        named = self.model.generation_config.eos_token_id
+        named = self.tokenizer.eos_token_id if named is None else named
+        self.end = frozenset([named] if isinstance(named, int) else named or ())
+        self.batching = _batching(self.model)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def prompt(self, text: str) -> list[int]:
+        """The tokens of a prompt, with the special tokens that the tokenizer adds."""
+        return list(self.tokenizer(text)["input_ids"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, as it is."""
+        return self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
+
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: Sequence[int],
+        stop: str,
+        *,
+        never_empty: bool,
+    ) -> list[str]:
+        """Continue prompts with ``generate``."""
+        answers = [""] * len(prompts)
+        for rows in self._groups(prompts):
+            limits = [new_tokens[row] for row in rows]
+            made = self._generate([prompts[row] for row in rows], limits, stop, never_empty)
+            for row, tokens in zip(rows, made.tolist(), strict=True):
+                answers[row] = self.text(tokens, new_tokens[row])
+        return answers
+
+    def _groups(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Rows that may share a call."""
+        if self.batching == "padded":
+            return [list(range(len(prompts)))]
+        if self.batching == "single rows":
+            return [[row] for row in range(len(prompts))]
+        groups: dict[int, list[int]] = defaultdict(list)
+        for row, prompt in enumerate(prompts):
+            groups[len(prompt)].append(row)
+        return list(groups.values())
+
+    def _generate(
+        self, prompts: Sequence[Sequence[int]], limits: Sequence[int], stop: str, never_empty: bool
+    ) -> Tensor:
+        """The new tokens; after the end of a row there is padding."""
+        package, length = transformers_package(), max(map(len, prompts))
+        ids = torch.tensor([[0] * (length - len(p)) + list(p) for p in prompts])
+        mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts])
+
+        def finished(read: Tensor, _: object, **__: object) -> Tensor:
+            rows = zip(read[:, length:].tolist(), limits, strict=True)
+            done = [self.finished(tokens, limit, stop) for tokens, limit in rows]
+            return torch.tensor(done, device=read.device)
+
+        settings = package.GenerationConfig(
+            max_new_tokens=max(limits),
+            min_new_tokens=1 if never_empty else None,
+            do_sample=False,
+            eos_token_id=sorted(self.end) or None,
+            pad_token_id=min(self.end, default=0),
+        )
+        with torch.inference_mode():
+            made = self.model.generate(
+                ids.to(self.model.device),
+                attention_mask=mask.to(self.model.device),
+                generation_config=settings,
+                stopping_criteria=package.StoppingCriteriaList([finished]),
+            )
+        return made[:, length:]
+
+
+def _learned_positions(model: Any) -> bool:
+    """Whether a model has a table of positions: an embedding that is not that of its tokens."""
+    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    return any(table is not model.get_input_embeddings() for table in tables)
+
+
+def _batching(model: Any) -> str:
+    """The largest batches that a model reads as it reads single rows."""
+    if padding_error(model) <= LIMIT:
+        return "padded"
+    return "equal lengths" if steps_error(model) <= LIMIT else "single rows"
+
+
+def _load_tokenizer(folder: Path, given: str | None) -> Any:
+    package = transformers_package()
+    path = user_path(given, "tokenizer") if given else folder
+    try:
+        if path.is_file():
+            return package.PreTrainedTokenizerFast(tokenizer_file=str(path))
+        return package.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # the package raises whatever its parts raise
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"transformers cannot read a tokenizer from {path}: {reason}; name one with --tokenizer"
+        ) from error

@@ -1,0 +1,98 @@
+"""The format of ``probes.json``."""
+
+import statistics
+from typing import Literal
+
+from stateline.runs.results import Record
+
+Format = Literal["stateline-probes-1"]
+FORMAT: Format = "stateline-probes-1"
+
+
+class Sample(Record, frozen=True, kw_only=True):
+    """The first example of a point, for readers.
+
+    Attributes:
+        prompt: The end of the prompt.
+        accepted: The accepted answers.
+        text: What the model wrote.
+    """
+
+    prompt: str
+    accepted: list[str]
+    text: str
+
+
+class Point(Record, frozen=True, kw_only=True):
+    """The score of a model on a probe at one length.
+
+    Attributes:
+        model: Name of the model.
+        task: Name of the probe.
+        length: Length, in the unit of the probe.
+        key: Hash of all that the score depends on; a point with another key is measured anew.
+        exact_match: Share of exact answers, for each batch.
+        f1: Mean F1, for each batch.
+        prompt_tokens: Tokens of the longest prompt.
+        seconds: Time spent.
+        skipped: Why nothing was measured; empty if something was.
+        sample: The first example.
+    """
+
+    model: str
+    task: str
+    length: int
+    key: str
+    exact_match: list[float]
+    f1: list[float]
+    prompt_tokens: int
+    seconds: float
+    skipped: str = ""
+    sample: Sample | None = None
+
+    @property
+    def mean(self) -> float:
+        """Share of exact answers over all batches."""
+        return statistics.fmean(self.exact_match)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the batches' shares (population)."""
+        return statistics.pstdev(self.exact_match)
+
+    @property
+    def mean_f1(self) -> float:
+        """Mean F1 over all batches."""
+        return statistics.fmean(self.f1)
+
+
+class ProbeResults(Record, frozen=True, kw_only=True):
+    """The content of ``probes.json``.
+
+    Attributes:
+        format: :data:`FORMAT`.
+        command: How to produce the results again.
+        created: When they were begun, in ISO 8601.
+        environment: Versions and machine.
+        points: The scores so far.
+    """
+
+    format: Format
+    command: str
+    created: str
+    environment: dict[str, str | int]
+    points: list[Point]
+
+    def models(self, task: str = "") -> list[str]:
+        """Models in order of their first point, or those with a score on one probe."""
+        chosen = (p for p in self.points if not task or (p.task == task and not p.skipped))
+        return list(dict.fromkeys(point.model for point in chosen))
+
+    def lengths(self, task: str) -> list[int]:
+        """The lengths of a probe, in order."""
+        return sorted({point.length for point in self.points if point.task == task})
+
+    def find(self, model: str, task: str, length: int) -> Point | None:
+        """The point of a model on a probe at a length."""
+        wanted = (model, task, length)
+        return next((p for p in self.points if (p.model, p.task, p.length) == wanted), None)

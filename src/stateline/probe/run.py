@@ -1,0 +1,236 @@
+"""Running probes: one point after the other, each written as soon as it is there."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from stateline.errors import InputError, unknown_name
+from stateline.files import check_writable, regular_file, write_text
+from stateline.probe.material import Material
+from stateline.probe.prompts import Example
+from stateline.probe.reader import Reader, fingerprint
+from stateline.probe.results import FORMAT, Point, ProbeResults, Sample
+from stateline.probe.tasks import PROBES, Probe, make_examples
+from stateline.runs.results import from_json, to_json
+from stateline.train.environment import environment
+
+FILE = "probes.json"
+_SHOWN = 200
+"""Characters of a prompt that are kept as a sample."""
+
+
+class Settings(NamedTuple):
+    """How much is measured.
+
+    Attributes:
+        batches: Batches per point, whose scores give the spread.
+        examples: Examples per batch.
+        rows: Prompts that a model reads at a time.
+        seed: Seed of the examples; the same for all models.
+    """
+
+    batches: int = 10
+    examples: int = 64
+    rows: int = 16
+    seed: int = 0
+
+
+class Plan(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        models: Models by the names under which they are loaded.
+        tasks: Names of probes.
+        lengths: Lengths for all probes; empty for each probe's own.
+        settings: How much is measured.
+        tokenizer: Tokenizer instead of the models' own, which their scores depend on.
+    """
+
+    models: Sequence[str]
+    tasks: Sequence[str]
+    lengths: Sequence[int] = ()
+    settings: Settings = Settings()
+    tokenizer: str | None = None
+
+    def check(self) -> None:
+        """Raise InputError if something cannot be measured."""
+        for task in self.tasks:
+            if task not in PROBES:
+                raise unknown_name("probe", task, PROBES)
+        if any(length < 1 for length in self.lengths):
+            raise InputError(f"lengths must be positive, got {list(self.lengths)}")
+        for name in ("batches", "examples", "rows"):
+            if (value := getattr(self.settings, name)) < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+
+    def points(self) -> Iterator[tuple[str, str, int]]:
+        """Model, probe and length of every point, in order."""
+        for model in self.models:
+            for task in self.tasks:
+                yield from ((model, task, n) for n in self.lengths or PROBES[task].lengths)
+
+
+def run_probes(
+    plan: Plan,
+    material: Material,
+    load: Callable[[str], Reader],
+    folder: Path,
+    *,
+    command: str = "",
+    on_point: Callable[[Point, bool], object] = lambda *_: None,
+) -> ProbeResults:
+    """Measure what is not in the folder yet.
+
+    Args:
+        plan: What to measure.
+        material: Names, documents and questions.
+        load: Reads a model by its name; called only if a point of it is missing.
+        folder: Where ``probes.json`` is kept. Points that are there are not measured again if the
+            files and settings that they depend on are the same.
+        command: How to produce the results again.
+        on_point: Called after each point, with whether it was measured now.
+
+    Raises:
+        InputError: If something cannot be read or written; points that are there stay.
+    """
+    plan.check()
+    check_writable(folder / FILE)
+    results = read_probes(folder) if (folder / FILE).exists() else _empty(command)
+    wanted = [(*point, _key(*point, plan, material)) for point in plan.points()]
+    reader: Reader | None = None
+    for model, task, length, key in wanted:
+        point = results.find(model, task, length)
+        known = point is not None and point.key == key
+        if not known:
+            if reader is None or reader.name != model:
+                reader = None  # before the next model is read: two may not fit into memory
+                reader = load(model)
+            point = _measure(reader, task, length, plan.settings, material, key)
+            others = [
+                p for p in results.points if (p.model, p.task, p.length) != (model, task, length)
+            ]
+            results = msgspec.structs.replace(results, points=[*others, point])
+            write_text(folder / FILE, to_json(results, indent=1))
+        assert point is not None
+        on_point(point, not known)
+    return results
+
+
+def read_probes(folder: Path) -> ProbeResults:
+    """Read ``probes.json``.
+
+    Raises:
+        InputError: If it is missing or damaged.
+    """
+    path = regular_file(folder / FILE, "results of probes")
+    try:
+        return from_json(path.read_bytes(), ProbeResults)
+    except ValueError as error:
+        raise InputError(
+            f"{path} is damaged: {error}; restore it, or remove it to begin anew"
+        ) from error
+
+
+def _measure(
+    reader: Reader, task: str, length: int, settings: Settings, material: Material, key: str
+) -> Point:
+    """The point of one model, probe and length."""
+    start, n = time.perf_counter(), settings.batches * settings.examples
+    examples = make_examples(
+        task,
+        length,
+        n,
+        material=material,
+        encode=reader.encode,
+        decode=reader.decode,
+        seed=str(settings.seed),
+    )
+    prompts = [reader.prompt(example.prompt) for example in examples]
+    longest = max(map(len, prompts))
+    limits, skipped = _limits(reader, PROBES[task], examples, prompts)
+    point = Point(
+        model=reader.name,
+        task=task,
+        length=length,
+        key=key,
+        exact_match=[],
+        f1=[],
+        prompt_tokens=longest,
+        seconds=0.0,
+        skipped=skipped,
+    )
+    if skipped:
+        return point
+    texts = _answers(reader, PROBES[task], prompts, limits, settings.rows)
+    scores = [PROBES[task].score(*pair) for pair in zip(examples, texts, strict=True)]
+    batches = [scores[i : i + settings.examples] for i in range(0, n, settings.examples)]
+    first = examples[0]
+    return msgspec.structs.replace(
+        point,
+        exact_match=[statistics.fmean(match for match, _ in batch) for batch in batches],
+        f1=[statistics.fmean(f1 for _, f1 in batch) for batch in batches],
+        seconds=time.perf_counter() - start,
+        sample=Sample(
+            prompt=first.prompt[-_SHOWN:], accepted=list(first.accepted), text=texts[0][:_SHOWN]
+        ),
+    )
+
+
+def _limits(
+    reader: Reader, probe: Probe, examples: Sequence[Example], prompts: Sequence[Sequence[int]]
+) -> tuple[list[int], str]:
+    """New tokens of each answer, and why a model cannot give them; empty if it can."""
+    limits = [probe.new_tokens(len(prompt)) for prompt in prompts]
+    if reader.max_len is None:
+        return limits, ""
+    room = [reader.max_len - len(prompt) for prompt in prompts]
+    wanted = [len(reader.encode(example.accepted[0])) for example in examples]
+    if all(most >= least for most, least in zip(room, wanted, strict=True)):
+        return [max(1, min(pair)) for pair in zip(limits, room, strict=True)], ""
+    longest = max(len(prompt) + new for prompt, new in zip(prompts, wanted, strict=True))
+    return limits, f"needs {longest:,} tokens; the model was made for {reader.max_len:,}"
+
+
+def _answers(
+    reader: Reader,
+    probe: Probe,
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    rows: int,
+) -> list[str]:
+    """Answers to all prompts, prompts of similar length together."""
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
+    texts = [""] * len(prompts)
+    for start in range(0, len(order), rows):
+        some = order[start : start + rows]
+        given = [prompts[i] for i in some], [limits[i] for i in some]
+        found = reader.answer(*given, probe.stop, never_empty=probe.never_empty)
+        for i, text in zip(some, found, strict=True):
+            texts[i] = text
+    return texts
+
+
+def _key(model: str, task: str, length: int, plan: Plan, material: Material) -> str:
+    """Hash of all that a score depends on, apart from the precision and the machine."""
+    kind, settings = PROBES[task].data, plan.settings
+    data = material.fingerprint(kind) if kind else ""
+    chosen = [settings.batches, settings.examples, settings.seed]
+    files = fingerprint(model, plan.tokenizer)
+    return sha256(json.dumps([task, length, chosen, data, files]).encode()).hexdigest()[:16]
+
+
+def _empty(command: str) -> ProbeResults:
+    return ProbeResults(
+        format=FORMAT,
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        environment={**environment()},
+        points=[],
+    )

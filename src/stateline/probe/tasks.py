@@ -1,0 +1,202 @@
+"""The probes: what each asks for, how its examples are drawn, and how its answers are scored."""
+
+import random
+import string
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from stateline.errors import InputError
+from stateline.probe import prompts
+from stateline.probe.material import Encode, Material
+from stateline.probe.prompts import Entry, Example
+from stateline.probe.scoring import exact_match, f1
+
+Decode = Callable[[list[int]], str]
+
+DOCUMENTS = 10
+"""Random documents that are joined before a window is taken."""
+
+TRIES = 100
+"""Windows that are drawn until one has two words: a copy of one word leaves nothing to write."""
+
+BIN = 50
+"""Passages of SQuAD are binned by their length in tokens; this is the width of a bin."""
+
+
+class Draw(NamedTuple):
+    """What an example is drawn from.
+
+    Attributes:
+        rng: Source of random choices.
+        length: Length of the example, in the unit of its probe.
+        material: Names, documents and questions.
+        encode: Gives the tokens of a text, without special tokens.
+        decode: Gives the text of tokens.
+    """
+
+    rng: random.Random
+    length: int
+    material: Material
+    encode: Encode
+    decode: Decode
+
+
+class Probe(NamedTuple):
+    """A probe of what a model retrieves from its context.
+
+    Attributes:
+        title: Its name for readers.
+        unit: What lengths count.
+        data: The folder of the data that it needs; empty if it needs none.
+        lengths: Lengths by default.
+        make: Draws an example.
+        stop: The answer ends before this string.
+        new_tokens: Largest number of tokens of an answer, from the number of tokens of the prompt.
+        normalise: Whether exact match ignores case, punctuation and articles.
+        never_empty: Whether the end of the text may not be the first token of an answer.
+    """
+
+    title: str
+    unit: str
+    data: str
+    lengths: tuple[int, ...]
+    make: Callable[[Draw], Example]
+    stop: str
+    new_tokens: Callable[[int], int]
+    normalise: bool = False
+    never_empty: bool = False
+
+    def score(self, example: Example, text: str) -> tuple[float, float]:
+        """Exact match and F1 of the text that a model wrote after the prompt."""
+        answer = prompts.one_line(text.split(self.stop)[0])
+        accepted = [prompts.one_line(text) for text in example.accepted]
+        return exact_match(answer, accepted, normalise=self.normalise), f1(answer, accepted)
+
+
+def make_examples(
+    name: str,
+    length: int,
+    n: int,
+    *,
+    material: Material,
+    encode: Encode,
+    decode: Decode,
+    seed: str = "0",
+) -> list[Example]:
+    r"""Draw examples of a probe; the same arguments give the same examples.
+
+    Args:
+        name: A key of ``PROBES``.
+        length: Length of each example, in the unit of the probe.
+        n: Number of examples.
+        material: Names, documents and questions.
+        encode: Gives the tokens of a text, without special tokens.
+        decode: Gives the text of tokens.
+        seed: Seed of the random choices.
+
+    Raises:
+        InputError: If data is missing, or too short for the length.
+
+    Example:
+        >>> encode, decode = lambda text: [*text.encode()], lambda ids: bytes(ids).decode()
+        >>> data = Material(None)
+        >>> make_examples("letters", 3, 1, material=data, encode=encode, decode=decode)
+        [Example(prompt='k f p\n\nk f p\n\nk', accepted=('f p',))]
+    """
+    rng = random.Random(f"{seed}/{name}/{length}")
+    draw = Draw(rng, length, material, encode, decode)
+    return [PROBES[name].make(draw) for _ in range(n)]
+
+
+def _phone_book(draw: Draw) -> Example:
+    rng = draw.rng
+    if draw.length < 3:
+        raise InputError(f"a phone book must have at least 3 entries, got {draw.length}")
+    female, male, last = draw.material.names
+    entries = []
+    for _ in range(draw.length):
+        name = f"{rng.choice((female, male)).draw(rng)} {last.draw(rng)}"
+        digits = "".join(rng.choices(string.digits, k=9))
+        entries.append(Entry(name, f"{rng.randint(6, 9)}{digits}"))
+    *shown, asked = rng.sample(entries, 3)
+    return prompts.phone_book(entries, shown, asked)
+
+
+def _copy(draw: Draw, *, shuffled: bool = False) -> Example:
+    """A window of text that has at least two words."""
+    for _ in range(TRIES):
+        window = _window(draw)
+        if shuffled:
+            draw.rng.shuffle(window)
+        text = prompts.one_line(draw.decode(window))
+        if " " in text:
+            return prompts.copy(text)
+    raise InputError(f"no {draw.length} tokens of the text hold two words: raise the lengths")
+
+
+def _window(draw: Draw) -> list[int]:
+    """As many consecutive tokens of random documents, joined without a separator."""
+    documents = draw.material.documents
+    tokens = draw.encode("".join(draw.rng.choice(documents) for _ in range(DOCUMENTS)))
+    if len(tokens) < draw.length:
+        raise InputError(
+            f"{DOCUMENTS} documents have {len(tokens)} tokens, fewer than the {draw.length} to "
+            "copy: give longer texts or lower lengths"
+        )
+    start = draw.rng.randint(0, len(tokens) - draw.length)
+    return tokens[start : start + draw.length]
+
+
+def _letters(draw: Draw) -> Example:
+    letters = draw.rng.choices(string.ascii_lowercase, k=draw.length)
+    return prompts.copy(" ".join(letters))
+
+
+def _squad(draw: Draw) -> Example:
+    low, high = draw.length - BIN, draw.length
+    sizes = draw.material.passage_tokens(draw.encode)
+    fit = [i for i, size in enumerate(sizes) if low < size <= high]
+    if not fit:
+        raise InputError(
+            f"no passage has {low + 1} to {high} tokens: the {len(sizes)} passages have "
+            f"{min(sizes)} to {max(sizes)}"
+        )
+    passage = draw.material.passages[draw.rng.choice(fit)]
+    (shown, answers), asked = draw.rng.sample(passage.questions, 2)
+    return prompts.question(passage.text, (shown, answers[0]), asked)
+
+
+def _half_more(prompt_tokens: int) -> int:
+    """Tokens up to 1.5 times the prompt and 50 more, as in the official code."""
+    return int(1.5 * prompt_tokens) + 50 - prompt_tokens
+
+
+PROBES: Mapping[str, Probe] = {
+    "phone_book": Probe(
+        "Phone book", "entries", "names", (20, 50, 100, 150, 200), _phone_book, "\n", lambda _: 50
+    ),
+    "copy": Probe(
+        "Copy of text", "tokens", "text", (20, 50, 100, 200, 300), _copy, "\n\n", _half_more
+    ),
+    "shuffled_copy": Probe(
+        "Copy of shuffled tokens",
+        *(
+            "tokens",
+            "text",
+            (20, 50, 100, 200, 300),
+            partial(_copy, shuffled=True),
+            "\n\n",
+            _half_more,
+        ),
+    ),
+    "letters": Probe(
+        "Copy of letters", "letters", "", (20, 50, 100, 200, 300), _letters, "\n\n", _half_more
+    ),
+    "squad": Probe(
+        "Questions on a passage",
+        *("tokens of the passage", "qa", (100, 150, 200, 250, 300), _squad, "\n\n"),
+        *(lambda _: 200, True, True),
+    ),
+}
+"""The probes of Repeat After Me, section 4, by name."""

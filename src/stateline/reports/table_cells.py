@@ -1,0 +1,190 @@
+"""The cells of a report's tables, one per model.
+
+The cell of a model that is not scored, because it has not solved the training length, says so.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msgspec import UNSET
+
+from stateline.reports.costs import Cost
+from stateline.reports.format import DASH, short_number
+from stateline.reports.records import measured, runs_of, score, solved_runs
+from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
+
+PARAMETER_TOLERANCE = 0.05
+"""Largest relative difference from the intended number of parameters that is not marked."""
+
+
+class Cell(NamedTuple):
+    """One number of a table.
+
+    Attributes:
+        text: The number as shown, or why there is none.
+        note: Small print: the spread, the number of seeds.
+        value: Key for comparing and sorting; ``None`` if there is no number.
+        best: True for the best of a column.
+        off: True for a parameter count too far from the intended one.
+    """
+
+    text: str
+    note: str = ""
+    value: float | None = None
+    best: bool = False
+    off: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is no number to show."""
+        return self.text in (MISSING.text, NOT_SOLVED.text)
+
+
+MISSING = Cell(DASH)
+NOT_SOLVED = Cell("not solved")
+ANY = Cell("any")
+
+
+def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:
+    """The score of each model on a task at one length.
+
+    If no model has solved a task that can be solved, none is marked as best: it would be chance.
+    """
+    cells, learned = [], task.solved_at is None
+    for model in results.models:
+        runs = runs_of(results, model, task)
+        learned = learned or bool(solved_runs(runs, task))
+        scored = runs if length == task.train_length else solved_runs(runs, task)
+        values = [score(run, task, length) for run in scored]
+        cells.append(_score_cell(values, len(runs)))
+    return _mark(cells, task.higher_is_better) if learned else cells
+
+
+def steps_cells(results: Results, task: TaskRecord) -> list[Cell]:
+    """Steps after which each model had solved a task."""
+    cells = []
+    for model in results.models:
+        steps = [run.steps_to_solve for run in runs_of(results, model, task)]
+        cells.append(_steps_cell(steps))
+    return _mark(cells, False)
+
+
+def reached_cells(results: Results, task: TaskRecord, goal: float) -> list[Cell]:
+    """The step at which each model's score first reached a goal."""
+    cells = []
+    for model in results.models:
+        steps = []
+        for run in runs_of(results, model, task):
+            scored = ((p.step, p.metric) for p in run.curve if p.metric is not None)
+            steps.append(next((step for step, metric in scored if metric >= goal), None))
+        cells.append(_steps_cell(steps))
+    return _mark(cells, False)
+
+
+def parameter_cells(models: Sequence[str], runs: Sequence[RunRecord]) -> list[Cell]:
+    """Parameters of each model; a range if they depend on the vocabulary of the task."""
+    cells = []
+    for model in models:
+        own = [run for run in runs if run.model == model]
+        counts = sorted({run.parameters for run in own})
+        ends = dict.fromkeys(short_number(n) for n in (*counts[:1], *counts[-1:]))
+        off = any(
+            abs(run.parameters - run.parameters_wanted)
+            > PARAMETER_TOLERANCE * run.parameters_wanted
+            for run in own
+        )
+        largest = counts[-1] if counts else None
+        cells.append(Cell(DASH.join(ends) or MISSING.text, value=largest, off=off))
+    return cells
+
+
+def cost_cells(results: Results, cost: Cost, length: int) -> list[Cell]:
+    """A cost of each model at one length, if it was measured."""
+    measured = {
+        entry.model: cost.values(entry)[length]
+        for entry in results.speed
+        if length in cost.values(entry)
+    }
+    values = [measured.get(model) for model in results.models]
+    cells = [MISSING if v is None else Cell(cost.text(v), value=v) for v in values]
+    return _mark(cells, cost.higher_is_better)
+
+
+def longest_copy_cells(results: Results) -> list[Cell]:
+    """Letters of the longest string that fits into the state of each model."""
+    cells = {}
+    for entry in results.speed:
+        longest = entry.longest_copy
+        if longest is not UNSET:
+            cell = ANY if longest is None else Cell(short_number(longest), value=longest)
+            cells[entry.model] = cell
+    return [cells.get(model, MISSING) for model in results.models]
+
+
+def capacity_cells(results: Results, task: TaskRecord) -> list[Cell]:
+    """Bits of the state that each model needs for a task, if they were measured."""
+    return [_capacity_cell(measured(results, model, task)) for model in results.models]
+
+
+def median_cell(runs: Sequence[RunRecord], field: str, form: Callable[[float], str]) -> Cell:
+    """The median of a field over the seeds of a model."""
+    if not runs:
+        return MISSING
+    value = statistics.median(getattr(run, field) for run in runs)
+    return Cell(form(value), value=value)
+
+
+def setting_cell(runs: Sequence[RunRecord], name: str) -> Cell:
+    """A training setting of a model; all its values if the seeds differ."""
+    values = [run.training[name] for run in runs if name in run.training]
+    texts = dict.fromkeys(v if isinstance(v, str) else json.dumps(v) for v in values)
+    number = values[0] if len(texts) == 1 and type(values[0]) in (int, float) else None
+    return Cell(", ".join(texts), value=number) if texts else MISSING
+
+
+def _score_cell(values: Sequence[float], seeds: int) -> Cell:
+    """Median and spread of the scored seeds, and their number if some are not scored."""
+    if not values:
+        return NOT_SOLVED if seeds else MISSING
+    value = statistics.median(values)
+    spread = f"{min(values):.3f}{DASH}{max(values):.3f}" if min(values) < max(values) else ""
+    partial = f"{len(values)}/{seeds} solved" if len(values) < seeds else ""
+    note = ", ".join(filter(None, [spread, partial]))
+    return Cell(f"{value:.3f}", note, value if math.isfinite(value) else None)
+
+
+def _capacity_cell(found: Sequence[CapacityRecord]) -> Cell:
+    """Median and spread over the seeds; "more" where even the most bits did not suffice."""
+    bits = [math.inf if f.needed is None else f.needed * f.numbers for f in found]
+    if not bits:
+        return MISSING
+    low, value, high = (
+        short_number(b) if math.isfinite(b) else "more"
+        for b in (min(bits), statistics.median_low(bits), max(bits))
+    )
+    return Cell(value, f"{low}{DASH}{high}" if low != high else "", statistics.median_low(bits))
+
+
+def _steps_cell(steps: Sequence[int | None]) -> Cell:
+    """Median, where "never" counts as infinite: it is the result if most seeds never solved."""
+    if not steps:
+        return MISSING
+    solved = [s for s in steps if s is not None]
+    note = f"{len(solved)}/{len(steps)} solved" if 0 < len(solved) < len(steps) else ""
+    value = statistics.median_low([math.inf if s is None else s for s in steps])
+    return Cell(f"{value:,.0f}", note, value) if math.isfinite(value) else Cell("never", note)
+
+
+def _mark(cells: list[Cell], higher_is_better: bool) -> list[Cell]:
+    """Mark the best cell and those with the same text, unless all cells have it."""
+    values = [cell.value for cell in cells if cell.value is not None]
+    if not values:
+        return cells
+    top = max(values) if higher_is_better else min(values)
+    text = next(cell.text for cell in cells if cell.value == top)
+    if all(cell.text == text for cell in cells if cell != MISSING):
+        return cells
+    return [cell._replace(best=cell.text == text) for cell in cells]

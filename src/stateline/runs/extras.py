@@ -1,0 +1,44 @@
+"""What a run records beside its scores: bits of the state that it needs, text that it writes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from stateline.capacity import measure
+from stateline.generate import Sampling, generate
+from stateline.models.factory import AnyModel
+from stateline.models.language_model import LanguageModel
+from stateline.runs.results import CapacityRecord, Scores
+from stateline.tasks import Task
+
+SAMPLE_PROMPT, SAMPLE_TOKENS = 64, 256
+"""Tokens of held-out text that a sample begins with, and tokens that the model adds."""
+
+
+def needed_bits(
+    model: AnyModel, task: Task, by_length: Mapping[int, Scores]
+) -> CapacityRecord | None:
+    """How the score at the training length depends on the precision of the state.
+
+    Skipped for unsolved tasks: any precision scores the same.
+    """
+    if not task.decodes or not isinstance(model, LanguageModel):
+        return None
+    score = by_length[task.train_length][task.metric]
+    if task.solved_at is not None and (score is None or score < task.solved_at):
+        return None
+    found = measure(model, task, task.train_length)
+    return CapacityRecord(numbers=found.numbers, needed=found.needed, by_bits=found.by_bits)
+
+
+def sample_text(model: AnyModel, task: Any) -> str | None:
+    """The beginning of the held-out text and the model's continuation; ``None`` without a text."""
+    if not task.has_text or not isinstance(model, LanguageModel):
+        return None
+    limit = model.max_len or SAMPLE_PROMPT + SAMPLE_TOKENS
+    prompt = next(task.held_out(min(SAMPLE_PROMPT, limit))).tokens[:1]
+    prompt, room = prompt.to(model.embedding.weight.device), limit + 1 - prompt.shape[1]
+    tokens = generate(model, prompt, min(SAMPLE_TOKENS, room), sampling=Sampling(temperature=0.8))
+    text = task.tokenizer.decode(torch.cat([prompt, tokens], dim=1)[0].tolist())
+    return text.encode(errors="surrogateescape").decode(errors="replace")

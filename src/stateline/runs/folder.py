@@ -1,0 +1,131 @@
+"""The folders of runs and comparisons: the names in them, and reading their results."""
+
+import json
+import re
+from pathlib import Path
+
+from stateline.errors import InputError
+from stateline.files import regular_file
+from stateline.plugins import imported
+from stateline.runs.results import RecordT, Results, RunRecord, from_json
+
+RESULTS, RESULT = "results.json", "result.json"
+"""Names of files: of a comparison or a training run with its task, and of one run alone."""
+
+IMPORTS = "imports.json"
+"""Name of the file that lists the user's code that was imported when a run began."""
+
+
+def slug(text: str) -> str:
+    """The letters and digits of a text, joined by hyphens, for use in a file name or an id.
+
+    Example:
+        >>> slug("copying(max_len=20)")
+        'copying-max-len-20'
+    """
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:60] or "unnamed"
+
+
+def read_results(folder: Path) -> Results:
+    """Read and validate the results of a comparison or a training run.
+
+    Args:
+        folder: Folder that holds ``results.json``.
+
+    Raises:
+        InputError: If the file is missing, cannot be read, or is damaged.
+    """
+    if (results := _read(folder / RESULTS, Results)) is None:
+        raise InputError(
+            f"no results in {folder}: {RESULTS} is missing; give the folder of a comparison or "
+            "a training run"
+        )
+    return results
+
+
+def read_run(folder: Path) -> RunRecord | None:
+    """Read and validate the result of one run; ``None`` if there is none.
+
+    Raises:
+        InputError: If ``result.json`` cannot be read, or is damaged.
+    """
+    return _read(folder / RESULT, RunRecord)
+
+
+def stored_run(folder: Path) -> RunRecord | None:
+    """The result of one run; ``None`` if there is none or it is damaged."""
+    return stored(folder, RunRecord)
+
+
+def stored(folder: Path, kind: type[RecordT]) -> RecordT | None:
+    """The record in ``result.json``; ``None`` if there is none or it is damaged."""
+    try:
+        return _read(folder / RESULT, kind)
+    except InputError:
+        return None
+
+
+def recorded_imports(folder: Path) -> list[str]:
+    """Files and modules of the user's code that a run was begun with.
+
+    Raises:
+        InputError: If the record is damaged.
+    """
+    path = folder / IMPORTS
+    if (file := _existing(path, "imports")) is None:
+        return []
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read: {error}; remove it") from error
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise InputError(f"{path} must be a list of names: remove it")
+    return found
+
+
+def check_imports(folder: Path) -> None:
+    """Check that the user's code that a run needs has been imported.
+
+    Code is imported only if the user names it, never because a folder does. A file may have moved:
+    one of the same name is accepted.
+
+    Args:
+        folder: Folder of a run, or of one of its checkpoints.
+
+    Raises:
+        InputError: If something has not been imported.
+    """
+    run = folder.parents[1] if folder.absolute().parent.name == "checkpoints" else folder
+    here = {Path(name).name for name in imported()}
+    if missing := [name for name in recorded_imports(run) if Path(name).name not in here]:
+        options = " ".join(f"--import {name}" for name in missing)
+        raise InputError(f"the run in {run} needs your own code: add {options}")
+
+
+def _existing(path: Path, what: str) -> Path | None:
+    """A regular file; ``None`` if there is nothing of that name.
+
+    Raises:
+        InputError: If it is something else than a regular file, or cannot be looked up.
+    """
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        pass  # which the next call explains
+    return regular_file(path, what)
+
+
+def _read(path: Path, kind: type[RecordT]) -> RecordT | None:
+    if (file := _existing(path, "result")) is None:
+        return None
+    try:
+        return from_json(file.read_text(encoding="utf-8"), kind)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; give another folder") from error
+    except InputError as error:
+        raise InputError(f"cannot use {path}: {error}") from error
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} is damaged: {reason}; run its command again") from error

@@ -1,0 +1,113 @@
+"""A job: one model to be trained on one task from one seed."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.models.size import meta_model
+from stateline.runs.folder import slug
+from stateline.tasks import Task
+from stateline.train.config import TrainConfig
+from stateline.train.loop import check_carried_state
+
+_ALWAYS_HASHED = frozenset(
+    [
+        # Job
+        *("task", "parameters_wanted", "model", "training", "data"),
+        # ModelConfig and ClassifierConfig
+        *("pattern", "vocab_size", "d_model", "block", "norm", "norm_eps", "feed_forward"),
+        *("tie_embeddings", "head_bias", "max_len", "layers", "n_channels", "n_classes", "pooling"),
+        # TrainConfig
+        *("steps", "lr", "ssm_lr", "weight_decay", "beta1", "beta2", "accumulate", "precision"),
+        *("checkpoint_activations", "carry_state", "carry_cap", "segment_len", "schedule"),
+        *("warmup_steps", "clip", "log_every", "eval_every", "stop_at", "save_every", "keep"),
+        *("parallel", "seed"),
+    ]
+)
+"""Settings that the names of run folders have depended on from the start.
+
+A setting that was added later is hashed only if it differs from its default: so the folders of
+older runs keep their names, and comparisons that were begun before can go on.
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model to be trained on one task from one seed.
+
+    Attributes:
+        task: The task, with its keywords.
+        parameters_wanted: The number of parameters that the width was chosen for.
+        model: The configuration of the model.
+        training: The configuration of the training, with the seed.
+        data: Hash of the task's data, if it has any: a run on other data is another run.
+        alias: Name of the model in results, if that is not its pattern; does not tell jobs apart.
+    """
+
+    task: str
+    parameters_wanted: int
+    model: ModelConfig
+    training: TrainConfig
+    data: str = ""
+    alias: str = field(default="", compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder: readable, and unique to the job."""
+        return f"{slug(self.task)}--{slug(self.model.pattern)}--{digest(self)}"
+
+    @property
+    def label(self) -> str:
+        """Name of the model in results."""
+        return self.alias or self.model.pattern
+
+
+def digest(value: Job | ModelConfig) -> str:
+    """A short content hash."""
+    text = json.dumps(_hashed(value), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _hashed(settings: Any) -> dict[str, Any]:
+    """The settings that are hashed, as plain data."""
+    plain = dataclasses.asdict(settings)
+    values = {f: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    return {
+        f.name: _hashed(value) if dataclasses.is_dataclass(value) else plain[f.name]
+        for f, value in values.items()
+        if f.compare and (f.name in _ALWAYS_HASHED or value != _default(f))
+    }
+
+
+def _default(setting: dataclasses.Field[Any]) -> Any:
+    none = dataclasses.MISSING
+    return setting.default if setting.default_factory is none else setting.default_factory()
+
+
+def check_job(job: Job, task: Task) -> None:
+    """Check, before anything is written, that the task can score the model and carry its state.
+
+    Raises:
+        InputError: If the job would fail after it has begun.
+    """
+    task.check()
+    _check_positions(task, job.model.max_len)
+    check_carried_state(meta_model(job.model), task, job.training)
+
+
+def _check_positions(task: Task, limit: int | None) -> None:
+    """Raise InputError unless learned positions cover all lengths that a task asks for."""
+    if limit is None:
+        return
+    longest = max(
+        task.train_batch(0).tokens.shape[1], *(task.positions(n) for n in task.eval_lengths)
+    )
+    if longest > limit:
+        raise InputError(
+            f"the task trains and scores at up to {longest} tokens, but max_len is {limit}: "
+            f"set max_len to at least {longest}"
+        )

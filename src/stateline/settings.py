@@ -1,0 +1,112 @@
+"""Checks of settings against the type annotations of what they configure."""
+
+import inspect
+import math
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from stateline.errors import InputError, unknown_name
+
+T = TypeVar("T")
+
+INT64 = range(-(2**63), 2**63)
+"""Integers that tensors, files and random generators can hold."""
+
+
+def construct(
+    kind: str, name: str, build: Callable[..., T], keywords: Mapping[str, Any], *given: Any
+) -> T:
+    """Call ``build(*given, **keywords)`` after checking the keywords against its signature.
+
+    Args:
+        kind: What is built, for messages: ``"layer"``, ``"task"``.
+        name: Its name, for messages.
+        build: A class or function; its keyword-only parameters can be set.
+        keywords: Values by parameter name. ``None`` becomes ``"none"`` where the annotation allows
+            the word but not the value.
+        *given: Positional arguments.
+
+    Returns:
+        What ``build`` returns.
+
+    Raises:
+        InputError: If a keyword is unknown or a value has the wrong type.
+    """
+    parameters = inspect.signature(build).parameters.values()
+    settable = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
+    values = dict(keywords)
+    for key, value in keywords.items():
+        if key not in settable:
+            raise unknown_name(f"keyword of {kind} {name!r}", key, settable)
+        hint = hints.get(key, object)
+        if value is None and not _fits(None, hint) and _fits("none", hint):
+            values[key] = "none"
+        _check_type(f"{kind} {name!r}", key, values[key], hint)
+    return build(*given, **values)
+
+
+def check_settings(owner: str, settings: object) -> None:
+    """Check every field of a dataclass instance against its annotation.
+
+    Args:
+        owner: Whose settings they are, for messages.
+        settings: The dataclass instance.
+
+    Raises:
+        InputError: If a value has the wrong type.
+    """
+    for name, hint in get_type_hints(type(settings)).items():
+        if get_origin(hint) is not ClassVar:
+            _check_type(owner, name, getattr(settings, name), hint)
+
+
+def _check_type(owner: str, name: str, value: object, hint: Any) -> None:
+    if isinstance(value, int) and value not in INT64:
+        raise InputError(f"{owner} wants {name} to fit into 64 bits, got a larger number")
+    if not _fits(value, hint):
+        raise InputError(f"{owner} wants {name} to be {_describe(hint)}, got {_shown(value)}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value has the annotated type; an int is accepted where a float is wanted."""
+    if hint in (Any, object):
+        return True
+    origin = get_origin(hint)
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in get_args(hint))
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
+    if isinstance(value, int) and value not in INT64:
+        return False
+    if hint is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    kind = origin or hint
+    if kind is Mapping and isinstance(value, Mapping):
+        key, part = get_args(hint)
+        return all(_fits(k, key) and _fits(v, part) for k, v in value.items())
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _describe(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(str(choice) for choice in get_args(hint))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(option) for option in get_args(hint))
+    if origin is Mapping:
+        key, part = get_args(hint)
+        return f"a mapping from {_describe(key)} to {_describe(part)}"
+    names = {type(None): "none", float: "a finite number"}
+    return names.get(hint) or str(getattr(hint, "__name__", hint))
+
+
+def _shown(value: object) -> str:
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python does not print numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]} ..."

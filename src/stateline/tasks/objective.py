@@ -1,0 +1,167 @@
+"""What a model should output for the rows of a data set, how that is trained and scored."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.models.classifier import ClassifierConfig
+from stateline.models.config import ModelConfig
+from stateline.models.regressor import RegressorConfig
+from stateline.tasks.base import IGNORE, Targets
+
+Loss = Literal["cross_entropy", "l1", "l2"]
+
+
+class Objective(ABC):
+    """Classes or values: the targets of a data set.
+
+    Attributes:
+        metric: Name of the score that tables show.
+        higher_is_better: Whether a larger score is better.
+    """
+
+    metric: str
+    higher_is_better: ClassVar[bool]
+
+    @abstractmethod
+    def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ModelConfig:
+        """Configuration of a model with these outputs."""
+
+    @abstractmethod
+    def no_targets(self, rows: int, length: int) -> np.ndarray:
+        """Targets of a batch, all of them missing."""
+
+    @abstractmethod
+    def asked(self, targets: Targets) -> Tensor:
+        """Which targets count."""
+
+    @abstractmethod
+    def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
+        """Training loss summed over the targets that count."""
+
+    @abstractmethod
+    def tally(
+        self, outputs: Float[Tensor, "batch length outputs"], targets: Targets
+    ) -> Float[Tensor, "..."]:
+        """Sums over the targets that count, from which ``score`` computes the scores."""
+
+    @abstractmethod
+    def score(self, totals: Float[Tensor, "..."]) -> dict[str, float]:
+        """Scores from the sum of all tallies."""
+
+
+class Classes(Objective):
+    """One of several classes, trained by cross entropy and scored by accuracy.
+
+    Args:
+        names: Names of the classes.
+    """
+
+    metric = "accuracy"
+    higher_is_better = True
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ModelConfig:
+        """Configuration of a classifier."""
+        return ClassifierConfig(pattern, n_classes=len(self.names), **settings)
+
+    def no_targets(self, rows: int, length: int) -> np.ndarray:
+        """``IGNORE`` everywhere."""
+        return np.full((rows, length), IGNORE)
+
+    def asked(self, targets: Targets) -> Tensor:
+        """Targets other than ``IGNORE``."""
+        return targets != IGNORE
+
+    def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
+        """Cross entropy in nats."""
+        return F.cross_entropy(
+            outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum"
+        )
+
+    def tally(
+        self, outputs: Float[Tensor, "batch length outputs"], targets: Targets
+    ) -> Float[Tensor, "..."]:
+        """Numbers of correct answers and of targets."""
+        right, asked = outputs.argmax(dim=2) == targets, self.asked(targets)
+        return torch.stack([right[asked].sum(), asked.sum()]).double()
+
+    def score(self, totals: Float[Tensor, "..."]) -> dict[str, float]:
+        """Share of targets whose most likely class is correct."""
+        right, count = totals.tolist()
+        return {"accuracy": right / count}
+
+
+class Values(Objective):
+    r"""Continuous values, trained by L1 or L2 loss on normalised targets.
+
+    Scores are in the original unit, averaged over all values: ``l1``, the mean absolute error;
+    ``l2``, the mean squared error; and ``r2``, the mean over values of
+    :math:`1 - \sum (y - \hat y)^2 / \sum (y - \bar y)^2`, without values that are constant.
+
+    Args:
+        loss: ``"l1"`` or ``"l2"``; also the metric.
+        mean: Mean of each value in the training rows.
+        deviation: Standard deviation of each value in the training rows.
+        each: Whether every position has a target. Then the output at a position is by default
+            computed from that position alone, without pooling.
+    """
+
+    higher_is_better = False
+
+    def __init__(
+        self, loss: Literal["l1", "l2"], mean: np.ndarray, deviation: np.ndarray, *, each: bool
+    ) -> None:
+        self.metric = self.loss_name = loss
+        self.mean, self.deviation = torch.from_numpy(mean), torch.from_numpy(deviation)
+        self.each = each
+
+    def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ModelConfig:
+        """Configuration of a regressor."""
+        given = {"pooling": "last", **settings} if self.each else dict(settings)
+        return RegressorConfig(pattern, n_values=len(self.mean), **given)
+
+    def no_targets(self, rows: int, length: int) -> np.ndarray:
+        """NaN everywhere."""
+        return np.full((rows, length, len(self.mean)), np.nan, np.float32)
+
+    def asked(self, targets: Targets) -> Tensor:
+        """Targets other than NaN."""
+        return ~targets.isnan()
+
+    def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
+        """Sum of absolute or squared differences of normalised values."""
+        asked = self.asked(targets)
+        difference = outputs[asked] - targets[asked]
+        return difference.abs().sum() if self.loss_name == "l1" else difference.square().sum()
+
+    def tally(
+        self, outputs: Float[Tensor, "batch length outputs"], targets: Targets
+    ) -> Float[Tensor, "..."]:
+        """By value: count, absolute and squared errors, targets and their squares (normalised)."""
+        asked = self.asked(targets)
+        wanted = targets.double().nan_to_num()
+        difference = (outputs.double() - wanted) * asked
+        parts = (asked.double(), difference.abs(), difference**2, wanted, wanted**2)
+        return torch.stack([part.sum(dim=(0, 1)) for part in parts])
+
+    def score(self, totals: Float[Tensor, "..."]) -> dict[str, float]:
+        """Errors in the original unit, and R2."""
+        count, absolute, squared, total, total_squares = totals
+        spread = total_squares - total**2 / count
+        moving = spread > 1e-12 * total_squares
+        scores = {
+            "l1": (absolute / count * self.deviation).mean().item(),
+            "l2": (squared / count * self.deviation**2).mean().item(),
+        }
+        if moving.any():
+            scores["r2"] = (1 - squared / spread)[moving].mean().item()
+        return scores

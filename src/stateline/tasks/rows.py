@@ -1,0 +1,188 @@
+"""Tasks on the rows of a data set that lies on disk."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.tasks.base import Batch, Targets, Task, epoch_rows
+from stateline.tasks.objective import Objective
+
+HeldOut = Literal["test", "valid"]
+T = TypeVar("T")
+
+
+class Rows(NamedTuple):
+    """One part of a data set.
+
+    Attributes:
+        inputs: A sequence per row: tokens (length) or numbers (length, channels).
+        labels: The target of each row: a class, or an array of values; or an array of classes
+            (length) or values (length, values), one target for each position.
+    """
+
+    inputs: list[np.ndarray]
+    labels: list[Any]
+
+
+class RowsTask(Task):
+    """Predict classes or values for sequences; scored on all held-out rows.
+
+    A row has either one target, at its last position, or a target at every position. The
+    shorter rows of a batch are padded with zeros at the end, which causal models read only after
+    they have answered. Every row is used once per epoch, in an order fixed by the seed.
+
+    The files belong to the user. ``layout`` says how they must be arranged.
+
+    Args:
+        seed: Fixes the order.
+        batch_size: Rows in a training batch.
+        training: Rows to train on.
+        held_out: Rows to score.
+        objective: Kind of targets, loss and scores.
+        vocab_size: Number of tokens; 1 if rows are numbers.
+
+    Raises:
+        InputError: If there are fewer training rows than in a batch, or no rows to score.
+
+    Attributes:
+        name: Name in ``TASKS``.
+        layout: What is read, in a few words, for messages.
+        n_channels: Numbers per position; 0 if rows are tokens.
+    """
+
+    name: ClassVar[str]
+    layout: ClassVar[str]
+    kind = "rows"
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 1000,
+        "lr": 4e-3,
+        "schedule": "cosine",
+        "eval_every": 250,
+    }
+
+    def __init__(
+        self,
+        seed: int,
+        batch_size: int,
+        *,
+        training: Rows,
+        held_out: Rows,
+        objective: Objective,
+        vocab_size: int = 1,
+    ) -> None:
+        if not 1 <= batch_size <= len(training.inputs) or not held_out.inputs:
+            raise InputError(
+                f"the task {self.name} needs at least batch_size={batch_size} rows to train on "
+                f"and 1 to score, got {len(training.inputs)} and {len(held_out.inputs)}: it reads "
+                f"{self.layout}"
+            )
+        self.seed, self.batch_size, self.vocab_size = seed, batch_size, vocab_size
+        self.training_rows, self.held_out_rows, self.objective = training, held_out, objective
+        self.metric, self.higher_is_better = objective.metric, objective.higher_is_better
+        first = training.inputs[0]
+        self.n_channels = first.shape[1] if first.ndim == 2 else 0
+        self.train_length = max(map(len, [*training.inputs, *held_out.inputs]))
+        self.eval_lengths = (self.train_length,)
+
+    @classmethod
+    def find(cls, path: str) -> Path:
+        """The given path, if something is there.
+
+        Raises:
+            InputError: If no path was given, or nothing can be read there.
+        """
+        found = Path(path)
+        got = "no path"
+        try:
+            found = found.expanduser()
+            exists = bool(path) and found.exists()
+            got = f"{path!r}, where there is nothing" if path else got
+        except (OSError, RuntimeError, ValueError) as error:  # ~nobody, loops of links, NUL
+            exists, got = False, f"{path!r}: {getattr(error, 'strerror', None) or error}"
+        if not exists:
+            raise InputError(
+                f"the task {cls.name} reads {cls.layout}: name it in {cls.name}(path=...), got "
+                f"{got}"
+            )
+        return found
+
+    @classmethod
+    def read(cls, path: Path, reader: Callable[[Path], T]) -> T:
+        """The result of a function that reads a file or folder.
+
+        Raises:
+            InputError: If it cannot be read, or does not hold what the function expects.
+        """
+        try:
+            if not path.is_file() and not path.is_dir():
+                raise ValueError("it is not a regular file" if path.exists() else "it is missing")
+            return reader(path)
+        except (OSError, EOFError, LookupError, TypeError, ValueError, RecursionError) as error:
+            reason = getattr(error, "strerror", None) or error or type(error).__name__
+            raise InputError(
+                f"the task {cls.name} cannot read {path}: {reason}; it reads {cls.layout}"
+            ) from error
+
+    def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ModelConfig:
+        """Configuration of a model with the inputs and outputs of the task."""
+        skipped = {"tie_embeddings"} | ({"pooling"} if settings.get("pooling") is None else set())
+        given = {name: value for name, value in settings.items() if name not in skipped}
+        given |= {"vocab_size": self.vocab_size, "n_channels": self.n_channels}
+        return self.objective.model_config(pattern, given)
+
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``; the incomplete last batch of an epoch is skipped."""
+        rows = self.training_rows
+        which = epoch_rows(self.seed, len(rows.inputs), self.batch_size, index)
+        return self._batch(rows, which)
+
+    def held_out(self) -> Iterator[Batch]:
+        """All held-out rows once, the shortest first, to keep padding short."""
+        rows = self.held_out_rows
+        order = np.argsort([len(row) for row in rows.inputs], kind="stable")
+        for start in range(0, len(order), self.batch_size):
+            yield self._batch(rows, order[start : start + self.batch_size])
+
+    def asked(self, targets: Targets) -> Tensor:
+        """Which targets count in the loss."""
+        return self.objective.asked(targets)
+
+    def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
+        """Training loss of the objective, summed over the targets that count."""
+        return self.objective.loss(outputs, targets)
+
+    def describe(self) -> Mapping[str, object]:
+        """Sizes, and the hash of all rows."""
+        digest = hashlib.sha256()
+        for rows in (self.training_rows, self.held_out_rows):
+            for row, label in zip(rows.inputs, rows.labels, strict=True):
+                target = label.tobytes() if isinstance(label, np.ndarray) else b"%d" % label
+                digest.update(target + b"\0%d\0" % row.size + row.tobytes())
+        return {
+            "training_rows": len(self.training_rows.inputs),
+            "held_out_rows": len(self.held_out_rows.inputs),
+            "longest": self.train_length,
+            "numbers_at_a_position": self.n_channels,
+            "sha256": digest.hexdigest(),
+        }
+
+    def _batch(self, rows: Rows, which: np.ndarray) -> Batch:
+        """Rows side by side, padded with zeros to the longest."""
+        inputs = [rows.inputs[row] for row in which]
+        shape = (len(inputs), max(map(len, inputs)))
+        x = np.zeros((*shape, *inputs[0].shape[1:]), inputs[0].dtype)
+        targets = self.objective.no_targets(*shape)
+        for place, (values, row) in enumerate(zip(inputs, which, strict=True)):
+            x[place, : len(values)] = values
+            label = np.asarray(rows.labels[row])
+            each = label.ndim == targets.ndim - 1
+            targets[place, slice(0, len(values)) if each else len(values) - 1] = label
+        return Batch(torch.from_numpy(x), torch.from_numpy(targets))

@@ -1,0 +1,1 @@
+"""Tasks on recorded signals: speech, EEG, images."""

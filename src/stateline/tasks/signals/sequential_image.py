@@ -1,0 +1,114 @@
+"""Sequential images: classify an image from its sequence of pixels."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+
+from stateline.tasks.base import generator
+from stateline.tasks.classification import ClassificationTask, HeldOut, Rows, in_frames
+
+_LAYOUT = (
+    "images in grey: a folder with MNIST (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, "
+    "t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz; or the last two alone) or CIFAR-10 "
+    "(train_gray.bin, valid_gray.bin, test_gray.bin: a byte for the class, then the pixels)"
+)
+_CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+_CIFAR_PIXELS = 32 * 32
+_NAMES = ("train", "valid", "test")
+
+Splits = dict[str, Rows]
+
+
+class SequentialImage(ClassificationTask):
+    """Classify a grey-scale image, reading its pixels row by row.
+
+    MNIST has a test part; the last twelfth of its training images is the validation part. If there
+    are only the 10,000 test images, they are split into 8,000, 1,000 and 1,000; scores then cannot
+    be compared with published ones. CIFAR-10 is split as its files are.
+
+    Args:
+        seed: Fixes the order of the images.
+        path: Folder of the images.
+        permuted: Whether the pixels are read in a random order, which is the same for all seeds.
+        frame: Pixels per position.
+        batch_size: Images in a training batch.
+        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
+
+    Raises:
+        InputError: If there are no images at ``path``, or they are damaged.
+
+    References:
+        Le et al., "A Simple Way to Initialize Recurrent Networks of Rectified Linear Units", 2015;
+        Tay et al., "Long Range Arena", ICLR 2021, for CIFAR-10 in grey.
+    """
+
+    name = "sequential_image"
+    layout = _LAYOUT
+    title = "Sequential images"
+    about = (
+        "Neighbouring pixels are an image's width apart, or at any distance if the pixels are "
+        "permuted. Scores compare only between runs on the same images."
+    )
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        path: str = "",
+        permuted: bool = False,
+        frame: int = 1,
+        batch_size: int = 32,
+        held_out: HeldOut = "test",
+    ) -> None:
+        folder = self.find(path)
+        splits: Splits = self.read(folder, _read_images)
+        training, scored = splits["train"], splits[held_out]
+        if permuted:
+            order = generator(0, "pixels").permutation(len(training.inputs[0]))
+            training, scored = (
+                Rows([image[order] for image in rows.inputs], rows.labels)
+                for rows in (training, scored)
+            )
+        whole, scored = in_frames(training, scored, frame)
+        cifar = (folder / "train_gray.bin").exists()
+        classes = _CIFAR if cifar else [str(digit) for digit in range(10)]
+        super().__init__(seed, batch_size, training=whole, held_out=scored, classes=classes)
+
+
+def _read_images(folder: Path) -> Splits:
+    if (folder / "train_gray.bin").exists():
+        return {name: _read_records(folder / f"{name}_gray.bin") for name in _NAMES}
+    if not (folder / "t10k-images-idx3-ubyte.gz").exists():
+        raise ValueError("it has no such files")
+    test = _read_mnist(folder, "t10k")
+    if not (folder / "train-images-idx3-ubyte.gz").exists():
+        a, b = (len(test.inputs) * tenths // 10 for tenths in (8, 9))
+        return {"train": _part(test, 0, a), "valid": _part(test, a, b), "test": _part(test, b)}
+    train = _read_mnist(folder, "train")
+    cut = len(train.inputs) * 11 // 12
+    return {"train": _part(train, 0, cut), "valid": _part(train, cut), "test": test}
+
+
+def _part(rows: Rows, start: int, end: int | None = None) -> Rows:
+    return Rows(rows.inputs[start:end], rows.labels[start:end])
+
+
+def _read_records(path: Path) -> Rows:
+    """Records of a class and the pixels."""
+    records = np.fromfile(path, dtype=np.uint8)
+    if len(records) % (1 + _CIFAR_PIXELS):
+        raise ValueError(f"{path.name} is no whole number of records")
+    records = records.reshape(-1, 1 + _CIFAR_PIXELS)
+    return Rows(list(records[:, 1:].astype(np.float32)), records[:, 0].tolist())
+
+
+def _read_mnist(folder: Path, name: str) -> Rows:
+    """Images and classes in the format IDX: a header of 4 bytes and 4 for each axis, then bytes."""
+    with gzip.open(folder / f"{name}-images-idx3-ubyte.gz") as file:
+        header, pixels = np.frombuffer(file.read(16), ">u4"), np.frombuffer(file.read(), np.uint8)
+    with gzip.open(folder / f"{name}-labels-idx1-ubyte.gz") as file:
+        count, labels = np.frombuffer(file.read(8), ">u4")[1], np.frombuffer(file.read(), np.uint8)
+    if len(labels) != count or header[1] != count or len(pixels) != header[1:].prod():
+        raise ValueError(f"the images and the classes of {name} are not of one number")
+    return Rows(list(pixels.reshape(count, -1).astype(np.float32)), labels.tolist())

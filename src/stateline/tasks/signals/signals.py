@@ -1,0 +1,215 @@
+"""Signals: predict classes or values for sequences in the user's files."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stateline.errors import InputError
+from stateline.tasks.objective import Classes, Loss, Objective, Values
+from stateline.tasks.rows import HeldOut, Rows, RowsTask
+from stateline.tasks.signals.layout import (
+    PARTS,
+    Example,
+    Wanted,
+    read_examples,
+    split_examples,
+)
+from stateline.tasks.signals.tables import check_finite
+
+_LAYOUT = (
+    "sequences in .npy, .npz, .csv or .parquet files: one file with a sequence per row, or a "
+    "folder with a file per sequence and a table labels.csv, or with a folder per class"
+)
+
+
+class Signals(RowsTask):
+    """Predict a class or values for sequences of numbers in files of your own.
+
+    The page "Tasks" of the manual shows the layouts. In short:
+
+    - One file with a sequence per row. CSV and Parquet: ``target`` names the column with the
+      target, the others are positions; in Parquet, columns of lists are channels. NumPy (``.npz``):
+      ``x`` (rows, length, channels), ``y`` (rows), (rows, values) or (rows, length, values).
+    - A folder with a file per sequence: rows are positions, columns are channels. The targets are
+      in a table ``labels.csv`` with a column ``file``; or the name of the folder is the class; or
+      every position has a target, in the column ``target`` or the array ``y``.
+
+    With ``target=next`` the target at each position is the next position's input.
+
+    The split is that of folders or files named ``train``, ``valid`` and ``test``, or of a column or
+    array ``split``. Without these, a share is held out by the hash of the names.
+
+    Args:
+        seed: Fixes the order.
+        path: File or folder.
+        target: Name of the column with the target, ``"a,b"`` for several, or ``next``.
+        loss: ``cross_entropy`` for classes, ``l1`` or ``l2`` for values.
+        columns: Names of the columns with inputs, as ``"a,b"``; by default all others.
+        normalise: Whether inputs, and target values, are normalised by the mean and standard
+            deviation of each channel in the training rows. Scores are in the original unit.
+        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
+        share: Share of the sequences to hold out if the data have no split.
+        batch_size: Sequences in a training batch.
+
+    Raises:
+        InputError: If the data at ``path`` are missing, damaged or not arranged like this.
+    """
+
+    name = "signals"
+    layout = _LAYOUT
+    title = "Signals"
+    about = (
+        "Files of your own. Scores compare only between runs on the same files and the same split."
+    )
+    metric = "accuracy"
+
+    def __init__(  # noqa: PLR0913
+        self,
+        seed: int = 0,
+        *,
+        path: str = "",
+        target: str = "label",
+        loss: Loss = "cross_entropy",
+        columns: str = "",
+        normalise: bool = True,
+        held_out: HeldOut = "test",
+        share: float = 0.2,
+        batch_size: int = 16,
+    ) -> None:
+        if not 0 < share < 1:
+            raise InputError(f"share must be above 0 and below 1, got {share}")
+        wanted = Wanted(_names(target), _names(columns))
+        if not wanted.target:
+            raise InputError("target must name a column, or be next, got nothing")
+        found = self.find(path)
+        examples = self.read(found, lambda place: _checked(read_examples(place, wanted)))
+        training, scored = split_examples(examples, held_out, share)
+        objective, labels = self.read(
+            found, lambda _: _objective(training, [*training, *scored], loss, normalise)
+        )
+        inputs = _inputs(training, [*training, *scored], normalise)
+        count = len(training)
+        super().__init__(
+            seed,
+            batch_size,
+            training=Rows(inputs[:count], labels[:count]),
+            held_out=Rows(inputs[count:], labels[count:]),
+            objective=objective,
+        )
+
+    def describe(self) -> Mapping[str, object]:
+        """Sizes, classes or number of values, and the hash of all rows."""
+        objective = self.objective
+        if isinstance(objective, Values):
+            return {**super().describe(), "values": len(objective.mean)}
+        assert isinstance(objective, Classes)
+        return {**super().describe(), "classes": objective.names}
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _checked(examples: Sequence[Example]) -> list[Example]:
+    """Examples that fit together."""
+    for example in examples:
+        if example.x.shape[1] != examples[0].x.shape[1]:
+            raise ValueError(
+                f"all sequences must have as many channels, got {examples[0].x.shape[1]} in "
+                f"{examples[0].name} and {example.x.shape[1]} in {example.name}"
+            )
+        if example.each != examples[0].each:
+            raise ValueError(
+                "either all sequences or none must have a target at every position, but "
+                f"{examples[0].name} and {example.name} differ"
+            )
+        if example.part not in ("", *PARTS) or bool(example.part) != bool(examples[0].part):
+            raise ValueError(
+                f"split must be train, valid or test for every row, got {example.part!r} for "
+                f"{example.name}"
+            )
+    if len(examples) < 2:
+        raise ValueError(f"it must have at least two sequences, got {len(examples)}")
+    return list(examples)
+
+
+def _inputs(
+    training: Sequence[Example], examples: Sequence[Example], normalise: bool
+) -> list[np.ndarray]:
+    if not normalise or not training:
+        return [example.x for example in examples]
+    mean, deviation = _moments([example.x for example in training])
+    return [((example.x - mean) / deviation).astype(np.float32) for example in examples]
+
+
+def _moments(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each channel; 1 for a channel that is constant."""
+    count = sum(map(len, parts))
+    mean = sum(part.sum(axis=0, dtype=np.float64) for part in parts) / count
+    square = sum(((part - mean) ** 2).sum(axis=0) for part in parts) / count
+    deviation = np.sqrt(square)
+    return mean, np.where(deviation > 1e-12 * np.abs(mean), deviation, 1.0)
+
+
+def _objective(
+    training: Sequence[Example], examples: Sequence[Example], loss: Loss, normalise: bool
+) -> tuple[Objective, list[Any]]:
+    """The objective, and the label of each example."""
+    if loss == "cross_entropy":
+        return _classes(examples)
+    labels = [_values(example) for example in examples]
+    width = labels[0].shape[-1]
+    for example, label in zip(examples, labels, strict=True):
+        if label.shape[-1] != width:
+            raise ValueError(f"{example.name} must have {width} values, got {label.shape[-1]}")
+    mean, deviation = np.zeros(width), np.ones(width)
+    if normalise and training:
+        mean, deviation = _moments([np.atleast_2d(label) for label in labels[: len(training)]])
+    scaled = [((label - mean) / deviation).astype(np.float32) for label in labels]
+    return Values(loss, mean, deviation, each=examples[0].each), scaled
+
+
+def _values(example: Example) -> np.ndarray:
+    """Target values of a sequence: (values), or (length, values) if each position has some."""
+    try:
+        numbers = np.asarray(example.y, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the target of {example.name} must be numbers for the loss l1 or l2, got "
+            f"{str(example.y)[:40]!r}"
+        ) from None
+    numbers = check_finite(numbers, f"the target of {example.name}")
+    if example.each:
+        return numbers.reshape(len(example.x), -1)
+    return numbers.reshape(-1)
+
+
+def _classes(examples: Sequence[Example]) -> tuple[Objective, list[Any]]:
+    labels = [np.asarray(example.y) for example in examples]
+    for example, label in zip(examples, labels, strict=True):
+        if label.dtype.kind == "f" and (label != np.floor(label)).any():
+            raise ValueError(
+                f"the target of {example.name} must be a class, got {label.reshape(-1)[0]}: for "
+                "values give loss=l1 or loss=l2"
+            )
+        if label.size != (len(example.x) if example.each else 1):
+            raise ValueError(f"{example.name} must have one class for each target")
+    names = [[_name(value) for value in label.reshape(-1).tolist()] for label in labels]
+    known = sorted({name for each in names for name in each}, key=_order)
+    if len(known) < 2:
+        raise ValueError(f"there must be at least two classes, got {', '.join(known)}")
+    number = {name: place for place, name in enumerate(known)}
+    places = [np.array([number[name] for name in each]) for each in names]
+    if examples[0].each:
+        return Classes(known), places
+    return Classes(known), [int(place[0]) for place in places]
+
+
+def _name(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) else str(value)
+
+
+def _order(name: str) -> tuple[bool, float, str]:
+    """Numbers by size, then names by letter."""
+    return (False, float(name), "") if name.lstrip("-").isdecimal() else (True, 0.0, name)

@@ -1,0 +1,1 @@
+"""Tasks that are drawn at random: recall, copying, lookup and state tracking."""

@@ -1,0 +1,149 @@
+"""Associative recall: give the value that was paired with a key."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.tasks.base import ExampleTask, Problems, check_examples, generator
+
+_MAX_KEYS = 65_536
+
+DOT = 0
+"""The answer for an absent key."""
+
+
+class AssociativeRecall(ExampleTask):
+    """Read pairs of a key and a value, then give the value of one of the keys.
+
+    .. code-block:: text
+
+        example := pair{length // (key_length + 1)} "=>" pair
+        pair    := key value
+        key     := key_token{key_length}
+
+    Each example draws a new table that assigns a value to every key; several keys may have the
+    same value. The keys of the pairs are drawn uniformly with replacement. The key of the last pair
+    is drawn uniformly from the distinct keys that are present, and its value is the answer. With
+    ``allow_dot`` it is drawn uniformly from all keys, and the answer for an absent key is ".".
+
+    Of the V token ids, 0 is ".", the next ``V/2 - 1`` are key tokens, the ``V/2 - 1`` after them
+    are value tokens, and ``V - 1`` is "=>".
+
+    Every position is a training target, as in the official code. Most targets are random, so the
+    loss stays far above zero; a causal model cannot predict all of them.
+
+    Args:
+        seed: Fixes every batch.
+        vocab_size: V, even. The default, 4 keys and 4 values, is the setting of the paper.
+        length: Tokens in the pairs of a training example.
+        key_length: Tokens in a key.
+        batch_size: Examples in a training batch.
+        examples: Number of training examples, reshuffled for every epoch; by default new ones are
+            drawn for every batch.
+        allow_dot: Whether the last key may be absent from the pairs.
+
+    Raises:
+        InputError: If the sizes leave no key, no value or no pair, or make too many keys.
+
+    Example:
+        >>> prompts, answers = AssociativeRecall().problems(length=8, index=0)
+        >>> prompts[0], answers[0]  # 4 pairs, "=>", key; value
+        (tensor([3, 7, 1, 7, 2, 5, 3, 7, 9, 1]), tensor([7]))
+
+    References:
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics are
+        those of ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
+    """
+
+    title = "Associative recall"
+    about = (
+        "Shows whether a model can compare keys and retrieve a value at all. It does not show how "
+        "much a model can hold: a table of 4 keys fits the state of an LSTM, which solves it too. "
+        "Guessing the most common value, whatever the key, already scores 0.5 (4 keys, 4 values)."
+    )
+    metric = "accuracy"
+    solved_at = 0.97
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 3000,
+        "lr": 1e-3,
+        "schedule": "constant",
+        "eval_every": 100,
+        "stop_at": 0.99,
+    }
+    problems_per_batch: ClassVar[int] = 128
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        vocab_size: int = 10,
+        length: int = 20,
+        key_length: int = 1,
+        batch_size: int = 64,
+        examples: int | None = None,
+        allow_dot: bool = False,
+    ) -> None:
+        if vocab_size < 4 or vocab_size % 2:
+            raise InputError(
+                "vocab_size must be even and at least 4, for two special tokens and as many key "
+                f"as value tokens, got vocab_size={vocab_size}"
+            )
+        if key_length < 1 or batch_size < 1:
+            raise InputError(
+                "key_length and batch_size must be at least 1, "
+                f"got key_length={key_length} and batch_size={batch_size}"
+            )
+        check_examples(examples, batch_size)
+        self.seed, self.batch_size, self.examples = seed, batch_size, examples
+        self.vocab_size, self.key_length, self.allow_dot = vocab_size, key_length, allow_dot
+        self.n_key_tokens = vocab_size // 2 - 1
+        self.n_keys = self.n_key_tokens ** min(key_length, 17)  # larger tables are refused anyway
+        if self.n_keys > _MAX_KEYS:
+            raise InputError(
+                f"an example can have a table of {_MAX_KEYS} keys at most, which "
+                f"vocab_size={vocab_size} and key_length={key_length} exceed: lower one of them"
+            )
+        self._n_pairs(length)
+        self.train_length = length
+        self.eval_lengths = (length, 2 * length, 4 * length)
+
+    def problems(self, length: int, index: int) -> Problems:
+        """Evaluation batch number ``index`` with ``length`` tokens of pairs; one token answers."""
+        rng = generator(self.seed, "eval", length, index)
+        examples = self.draw(rng, self.problems_per_batch, length)
+        return Problems(prompts=examples[:, :-1], answers=examples[:, -1:])
+
+    def _n_pairs(self, length: int) -> int:
+        if length <= self.key_length:
+            raise InputError(
+                f"length must hold at least one pair of {self.key_length + 1} tokens, "
+                f"got length={length}"
+            )
+        return length // (self.key_length + 1)
+
+    def draw(self, rng: np.random.Generator, count: int, length: int) -> Int[Tensor, "count total"]:
+        """Pairs, the mark, a key and its value."""
+        n_pairs = self._n_pairs(length)
+        table = rng.integers(self.n_key_tokens, size=(count, self.n_keys))  # key -> value
+        keys = rng.integers(self.n_keys, size=(count, n_pairs))
+        present = np.zeros(table.shape, dtype=bool)
+        np.put_along_axis(present, keys, True, axis=1)
+        may_ask = present | self.allow_dot
+        query = np.where(may_ask, rng.random(table.shape), -1).argmax(axis=1, keepdims=True)
+        absent = ~np.take_along_axis(present, query, axis=1)[:, 0]
+
+        keys = np.concatenate([keys, query], axis=1)
+        values = np.take_along_axis(table, keys, axis=1)[..., None]
+        digits = keys[..., None] // self.n_key_tokens ** np.arange(self.key_length)
+        pairs = np.concatenate(
+            [1 + digits % self.n_key_tokens, 1 + self.n_key_tokens + values], axis=2
+        )  # (count, n_pairs + 1, key_length + 1)
+        prefix_at = n_pairs * (self.key_length + 1)
+        tokens = np.insert(pairs.reshape(count, -1), prefix_at, self.vocab_size - 1, axis=1)
+        tokens[absent, -1] = DOT
+        return torch.from_numpy(tokens)

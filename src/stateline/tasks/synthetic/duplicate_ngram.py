@@ -1,0 +1,101 @@
+"""Duplicated n-grams: copy a string that contains the same n letters twice."""
+
+import numpy as np
+from jaxtyping import Int
+
+from stateline.errors import InputError
+from stateline.tasks.synthetic.copying import CopyTask
+from stateline.tasks.synthetic.strings import Examples
+
+
+class DuplicateNgram(CopyTask):
+    """Train on copying; score on strings that contain the same n letters twice.
+
+    .. code-block:: text
+
+        problem := BOS x SEP        x: n of its letters are replaced by a copy of n others
+
+    Training batches are those of ``copying`` with the same settings. The two places are drawn
+    uniformly from all pairs of places that do not overlap, so every string contains a duplicate. A
+    model that looks up the last n letters or fewer finds two places, one of which is wrong.
+
+    Differs from the official code, which replaces every occurrence of one n-gram by another n-gram
+    of the string; if the two overlap, no duplicate may remain.
+
+    Args:
+        seed: Fixes every batch.
+        n: Length of the duplicated part; each scored length must be at least 2 n.
+        n_letters: Number of different letters, 1 to 26.
+        min_len: Letters in the shortest training string.
+        max_len: Letters in the longest training string, at least 2 n.
+        context_len: Tokens in a training row.
+        batch_size: Rows in a training batch.
+        longest: Score at ``max_len`` and at its doublings up to this length; by default at
+            lengths up to four times ``max_len``.
+        teacher_forcing: Predict each letter of the answer from the true letters before it, instead
+            of the decoded ones.
+
+    Raises:
+        InputError: If a size is out of range, or the longest example does not fit a row.
+
+    Example:
+        >>> DuplicateNgram(n=3).problems(length=8, index=0).answers[0]
+        tensor([17, 19, 10, 20, 17, 17, 19, 10])
+
+    References:
+        Jelassi et al., "Repeat After Me", ICML 2024, section 3.4 and figure 4.
+    """
+
+    title = "Duplicated n-grams"
+    about = (
+        "Shows how many of the last letters a model uses to look up the next one: copying fails "
+        "where that many letters are duplicated. Meaningless for a model that cannot copy."
+    )
+    answer_len = None
+
+    def __init__(  # noqa: PLR0913
+        self,
+        seed: int = 0,
+        *,
+        n: int = 2,
+        n_letters: int = 26,
+        min_len: int = 3,
+        max_len: int = 10,
+        context_len: int = 40,
+        batch_size: int = 16,
+        longest: int | None = None,
+        teacher_forcing: bool = False,
+    ) -> None:
+        super().__init__(
+            seed,
+            n_letters=n_letters,
+            min_len=min_len,
+            max_len=max_len,
+            context_len=context_len,
+            batch_size=batch_size,
+            longest=longest,
+            teacher_forcing=teacher_forcing,
+        )
+        self.n = n
+        self._check_length(max_len)
+        self._check_context(self._size(max_len))
+
+    def _check_length(self, length: int) -> None:
+        if self.n < 1 or length < 2 * self.n:
+            raise InputError(
+                "n must be at least 1, and a string must hold n letters twice without overlap: "
+                f"got n={self.n} and a length of {length}"
+            )
+
+    def _asked(self, rng: np.random.Generator, lengths: Int[np.ndarray, " row"]) -> Examples:
+        length = int(lengths[0])
+        self._check_length(length)
+        strings = rng.integers(self.n_letters, size=(len(lengths), length))
+        # Draw two of length - 2n + 2 places, then move the later one n - 1 places on.
+        spots = np.arange(length - 2 * self.n + 2)
+        pairs = rng.permuted(np.broadcast_to(spots, (len(lengths), len(spots))), axis=1)[:, :2]
+        source, copy = pairs.T + (self.n - 1) * (pairs.max(axis=1) == pairs.T)
+        letters = np.arange(self.n)
+        phrase = np.take_along_axis(strings, source[:, None] + letters, axis=1)
+        np.put_along_axis(strings, copy[:, None] + letters, phrase, axis=1)
+        return self._copies(strings, lengths)

@@ -1,0 +1,119 @@
+"""Flip-flop: give the bit that was written last."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from stateline.errors import InputError
+from stateline.tasks.base import IGNORE, Batch, LabelledTask, generator
+
+WRITE, READ, PASS = 2, 3, 4
+
+
+class FlipFlop(LabelledTask):
+    """Read and write a one-bit memory.
+
+    .. code-block:: text
+
+        row  := "write" bit (instruction bit)*      the last instruction is "read"
+        instruction := "write" | "read" | "ignore"
+
+    After "write" and "ignore" the bit is drawn uniformly. After "read" it is the bit that was
+    written last, which is also the target at "read". An instruction is "ignore" with probability
+    ``p_ignore``; otherwise it is "write" or "read" with equal probability.
+
+    The bits have the ids 0 and 1, followed by "write", "read" and "ignore".
+
+    Args:
+        seed: Fixes every batch.
+        length: Tokens in a training row.
+        p_ignore: Probability of "ignore" in training.
+        eval_p_ignore: Probability of "ignore" in evaluation; by default as in training. The higher
+            it is, the further back the last "write" lies.
+        batch_size: Rows in a training batch.
+
+    Raises:
+        InputError: If a size or a probability is out of range.
+
+    Example:
+        >>> tokens, targets = FlipFlop(length=9, p_ignore=0.5).train_batch(0)
+        >>> tokens[0]  # write 0, read 0, ignore 1, ignore 1, read
+        tensor([2, 0, 3, 0, 4, 1, 4, 1, 3])
+        >>> targets[0]
+        tensor([-100, -100,    0, -100, -100, -100, -100, -100,    0])
+
+    References:
+        Liu et al., "Exposing Attention Glitches with Flip-Flop Language Modeling", NeurIPS 2023.
+        Differs from there: only bits after "read" count in the loss, since all other tokens are
+        random.
+    """
+
+    title = "Flip-flop"
+    about = (
+        "Shows whether a model can keep one bit exactly, over any distance. It does not test how "
+        "much fits into a state. Attention can look the bit up, but errs at rare distances."
+    )
+    solved_at = 0.99
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 2000,
+        "lr": 2e-3,
+        "schedule": "linear",
+        "eval_every": 100,
+        "stop_at": 0.9999,
+    }
+    rows_per_batch: ClassVar[int] = 64
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        length: int = 64,
+        p_ignore: float = 0.8,
+        eval_p_ignore: float | None = None,
+        batch_size: int = 32,
+    ) -> None:
+        if length < 3 or batch_size < 1:
+            raise InputError(
+                "length must be at least 3, for a write and a read, and batch_size at least 1, "
+                f"got length={length} and batch_size={batch_size}"
+            )
+        self.p_ignore = p_ignore
+        self.eval_p_ignore = p_ignore if eval_p_ignore is None else eval_p_ignore
+        if not (0 <= self.p_ignore <= 1 and 0 <= self.eval_p_ignore <= 1):
+            raise InputError(
+                "p_ignore and eval_p_ignore must be from 0 to 1, "
+                f"got p_ignore={p_ignore} and eval_p_ignore={eval_p_ignore}"
+            )
+        self.seed, self.batch_size, self.vocab_size = seed, batch_size, 5
+        self.train_length = length
+        self.eval_lengths = (length, 2 * length, 4 * length, 8 * length)
+
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``."""
+        rng = generator(self.seed, "train", index)
+        return self._rows(rng, self.batch_size, self.train_length, self.p_ignore)
+
+    def labelled(self, length: int, index: int) -> Batch:
+        """Evaluation batch number ``index`` of ``length`` tokens."""
+        if length < 3:
+            raise InputError(f"length must be at least 3, got length={length}")
+        rng = generator(self.seed, "eval", length, index)
+        return self._rows(rng, self.rows_per_batch, length, self.eval_p_ignore)
+
+    def _rows(self, rng: np.random.Generator, rows: int, length: int, p_ignore: float) -> Batch:
+        count = (length + 1) // 2
+        active = rng.choice([WRITE, READ], size=(rows, count))
+        instructions = np.where(rng.random((rows, count)) < p_ignore, PASS, active)
+        instructions[:, 0], instructions[:, -1] = WRITE, READ
+        drawn = rng.integers(2, size=(rows, count))
+        written = np.where(instructions == WRITE, np.arange(count), 0)
+        memory = np.take_along_axis(drawn, np.maximum.accumulate(written, axis=1), axis=1)
+        reads = instructions == READ
+        bits = np.where(reads, memory, drawn)
+        tokens = np.stack([instructions, bits], axis=2).reshape(rows, -1)[:, :length]
+        asked = np.where(reads, memory, IGNORE)
+        silent = np.full_like(asked, IGNORE)
+        targets = np.stack([asked, silent], axis=2).reshape(rows, -1)[:, :length]
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))

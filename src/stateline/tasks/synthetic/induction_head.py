@@ -1,0 +1,134 @@
+"""Induction head: repeat what followed a mark."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.tasks.base import ExampleTask, Problems, check_examples, generator
+
+
+class InductionHead(ExampleTask):
+    """Find a mark in random tokens, and repeat the tokens that follow it.
+
+    .. code-block:: text
+
+        example := noise "=>" answer noise "=>" answer
+                   <------ length ------->
+        answer  := token{induction_length}
+
+    With ``n_triggers > 1``, half of the examples have one mark, and the others have up to
+    ``n_triggers`` marks with the same answer. A mark that would overwrite the answer of another
+    one is dropped.
+
+    Of the V token ids, 0 is "." (never used), 1 to ``V - 2`` are ordinary and ``V - 1`` is "=>".
+
+    Every position is a training target, as in the official code. Most targets are random, so the
+    loss stays far above zero; a causal model cannot predict all of them.
+
+    Args:
+        seed: Fixes every batch.
+        vocab_size: V.
+        length: Tokens before the final "=>" of a training example.
+        induction_length: Tokens to repeat.
+        n_triggers: Largest number of marks in an example.
+        batch_size: Examples in a training batch.
+        examples: Number of training examples, reshuffled for every epoch; by default new ones are
+            drawn for every batch.
+
+    Raises:
+        InputError: If there are no two ordinary tokens, or no room for a mark and its answer.
+
+    Example:
+        >>> prompts, answers = InductionHead().problems(length=8, index=0)
+        >>> prompts[0], answers[0]  # "=>" is 19
+        (tensor([13, 12, 17,  9, 19, 12,  7, 13, 19]), tensor([12]))
+
+    References:
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics are
+        those of ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
+    """
+
+    title = "Induction head"
+    about = (
+        "Shows whether a model can store the token that follows a mark while other tokens pass. "
+        "It has to store a single token, so the score does not show how much it could store."
+    )
+    metric = "accuracy"
+    solved_at = 0.95
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 3000,
+        "lr": 1e-3,
+        "schedule": "constant",
+        "eval_every": 100,
+        "stop_at": 0.99,
+    }
+    problems_per_batch: ClassVar[int] = 128
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        vocab_size: int = 20,
+        length: int = 30,
+        induction_length: int = 1,
+        n_triggers: int = 1,
+        batch_size: int = 64,
+        examples: int | None = None,
+    ) -> None:
+        if vocab_size < 4:
+            raise InputError(
+                "vocab_size must be at least 4, for two special and two ordinary tokens, "
+                f"got vocab_size={vocab_size}"
+            )
+        if induction_length < 1 or n_triggers < 1 or batch_size < 1:
+            raise InputError(
+                "induction_length, n_triggers and batch_size must be at least 1, got "
+                f"induction_length={induction_length}, n_triggers={n_triggers} "
+                f"and batch_size={batch_size}"
+            )
+        check_examples(examples, batch_size)
+        self.seed, self.batch_size, self.vocab_size = seed, batch_size, vocab_size
+        self.examples = examples
+        self.induction_length, self.n_triggers = induction_length, n_triggers
+        self._n_places(length)
+        self.train_length = length
+        self.eval_lengths = (length, 2 * length, 4 * length)
+
+    def problems(self, length: int, index: int) -> Problems:
+        """Evaluation batch number ``index``: prompts up to the final "=>", and the answers."""
+        rng = generator(self.seed, "eval", length, index)
+        examples = self.draw(rng, self.problems_per_batch, length)
+        return Problems(prompts=examples[:, : length + 1], answers=examples[:, length + 1 :])
+
+    def _n_places(self, length: int) -> int:
+        """Number of positions for a mark; the last one is unused, as in the official code."""
+        if length < self.induction_length + 2:
+            raise InputError(
+                f"length must be at least {self.induction_length + 2}, for a mark, its answer of "
+                f"induction_length={self.induction_length} and one token more, got length={length}"
+            )
+        return length - 1 - self.induction_length
+
+    def draw(self, rng: np.random.Generator, count: int, length: int) -> Int[Tensor, "count total"]:
+        """Noise with marks and their answer, the mark and the answer again."""
+        marks = rng.integers(self._n_places(length), size=(count, self.n_triggers))
+        single = rng.random(count) < 0.5
+        marks[single] = marks[single, :1]
+        marks.sort(axis=1)
+
+        mark = self.vocab_size - 1
+        noise = rng.integers(1, mark, size=(count, length))
+        offsets = 1 + np.arange(self.induction_length)
+        answers = np.take_along_axis(noise, marks[:, :1] + offsets, axis=1)
+        phrases = np.insert(answers, 0, mark, axis=1)
+        last = np.full(count, -length)
+        for column in marks.T:
+            rows = np.flatnonzero(column - last > self.induction_length)
+            last[rows] = column[rows]
+            noise[rows[:, None], column[rows, None] + np.arange(len(offsets) + 1)] = phrases[rows]
+        return torch.from_numpy(np.concatenate([noise, phrases], axis=1))

@@ -1,0 +1,122 @@
+"""Multi-query recall: many pairs of a key and a value, and a query for each."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from stateline.errors import InputError
+from stateline.tasks.base import IGNORE, Batch, LabelledTask, generator
+
+FILLER = 0
+
+
+class MultiQueryRecall(LabelledTask):
+    """Read a list of pairs, then give the value of every key, in random order.
+
+    .. code-block:: text
+
+        row  := pair{length // 4} (key | ".")*      every key once, in random places
+        pair := key value
+
+    The number of pairs grows with the length of the row: half of the row is pairs. In the other
+    half about every second token is a key, and the target there is its value. The keys of a row
+    are distinct; values are drawn with replacement.
+
+    "." has the id 0, followed by ``n_keys`` keys and ``n_values`` values.
+
+    Args:
+        seed: Fixes every batch.
+        n_keys: Number of different keys; at least a quarter of the longest row.
+        n_values: Number of different values.
+        length: Tokens in a training row.
+        batch_size: Rows in a training batch.
+
+    Raises:
+        InputError: If a size is out of range, or there are fewer keys than pairs.
+
+    Example:
+        >>> tokens, targets = MultiQueryRecall(n_keys=9, n_values=9, length=8).train_batch(0)
+        >>> tokens[0]
+        tensor([ 3, 16,  6, 17,  3,  0,  6,  0])
+        >>> targets[0]
+        tensor([-100, -100, -100, -100,   16, -100,   17, -100])
+
+    References:
+        Arora et al., "Zoology: Measuring and Improving Recall in Efficient Language Models", ICLR
+        2024, whose task this follows. Differs from there: the places of the keys are uniform, and
+        the number of pairs grows with the length.
+    """
+
+    title = "Multi-query recall"
+    about = (
+        "Shows how many pairs a model can hold: the score falls where they no longer fit into its "
+        "state. Attention holds all pairs. Guessing is right once in n_values answers."
+    )
+    solved_at = 0.97
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 3000,
+        "lr": 2e-3,
+        "schedule": "linear",
+        "eval_every": 100,
+        "stop_at": 0.999,
+    }
+    rows_per_batch: ClassVar[int] = 64
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        n_keys: int = 64,
+        n_values: int = 64,
+        length: int = 32,
+        batch_size: int = 32,
+    ) -> None:
+        if n_values < 1 or batch_size < 1:
+            raise InputError(
+                "n_values and batch_size must be at least 1, "
+                f"got n_values={n_values} and batch_size={batch_size}"
+            )
+        self.seed, self.batch_size = seed, batch_size
+        self.n_keys, self.n_values = n_keys, n_values
+        self.vocab_size = 1 + n_keys + n_values
+        self._n_pairs(length)
+        self.train_length = length
+        self.eval_lengths = tuple(
+            times * length for times in (1, 2, 4, 8) if times * length // 4 <= n_keys
+        )
+
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``."""
+        rng = generator(self.seed, "train", index)
+        return self._rows(rng, self.batch_size, self.train_length)
+
+    def labelled(self, length: int, index: int) -> Batch:
+        """Evaluation batch number ``index`` of ``length`` tokens, a quarter as many pairs."""
+        rng = generator(self.seed, "eval", length, index)
+        return self._rows(rng, self.rows_per_batch, length)
+
+    def _n_pairs(self, length: int) -> int:
+        if not 1 <= length // 4 <= self.n_keys:
+            raise InputError(
+                "length must be at least 4, and a quarter of it at most n_keys, so that keys "
+                f"differ, got length={length} and n_keys={self.n_keys}"
+            )
+        return length // 4
+
+    def _rows(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
+        n_pairs = self._n_pairs(length)
+        every_key = np.broadcast_to(1 + np.arange(self.n_keys), (rows, self.n_keys))
+        keys = rng.permuted(every_key, axis=1)[:, :n_pairs]
+        values = 1 + self.n_keys + rng.integers(self.n_values, size=keys.shape)
+        pairs = np.stack([keys, values], axis=2).reshape(rows, -1)
+
+        rest = length - 2 * n_pairs
+        places = rng.permuted(np.broadcast_to(np.arange(rest), (rows, rest)), axis=1)[:, :n_pairs]
+        queries, answers = np.full((rows, rest), FILLER), np.full((rows, rest), IGNORE)
+        np.put_along_axis(queries, places, keys, axis=1)
+        np.put_along_axis(answers, places, values, axis=1)
+        tokens = np.concatenate([pairs, queries], axis=1)
+        targets = np.concatenate([np.full_like(pairs, IGNORE), answers], axis=1)
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))

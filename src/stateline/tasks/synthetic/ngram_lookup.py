@@ -1,0 +1,178 @@
+"""N-gram lookup: find letters in a string and give those that follow."""
+
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from stateline.errors import InputError, unknown_name
+from stateline.tasks.synthetic.strings import Examples, Numbers, StringTask
+
+_TRIES = 100
+"""Draws after which the search for a string with a unique key is given up."""
+
+
+class NgramLookup(StringTask):
+    """Find n letters in a string, and give the letters that follow.
+
+    .. code-block:: text
+
+        suffix: example := BOS x SEP key answer EOS
+        prefix: example := BOS key SEP x SEP answer EOS
+
+    x is a string of l random letters. The key is an n-gram that occurs in x only once, drawn
+    uniformly from those that are followed by enough letters. The answer is the ``answer_len``
+    letters after the key, or all letters after it. With the key first, a state needs to hold only
+    the key and the answer; with the key last, it must hold all of x.
+
+    Training rows are packed as for ``copying``. The loss counts the answer and EOS.
+
+    Differs from the official code, where a key may occur more than once (3 % of the keys of two
+    letters, for 26 letters and strings of 30) and is never at the last possible place.
+
+    Args:
+        seed: Fixes every batch.
+        n: Letters of the key.
+        key: ``suffix`` (after the string) or ``prefix`` (before it).
+        answer_len: Letters to give; by default all up to the end of the string.
+        n_letters: Number of different letters, 1 to 26.
+        min_len: Letters in the shortest training string; more than key and answer together.
+        max_len: Letters in the longest training string.
+        context_len: Tokens in a training row.
+        batch_size: Rows in a training batch.
+        longest: Score at ``max_len`` and at its doublings up to this length; by default at
+            lengths up to four times ``max_len``.
+        teacher_forcing: Predict each letter of the answer from the true letters before it, instead
+            of the decoded ones.
+
+    Raises:
+        InputError: If a size is out of range, the longest example does not fit a row, or no string
+            with a unique key is found (only where letters are few and strings are long).
+
+    Example:
+        >>> prompts, answers = NgramLookup(n_letters=5).problems(length=6, index=0)
+        >>> prompts[0], answers[0]  # BOS is 5, SEP is 6
+        (tensor([5, 2, 1, 1, 4, 1, 0, 6, 1, 1]), tensor([4, 1, 0]))
+
+    References:
+        Jelassi et al., "Repeat After Me", ICML 2024, section 3.5 and figures 5 and 6.
+    """
+
+    title = "N-gram lookup"
+    about = (
+        "With the key last, a model must keep the whole string to find it; with the key first, it "
+        "can wait for the key. A model that solves only the second task lacks memory."
+    )
+
+    def __init__(  # noqa: PLR0913
+        self,
+        seed: int = 0,
+        *,
+        n: int = 2,
+        key: Literal["suffix", "prefix"] = "suffix",
+        answer_len: int | None = 3,
+        n_letters: int = 26,
+        min_len: int = 8,
+        max_len: int = 15,
+        context_len: int = 64,
+        batch_size: int = 16,
+        longest: int | None = None,
+        teacher_forcing: bool = False,
+    ) -> None:
+        super().__init__(
+            seed,
+            n_letters=n_letters,
+            min_len=min_len,
+            max_len=max_len,
+            context_len=context_len,
+            batch_size=batch_size,
+            longest=longest,
+            teacher_forcing=teacher_forcing,
+        )
+        if key not in get_args(Literal["suffix", "prefix"]):
+            raise unknown_name("key", key, ("suffix", "prefix"))
+        self.n, self.key, self.answer_len = n, key, answer_len
+        self._check_sizes(min_len)
+        longest_answer = max_len - n if answer_len is None else answer_len
+        self._check_context(self._around + max_len + longest_answer)
+
+    @property
+    def _around(self) -> int:
+        """Number of tokens of an example other than those of the string and the answer."""
+        return self.n + (3 if self.key == "suffix" else 4)
+
+    @property
+    def _least(self) -> int:
+        return self._around + self.min_len + (self.answer_len or 1)
+
+    def _check_sizes(self, length: int) -> None:
+        answer_len = 1 if self.answer_len is None else self.answer_len
+        if min(self.n, answer_len) < 1 or length < self.n + answer_len:
+            raise InputError(
+                "n and answer_len must be at least 1, and a string must hold both: got "
+                f"n={self.n}, answer_len={self.answer_len} and a length of {length}"
+            )
+
+    def _examples(
+        self, rng: np.random.Generator, lengths: Int[np.ndarray, "row example"]
+    ) -> Examples:
+        return self._looked_up(*self._drawn(rng, lengths), lengths)
+
+    def _asked(self, rng: np.random.Generator, lengths: Int[np.ndarray, " row"]) -> Examples:
+        self._check_sizes(int(lengths[0]))
+        return self._looked_up(*self._drawn(rng, lengths), lengths)
+
+    def _drawn(self, rng: np.random.Generator, lengths: Numbers) -> tuple[Numbers, Numbers]:
+        """Draw strings and the places of their keys; redraw strings without a unique key."""
+        strings = rng.integers(self.n_letters, size=(*lengths.shape, int(lengths.max())))
+        usable = self._usable(strings, lengths)
+        for _ in range(_TRIES):
+            without = ~usable.any(axis=-1)
+            if not without.any():
+                return strings, np.where(usable, rng.random(usable.shape), -1).argmax(axis=-1)
+            strings[without] = rng.integers(self.n_letters, size=strings[without].shape)
+            usable = self._usable(strings, lengths)
+        raise InputError(
+            f"a string must hold n letters that occur once, and of {_TRIES} none did: raise "
+            f"n={self.n} or n_letters={self.n_letters}, or lower the length ({lengths.max()})"
+        )
+
+    def _usable(self, strings: Numbers, lengths: Numbers) -> Bool[np.ndarray, "... place"]:
+        """Possible places of a key: its letters occur once, and enough letters follow."""
+        grams = np.lib.stride_tricks.sliding_window_view(strings, self.n, axis=-1)
+        places = np.arange(grams.shape[-2])
+        inside = places <= lengths[..., None] - self.n
+        # After sorting, equal n-grams are neighbours; those outside the string get unique numbers.
+        numbered = _numbers(grams, self.n_letters)
+        numbered = np.where(inside, numbered, -1 - places)
+        order = numbered.argsort(axis=-1)
+        ordered = np.take_along_axis(numbered, order, axis=-1)
+        same = ordered[..., 1:] == ordered[..., :-1]
+        edge = np.zeros((*same.shape[:-1], 1), dtype=bool)
+        repeated = np.empty(numbered.shape, dtype=bool)
+        neighbours = np.concatenate([same, edge], axis=-1) | np.concatenate([edge, same], axis=-1)
+        np.put_along_axis(repeated, order, neighbours, axis=-1)
+        following = 1 if self.answer_len is None else self.answer_len
+        return ~repeated & (places <= lengths[..., None] - self.n - following)
+
+    def _looked_up(self, strings: Numbers, places: Numbers, lengths: Numbers) -> Examples:
+        """Examples on strings with a key at each place."""
+        begin = places + self.n
+        answered = lengths - begin
+        if self.answer_len is not None:
+            answered = np.minimum(answered, self.answer_len)
+        key = np.take_along_axis(strings, places[..., None] + np.arange(self.n), axis=-1)
+        reach = np.minimum(begin[..., None] + np.arange(answered.max()), strings.shape[-1] - 1)
+        answer = np.take_along_axis(strings, reach, axis=-1), answered
+        asked, sep = (key, np.full_like(lengths, self.n)), self._special(self.sep, lengths.shape)
+        string = strings, lengths
+        prompt = [string, sep, asked] if self.key == "suffix" else [asked, sep, string, sep]
+        return self._compose(prompt, answer)
+
+
+def _numbers(grams: Int[np.ndarray, "... n"], n_letters: int) -> Int[np.ndarray, "..."]:
+    """A number for each n-gram; equal n-grams have equal numbers."""
+    if n_letters ** grams.shape[-1] < 1 << 62:
+        return grams @ n_letters ** np.arange(grams.shape[-1])
+    _, inverse = np.unique(grams.reshape(-1, grams.shape[-1]), axis=0, return_inverse=True)
+    return inverse.reshape(grams.shape[:-1])

@@ -1,0 +1,96 @@
+"""Random walk: predict the cell that each action leads to."""
+
+from itertools import accumulate
+
+import numpy as np
+from jaxtyping import Int
+
+from stateline.errors import InputError
+from stateline.tasks.synthetic.stream import Episode, StreamTask
+
+FORWARD, LEFT, RIGHT, RESET = range(4)
+_HEADINGS = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)])  # east, south, west, north
+
+
+class RandomWalk(StreamTask):
+    """Follow an agent that turns and walks in a square grid, and give its cell at every token.
+
+    .. code-block:: text
+
+        walk   := reset action{reset_every}
+        action := forward | left | right          drawn uniformly
+        label  := cell after the token            row * grid + column
+        row    := walk walk ... , cut after length tokens
+
+    A walk begins in the upper left cell, heading right. A step that would leave the grid has no
+    effect. The heading is neither in the input nor in a label.
+
+    Actions have the ids 0 to 2 in the order above, reset has 3, and cells follow from 4 on.
+
+    The paper says that an agent turns or moves forward in a small grid, that its location is to be
+    predicted after each action, and that the length is 400. The rest is our definition: the size of
+    the grid, the start, the walls, and the token that begins a new walk.
+
+    Args:
+        seed: Fixes every batch.
+        grid: Cells along a side.
+        length: Tokens in a training row.
+        reset_every: Actions in a walk.
+        batch_size: Rows in a training batch.
+        reset: With carried state, begin each walk from an empty state at the start of a segment.
+
+    Raises:
+        InputError: If a size is out of range.
+
+    Example:
+        >>> tokens, targets = RandomWalk(grid=3, length=8).train_batch(0)
+        >>> tokens[2], targets[2] - 4
+        (tensor([3, 0, 0, 2, 0, 1, 2, 0]), tensor([0, 1, 2, 2, 5, 5, 5, 8]))
+
+    References:
+        Ju et al., "Staircase Attention for Recurrent Processing of Sequences", 2021.
+    """
+
+    title = "Random walk"
+    about = (
+        "Shows whether a model can update a state with every token, here a place and a hidden "
+        "heading. Walls reveal the place, so in a small grid a short memory may suffice."
+    )
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        grid: int = 8,
+        length: int = 128,
+        reset_every: int = 400,
+        batch_size: int = 32,
+        reset: bool = False,
+    ) -> None:
+        if grid < 2 or length < 1 or reset_every < 1 or batch_size < 1:
+            raise InputError(
+                "grid must be at least 2, and length, reset_every and batch_size at least 1, got "
+                f"grid={grid}, length={length}, reset_every={reset_every} and "
+                f"batch_size={batch_size}"
+            )
+        self.seed, self.batch_size, self.reset = seed, batch_size, reset
+        self.grid, self.reset_every = grid, reset_every
+        self.vocab_size = 4 + grid**2
+        self.train_length = length
+        # With resets, a row in evaluation holds one walk and then padding.
+        longest = max(length, reset_every + 1) if reset else 4 * length
+        self.eval_lengths = tuple(n for n in (length, 2 * length, 4 * length) if n <= longest)
+
+    def episode(self, rng: np.random.Generator) -> Episode:
+        """Draw a walk."""
+        actions = rng.integers(RESET, size=self.reset_every)
+        turns = np.select([actions == LEFT, actions == RIGHT], [-1, 1])
+        headings = _HEADINGS[np.cumsum(turns) % 4]
+        row, column = map(self._walk, np.where(actions == FORWARD, headings.T, 0))
+        cells = np.array([row, column]).T @ [self.grid, 1]
+        return Episode(np.concatenate([[RESET], actions]), 4 + cells)
+
+    def _walk(self, moves: Int[np.ndarray, " n"]) -> list[int]:
+        """Places along one side of the grid, from the first on."""
+        last = self.grid - 1
+        return list(accumulate(moves.tolist(), lambda at, m: min(max(at + m, 0), last), initial=0))

@@ -1,0 +1,101 @@
+"""An endless sequence of episodes, cut into rows."""
+
+from abc import abstractmethod
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+
+from stateline.tasks.base import (
+    IGNORE,
+    Batch,
+    ConsecutiveBatch,
+    ConsecutiveTask,
+    LabelledTask,
+    generator,
+)
+
+SEGMENTS = 64
+"""Consecutive segments of a row, after which it starts again with other episodes."""
+
+
+class Episode(NamedTuple):
+    """One problem from beginning to end; the target of positions without a label is ``IGNORE``."""
+
+    tokens: Int[np.ndarray, " n"]
+    targets: Int[np.ndarray, " n"]
+
+
+class SegmentedRows(NamedTuple):
+    """Rows cut into segments, and which segments start from an empty state."""
+
+    tokens: Int[np.ndarray, "rows segments length"]
+    targets: Int[np.ndarray, "rows segments length"]
+    fresh: Bool[np.ndarray, "rows segments"]
+
+
+class StreamTask(LabelledTask, ConsecutiveTask):
+    """An endless sequence of episodes, in which the state carries over from one to the next.
+
+    Every row begins with a new episode and is cut when it is full. With ``reset``, every episode
+    begins at the start of a segment and from an empty state, and the rest of the segment before it
+    is padded, with ``IGNORE`` as targets. An independent row, as in evaluation, then holds a
+    single episode.
+    """
+
+    rows_per_batch: ClassVar[int] = 64
+    seed: int
+    reset: bool
+    _epoch: tuple[int, SegmentedRows] | None = None
+    """Number and contents of the epoch that was read last."""
+
+    @abstractmethod
+    def episode(self, rng: np.random.Generator) -> Episode:
+        """Draw an episode."""
+
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``: rows that begin with an episode."""
+        return self._single(self.batch_size, self.train_length, "train", index)
+
+    def labelled(self, length: int, index: int) -> Batch:
+        """Evaluation batch number ``index``, with rows of ``length`` tokens."""
+        return self._single(self.rows_per_batch, length, "eval", length, index)
+
+    def consecutive_batch(self, index: int) -> ConsecutiveBatch:
+        """Training batch number ``index``: its rows continue those of the previous batch.
+
+        After 64 batches an epoch ends, and every row starts again.
+        """
+        epoch, step = divmod(index, SEGMENTS)
+        if self._epoch is None or self._epoch[0] != epoch:
+            rng = generator(self.seed, "epoch", epoch)
+            self._epoch = epoch, self._rows(rng, self.batch_size, SEGMENTS, self.train_length)
+        tokens, targets, fresh = (torch.from_numpy(part[:, step]) for part in self._epoch[1])
+        return ConsecutiveBatch(tokens, targets, fresh)
+
+    def _single(self, count: int, length: int, split: str, *index: int) -> Batch:
+        """Rows of one segment."""
+        rows = self._rows(generator(self.seed, split, *index), count, 1, length)
+        return Batch(torch.from_numpy(rows.tokens[:, 0]), torch.from_numpy(rows.targets[:, 0]))
+
+    def _rows(
+        self, rng: np.random.Generator, count: int, segments: int, length: int
+    ) -> SegmentedRows:
+        total = segments * length
+        tokens = np.zeros((count, total), dtype=np.int64)
+        targets, fresh = np.full_like(tokens, IGNORE), np.zeros((count, segments), dtype=bool)
+        fresh[:, 0] = True
+        for row in range(count):
+            at = 0
+            while at < total:
+                episode = self.episode(rng)
+                for whole, part in zip((tokens, targets), episode, strict=True):
+                    whole[row, at : at + len(part)] = part[: total - at]
+                if self.reset:
+                    fresh[row, at // length] = True
+                    at += -(-len(episode.tokens) // length) * length
+                else:
+                    at += len(episode.tokens)
+        shape = (count, segments, length)
+        return SegmentedRows(tokens.reshape(shape), targets.reshape(shape), fresh)

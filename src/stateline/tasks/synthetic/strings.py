@@ -1,0 +1,196 @@
+"""Vocabulary, packed rows and scores of the tasks on strings of random letters."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.tasks.base import IGNORE, Batch, GeneratedTask, Problems, generator
+from stateline.tasks.text.corpus import eval_lengths
+
+Numbers = Int[np.ndarray, "..."]
+Piece = tuple[Numbers, Numbers]
+"""Tokens along the last axis, and the number of valid tokens in each row."""
+
+
+class Examples(NamedTuple):
+    """Examples from BOS to EOS, padded with PAD, and the lengths of examples and prompts."""
+
+    tokens: Int[np.ndarray, "*examples width"]
+    prompts: Int[np.ndarray, "*examples"]
+    lengths: Int[np.ndarray, "*examples"]
+
+
+class StringTask(GeneratedTask):
+    """Base of the tasks on strings of random letters.
+
+    Letters have the ids 0 to ``n_letters - 1``, followed by BOS, SEP, EOS and PAD. PAD never occurs
+    in training; it is there so that the vocabulary equals that of the paper's code.
+
+    Training rows are packed: each holds as many complete examples as fit, and the beginning of
+    another one. Lengths are uniform from ``min_len`` to ``max_len``. The loss counts the answer and
+    EOS of every complete example. Neither attention nor the state is reset between examples; BOS
+    marks the beginning of each.
+    """
+
+    metric = "string_accuracy"
+    solved_at = 0.95
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 1600,
+        "lr": 4e-3,
+        "schedule": "linear",
+    }
+    problems_per_batch: ClassVar[int] = 64
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        n_letters: int,
+        min_len: int,
+        max_len: int,
+        context_len: int,
+        batch_size: int,
+        longest: int | None,
+        teacher_forcing: bool,
+    ) -> None:
+        if not 1 <= n_letters <= 26:
+            raise InputError(f"n_letters must be from 1 to 26, got n_letters={n_letters}")
+        if not 1 <= min_len <= max_len:
+            raise InputError(
+                "min_len must be at least 1 and at most max_len, "
+                f"got min_len={min_len} and max_len={max_len}"
+            )
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got batch_size={batch_size}")
+        self.seed, self.batch_size, self.teacher_forcing = seed, batch_size, teacher_forcing
+        self.n_letters, self.vocab_size = n_letters, n_letters + 4
+        self.bos, self.sep, self.eos, self.pad = range(n_letters, n_letters + 4)
+        self.min_len, self.max_len, self.context_len = min_len, max_len, context_len
+        self.train_length = max_len
+        near = tuple(sorted({max_len * halves // 2 for halves in (2, 3, 4, 6, 8)}))
+        self.eval_lengths = near if longest is None else eval_lengths(max_len, longest)
+
+    @abstractmethod
+    def _examples(
+        self, rng: np.random.Generator, lengths: Int[np.ndarray, "row example"]
+    ) -> Examples:
+        """Training examples on strings of these lengths."""
+
+    @abstractmethod
+    def _asked(self, rng: np.random.Generator, lengths: Int[np.ndarray, " row"]) -> Examples:
+        """Evaluation examples, whose prompts have the same length."""
+
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``: rows of ``context_len - 1`` tokens and their targets."""
+        rng = generator(self.seed, "train", index)
+        most = (
+            1 + self.context_len // self._least
+        )  # number of examples that a row can contain in part
+        lengths = rng.integers(
+            self.min_len, self.max_len, size=(self.batch_size, most), endpoint=True
+        )
+        return pack(self._examples(rng, lengths), self.context_len)
+
+    def problems(self, length: int, index: int) -> Problems:
+        """Evaluation batch number ``index``, on strings of ``length`` letters; EOS not scored."""
+        if length < 1:
+            raise InputError(f"length must be at least 1 letter, got length={length}")
+        rng = generator(self.seed, "eval", length, index)
+        tokens, prompts, lengths = self._asked(rng, np.full(self.problems_per_batch, length))
+        answers = np.where(np.arange(tokens.shape[1]) < lengths[:, None] - 1, tokens, IGNORE)
+        start, stop = int(prompts[0]), int(lengths.max()) - 1
+        return Problems(
+            torch.from_numpy(tokens[:, :start]), torch.from_numpy(answers[:, start:stop])
+        )
+
+    def score(
+        self, answers: Int[Tensor, "batch answer"], predictions: Int[Tensor, "batch answer"]
+    ) -> dict[str, float]:
+        """Share of strings that are completely correct, and share of correct letters.
+
+        Differs from the official code, which predicts each letter from the true letters before it
+        (``teacher_forcing`` here). The share of correct strings is the same; the share of correct
+        letters is lower here, since letters after an error are often wrong, too.
+        """
+        asked = answers != IGNORE
+        right = (answers == predictions) & asked
+        return {
+            "string_accuracy": (right | ~asked).all(dim=1).float().mean().item(),
+            "character_accuracy": (right.sum(dim=1) / asked.sum(dim=1)).mean().item(),
+        }
+
+    def _check_context(self, longest: int) -> None:
+        """Raise InputError if the longest example does not fit a row."""
+        if self.context_len < longest:
+            raise InputError(
+                f"context_len must hold the longest example, {longest} tokens, "
+                f"got context_len={self.context_len}"
+            )
+
+    @property
+    @abstractmethod
+    def _least(self) -> int:
+        """Number of tokens in the shortest training example."""
+
+    def _special(self, token: int, shape: Sequence[int]) -> Piece:
+        """A part of one token, the same in every example."""
+        return np.full((*shape, 1), token), np.ones(shape, dtype=np.int64)
+
+    def _compose(self, prompt: Sequence[Piece], answer: Piece) -> Examples:
+        """BOS, the pieces of the prompt, the answer, EOS."""
+        shape = answer[1].shape
+        pieces = [self._special(self.bos, shape), *prompt, answer, self._special(self.eos, shape)]
+        sizes = np.stack([size for _, size in pieces])
+        return Examples(join(pieces, self.pad), sizes[:-2].sum(axis=0), sizes.sum(axis=0))
+
+
+def join(pieces: Sequence[Piece], pad: int) -> Int[np.ndarray, "*rows width"]:
+    """Concatenate parts of different lengths, row by row.
+
+    Example:
+        >>> letters = np.array([[1, 2], [3, 4]]), np.array([1, 2])
+        >>> join([letters, (np.array([[5], [6]]), np.array([1, 1]))], pad=0)
+        array([[1, 5, 0],
+               [3, 4, 6]])
+    """
+    sizes = np.stack([size for _, size in pieces])
+    width = int(sizes.sum(axis=0).max())
+    joined = np.full((*sizes.shape[1:], width + 1), pad)
+    begin = np.zeros(sizes.shape[1:], dtype=np.int64)
+    for tokens, size in pieces:
+        place = np.arange(tokens.shape[-1])
+        # Padding is written to the last place, which is cut off below.
+        at = np.where(place < size[..., None], begin[..., None] + place, width)
+        np.put_along_axis(joined, at, tokens, axis=-1)
+        begin = begin + size
+    return joined[..., :width]
+
+
+def pack(examples: Examples, context_len: int) -> Batch:
+    """Pack examples into rows of ``context_len`` tokens, and give the target of each token.
+
+    Args:
+        examples: For each row, more examples than fit.
+        context_len: Length of the rows. An example that is cut off has no targets.
+    """
+    ends = np.cumsum(examples.lengths, axis=1)
+    position = np.arange(context_len)
+    which = (position[:, None] >= ends[:, None]).sum(
+        axis=2
+    )  # index of the example at each position
+    length, prompt, end = (
+        np.take_along_axis(per_example, which, axis=1)
+        for per_example in (examples.lengths, examples.prompts, ends)
+    )
+    place = position - end + length  # offset in the example; 0 at BOS
+    rows = np.arange(len(which))[:, None]
+    tokens = examples.tokens[rows, which, place]
+    answered = (place >= prompt) & (end <= context_len)
+    targets = np.where(answered, tokens, IGNORE)
+    return Batch(torch.from_numpy(tokens[:, :-1]), torch.from_numpy(targets[:, 1:]))

@@ -1,0 +1,1 @@
+"""Tasks on texts: language modelling, and classification of token sequences."""

@@ -1,0 +1,112 @@
+"""Byte text: classify a text from its bytes."""
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from stateline.errors import InputError
+from stateline.tasks.classification import ClassificationTask, HeldOut, Rows
+
+_LAYOUT = (
+    "labelled texts: JSON lines (text, label, and split or fold), a CSV file (text, label, "
+    "is_valid), or the folder of the IMDb reviews (train/pos/*.txt ...)"
+)
+
+
+class ByteText(ClassificationTask):
+    """Predict the class of a text from its bytes, for example the sentiment of a review.
+
+    The layout says which texts are held out: in JSON lines a ``split`` (train, valid, test), or a
+    ``fold`` (0 to 2 to train on, 3 valid, 4 test); in a CSV file ``is_valid``; of the IMDb reviews
+    those in ``test``.
+
+    Args:
+        seed: Fixes the order.
+        path: The file or folder.
+        max_len: Bytes of a text that are read.
+        batch_size: Texts in a training batch.
+        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
+
+    Raises:
+        InputError: If there are no texts at ``path``, or they are not arranged like this.
+
+    References:
+        Tay et al., "Long Range Arena", ICLR 2021, which takes the IMDb reviews (Maas et al., 2011).
+    """
+
+    name = "byte_text"
+    layout = _LAYOUT
+    title = "Text by bytes"
+    about = (
+        "A model must first learn words from letters, for which a thousand texts are few; with so "
+        "few, counting words does better."
+    )
+    training: ClassVar[Mapping[str, float | str]] = {
+        **ClassificationTask.training,
+        "lr": 1e-3,
+    }
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        path: str = "",
+        max_len: int = 4096,
+        batch_size: int = 16,
+        held_out: HeldOut = "test",
+    ) -> None:
+        if max_len < 1:
+            raise InputError(f"max_len must be at least 1 byte, got {max_len}")
+        place = self.find(path)
+        kind = "folder" if place.is_dir() else place.suffix
+        if kind not in _READERS:
+            raise InputError(f"the task {self.name} reads {self.layout}, got {path!r}")
+        texts: list[tuple[str, str, str]] = self.read(place, _READERS[kind])
+        classes = sorted({label for _, label, _ in texts})
+        splits = {"train": Rows([], []), held_out: Rows([], [])}
+        for split, label, text in texts:
+            if split in splits and text:
+                data = text.encode(errors="replace")[:max_len]
+                splits[split].inputs.append(np.frombuffer(data, dtype=np.uint8).astype(np.int64))
+                splits[split].labels.append(classes.index(label))
+        training, scored = splits["train"], splits[held_out]
+        super().__init__(
+            seed, batch_size, training=training, held_out=scored, classes=classes, vocab_size=256
+        )
+
+
+def _read_lines(path: Path) -> list[tuple[str, str, str]]:
+    """Split, label and text of JSON lines."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [(_split(row), str(row["label"]), str(row["text"])) for row in rows]
+
+
+def _split(row: Mapping[str, Any]) -> str:
+    folds = ("train", "train", "train", "valid", "test")
+    return str(row["split"]) if "split" in row else folds[int(row["fold"]) % len(folds)]
+
+
+def _read_table(path: Path) -> list[tuple[str, str, str]]:
+    """Split, label and text of a CSV file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            ("valid" if row["is_valid"].lower() == "true" else "train", row["label"], row["text"])
+            for row in csv.DictReader(file)
+        ]
+
+
+def _read_folder(path: Path) -> list[tuple[str, str, str]]:
+    """Split, label and text of a folder of reviews."""
+    return [
+        (split, label, file.read_text(encoding="utf-8"))
+        for split in ("train", "test")
+        for label in ("neg", "pos")
+        for file in sorted((path / split / label).glob("*.txt"))
+    ]
+
+
+_READERS = {".jsonl": _read_lines, ".csv": _read_table, "folder": _read_folder}

@@ -1,0 +1,205 @@
+"""Windows of a long text: at random places, consecutive, or all of them once."""
+
+import gzip
+import lzma
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+
+from stateline.data.token_text import TokenText
+from stateline.data.tokenizer import utf8
+from stateline.errors import InputError
+from stateline.tasks.base import IGNORE, Batch, ConsecutiveBatch, CorpusTask, generator
+
+TOKENS_PER_BATCH = 16_384
+"""Approximate number of tokens in a batch of the held-out text."""
+
+Numbers = Int[np.ndarray, " n"]
+
+
+class TextTask(CorpusTask):
+    """A task on two token sequences, one to train on and one to score.
+
+    No window contains tokens of two documents. A task that joins documents passes a text that has a
+    single document.
+    """
+
+    metric = "bits_per_byte"
+    higher_is_better = False
+    seed: int
+    _training: TokenText
+    _held_out: TokenText
+    _epoch: "tuple[int, Segments, int] | None" = None
+    """Number, segments and first segment of the epoch that was read last."""
+
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``: windows at random places.
+
+        A document is drawn in proportion to its length, then a place in it.
+        """
+        text, length = self._training, self.train_length
+        rng = generator(self.seed, "train", index)
+        begins, ends = text.borders[:-1], text.borders[1:]
+        if len(begins) == 1:
+            starts = rng.integers(len(text) - length, size=self.batch_size)
+            return _windows(text, starts, starts + length, length)
+        targets = self._targets_before
+        drawn = np.searchsorted(targets, rng.integers(targets[-1], size=self.batch_size), "right")
+        starts = begins[drawn] + rng.integers(np.maximum(ends - begins - length, 1)[drawn])
+        return _windows(text, starts, np.minimum(starts + length, ends[drawn] - 1), length)
+
+    @cached_property
+    def _targets_before(self) -> Numbers:
+        """Cumulative number of targets up to the end of each document."""
+        return np.cumsum(np.maximum(np.diff(self._training.borders) - 1, 0))
+
+    def consecutive_batch(self, index: int) -> ConsecutiveBatch:
+        """Training batch number ``index``; it continues the rows of the previous one.
+
+        The text is cut into segments of the training length, and each row reads consecutive
+        segments. When all are read, a new epoch begins: every row starts from an empty state, and
+        the segments differ. A single document is cut at other places; several documents come in
+        another order, each from the start of a segment.
+
+        Raises:
+            InputError: If the text is too short for a segment per row.
+        """
+        epoch, step = divmod(index, self._batches_per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = (epoch, *self._cut(epoch))
+        _, segments, offset = self._epoch
+        rows = np.arange(self.batch_size) * self._batches_per_epoch
+        starts, stops, first = segments.places(offset + rows + step)
+        tokens, targets = _windows(self._training, starts, stops, self.train_length)
+        return ConsecutiveBatch(tokens, targets, torch.from_numpy(first | (step == 0)))
+
+    @cached_property
+    def _batches_per_epoch(self) -> int:
+        begins, ends = self._training.borders[:-1], self._training.borders[1:]
+        if len(begins) == 1:  # cutting from the latest possible place gives the fewest segments
+            begins = np.minimum(begins + self.train_length - 1, ends)
+        segments = len(Segments(begins, ends, self.train_length))
+        if segments < self.batch_size:
+            raise InputError(
+                f"consecutive batches need a segment of length={self.train_length} for each of "
+                f"batch_size={self.batch_size} rows, got text for {segments}: give more text, or "
+                "lower length or batch_size"
+            )
+        return segments // self.batch_size
+
+    def _cut(self, epoch: int) -> tuple["Segments", int]:
+        """The segments of an epoch, and the index of the first one to read."""
+        rng = generator(self.seed, "epoch", epoch)
+        begins, ends = self._training.borders[:-1], self._training.borders[1:]
+        if len(begins) == 1:
+            begins = begins + rng.integers(self.train_length)
+        else:
+            order = rng.permutation(len(begins))
+            begins, ends = begins[order], ends[order]
+        segments = Segments(begins, ends, self.train_length)
+        spare = len(segments) - self.batch_size * self._batches_per_epoch
+        return segments, int(rng.integers(spare + 1))
+
+    def held_out(self, length: int) -> Iterator[Batch]:
+        """The held-out text once, in windows of ``length``, about 16,000 tokens per batch.
+
+        Every token of a document but the first is a target once. Each window is read from an empty
+        state, so longer windows give better scores. Short windows are padded with ``IGNORE``.
+        """
+        if length < 1:
+            raise InputError(f"length must be at least 1, got length={length}")
+        segments = Segments(self._held_out.borders[:-1], self._held_out.borders[1:], length)
+        rows = max(1, TOKENS_PER_BATCH // length)
+        return (
+            _windows(self._held_out, *segments.places(numbers)[:2], length)
+            for numbers in _in_runs(len(segments), rows)
+        )
+
+    def baselines(self) -> Mapping[str, float]:
+        """Bits per byte of gzip and xz at their highest level on the held-out text."""
+        text = utf8(self.tokenizer.decode(self._held_out.read(0, len(self._held_out))))
+        packed = {
+            "gzip": gzip.compress(text, compresslevel=9, mtime=0),
+            "xz": lzma.compress(text, preset=9 | lzma.PRESET_EXTREME),
+        }
+        return {name: 8 * len(result) / len(text) for name, result in packed.items()}
+
+
+class Segments:
+    """Documents cut into segments of one length, starting at the beginning of each.
+
+    A segment is defined by its targets. The first token of a document is not a target, so a
+    document of ``length + 1`` tokens has one segment.
+
+    Args:
+        begins: Index of the first token of each document.
+        ends: Index after the last token of each document.
+        length: Tokens in a segment.
+
+    Example:
+        >>> segments = Segments(np.array([0, 7]), np.array([7, 10]), 4)
+        >>> segments.places(np.arange(len(segments)))
+        Places(starts=array([0, 4, 7]), stops=array([4, 6, 9]), first=array([ True, False,  True]))
+    """
+
+    def __init__(self, begins: Numbers, ends: Numbers, length: int) -> None:
+        self.begins, self.ends, self.length = begins, ends, length
+        counts = np.maximum(-((begins + 1 - ends) // length), 0)
+        self.before = np.concatenate([[0], np.cumsum(counts)])
+
+    def __len__(self) -> int:
+        return int(self.before[-1])
+
+    def places(self, numbers: Numbers) -> "Places":
+        """Places of the segments with these numbers."""
+        document = np.searchsorted(self.before, numbers, side="right") - 1
+        nth = numbers - self.before[document]
+        starts = self.begins[document] + nth * self.length
+        stops = np.minimum(starts + self.length, self.ends[document] - 1)
+        return Places(starts, stops, nth == 0)
+
+
+class Places(NamedTuple):
+    """Start and end of segments, and whether each begins a document."""
+
+    starts: Int[np.ndarray, " n"]
+    stops: Int[np.ndarray, " n"]
+    first: Bool[np.ndarray, " n"]
+
+
+def eval_lengths(length: int, longest: int | None) -> tuple[int, ...]:
+    """The training length and four times that, or its doublings up to the longest.
+
+    Raises:
+        InputError: If the longest is shorter than the training length.
+
+    Example:
+        >>> eval_lengths(256, None), eval_lengths(256, 2000)
+        ((256, 1024), (256, 512, 1024))
+    """
+    if longest is None:
+        return length, 4 * length
+    if longest < length:
+        raise InputError(
+            f"longest must be at least the training length, got longest={longest} and "
+            f"length={length}"
+        )
+    return tuple(length << power for power in range((longest // length).bit_length()))
+
+
+def _in_runs(count: int, size: int) -> Iterator[Numbers]:
+    return (np.arange(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _windows(text: TokenText, starts: Numbers, stops: Numbers, length: int) -> Batch:
+    """Tokens from each start up to each stop, padded to one length, and their next tokens."""
+    tokens = np.zeros((len(starts), length), dtype=np.int64)
+    targets = np.full_like(tokens, IGNORE)
+    for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        window = text.read(start, stop + 1)
+        tokens[row, : stop - start], targets[row, : stop - start] = window[:-1], window[1:]
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))

@@ -1,0 +1,32 @@
+"""Whether the state can be carried from batch to batch."""
+
+from stateline.errors import InputError
+from stateline.models.factory import AnyModel
+from stateline.tasks.base import Task
+from stateline.train.config import TrainConfig
+
+
+def check_carried_state(model: AnyModel, task: Task, config: TrainConfig) -> None:
+    """Raise InputError unless the state can be carried as the configuration says."""
+    if not config.carry_state:
+        return
+    if not task.carries_state:
+        raise InputError(
+            "carry_state needs a task whose batches continue each other: take text, tokens, "
+            "algorithm or random_walk"
+        )
+    length, limit = task.train_length, model.max_len
+    if limit is not None and (config.carry_cap is None or config.carry_cap > limit):
+        raise InputError(
+            f"the model was made for max_len={limit} tokens: set carry_cap to at most "
+            f"that, got {config.carry_cap}"
+        )
+    if config.carry_cap is None and model.state_grows:
+        raise InputError(
+            "the state of this model grows with the length: limit what is carried with carry_cap, "
+            "or use layers whose state is bounded"
+        )
+    if config.carry_cap is not None and config.carry_cap < length:
+        raise InputError(
+            f"carry_cap must be at least the task's length of {length}, got {config.carry_cap}"
+        )

@@ -1,0 +1,106 @@
+"""One update: forward and backward passes, the norm of the gradient, the optimizer's step."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from stateline.layers.state import detach, trim
+from stateline.models.factory import AnyModel
+from stateline.tasks.base import Task
+from stateline.train.batches import MicroBatch, positions_after
+from stateline.train.config import TrainConfig
+from stateline.train.metrics import NotFinite
+from stateline.train.optimizer import make_optimizer
+from stateline.train.processes import Processes
+from stateline.train.segment import Segment
+
+
+class Updater:
+    """The model, its optimizer and the carried state.
+
+    The host reads the loss and the norm of the gradient once per update, before the optimizer's
+    step, so that no update is made from numbers that are not finite.
+
+    Args:
+        model: The model; its weights are changed.
+        task: Its loss is minimised.
+        config: Optimizer, precision, state.
+        processes: Those that share the rows.
+
+    Attributes:
+        optimizer: The optimizer.
+        state: The state that is carried to the next micro-batch, or ``None``.
+    """
+
+    def __init__(
+        self, model: AnyModel, task: Task, config: TrainConfig, processes: Processes
+    ) -> None:
+        self.model, self.task, self.config, self.processes = model, task, config, processes
+        segment = Segment(model, getattr(torch, config.precision))
+        if config.compile:
+            segment.compile()
+        self.segment = processes.wrap(segment, config.parallel)
+        self.optimizer = make_optimizer(model, config)
+        self.state: Any = None
+        self._positions = torch.zeros(0, dtype=torch.int64)
+
+    def carry(self, state: Any) -> None:
+        """Start from a carried state, that of this process's rows."""
+        self.state, self._positions = state, state.position.cpu()
+
+    def __call__(self, micro_batches: list[MicroBatch]) -> float:
+        """Make one update.
+
+        Returns:
+            The mean loss before it, in nats per target.
+
+        Raises:
+            NotFinite: If the loss or the norm of the gradient is not finite; weights are as they
+                were.
+        """
+        scored = sum(micro.scored for micro in micro_batches)
+        scored_in_all = max(1.0, self.processes.sum(scored))
+        self.optimizer.zero_grad()
+        losses = [
+            self._backward(micro, scored_in_all, last=micro is micro_batches[-1])
+            for micro in micro_batches
+        ]
+        clip = self.config.clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        loss, size = self._read(losses, norm)
+        for what, value in (("loss", loss), ("gradient", size)):
+            if not math.isfinite(value):
+                raise NotFinite(f"the {what} became {value}")
+        self.optimizer.step()
+        return loss
+
+    def _backward(self, micro: MicroBatch, scored_in_all: float, last: bool) -> Tensor:
+        """Add the gradient of a micro-batch; return its part of the loss, on the device."""
+        with self.processes.local(self.segment, last=last):
+            logits, self.state = self.segment(micro.tokens, *self._enter(micro))
+            loss = self.task.loss(logits, micro.targets) / scored_in_all
+            (loss * self.processes.count).backward()  # processes average their gradients
+        self.state = None if self.state is None else detach(self.state)
+        return loss.detach()
+
+    def _enter(self, micro: MicroBatch) -> tuple[Any, Tensor | None]:
+        """The state before a micro-batch, and which rows begin with an empty one all the same."""
+        if micro.fresh is None:
+            return None, None
+        fresh, cap = micro.fresh, self.config.carry_cap
+        if self.state is None:
+            self._positions = torch.zeros(len(fresh), dtype=torch.int64)
+        elif cap is not None:
+            fresh = fresh | (self._positions + micro.tokens.shape[1] > cap)
+        self._positions = positions_after(self._positions, micro._replace(fresh=fresh))
+        return None if self.state is None else trim(self.state), fresh
+
+    def _read(self, losses: list[Tensor], norm: Tensor) -> tuple[float, float]:
+        """The loss over all processes and the norm of the gradient: one synchronisation."""
+        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        total = self.processes.sum_losses(losses)
+        loss, size = torch.stack([total, whole.to(total)]).tolist()
+        return loss, size

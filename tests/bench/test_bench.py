@@ -1,0 +1,146 @@
+"""``stateline bench``: timings in turns, a busy machine noticed, and a record that reads back."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stateline.bench.memory import peak_bytes
+from stateline.bench.peaks import Peaks
+from stateline.bench.peers import find_peers
+from stateline.bench.show import read_benchmark
+from stateline.bench.timing import Timing, interleave, use_threads, watch_load
+from stateline.cli import main
+from stateline.errors import InputError
+
+QUICK = ["--seconds", "0", "--backends", "torch", "--force", "--d_model", "8"]
+
+
+def test_candidates_take_turns_and_each_round_begins_with_another() -> None:
+    called: list[str] = []
+    timings = interleave({name: lambda n=name: called.append(n) for name in "abc"}, rounds=3)
+    assert "".join(called) == "aabbcc" + "abc" + "bca" + "cab"
+    assert [len(timing.samples) for timing in timings.values()] == [3, 3, 3]
+
+
+def test_the_first_call_is_no_sample() -> None:
+    calls = []
+    timing = interleave({"only": lambda: calls.append(None)}, rounds=4)["only"]
+    assert len(calls) == 1 + 1 + 4
+    assert len(timing.samples) == 4
+
+
+def test_median_and_quartiles() -> None:
+    timing = Timing(9.0, (1.0, 2.0, 3.0, 4.0, 5.0))
+    assert timing.median == 3.0
+    assert timing.spread == (2.0, 4.0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_busy_core_is_noticed() -> None:
+    burn = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        with watch_load() as load:
+            subprocess.run(["sleep", "1"], check=True)
+    finally:
+        burn.kill()
+        burn.wait()
+    assert load.busy
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_peak_memory_counts_what_a_call_frees_again() -> None:
+    size = 64 << 20
+    found = peak_bytes(lambda: torch.ones(size // 4).sum())
+    assert found is not None
+    assert 0.9 * size < found < 2 * size
+
+
+def test_threads_are_put_back() -> None:
+    before = torch.get_num_threads()
+    with use_threads(2):
+        pass
+    assert torch.get_num_threads() == before
+
+
+def test_the_floor_is_the_slower_of_traffic_and_arithmetic() -> None:
+    peaks = Peaks(bytes_per_second=10.0, flops_per_second=100.0)
+    assert peaks.floor(n_bytes=20.0, flops=100.0) == 2.0
+    assert peaks.floor(n_bytes=20.0, flops=500.0) == 5.0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ops", "--only", "diagonal_ssm", "fft_conv", "--lengths", "8", "16", "--tokens", "16"],
+        ["layers", "--patterns", "h3", "lstm", "--lengths", "8", "--tokens", "16"],
+        ["train", "--patterns", "s4d", "--tasks", "copying(max_len=4, context_len=12)"],
+        ["decode", "--patterns", "ssm=h3", "lstm", "--lengths", "4", "--batches", "1", "2"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_every_suite_prints_and_writes_figures(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments, *QUICK, "--out", str(tmp_path)]) == 0
+    found = read_benchmark(tmp_path / f"{arguments[0]}.json")
+    assert found.suite == arguments[0]
+    assert found.figures
+    assert found.bytes_per_second > 0
+    assert all(figure.seconds > 0 for figure in found.figures)
+    printed = capsys.readouterr().out
+    assert all(f"{figure.case}, {figure.work}" in printed for figure in found.figures)
+
+
+def test_errors_are_measured_against_float64(tmp_path: Path) -> None:
+    arguments = ["ops", "--only", "diagonal_ssm", "--lengths", "64", "--tokens", "64"]
+    assert main(["bench", *arguments, *QUICK, "--out", str(tmp_path)]) == 0
+    figures = read_benchmark(tmp_path / "ops.json").figures
+    assert {figure.work for figure in figures} == {"forward", "forward+backward"}
+    for figure in figures:
+        assert figure.error is not None
+        assert 0 < figure.error < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ops", "--only", "diagonal"], "did you mean 'diagonal_ssm'"),
+        (["ops", "--lengths", "0"], "must be at least 1"),
+        (["layers", "--against", "safari"], "needs a checkout"),
+        (["layers", "--against", "safary"], "did you mean 'safari'"),
+        (["sprint"], "suite must be"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_layer_of_a_checkout_is_a_peer(tmp_path: Path) -> None:
+    home = tmp_path / "models" / "s4"
+    home.mkdir(parents=True)
+    (home / "s4d.py").write_text(
+        "from torch import nn\n"
+        "class S4D(nn.Module):\n"
+        "    def __init__(self, d_model, d_state, dropout):\n"
+        "        super().__init__()\n"
+        "    def forward(self, u):\n"
+        "        return u.cumsum(-1), None\n"
+    )
+    layer = find_peers([f"s4={tmp_path}"])["s4d"]["s4"](4)
+    x = torch.randn(2, 5, 4)
+    assert torch.allclose(layer(x), x.cumsum(1))
+
+
+def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ops.json"
+    path.write_text('{"suite": 3}')
+    with pytest.raises(InputError, match="suite"):
+        read_benchmark(path)

@@ -1,0 +1,125 @@
+"""Errors of parsing and of the system become one line in our words."""
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+
+from stateline import InputError, cli
+from stateline.cli import Parser, main
+from stateline.cli.parser import describe, take_imports
+
+
+def make() -> Parser:
+    parser = Parser(prog="stateline try", print_config=None)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--share", type=float | None, default=None)
+    parser.add_argument("--kind", type=Literal["a", "b"] | None, default=None)
+    parser.add_argument("--names", type=list[str], default=[])
+    parser.add_argument("--train.steps", type=int, default=1)
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--count", "x"], "count must be int, got 'x'"),
+        (["--count", "two\nlines"], "count must be int, got 'two lines'"),
+        (["--count", "9" * 5000], "count has too many digits"),
+        (["--share", "inf"], "share must be float or none, got 'inf'"),
+        (["--kind", "c"], "kind must be a or b or none, got 'c'"),
+        (["--train.steps", "1.5"], "train.steps must be int, got '1.5'"),
+        (["--cuont", "1"], "unknown option 'cuont': did you mean 'count'? stateline try --help"),
+        (["--train.stpes", "1"], "unknown option 'train.stpes': did you mean 'train.steps'?"),
+        (["extra"], "unrecognized arguments: extra"),
+    ],
+)
+def test_what_cannot_be_parsed_is_one_line_in_our_words(arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make().parse_args(arguments)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_message_in_other_words_is_passed_on_in_one_line() -> None:
+    with pytest.raises(InputError, match=r"^something new happened$"):
+        make().error("something\n  new   happened")
+
+
+def test_types_are_described_in_words() -> None:
+    assert describe(int | None) == "int or none"
+    assert describe(list[str]) == "list"
+    assert describe(Literal[1, "x"]) == "1 or x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ([], [])),
+        (["--import", "a.py", "check", "--import=b"], (["check"], ["a.py", "b"])),
+        (["check", "--important"], (["check", "--important"], [])),
+    ],
+)
+def test_imports_are_split_from_the_other_arguments(
+    arguments: list[str], expected: tuple[list[str], list[str]]
+) -> None:
+    assert take_imports(arguments) == expected
+
+
+def raising(error: BaseException) -> Callable[[list[str]], int]:
+    def fail(_: list[str]) -> int:
+        raise error
+
+    return fail
+
+
+def too_many_digits() -> ValueError:
+    with pytest.raises(ValueError, match="integer string") as caught:
+        int("9" * 5000)
+    return caught.value
+
+
+def null_byte() -> ValueError:
+    with pytest.raises(ValueError, match="null") as caught:
+        os.stat("a\0b")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "x"), "Permission denied: x"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x"), "File name too long: x"),
+        (OSError(errno.ELOOP, "Too many levels of symbolic links", "x"), "Too many levels of "),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "two\nlines"), r"two\nlines"),
+        (RecursionError("deep"), "nested too deep"),
+        (OverflowError("int too large to convert to float"), "a number is too large: int too"),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), "cannot be encoded"),
+        (too_many_digits(), "a number has too many digits"),
+        (null_byte(), "must not contain a NUL character"),
+        (InputError("a\x1b[31mb"), r"a\x1b[31mb"),
+        (MemoryError(), "not enough memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "not enough"),
+    ],
+)
+def test_an_error_of_the_system_is_one_line(
+    error: Exception,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "_dispatch", raising(error))
+    assert main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("stateline: error: ")
+    assert message in line
+
+
+@pytest.mark.parametrize("error", [TypeError("bug"), ValueError("bug"), RuntimeError("bug")])
+def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_dispatch", raising(error))
+    with pytest.raises(type(error), match="bug"):
+        main([])

@@ -1,0 +1,319 @@
+"""Where a comparison trains: in workers or in this process, on which device, with whose code."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from stateline.compare import Comparison, Job, compare, plan, pool
+from stateline.compare.own_code import own_code
+from stateline.compare.pool import worker_devices
+from stateline.errors import InputError
+from stateline.layers import LAYERS
+from stateline.plugins import import_code
+from stateline.reports import read_results
+from stateline.runs.folder import recorded_imports
+from stateline.tasks import make_task
+
+RECALL = "associative_recall(length=4, batch_size=4)"
+
+LAYER = '''
+"""A layer outside the package: an exponential moving average of each channel, then a map."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stateline.layers import LAYERS, SequenceLayer
+
+
+class AverageState(NamedTuple):
+    mean: Tensor
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        return ("mean",)
+
+
+class MovingAverage(SequenceLayer[AverageState]):
+    def __init__(self, d_model: int, *, decay: float = 0.9) -> None:
+        super().__init__(d_model)
+        self.decay = decay
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> AverageState:
+        return AverageState(torch.zeros(batch_size, self.d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_chunk(x, self.init_state(len(x)))[0]
+
+    def forward_chunk(self, x: Tensor, state: AverageState) -> tuple[Tensor, AverageState]:
+        means = []
+        for now in x.unbind(1):
+            state = AverageState(self.decay * state.mean + (1 - self.decay) * now)
+            means.append(state.mean)
+        return self.out_proj(torch.stack(means, dim=1)), state
+
+
+LAYERS["moving_average"] = MovingAverage
+'''
+
+COMPARE = f"""
+from pathlib import Path
+from stateline.bench import speed
+from stateline.compare import Comparison, compare
+from stateline.runs import speed as costs
+speed.SECONDS, costs.SPEED_LENGTHS = 0.0, (8,)
+comparison = Comparison(["moving_average*2", "h3*2"], ["{RECALL}"], d_model=8, steps=2)
+"""
+
+
+def tiny(*patterns: str, **changes: Any) -> Comparison:
+    return Comparison(patterns, [RECALL], **{"d_model": 8, "steps": 2} | changes)
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)
+
+
+@pytest.fixture
+def layer_file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_layers.py"
+    path.write_text(LAYER)
+    return path
+
+
+def python(folder: Path, script: str, *, stdin: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a script that has no main guard, from a file or from standard input."""
+    (folder / "script.py").write_text(script)
+    command = [sys.executable, "-" if stdin else "script.py"]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        input=script if stdin else None,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_script_from_stdin_without_a_guard_compares_an_imported_layer_in_workers(
+    layer_file: Path,
+) -> None:
+    script = f"""
+from stateline.plugins import import_code
+import_code("my_layers.py")
+{COMPARE}
+compare(comparison, Path("run"), workers=2)
+"""
+    done = python(layer_file.parent, script, stdin=True)
+    assert done.returncode == 0, done.stderr
+    results = read_results(layer_file.parent / "run")
+    assert [run.model for run in results.runs] == ["moving_average*2", "h3*2"]
+    assert all(run.imports == [str(layer_file)] for run in results.runs)
+    folders = (layer_file.parent / "run" / "runs").iterdir()
+    assert all(recorded_imports(folder) == [str(layer_file)] for folder in folders)
+
+
+@pytest.mark.slow
+def test_a_class_of_a_script_without_a_guard_is_told_in_one_line(layer_file: Path) -> None:
+    done = python(layer_file.parent, LAYER + COMPARE + 'compare(comparison, Path("run"))')
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("stateline.errors.InputError: the worker processes could not import")
+    assert 'if __name__ == "__main__":' in last
+    assert "workers=0" in last
+
+
+@pytest.mark.slow
+def test_a_class_of_a_guarded_script_reaches_the_workers(layer_file: Path) -> None:
+    guarded = '\nif __name__ == "__main__":\n    compare(comparison, Path("run"), workers=1)\n'
+    done = python(layer_file.parent, LAYER + COMPARE + guarded)
+    assert done.returncode == 0, done.stderr
+    assert len(read_results(layer_file.parent / "run").runs) == 2
+
+
+@pytest.fixture
+def registered(layer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer is registered and imported, until the test ends."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr("stateline.plugins._imported", {})
+    import_code(str(layer_file))
+    yield  # type: ignore[misc]
+    del LAYERS["moving_average"], sys.modules["my_layers"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_worker_registers_what_its_parent_has_registered() -> None:
+    code, known = own_code(), LAYERS["moving_average"]
+    del LAYERS["moving_average"]  # type: ignore[attr-defined]
+    code.restore()
+    assert LAYERS["moving_average"] is known
+    assert not code.main
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_class_that_no_worker_can_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Inner(LAYERS["moving_average"]):  # type: ignore[misc]
+        pass
+
+    monkeypatch.setattr("stateline.compare.own_code._TABLES", {"layer": {"inner": Inner}})
+    with pytest.raises(InputError, match="the layer 'inner' cannot be imported by a worker"):
+        own_code()
+
+
+@pytest.mark.usefixtures("quick_speed")
+class TestInThisProcess:
+    def test_a_task_is_constructed_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = []
+
+        def counted(spec: str, **keywords: Any) -> Any:
+            made.append(spec)
+            return make_task(spec, **keywords)
+
+        for place in ("stateline.compare.comparison", "stateline.runs.train"):
+            monkeypatch.setattr(f"{place}.make_task", counted)
+        compare(tiny("h3", "lstm"), tmp_path, workers=0)
+        assert made == [RECALL]
+
+    def test_it_trains_on_one_thread_and_leaves_the_number_as_it_was(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        threads, during = torch.get_num_threads(), []
+
+        def look(*arguments: Any, **keywords: Any) -> Any:
+            during.append(torch.get_num_threads())
+            return run_job(*arguments, **keywords)
+
+        run_job = pool.run_job
+        monkeypatch.setattr(pool, "run_job", look)
+        torch.set_num_threads(2)
+        try:
+            compare(tiny("h3"), tmp_path, workers=0)
+            assert torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(threads)
+        assert during == [1]
+
+    def test_the_command_may_be_left_out(self, tmp_path: Path) -> None:
+        assert compare(tiny("h3"), tmp_path, workers=0).command == ""
+
+
+class TestDevices:
+    @pytest.fixture
+    def four_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        monkeypatch.setattr("stateline.compare.pool.cores", lambda: 3)
+
+    @pytest.mark.usefixtures("four_gpus")
+    @pytest.mark.parametrize(
+        ("device", "workers", "expected"),
+        [
+            ("cpu", None, ["cpu"] * 3),
+            ("cpu", 5, ["cpu"] * 5),
+            ("cpu", 0, []),
+            ("cuda", None, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
+            ("auto", 2, ["cuda:0", "cuda:1"]),
+            ("cuda", 6, ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:0", "cuda:1"]),
+            ("cuda:2", None, ["cuda:2"]),
+            ("cuda:2", 2, ["cuda:2", "cuda:2"]),
+        ],
+    )
+    def test_workers_take_gpus_in_turn(
+        self, device: str, workers: int | None, expected: list[str]
+    ) -> None:
+        assert worker_devices(device, workers) == expected
+
+    @pytest.mark.usefixtures("four_gpus", "quick_speed")
+    def test_everything_is_computed_on_the_device_that_was_asked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[torch.device] = []
+        first = compare(tiny("h3"), tmp_path / "cpu", workers=0, device="cpu")
+
+        def run_job(job: Job, *_: object, processes: Any, **__: object) -> Any:
+            seen.append(processes.device)
+            return first.runs[0]
+
+        def time_job(job: Job, folder: Path, device: torch.device) -> Any:
+            seen.append(device)
+            return first.speed[0]
+
+        monkeypatch.setattr("stateline.compare.pool.run_job", run_job)
+        monkeypatch.setattr("stateline.compare.time_job", time_job)
+        compare(tiny("h3"), tmp_path / "gpu", workers=0, device="cuda:3")
+        assert seen == [torch.device("cuda:3")] * 2
+
+
+@pytest.mark.usefixtures("quick_speed")
+class TestPresets:
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two presets of one pattern, of sizes for a test."""
+        from stateline.models.config import ModelConfig
+        from stateline.models.presets import PRESETS
+
+        one = ModelConfig("lstm", 100, 16, norm="rms")
+        monkeypatch.setitem(PRESETS, "small-1m", one)  # type: ignore[arg-type]
+        two = ModelConfig("lstm", 100, 24)
+        monkeypatch.setitem(PRESETS, "small-2m", two)  # type: ignore[arg-type]
+
+    def test_a_preset_keeps_its_settings_and_its_width(self) -> None:
+        jobs = plan(tiny("small-1m", "h3", "small-2m", d_model=None))
+        assert [job.label for job in jobs] == ["small-1m", "h3", "small-2m"]
+        assert [jobs[0].model.d_model, jobs[2].model.d_model] == [16, 24]
+        assert (jobs[0].model.norm, jobs[0].model.vocab_size) == ("rms", 10)
+        assert jobs[1].parameters_wanted == jobs[0].parameters_wanted
+
+    @pytest.mark.parametrize("size", [{"d_model": 12}, {"d_model": None, "parameters": 9000}])
+    def test_a_size_that_is_given_holds_for_presets_too(self, size: dict[str, Any]) -> None:
+        jobs = plan(tiny("h3", "small-1m", "small-2m", **size))
+        assert len({job.parameters_wanted for job in jobs}) == 1
+
+    def test_presets_of_one_pattern_are_told_apart_and_their_sizes_are_not_called_matched(
+        self, tmp_path: Path
+    ) -> None:
+        from stateline.reports.sentences import headline
+
+        results = compare(tiny("small-1m", "small-2m", d_model=None), tmp_path, workers=0)
+        assert results.models == ["small-1m", "small-2m"]
+        assert [run.model for run in results.runs] == results.models
+        assert [entry.model for entry in results.speed] == results.models
+        assert "2 models of different sizes" in headline(results)
+
+    def test_a_preset_that_there_is_not_is_named(self) -> None:
+        with pytest.raises(InputError, match="unknown preset 'small-3m': did you mean 'small-"):
+            plan(tiny("small-3m"))
+
+
+@pytest.mark.usefixtures("quick_speed")
+def test_the_precision_is_that_of_training_and_tells_runs_apart(tmp_path: Path) -> None:
+    results = compare(tiny("h3", precision="bfloat16"), tmp_path, workers=0)
+    assert results.runs[0].training["precision"] == "bfloat16"
+    assert results.speed[0].precision == "bfloat16"
+    compare(tiny("h3"), tmp_path, workers=0)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    assert len(list((tmp_path / "speed").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("quick_speed")
+def test_a_run_of_another_name_is_not_run_again(tmp_path: Path) -> None:
+    from stateline.runs.folder import stored_run
+    from stateline.runs.store import to_json, write_text
+
+    (job,) = plan(tiny("h3"))
+    first = compare(tiny("h3"), tmp_path, workers=0)
+    path = tmp_path / "runs" / job.name
+    write_text(path / "result.json", to_json(replace(first.runs[0], model="named")))
+    assert stored_run(path).model == "named"  # type: ignore[union-attr]
+    assert compare(tiny("h3"), tmp_path, workers=0).runs[0].model == "h3"

@@ -1,0 +1,176 @@
+"""A simulated accelerator: tensors on the device ``fake`` compute on the CPU, under supervision.
+
+An operation that mixes tensors of the device with tensors of the CPU fails, as on a GPU, so a
+forgotten ``.to(device)`` is found on a machine without one. :func:`watch` counts what is done.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
+
+MIXED = {"_to_copy", "copy_", "_copy_from", "index", "index_put", "index_put_"}
+"""Operations that take tensors of both devices, as on a GPU (indices may be on the CPU)."""
+
+READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "unique_dim"}
+READS |= {"_unique2", "unique_consecutive"}
+HEAVY = {"mm", "bmm", "addmm", "baddbmm", "embedding", "convolution", "_fft_r2c", "_fft_c2r"}
+HEAVY |= {"_log_softmax", "_softmax", "nll_loss_forward", "native_layer_norm", "tanh"}
+HEAVY |= {"_thnn_fused_lstm_cell", "_scaled_dot_product_flash_attention_for_cpu", "sigmoid"}
+
+
+@dataclass
+class Counts:
+    """Operations by name.
+
+    Attributes:
+        device: On the simulated device.
+        cpu: On the CPU alone.
+        reads: Results that the host waited for (a synchronisation each).
+    """
+
+    device: Counter[str] = field(default_factory=Counter)
+    cpu: Counter[str] = field(default_factory=Counter)
+    reads: int = 0
+
+    @property
+    def heavy_on_cpu(self) -> set[str]:
+        """Computations of a model that ran on the CPU."""
+        return HEAVY & self.cpu.keys()
+
+
+_counting: list[Counts] = []
+
+
+@contextmanager
+def watch() -> Iterator[Counts]:
+    """Count operations of this thread."""
+    counts = Counts()
+    _counting.append(counts)
+    try:
+        with _Watch():
+            yield counts
+    finally:
+        _counting.remove(counts)
+
+
+class FakeTensor(torch.Tensor):
+    """A tensor that says it is on the device ``fake``; ``held`` has its numbers, on the CPU."""
+
+    held: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # where ``item``, ``to``, ... come undecomposed
+            parts = op.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        return _run(op, *args, **kwargs)
+
+    def tolist(self) -> Any:
+        """A copy as numbers, which PyTorch refuses for subclasses."""
+        return self.cpu().tolist()
+
+
+class _Watch(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not _on_device(args, kwargs):
+            for counts in _counting:
+                counts.cpu[_name(op)] += 1
+        return op(*args, **kwargs)
+
+
+def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation of the device on the CPU."""
+    name, flat = _name(op), pytree.tree_leaves((args, kwargs))
+    held = {id(leaf.held): leaf for leaf in flat if isinstance(leaf, FakeTensor)}
+    strangers = [leaf for leaf in flat if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    strangers = [leaf for leaf in strangers if not isinstance(leaf, FakeTensor)]
+    if held and strangers and name not in MIXED:
+        shapes = [tuple(leaf.shape) for leaf in strangers]
+        raise RuntimeError(f"{name} got tensors of the device and, of shapes {shapes}, of the CPU")
+    target = kwargs.get("device")
+    stays = name != "_to_copy" or target is None or torch.device(target).type == "fake"
+    for counts in _counting:
+        counts.device[name] += 1
+        counts.reads += name in READS or not stays or (name == "copy_" and _leaves(args))
+    args, kwargs = pytree.tree_map(_unwrap, (args, kwargs))
+    result = op(*args, **kwargs)
+    if name == "copy_" and not held:
+        return result
+    return pytree.tree_map(lambda leaf: _wrap(leaf, held), result) if stays else result
+
+
+def _leaves(args: tuple[Any, ...]) -> bool:
+    """Whether numbers are copied from the device to the CPU."""
+    return isinstance(args[1], FakeTensor) and not isinstance(args[0], FakeTensor)
+
+
+def _name(op: Any) -> str:
+    return str(op.name()).removeprefix("aten::").partition(".")[0]
+
+
+def _on_device(args: Any, kwargs: Any) -> bool:
+    leaves = pytree.tree_leaves((args, kwargs))
+    named = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "fake"
+    return named or any(isinstance(leaf, FakeTensor) for leaf in leaves)
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, FakeTensor):
+        return value.held
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _wrap(value: Any, known: dict[int, FakeTensor]) -> Any:
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return value
+    if id(value) in known:  # changed in place
+        return known[id(value)]
+    with torch.inference_mode(False):  # else a view of a parameter cannot be made
+        made = torch.Tensor._make_wrapper_subclass(
+            FakeTensor,
+            value.shape,
+            value.stride(),
+            value.storage_offset(),
+            dtype=value.dtype,
+            device=torch.device("fake", 0),
+        )
+    made.held = value
+    return made
+
+
+class _Module(_DummyBackendModule):
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        torch.set_rng_state(state)
+
+
+_setup_privateuseone_for_python_backend("fake", backend_module=_Module())
+_library = torch.library.Library("_", "IMPL")
+_library.fallback(_run, "PrivateUse1")
+_aten = torch.library.Library("aten", "IMPL")  # torch.tensor(..., device=...) finds no fallback
+_aten.impl(
+    "_to_copy", lambda *a, **k: _run(torch.ops.aten._to_copy.default, *a, **k), "PrivateUse1"
+)

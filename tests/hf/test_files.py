@@ -1,0 +1,261 @@
+"""Models pass between our folders and those of transformers without a change."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stateline.cli import main
+from stateline.data import ByteTokenizer, CharacterTokenizer, load_tokenizer
+from stateline.errors import InputError
+from stateline.generate import generate, load_run
+from stateline.models.checkpoint import load_model, save_model
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from tests.hf.conftest import MIXED, Make, hf
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+TEXT = "a state is\n\tä value é 日本 \x00\r Ā end"
+
+
+def read(folder: Path, **settings: object) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    assert hf.StatelineForCausalLM  # importing it registers the architecture
+    return AutoModelForCausalLM.from_pretrained(folder, **settings)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("max_shard_size", ["5GB", "20KB"])
+@pytest.mark.parametrize("settings", [{}, {"tie_embeddings": False, "max_len": 40}])
+def test_a_saved_model_is_read_by_both_libraries(
+    make: Make, tmp_path: Path, max_shard_size: str, settings: dict[str, object]
+) -> None:
+    model = make(**settings)
+    hf.wrap(model).save_pretrained(tmp_path, max_shard_size=max_shard_size)
+    assert (tmp_path / "model.safetensors").exists() == (max_shard_size == "5GB")
+    tokens = model.example_input(2, 9)
+    assert torch.equal(read(tmp_path)(tokens, use_cache=False).logits, model(tokens))
+    again = load_model(tmp_path)
+    assert again.config == model.config
+    assert torch.equal(again(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("pattern", [MIXED, "s4d", "long_conv(filter_len=64)", "lstm", "s5", "gss"])
+@torch.no_grad()
+def test_half_precision_keeps_the_same_parameters_in_float32(
+    make: Make, tmp_path: Path, pattern: str
+) -> None:
+    model = make(pattern)
+    hf.wrap(model).save_pretrained(tmp_path)
+    found, wanted = read(tmp_path, dtype=torch.bfloat16).model, model.bfloat16()
+    for name, parameter in wanted.named_parameters():
+        assert torch.equal(found.get_parameter(name), parameter), name
+    for name, buffer in wanted.named_buffers():
+        torch.testing.assert_close(
+            found.get_buffer(name).float(), buffer.float(), rtol=1e-2, atol=1e-2
+        )
+    tokens = wanted.example_input(2, 9)
+    assert found(tokens).dtype == wanted(tokens).dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_missing_tensors_get_new_values_and_the_others_are_kept(make: Make, tmp_path: Path) -> None:
+    model = make()
+    hf.wrap(model).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    lost = [next(name for name in tensors if part in name) for part in ("qkv.weight", "a_log")]
+    kept = {name: tensor for name, tensor in tensors.items() if name not in lost}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = dict(read(tmp_path).named_parameters())
+    assert all(torch.equal(found[name], tensor) for name, tensor in kept.items() if name in found)
+    std = found[lost[0]].std().item()
+    assert std == pytest.approx((2 / (5 * 32)) ** 0.5, rel=0.1)
+    fresh = LanguageModel(model.config).get_parameter(lost[1].removeprefix("model."))
+    assert torch.equal(found[lost[1]], fresh)
+
+
+def test_a_model_made_from_a_configuration_has_our_initial_values(make: Make) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = ModelConfig("attention mamba", vocab_size=61, d_model=32)
+    torch.manual_seed(1)
+    found = AutoModelForCausalLM.from_config(hf.StatelineConfig.of(config))
+    torch.manual_seed(1)
+    wanted = LanguageModel(config)
+    assert found.config.model_config() == wanted.config
+    pairs = zip(found.parameters(), wanted.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_wrapped_model_shares_its_tensors(make: Make) -> None:
+    model = make()
+    wrapped = hf.wrap(model)
+    assert wrapped.model is model
+    assert {p.data_ptr() for p in wrapped.parameters()} == {
+        p.data_ptr() for p in model.parameters()
+    }
+
+
+@torch.no_grad()
+def test_a_device_map_places_the_model(make: Make, tmp_path: Path) -> None:
+    model = make()
+    hf.wrap(model).save_pretrained(tmp_path)
+    found = read(tmp_path, device_map="auto")
+    tokens = model.example_input(2, 9)
+    torch.testing.assert_close(found(tokens).logits.cpu(), model(tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_more_tokens_can_be_added(make: Make) -> None:
+    wrapped = hf.wrap(make("h3", tie_embeddings=False))
+    wrapped.resize_token_embeddings(70)
+    assert wrapped(torch.tensor([[69, 1]])).logits.shape == (1, 2, 70)
+    assert wrapped.config.model_config().vocab_size == wrapped.model.config.vocab_size == 70
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    save_model(LanguageModel(ModelConfig("h3 attention", 256, 16)), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def command(*arguments: object, code: int = 0) -> None:
+    assert main(["export", *map(str, arguments)]) == code
+
+
+def test_an_exported_run_works_in_a_pipeline_and_in_our_commands(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import pipeline
+
+    command(run, tmp_path / "out")
+    assert "tokenizer.json" in capsys.readouterr().out
+    writer = pipeline("text-generation", model=str(tmp_path / "out"), device="cpu")
+    texts = ["The state is", "A much longer prompt than the other one"]
+    batch = writer(texts, max_new_tokens=8, do_sample=False, batch_size=2)
+    own, tokenizer = load_run(run)
+    for text, (found,) in zip(texts, batch, strict=True):
+        (alone,) = writer(text, max_new_tokens=8, do_sample=False)
+        prompt = torch.from_numpy(tokenizer.encode(text))[None]
+        wanted = bytes(generate(own, prompt, 8)[0].tolist()).decode(errors="replace")
+        assert found == alone
+        assert found["generated_text"] == text + wanted
+    again, same = load_run(tmp_path / "out")
+    assert same.encode(TEXT).tolist() == list(TEXT.encode())
+    tokens = own.example_input(1, 5)
+    assert torch.equal(again(tokens), own(tokens))
+
+
+def test_the_model_card_tells_size_state_and_scores(run: Path, tmp_path: Path) -> None:
+    record = {
+        "model": "h3",
+        "task": "copying(max_len=20)",
+        "seed": 0,
+        "d_model": 16,
+        "parameters": 1,
+        "parameters_wanted": 1,
+        "steps": 300,
+        "stopped": "finished",
+        "seconds": 1.0,
+        "tokens_per_second": 1.0,
+        "steps_to_solve": None,
+        "curve": [],
+        "by_length": {"20": {"accuracy": 0.4375}, "40": {"accuracy": None}},
+    }
+    (run / "result.json").write_text(json.dumps({"format": "stateline-results-1", **record}))
+    command(run, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    model = load_model(run)
+    assert f"| parameters | {sum(p.numel() for p in model.parameters()):,} |" in card
+    assert f"| 4,096 | {model.state_bytes(4096):,} |" in card
+    assert "Trained on `copying(max_len=20)` for 300 updates" in card
+    assert "| 20 | 0.4375 |\n| 40 | diverged |" in card
+
+
+def test_remote_code_finds_the_installed_package(run: Path, tmp_path: Path) -> None:
+    command(run, tmp_path / "out", "--remote_code", "--dtype", "bfloat16")
+    code = (tmp_path / "out" / "modeling_stateline.py").read_text()
+    names: dict[str, object] = {}
+    exec(compile(code, "modeling_stateline.py", "exec"), names)
+    auto = json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"]
+    assert {value.partition(".")[2] for value in auto.values()} <= names.keys()
+    assert load_model(tmp_path / "out").embedding.weight.dtype == torch.bfloat16
+
+
+def test_an_existing_folder_is_not_touched(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    command(run, tmp_path / "out", code=2)
+    assert "exists: choose another folder" in capsys.readouterr().err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["byte", "character", "bpe"])
+def test_tokenizers_give_the_same_tokens(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    own = {
+        "byte": ByteTokenizer,
+        "character": lambda: CharacterTokenizer.of([TEXT]),
+        "bpe": lambda: small_bpe(tmp_path),
+    }[kind]()
+    hf.tokenizer(own).save_pretrained(tmp_path / "saved")
+    found = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert found(TEXT)["input_ids"] == own.encode(TEXT).tolist()
+    assert found.decode(own.encode(TEXT)) == TEXT
+    assert found.pad_token_id >= own.vocab_size
+    assert found.eos_token_id == own.end_of_text
+    batch = found([TEXT[:2], TEXT[:1]], padding=True)
+    assert batch["attention_mask"][1][0] == 0
+
+
+def small_bpe(folder: Path) -> object:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"]
+    )
+    made.train_from_iterator([TEXT] * 3, trainer)
+    made.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder / "tokenizer.json")
+
+
+def test_a_model_of_token_numbers_has_no_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(LanguageModel(ModelConfig("h3", 61, 16)), tmp_path / "run")
+    with pytest.raises(InputError, match="reads token numbers"):
+        hf.tokenizer(tmp_path / "run")
+    command(tmp_path / "run", tmp_path / "out")
+    assert "without a tokenizer" in capsys.readouterr().out
+    assert read(tmp_path / "out").config.vocab_size == 61
+
+
+Damage = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "lists no weights"),
+        (lambda f: next(f.glob("model-00001*")).unlink(), "model-00001-of.* is missing"),
+        (lambda f: next(f.glob("model-00002*")).write_bytes(b"no"), "is damaged"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(
+    make: Make, tmp_path: Path, damage: Damage, message: str
+) -> None:
+    hf.wrap(make("h3")).save_pretrained(tmp_path, max_shard_size="20KB")
+    damage(tmp_path)
+    with pytest.raises(InputError, match=message):
+        load_model(tmp_path)

@@ -1,0 +1,200 @@
+"""``generate`` of transformers writes what our own decoding writes, in every mode."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.generate import generate
+from stateline.models.language_model import LanguageModel
+from tests.hf.conftest import MIXED, Make, hf
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+PATTERNS = [MIXED, "attention(position=alibi)*2", "mamba2*2"]
+
+
+@pytest.fixture(params=PATTERNS)
+def model(request: pytest.FixtureRequest, make: Make) -> LanguageModel:
+    return make(request.param)
+
+
+@pytest.fixture
+def prompt() -> Tensor:
+    return torch.randint(1, 61, (3, 9), generator=torch.Generator().manual_seed(0))
+
+
+def padded(rows: list[Tensor], side: str = "left") -> dict[str, Tensor]:
+    longest = max(map(len, rows))
+    ids, mask = torch.zeros(2, len(rows), longest, dtype=torch.int64)
+    for number, row in enumerate(rows):
+        start = longest - len(row) if side == "left" else 0
+        ids[number, start : start + len(row)] = row
+        mask[number, start : start + len(row)] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def ragged(prompt: Tensor) -> list[Tensor]:
+    return [prompt[0], prompt[1, :4], prompt[2, :1], prompt[0, :4]]
+
+
+def greedy(wrapped: object, new: int = 12, **settings: object) -> Tensor:
+    length = settings["input_ids"].shape[1]
+    return wrapped.generate(max_new_tokens=new, do_sample=False, **settings)[:, length:]
+
+
+def test_greedy_texts_are_ours(model: LanguageModel, prompt: Tensor) -> None:
+    found = greedy(hf.wrap(model), input_ids=prompt)
+    assert torch.equal(found, generate(model, prompt, 12))
+    assert len(found.unique()) > 3
+
+
+def test_a_long_text_outgrows_the_room_of_the_state(make: Make, prompt: Tensor) -> None:
+    model = make("attention(position=rope) h3")
+    assert torch.equal(greedy(hf.wrap(model), 300, input_ids=prompt), generate(model, prompt, 300))
+
+
+def test_beams_are_those_without_a_cache(model: LanguageModel, prompt: Tensor) -> None:
+    settings = {"num_beams": 4, "num_return_sequences": 2, "return_dict_in_generate": True}
+    found, wanted = (
+        hf.wrap(model).generate(
+            prompt,
+            max_new_tokens=8,
+            do_sample=False,
+            output_scores=True,
+            use_cache=use_cache,
+            **settings,
+        )
+        for use_cache in (True, False)
+    )
+    assert torch.equal(found.sequences, wanted.sequences)
+    torch.testing.assert_close(found.sequences_scores, wanted.sequences_scores)
+
+
+@pytest.mark.parametrize("settings", [{}, {"prefill_chunk_size": 4}, {"use_cache": False}])
+def test_left_padded_rows_go_on_as_each_alone(
+    model: LanguageModel, prompt: Tensor, settings: dict[str, object]
+) -> None:
+    rows = ragged(prompt)
+    wrapped = hf.wrap(model, pad_token_id=0)
+    found = greedy(wrapped, **padded(rows), **settings)
+    assert torch.equal(found, torch.cat([generate(model, row[None], 12) for row in rows]))
+
+
+def test_left_padded_beams_are_those_of_each_row_alone(
+    model: LanguageModel, prompt: Tensor
+) -> None:
+    rows, wrapped = ragged(prompt), hf.wrap(model, pad_token_id=0)
+    found = greedy(wrapped, **padded(rows), num_beams=3)
+    alone = [greedy(wrapped, input_ids=row[None], num_beams=3) for row in rows]
+    assert torch.equal(found, torch.cat(alone))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_padding_changes_no_logits(
+    model: LanguageModel, prompt: Tensor, side: str, use_cache: bool
+) -> None:
+    rows = ragged(prompt)
+    batch = padded(rows, side)
+    logits = hf.wrap(model)(**batch, use_cache=use_cache).logits
+    for found, mask, row in zip(logits, batch["attention_mask"].bool(), rows, strict=True):
+        torch.testing.assert_close(found[mask], model(row[None])[0], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("keep", [1, 3, torch.tensor([0, 2])])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_kept_logits_are_those_of_all(
+    make: Make, prompt: Tensor, side: str, keep: int | Tensor, use_cache: bool
+) -> None:
+    wrapped, batch = hf.wrap(make()), padded(ragged(prompt), side)
+    wanted = wrapped(**batch, use_cache=use_cache).logits
+    wanted = wanted[:, -keep:] if isinstance(keep, int) else wanted[:, keep]
+    found = wrapped(**batch, use_cache=use_cache, logits_to_keep=keep).logits
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("assistant", ["h3", "itself", "lookup"])
+def test_assisted_decoding_writes_the_same(
+    model: LanguageModel, make: Make, prompt: Tensor, assistant: str
+) -> None:
+    wrapped = hf.wrap(model, pad_token_id=0)
+    helper = wrapped if assistant == "itself" else hf.wrap(make("h3"), pad_token_id=0)
+    settings = {"assistant_model": hf.wrap(model, pad_token_id=0) if helper is wrapped else helper}
+    if assistant == "lookup":
+        settings = {"prompt_lookup_num_tokens": 3}
+    for row in prompt:
+        found = greedy(wrapped, 20, input_ids=row[None], **settings)
+        assert torch.equal(found, generate(model, row[None], 20))
+
+
+def test_a_returned_cache_continues_and_a_copy_is_independent(
+    model: LanguageModel, prompt: Tensor
+) -> None:
+    wrapped = hf.wrap(model)
+    first = wrapped.generate(
+        prompt, max_new_tokens=5, do_sample=False, return_dict_in_generate=True
+    )
+    cache = first.past_key_values
+    for used in (copy.deepcopy(cache), cache):
+        assert used.get_seq_length() == 13
+        found = greedy(wrapped, 7, input_ids=first.sequences, past_key_values=used)
+        assert torch.equal(found, generate(model, prompt, 12)[:, 5:])
+
+
+def test_sampling_is_repeatable(make: Make, prompt: Tensor) -> None:
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        settings = {"do_sample": True, "top_k": 5, "num_return_sequences": 2}
+        drawn.append(hf.wrap(make()).generate(prompt, max_new_tokens=6, **settings))
+    assert drawn[0].shape == (6, 15)
+    assert torch.equal(*drawn)
+
+
+def test_rows_that_have_ended_are_fed_padding_outside_of_the_vocabulary(
+    make: Make, prompt: Tensor
+) -> None:
+    model = make()
+    wanted = generate(model, prompt, 12)
+    end = int(wanted[0, 2])
+    wrapped = hf.wrap(model, eos_token_id=end)
+    wrapped.generation_config.pad_token_id = 61
+    found = greedy(wrapped, input_ids=prompt)
+    for row, whole in zip(found, wanted, strict=True):
+        ends = (whole == end).nonzero().flatten().tolist()
+        length = ends[0] + 1 if ends else 12
+        assert torch.equal(row[:length], whole[:length])
+        assert (row[length:] == 61).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"inputs_embeds": torch.zeros(1, 2, 32)}, "give input_ids"),
+        ({"position_ids": torch.zeros(1, 2)}, "positions follow from the state"),
+        ({"output_hidden_states": True}, "hidden states are not returned"),
+        ({"attention_mask": torch.ones(1, 1, 2, 2)}, r"must have the shape \(batch, length\)"),
+    ],
+)
+def test_what_is_not_supported_is_refused(
+    make: Make, given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        hf.wrap(make("h3"))(torch.zeros(1, 2, dtype=torch.int64), **given)
+
+
+def test_a_cache_cannot_take_back_what_it_did_not_record(make: Make, prompt: Tensor) -> None:
+    cache = hf.wrap(make("h3"))(prompt).past_key_values
+    with pytest.raises(InputError, match="can take back 0 tokens"):
+        cache.crop(-1)
+
+
+def test_other_caches_are_refused(make: Make, prompt: Tensor) -> None:
+    with pytest.raises(InputError, match="state of its own, got cache_implementation=static"):
+        hf.wrap(make("h3")).generate(prompt, max_new_tokens=2, cache_implementation="static")

@@ -1,0 +1,214 @@
+"""What a layer does with calls that do not fit: every layer and wrapper, by one check."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from stateline import ModelConfig
+from stateline.errors import InputError
+from stateline.layers import (
+    ATTENTION_WRAPPERS,
+    H3,
+    LAYERS,
+    LSTM,
+    WRAPPERS,
+    AnyLayer,
+    Attention,
+    BlockState,
+    Residual,
+    SequenceLayer,
+    Stack,
+    cat_states,
+    load_state,
+    save_state,
+    select_rows,
+)
+from stateline.models.language_model import LanguageModel
+
+WIDTH = 8
+
+
+def make(name: str) -> AnyLayer:
+    if name in LAYERS:
+        return LAYERS[name](WIDTH)
+    core = "attention" if name in ATTENTION_WRAPPERS else "h3"
+    return WRAPPERS[name](LAYERS[core](WIDTH))
+
+
+def warm(layer: AnyLayer, rows: int = 2) -> Any:
+    with torch.no_grad():
+        return layer.forward_chunk(layer.example_input(rows, 3), layer.init_state(rows))[1]
+
+
+KINDS = [*LAYERS, *WRAPPERS]
+STATEFUL = [name for name in KINDS if name != "feed_forward"]
+
+
+def verbs(layer: AnyLayer, rows: int) -> list[Callable[[Any], object]]:
+    x = layer.example_input(rows, 2)
+    return [
+        lambda state: layer.forward_chunk(x, state),
+        lambda state: layer.step(x[:, 0], state),
+        lambda state: layer.step_(x[:, 0], state),
+    ]
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_state_of_other_rows_is_refused(name: str) -> None:
+    layer = make(name)
+    for verb in verbs(layer, 3):
+        with pytest.raises(InputError, match="the input has 3 rows, the state 2 rows"):
+            verb(warm(layer))
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_state_of_another_layer_is_refused(name: str) -> None:
+    layer = make(name)
+    foreign = [torch.zeros(2, WIDTH), (), (1, 2, 3), warm(LSTM(WIDTH + 1)), warm(H3(2 * WIDTH))]
+    for state in foreign:
+        for verb in verbs(layer, 2):
+            with pytest.raises(InputError, match="cannot continue from this state: a "):
+                verb(state)
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_leaf_of_another_shape_is_refused(name: str) -> None:
+    layer = make(name)
+    leaves, spec = pytree.tree_flatten(warm(layer))
+    for index, leaf in enumerate(leaves):
+        damaged = [*leaves]
+        damaged[index] = leaf[..., None]
+        with pytest.raises(InputError, match=r"a tensor of shape \(rows, .*is needed, got"):
+            layer.forward_chunk(layer.example_input(2, 1), pytree.tree_unflatten(damaged, spec))
+
+
+@pytest.mark.usefixtures("unannotated")
+def test_the_lstm_names_both_shapes() -> None:
+    layer = LSTM(8)
+    with pytest.raises(InputError) as caught:
+        layer.forward_chunk(torch.randn(3, 4, 8), layer.init_state(2))
+    assert str(caught.value) == (
+        "LSTM cannot continue from this state: the input has 3 rows, the state 2 rows (a tensor of "
+        "shape (2, 1, 8)); pass a state of this layer with the rows of the input (of shape "
+        "(3, 4, 8))"
+    )
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("name", KINDS)
+def test_an_input_of_another_width_is_refused(name: str) -> None:
+    layer, x = make(name), torch.randn(2, 5, WIDTH + 1)
+    with pytest.raises(InputError, match=rf"d_model={WIDTH}\), got \(2, 5, {WIDTH + 1}\)"):
+        layer(x)
+    with pytest.raises(InputError, match=rf"step takes .* got \(2, {WIDTH + 1}\)"):
+        layer.step(x[:, 0], layer.init_state(2))
+
+
+@pytest.mark.usefixtures("unannotated")
+def test_a_model_refuses_the_state_of_another_model() -> None:
+    model, other = (
+        LanguageModel(ModelConfig(pattern, vocab_size=5, d_model=8)) for pattern in ("h3", "lstm")
+    )
+    with pytest.raises(InputError, match="LanguageModel cannot continue from this state"):
+        model.step(torch.zeros(2, dtype=torch.int64), other.init_state(2))
+
+
+class Growing(SequenceLayer[tuple[Tensor]]):
+    """Keeps all inputs and ignores the capacity."""
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Tensor]:
+        return (torch.zeros(batch_size, 0, self.d_model),)
+
+    def forward_chunk(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        seen = torch.cat([state[0], x], dim=1)
+        return seen.cumsum(dim=1)[:, -x.shape[1] :], (seen,)
+
+    def state_bytes(self, length: int) -> int:
+        return 4 * self.d_model * length
+
+
+def test_a_growing_layer_may_ignore_the_capacity() -> None:
+    layer = Growing(WIDTH)
+    x = torch.randn(2, 7, WIDTH)
+    y, state = layer.forward_chunk(x[:, :3], layer.init_state(2))
+    torch.testing.assert_close(
+        torch.cat([y, layer.forward_chunk(x[:, 3:], state)[0]], dim=1), layer(x)
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_batch_may_have_no_rows(name: str) -> None:
+    layer = make(name)
+    x = torch.randn(0, 5, WIDTH)
+    with torch.no_grad():
+        assert layer(x).shape == (0, 5, WIDTH)
+        for state in (layer.init_state(0), select_rows(warm(layer), [])):
+            y, state = layer.forward_chunk(x, state)
+            assert y.shape == (0, 5, WIDTH)
+            y, state = layer.step(x[:, 0], state)
+            assert y.shape == (0, WIDTH)
+            assert all(len(leaf) == 0 for leaf in pytree.tree_leaves(state))
+        assert layer.step_(x[:, 0], layer.init_state(0, capacity=1)).shape == (0, WIDTH)
+        joined = cat_states([state, warm(layer)])
+        wanted, _ = layer.step(torch.ones(2, WIDTH), joined)
+    assert wanted.shape == (2, WIDTH)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_join_a_running_batch(name: str) -> None:
+    """As on a server: one row has read 5 tokens, another 2, and both go on in place together."""
+    layer = make(name).double()
+    first, second, rest = (layer.example_input(1, length) for length in (5, 2, 4))
+    with torch.no_grad():
+        states = [layer.forward_chunk(x, layer.init_state(1))[1] for x in (first, second)]
+        joined = cat_states(states, layer=layer, capacity=9)
+        y = torch.stack([layer.step_(x.repeat(2, 1), joined) for x in rest.unbind(1)], dim=1)
+        wanted = [layer.forward_chunk(rest, state)[0] for state in states]
+    torch.testing.assert_close(y, torch.cat(wanted), rtol=1e-8, atol=1e-9)
+
+
+def test_states_join_only_with_what_is_needed() -> None:
+    with pytest.raises(InputError, match="at least one state, got none"):
+        cat_states([])
+    with pytest.raises(InputError, match=r"to make room: pass layer=\.\.\."):
+        cat_states([warm(Attention(WIDTH))], capacity=4)
+
+
+@pytest.mark.parametrize("name", ["diagonal_ssm", "shift_ssm"])
+def test_a_layer_that_changes_the_width_cannot_stand_in_a_model(name: str) -> None:
+    assert make(name).d_output == WIDTH
+    wide = LAYERS["diagonal_ssm"](WIDTH, n_outputs=2)
+    assert wide.d_output == wide(torch.randn(1, 3, WIDTH)).shape[-1] == 2 * WIDTH
+    message = "DiagonalSSM maps 8 channels to 16, but a layer of a model must keep the width"
+    for build in (lambda: Stack(wide), lambda: Residual(wide, nn.Identity())):
+        with pytest.raises(InputError, match=message):
+            build()
+    for wrapper in ("ladder", "staircase"):
+        with pytest.raises(InputError, match=message):
+            WRAPPERS[wrapper](wide)
+    for block in ("sequential", "plain"):
+        with pytest.raises(InputError, match="set n_outputs=1"):
+            LanguageModel(
+                ModelConfig("diagonal_ssm(n_outputs=2)", vocab_size=5, d_model=8, block=block)
+            )
+
+
+def test_a_state_of_another_window_is_refused(tmp_path: Any) -> None:
+    """Shapes alone do not show it: both keep keys and values of four positions."""
+    options = {"variant": "mf", "n_states": 2, "d_ssm": 2, "n_heads": 2}
+    torch.manual_seed(0)
+    four = BlockState(WIDTH, window=4, includes_self=False, **options)
+    five = BlockState(WIDTH, window=5, includes_self=True, **options)
+    five.load_state_dict(four.state_dict())
+    save_state(tmp_path / "state", warm(four), four)
+    shapes = [[t.shape for t in pytree.tree_leaves(warm(layer))] for layer in (four, five)]
+    assert shapes[0] == shapes[1]
+    with pytest.raises(InputError, match="saved by a model with another configuration"):
+        load_state(tmp_path / "state", five)

@@ -1,0 +1,90 @@
+"""The gated convolution and the options of attention and feed-forwards, against their formulas."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.layers import Attention, FeedForward, GatedConv, SlidingAttention
+
+
+def test_a_gated_convolution_is_its_equation() -> None:
+    layer, x = GatedConv(4, taps=3, bias=True).double(), torch.randn(2, 6, 4, dtype=torch.float64)
+    b, c, u = layer.in_proj(x).chunk(3, dim=-1)
+    y = torch.zeros_like(x)
+    for t in range(6):
+        for s in range(min(3, t + 1)):
+            y[:, t] += layer.conv.kernel[:, s] * (b * u)[:, t - s]
+    torch.testing.assert_close(layer(x), layer.out_proj(c * (y + layer.conv.bias)))
+
+
+@pytest.mark.parametrize("layer", [Attention, SlidingAttention])
+def test_grouped_queries_are_attention_with_repeated_keys(layer: type) -> None:
+    few, many = layer(8, n_heads=4, n_kv_heads=2), layer(8, n_heads=4)
+
+    def repeated(rows: Tensor, parts: int) -> Tensor:
+        heads = rows.unflatten(0, (parts, 2, 2))
+        return heads.repeat_interleave(2, dim=1).flatten(0, 2)
+
+    weights = few.state_dict()
+    if layer is Attention:
+        q, kv = weights["qkv.weight"].split([8, 8])
+        weights["qkv.weight"] = torch.cat([q, repeated(kv, 2)])
+    else:
+        weights["kv_proj.weight"] = repeated(weights["kv_proj.weight"], 2)
+    many.load_state_dict(weights)
+    x = torch.randn(2, 7, 8)
+    torch.testing.assert_close(few(x), many(x))
+    assert few.state_bytes(5) - 8 == (many.state_bytes(5) - 8) / 2
+
+
+def test_normalised_queries_do_not_depend_on_the_size_of_the_input() -> None:
+    layer = Attention(8, n_heads=2, qk_norm=True, norm_eps=1e-12)
+    x = torch.randn(1, 5, 8)
+    torch.testing.assert_close(layer(10 * x), 10 * layer(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_scale_of_the_scores_replaces_the_usual_one() -> None:
+    for layer in (Attention, SlidingAttention):
+        torch.manual_seed(0)
+        usual = layer(8, n_heads=2)
+        torch.manual_seed(0)
+        same, flat = layer(8, n_heads=2, score_scale=0.5), layer(8, n_heads=2, score_scale=0.0)
+        flat.load_state_dict(usual.state_dict())
+        same.load_state_dict(usual.state_dict())
+        x = torch.randn(1, 5, 8)
+        torch.testing.assert_close(same(x), usual(x))
+        assert not torch.allclose(flat(x), usual(x))
+
+
+@pytest.mark.parametrize(("where", "names"), [("qkv", {"qkv.bias"}), ("out", {"out_proj.bias"})])
+def test_single_projections_can_have_biases(where: str, names: set[str]) -> None:
+    found = Attention(8, bias=where).state_dict()
+    assert {name for name in found if name.endswith("bias")} == names
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_kv_heads": 3}, "n_kv_heads must divide n_heads, got n_kv_heads=3 and n_heads=4"),
+        ({"d_head": 0}, "d_head must be at least 1"),
+        ({"position": "rope", "rope_scaling": "linear", "rope_factor": 0.0}, "positive rope_f"),
+        ({"position": "rope", "rope_scaling": "llama3", "rope_low": 5.0}, "0 < rope_low < rope_h"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, object], message: str) -> None:
+    for layer in (Attention, SlidingAttention):
+        with pytest.raises(InputError, match=message):
+            layer(8, **options)
+    with pytest.raises(InputError, match="leave score_scale out"):
+        SlidingAttention(8, qk_norm=True, score_scale=1.0)
+
+
+def test_gates_and_squares_are_their_formulas() -> None:
+    x = torch.randn(3, 8)
+    gated = FeedForward(8, activation="geglu", d_hidden=5)
+    gate, h = F.linear(x, gated.in_proj.weight).chunk(2, dim=-1)
+    torch.testing.assert_close(gated(x), gated.out_proj(F.gelu(gate, approximate="tanh") * h))
+    squared = FeedForward(8, activation="relu2")
+    torch.testing.assert_close(squared(x), squared.out_proj(squared.in_proj(x).clamp(min=0) ** 2))

@@ -1,0 +1,453 @@
+"""Families of transformers: read exactly, cut anywhere, and written back tensor for tensor."""
+
+import json
+from pathlib import Path
+from string import ascii_letters
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stateline.cli import main
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.models.convert.families import FAMILIES, MISSING
+from stateline.models.convert.table import (
+    CONVERTERS,
+    load_pretrained,
+    read_pretrained,
+    write_pretrained,
+)
+from stateline.models.convert.weights import read_weights
+from stateline.models.factory import meta_model
+from stateline.models.language_model import LanguageModel
+
+transformers = pytest.importorskip("transformers", reason="models are made by transformers")
+
+GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
+NEO = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_layers": 4,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 2]],
+    "window_size": 5,
+    "max_position_embeddings": 32,
+}
+OPT = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "ffn_dim": 40,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}
+BASE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 6.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.03,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+GRANITE4 = {
+    **BASE,
+    **MAMBA2,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", GPT),
+    "gpt2 unscaled": ("gpt2", {**GPT, "scale_attn_weights": False, "n_inner": 40}),
+    "gpt_neo": ("gpt_neo", NEO),
+    "opt": ("opt", OPT),
+    "opt without biases": ("opt", {**OPT, "enable_bias": False}),
+    "llama": ("llama", BASE),
+    "llama 3 with biases": (
+        "llama",
+        {
+            **BASE,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 16,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama stretched": (
+        "llama",
+        {**BASE, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+    "mistral": ("mistral", {**BASE, "sliding_window": 6}),
+    "mistral without window": ("mistral", {**BASE, "sliding_window": None, "head_dim": 16}),
+    "qwen2": ("qwen2", {**BASE, "tie_word_embeddings": True}),
+    "qwen2 with windows": (
+        "qwen2",
+        {**BASE, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {**BASE, "head_dim": 16}),
+    "granite": ("granite", {**BASE, **MULTIPLIERS}),
+    "bamba": ("bamba", {**BASE, **MAMBA2, "attn_layer_indices": [1]}),
+    "bamba without bias": (
+        "bamba",
+        {**BASE, **MAMBA2, "attn_layer_indices": [1], "mamba_conv_bias": False},
+    ),
+    "granitemoehybrid": ("granitemoehybrid", {**GRANITE4, **MULTIPLIERS}),
+    "granitemoehybrid with rope": (
+        "granitemoehybrid",
+        {**GRANITE4, "position_embedding_type": "rope", "tie_word_embeddings": True},
+    ),
+    "lfm2": ("lfm2", {**BASE, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
+    "lfm2 with biases": (
+        "lfm2",
+        {
+            **BASE,
+            "layer_types": ["conv", "full_attention"],
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "falcon_mamba": (
+        "falcon_mamba",
+        {
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "state_size": 4,
+            "mixer_rms_eps": 1e-3,
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+
+
+def official_model(name: str) -> Any:
+    """A tiny random model, in which every tensor matters."""
+    kind, settings = MODELS[name]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for parameter in model.parameters():
+        with torch.no_grad():
+            noise = torch.randn_like(parameter)
+            parameter.mul_(3) if parameter.dim() == 2 else parameter.add_(noise, alpha=0.1)
+    return model
+
+
+def saved(name: str, folder: Path, **options: Any) -> Any:
+    model = official_model(name)
+    model.save_pretrained(folder, **options)
+    return model
+
+
+def tokens(batch: int = 2, length: int = 24) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randint(3, 61, (batch, length))
+
+
+def assert_near(found: Tensor, wanted: Tensor, limit: float = 1e-4) -> None:
+    found, wanted = found.detach(), wanted.detach()
+    assert float((found - wanted).abs().max()) <= limit * float(wanted.abs().max())
+
+
+def assert_same_tensors(one: Path, other: Path) -> None:
+    found, wanted = read_weights(one), read_weights(other)
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        if name.endswith("embed_positions.weight"):  # OPT never reads the first two rows
+            tensor = torch.cat([torch.zeros_like(tensor[:2]), tensor[2:]])
+        assert found[name].dtype == tensor.dtype, name
+        assert found[name].equal(tensor), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_a_family_is_the_same_function_cut_anywhere_and_goes_back(
+    name: str, tmp_path: Path
+) -> None:
+    official = saved(name, tmp_path / "hf")
+    found = read_pretrained(tmp_path / "hf")
+    model, x = found.model, tokens()
+    wanted = official(x).logits
+    assert_near(model(x), wanted)
+
+    start, pieces, state = 0, [], model.init_state(2)
+    for length in (1, 7, 0, 9, 1, 2):
+        y, state = model.forward_chunk(x[:, start : start + length], state)
+        pieces.append(y)
+        start += length
+    for token in x[:, start:].T:
+        y, state = model.step(token, state)
+        pieces.append(y[:, None])
+    assert_near(torch.cat(pieces, dim=1), wanted)
+
+    write_pretrained(model, tmp_path / "back", found.format)
+    assert_same_tensors(tmp_path / "back", tmp_path / "hf")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert_near(again(x).logits, wanted, 1e-6)
+
+
+def test_grouped_queries_keep_only_the_shared_keys(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    model = load_pretrained(tmp_path)
+    assert model.state_bytes(100) == 2 * (2 * 100 * (2 * 8) * 4 + 8) + 8
+
+
+@pytest.mark.parametrize("name", ["qwen3", "bamba"])
+@torch.no_grad()
+def test_shards_and_half_precision_are_read_and_written_back(name: str, tmp_path: Path) -> None:
+    official = official_model(name).bfloat16()
+    official.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
+    assert (tmp_path / "hf" / "model.safetensors.index.json").exists()
+    found = read_pretrained(tmp_path / "hf")
+    assert found.model.embedding.weight.dtype == torch.bfloat16
+    write_pretrained(found.model, tmp_path / "back", found.format)
+    assert_same_tensors(tmp_path / "back", tmp_path / "hf")
+    x = tokens()
+    wide = load_pretrained(tmp_path / "hf", dtype=torch.float32)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    assert_near(wide(x), again.eval()(x).logits)
+
+
+def test_pickled_weights_without_the_first_part_of_their_names_are_read(tmp_path: Path) -> None:
+    official = saved("gpt2", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    state = {n.removeprefix("transformer."): t for n, t in official.state_dict().items()}
+    state |= {"h.0.attn.bias": torch.ones(1), "h.1.attn.masked_bias": torch.ones(1)}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    found = read_pretrained(tmp_path)
+    assert_near(found.model(tokens()), official(tokens()).logits)
+    assert set(found.ignored) == {"h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"}
+
+
+def test_older_settings_of_rotary_positions_are_read(tmp_path: Path) -> None:
+    official = saved("llama 3 with biases", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    rope = settings.pop("rope_parameters")
+    settings |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert_near(load_pretrained(tmp_path)(tokens()), official(tokens()).logits)
+
+
+REFUSED = [
+    ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "scaled by 'yarn' are not supported"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+    ("llama", {"num_attention_heads": 0}, "must have 'num_attention_heads', an integer"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False is not supported"),
+    ("opt", {"word_embed_proj_dim": 8}, "word_embed_proj_dim=8 is not supported"),
+    ("gpt_neo", {"attention_types": 3}, "cannot read attention_types=3"),
+    ("gpt_neo", {"attention_types": [[["global"], 1]]}, "states 1 layers, and num_layers 4"),
+    ("bamba", {"time_step_limit": [0.0, 1.0]}, "limited step sizes are not supported"),
+    ("granitemoehybrid", {"num_local_experts": 4}, "mixtures of experts are not supported"),
+    ("lfm2", {"layer_types": ["conv"]}, "layer_types must name 2 layers"),
+    (
+        "qwen3",
+        {"layer_types": ["sliding_attention"] * 2},
+        "sliding windows with normalised queries and keys are not supported",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "changed", "message"), REFUSED)
+def test_what_has_no_counterpart_is_refused_by_name(
+    name: str, changed: dict[str, Any], message: str
+) -> None:
+    kind, settings = MODELS[name]
+    with pytest.raises(InputError, match=message):
+        FAMILIES[kind].config({"model_type": kind, **settings, **changed})
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_families_that_are_not_exact_are_refused_with_what_is_missing(
+    kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=f"holds a {kind} model, which needs layers") as caught:
+        load_pretrained(tmp_path)
+    assert MISSING[kind] in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert kind not in CONVERTERS
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    weights = read_weights(tmp_path)
+    for changed, message in [
+        ({"model.norm.weight": None}, "lack 'model.norm.weight'"),
+        ({"other": torch.ones(1)}, "hold 'other', for which the model has no place"),
+        (
+            {"model.layers.0.self_attn.k_proj.weight": torch.ones(8, 32)},
+            "'model.layers.0.self_attn.k_proj.weight' wants 16 rows, got 8",
+        ),
+        ({"model.norm.weight": torch.ones(5)}, "wants the shape .32,., got .5,."),
+    ]:
+        tensors = {n: t for n, t in {**weights, **changed}.items() if t is not None}
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(InputError, match=message):
+            load_pretrained(tmp_path)
+
+
+def test_an_untied_head_in_a_tied_model_is_refused(tmp_path: Path) -> None:
+    saved("qwen2", tmp_path)
+    weights = read_weights(tmp_path) | {"lm_head.weight": torch.ones(61, 32)}
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="set tie_word_embeddings to false"):
+        load_pretrained(tmp_path)
+
+
+def test_a_model_that_a_family_cannot_express_is_not_written(tmp_path: Path) -> None:
+    layers: dict[str, Any] = {"attention": {"position": "rope", "qk_norm": True}}
+    settings: dict[str, Any] = {
+        "norm": "rms",
+        "norm_eps": 1e-6,
+        "feed_forward": "swiglu",
+        "layers": layers,
+    }
+    model = LanguageModel(ModelConfig("attention*2", vocab_size=11, d_model=16, **settings))
+    with pytest.raises(InputError, match=r"cannot express 'attention\*2': stack.layers.0.layer.k_"):
+        write_pretrained(model, tmp_path / "out", "llama")
+    with pytest.raises(InputError, match="feed-forwards without gates, got max_len=None"):
+        write_pretrained(model, tmp_path / "out", "gpt2")
+    lstm = LanguageModel(ModelConfig("lstm attention", vocab_size=11, d_model=16))
+    with pytest.raises(InputError, match="consist of gated_conv or attention, each followed by"):
+        write_pretrained(lstm, tmp_path / "out", "lfm2")
+    write_pretrained(model, tmp_path / "out", "qwen3")
+    x = torch.arange(9)[None]
+    assert_near(load_pretrained(tmp_path / "out")(x), model.eval()(x), 1e-6)
+
+
+def test_norms_inside_mamba_are_refused_by_the_format_that_has_none(tmp_path: Path) -> None:
+    saved("falcon_mamba", tmp_path / "hf")
+    with pytest.raises(InputError, match="use the format mamba-hf"):
+        write_pretrained(load_pretrained(tmp_path / "hf"), tmp_path / "out", "mamba")
+
+
+def test_the_command_says_what_was_recognised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved("bamba", tmp_path / "hf")
+    assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "ours")]) == 0
+    assert 'recognised bamba: "mamba2 feed_forward attention"' in capsys.readouterr().out
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "b"), "--to", "bamba"]) == 0
+    assert_same_tensors(tmp_path / "b", tmp_path / "hf")
+
+
+def tiny_tokenizer(folder: Path) -> None:
+    """A tokenizer of Hugging Face that knows 61 letters."""
+    tokenizers = pytest.importorskip("tokenizers", reason="makes the tokenizer")
+    vocabulary = {letter: number for number, letter in enumerate(ascii_letters + "_.,:;!?-+")}
+    model = tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="_")
+    tokenizers.Tokenizer(model).save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("name", ["gpt_neo", "llama", "lfm2", "granitemoehybrid", "falcon_mamba"])
+def test_the_commands_work_on_a_converted_folder(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(name, tmp_path / "hf")
+    tiny_tokenizer(tmp_path / "hf")
+    ours, text = str(tmp_path / "ours"), tmp_path / "text.txt"
+    text.write_text("abcdefgh" * 8)
+    assert main(["convert", str(tmp_path / "hf"), ours]) == 0
+    assert "copied tokenizer.json" in capsys.readouterr().out
+    assert main(["generate", ours, "--prompt", "abc", "--max_new_tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("abc")
+    assert main(["info", ours]) == 0
+    assert "parameters" in capsys.readouterr().out
+    assert main(["evaluate", ours, str(text)]) == 0
+    assert "bits" in capsys.readouterr().out
+    assert main(["generate", str(tmp_path / "hf"), "--prompt", "abc", "--max_new_tokens", "4"]) == 0
+
+
+def test_the_law_of_a_converted_model_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved("qwen3", tmp_path)
+    assert main(["check", str(tmp_path)]) == 0
+    assert "the law holds" in capsys.readouterr().out
+
+
+TRAIN = ["--task", "copying(max_len=5)", "--train.steps", "1", "--train.lr", "1e-9"]
+
+
+@pytest.mark.slow
+def test_training_starts_from_the_weights_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A published folder, then a run of ours."""
+    saved("qwen3", tmp_path / "hf")
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    assert main(["train", str(tmp_path / "hf"), *TRAIN, "--out", one]) == 0
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("task: copying(max_len=5)\ntrain:\n  steps: 1\n  lr: 1.0e-9\n")
+    assert main(["train", str(recipe), "--init", one, "--out", two]) == 0
+    x = tokens()
+    wanted = load_pretrained(tmp_path / "hf")(x)
+    assert_near(load_pretrained(one)(x), wanted, 1e-5)
+    assert_near(load_pretrained(two)(x), wanted, 1e-5)
+    capsys.readouterr()
+    assert main(["train", str(tmp_path / "two" / "config.yaml"), "--print_config"]) == 0
+    assert f"init: {one}" in capsys.readouterr().out
+
+
+def test_training_from_a_folder_refuses_another_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved("qwen3", tmp_path)
+    out = ["--out", str(tmp_path / "out")]
+    for options, message in [
+        (["--task", "copying(max_len=5)", "--model.norm", "layer"], "another model than that in"),
+        (["--task", "text"], "the task has 256 tokens, but the model in"),
+        (["--init", str(tmp_path / "no")], "cannot read the model configuration"),
+    ]:
+        start = "h3" if "--init" in options else str(tmp_path)
+        assert main(["train", start, *options, *out]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+ODD = [None, True, "x", "", -1, 0, 10**30, 0.5, 1e300, float("inf"), float("nan"), [1], {"a": 1}]
+
+
+def build(kind: str, settings: dict[str, Any]) -> str:
+    """Build a model without weights: what was wrong with the settings, or nothing."""
+    try:
+        config = FAMILIES[kind].config(settings)
+        if config.d_model < 1000 and config.vocab_size < 1000:
+            meta_model(config)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neo", "opt", "qwen2 with windows", "bamba", "lfm2"])
+@pytest.mark.usefixtures("unannotated")  # the reader must notice, not the checks of annotations
+def test_damaged_settings_never_crash(name: str) -> None:
+    """Each setting in turn is replaced by something odd: a model, or a line that explains."""
+    kind, settings = MODELS[name]
+    official = transformers.AutoConfig.for_model(kind, **settings).to_dict()
+    for key in official.keys() - {"model_type"}:
+        for value in ODD:
+            assert "\n" not in build(kind, {**official, key: value})

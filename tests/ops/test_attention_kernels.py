@@ -1,0 +1,61 @@
+"""Attention by compiled kernels equals the definition, in outputs and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from stateline.ops import attention
+
+HEADS, WIDTH = 3, 5
+START = torch.tensor([0, 7])
+MASKS: dict[str, dict[str, Tensor]] = {
+    "causal": {},
+    "slopes": {"slopes": torch.tensor([0.5, 0.0, 0.125], dtype=torch.float64)},
+    "windows": {"windows": torch.tensor([1, 3, 1 << 62])},
+}
+
+
+def inputs(length: int, slots: int) -> list[Tensor]:
+    sizes = (length, slots, slots)
+    return [torch.randn(2, n, HEADS, WIDTH, dtype=torch.float64) for n in sizes]
+
+
+def run(backend: str, leaves: list[Tensor], *places: Any, **masks: Any) -> tuple[Tensor, Any]:
+    own = [x.clone().requires_grad_() for x in leaves]
+    y = attention(*own, *places, backend=backend, **masks)
+    weight = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape)
+    return y.detach(), torch.autograd.grad((y * weight).sum(), own)
+
+
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("length", [1, 3, 16, 37, 150])
+@pytest.mark.parametrize("began", [False, True])
+def test_outputs_and_gradients_equal_the_definition(masks: str, length: int, began: bool) -> None:
+    leaves = inputs(length, length + 9 if began else length)
+    places = (START,) if began else ()
+    found = run("numba", leaves, *places, **MASKS[masks])
+    wanted = run("reference", leaves, *places, **MASKS[masks])
+    assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("masks", MASKS)
+def test_few_queries_without_a_gradient_equal_the_definition(masks: str) -> None:
+    leaves = inputs(2, 20)
+    found, wanted = (
+        attention(*leaves, START, backend=backend, **MASKS[masks])
+        for backend in ("numba", "reference")
+    )
+    assert_close(found, wanted)
+
+
+def test_changing_the_output_before_the_backward_pass_is_refused() -> None:
+    leaves = [x.requires_grad_() for x in inputs(20, 20)]
+    y = attention(*leaves, backend="numba")
+    loss = (2 * y).sum()
+    with torch.no_grad():
+        y.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

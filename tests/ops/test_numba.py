@@ -1,0 +1,389 @@
+"""What the numba kernels promise beyond what every backend does."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stateline import ops
+from stateline.layers.mixers.diagonal_ssm import DiagonalSSM
+from stateline.ops import OPS
+
+pytest.importorskip("numba")
+
+from stateline.ops.numba_kernels import threads
+
+Inputs = list[Tensor]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def vectors(channels: int, modes: int, copies: int | None = None) -> Inputs:
+    """log_a (stable), b and c."""
+    copies = channels if copies is None else copies
+    log_a = torch.stack([-normal(copies, modes).exp() / 5, 2 * normal(copies, modes)], dim=-1)
+    return [log_a, normal(channels, modes, 2, seed=1), normal(channels, modes, 2, seed=2)]
+
+
+def diagonal(batch: int, length: int, channels: int, modes: int) -> Inputs:
+    state = normal(batch, channels, modes, 2)
+    return [normal(batch, length, channels), *vectors(channels, modes), state]
+
+
+def scan(batch: int, length: int, channels: int, d_state: int, groups: int = 1) -> Inputs:
+    u, dt = normal(batch, length, channels), F.softplus(normal(batch, length, channels, seed=1))
+    b, c = (normal(batch, length, groups, d_state, seed=seed) for seed in (2, 3))
+    return [u, dt, -normal(channels, d_state).exp(), b, c, normal(batch, channels, d_state)]
+
+
+def core(batch: int, length: int, channels: int, modes: int, taps: int = 5) -> Inputs:
+    signals = (normal(batch, length, channels, seed=seed) for seed in (1, 2, 3))
+    past, state = normal(batch, taps - 1, channels), normal(batch, 1, 1, channels, modes, 2)
+    weights = normal(channels, taps) / taps
+    return [*signals, weights, *vectors(channels, modes), normal(channels), past, state]
+
+
+def convolution(batch: int, length: int, channels: int, taps: int) -> Inputs:
+    return [normal(batch, length, channels), normal(channels, taps)]
+
+
+CASES: dict[str, tuple[str, Callable[..., Inputs], int]] = {
+    "diagonal_ssm": ("diagonal_ssm", diagonal, 4),
+    "diagonal_ssm_chunk": ("diagonal_ssm", diagonal, 5),
+    "selective_scan": ("selective_scan", scan, 6),
+    "short_conv": ("short_conv", convolution, 2),
+    "h3_core": ("h3_core", core, 8),
+    "h3_core_chunk": ("h3_core", core, 10),
+}
+FUNCTIONS = list(CASES)
+STEPS = [
+    "diagonal_ssm_step",
+    "selective_scan_step",
+    "h3_core_step",
+    "linear_attention_step",
+    "gated_delta_rule_step",
+]
+
+
+def inputs_of(function: str, *sizes: int) -> Inputs:
+    _, case, count = CASES[function]
+    return case(*sizes)[:count]
+
+
+def run(function: str, backend: str = "numba") -> Callable[..., Any]:
+    module = OPS[CASES[function][0]].module(backend)[0]
+    return getattr(module, function)
+
+
+def all_of(function: str, inputs: Inputs) -> list[Tensor]:
+    """Outputs and gradients of the numba backend."""
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    outputs = run(function)(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    gradients = torch.autograd.grad(sum(y.square().sum() for y in outputs), leaves)
+    return [t.detach() for t in (*outputs, *gradients)]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (9, 130, 33, 5), (2, 200, 70, 4), (3, 64, 16, 9)])
+def test_any_size_is_the_definition(
+    agrees: Callable[..., None], function: str, sizes: tuple[int, ...]
+) -> None:
+    agrees(run(function), run(function, "reference"), inputs_of(function, *sizes))
+
+
+@pytest.mark.parametrize("groups", [2, 5])
+def test_groups_that_cross_the_lanes_are_the_definition(
+    agrees: Callable[..., None], groups: int
+) -> None:
+    inputs = scan(2, 70, 90, 7, groups)
+    agrees(run("selective_scan"), run("selective_scan", "reference"), inputs)
+
+
+def test_taps_beyond_a_block_of_time_are_the_definition(agrees: Callable[..., None]) -> None:
+    agrees(run("short_conv"), run("short_conv", "reference"), convolution(2, 300, 17, 200))
+    inputs = core(2, 150, 17, 3, taps=90)
+    agrees(run("h3_core_chunk"), run("h3_core_chunk", "reference"), inputs)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_gradients_are_those_of_finite_differences(function: str) -> None:
+    leaves = [t.requires_grad_() for t in inputs_of(function, 2, 5, 3, 2)]
+    assert torch.autograd.gradcheck(run(function), leaves)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_second_derivative_is_refused(function: str) -> None:
+    leaves = [t.requires_grad_() for t in inputs_of(function, 1, 3, 2, 2)]
+    y = run(function)(*leaves)
+    y = y[0] if isinstance(y, tuple) else y
+    gradient = torch.autograd.grad(y.sum(), leaves[0], create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("cut", [1, 15, 63, 64, 65, 128, 149])
+@pytest.mark.parametrize("function", ["diagonal_ssm_chunk", "selective_scan", "h3_core_chunk"])
+def test_two_chunks_are_the_whole(function: str, cut: int) -> None:
+    inputs = inputs_of(function, 2, 150, 18, 3)
+    signals = [i for i, t in enumerate(inputs) if t.ndim > 2 and t.shape[1] == 150]
+    states = {"h3_core_chunk": 2}.get(function, 1)
+    head, tail = (
+        [t[:, part] if i in signals else t for i, t in enumerate(inputs)]
+        for part in (slice(cut), slice(cut, None))
+    )
+    y_head, *middle = run(function)(*head)
+    y_tail, *after = run(function)(*tail[:-states], *middle)
+    y, *wanted = run(function)(*inputs)
+    for a, b in zip([torch.cat([y_head, y_tail], dim=1), *after], [y, *wanted], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return ((found.double() - wanted).norm() / wanted.norm()).item()
+
+
+def test_rounding_does_not_add_up_over_long_sequences() -> None:
+    """Every error is at most 1e-6 of the result, 2e-6 for the gradient of log_a."""
+    torch.manual_seed(0)
+    parameters = [t.detach() for t in DiagonalSSM(16).discretize()]
+    inputs = [torch.randn(1, 8192, 16), *parameters]
+    found = all_of("diagonal_ssm", inputs)
+    wanted = all_of("diagonal_ssm", [t.double() for t in inputs])
+    errors = [relative(a, b) for a, b in zip(found, wanted, strict=True)]
+    assert max(errors[:2] + errors[3:]) <= 1e-6
+    assert errors[2] <= 2e-6
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 100])
+def test_rounding_does_not_add_up_over_many_chunks(size: int) -> None:
+    torch.manual_seed(0)
+    log_a, b, c = (t.detach() for t in DiagonalSSM(16).discretize())
+    u, state = torch.randn(1, 2000, 16), torch.zeros(1, 16, 32, 2)
+    wanted, _ = ops.diagonal_ssm_chunk(*(t.double() for t in (u, log_a, b, c, state)))
+    chunks, x = [], state
+    for piece in u.split(size, dim=1):
+        y, x = ops.diagonal_ssm_chunk(piece, log_a, b, c, x, backend="numba")
+        chunks.append(y)
+    assert relative(torch.cat(chunks, dim=1), wanted) <= 1e-6
+
+
+def test_rounding_does_not_add_up_over_many_steps() -> None:
+    torch.manual_seed(0)
+    log_a, b, c = (t.detach() for t in DiagonalSSM(16).discretize())
+    u, x = torch.randn(1, 2000, 16), torch.zeros(1, 16, 32, 2)
+    wanted = ops.diagonal_ssm(*(t.double() for t in (u, log_a, b, c)))
+    outputs = []
+    for token in u.unbind(dim=1):
+        y, x = ops.diagonal_ssm_step(token, log_a, b, c, x, backend="numba")
+        outputs.append(y)
+    assert relative(torch.stack(outputs, dim=1), wanted) <= 1e-6
+
+
+def test_rounding_does_not_add_up_over_many_steps_in_place() -> None:
+    torch.manual_seed(0)
+    log_a, b, c = (t.detach() for t in DiagonalSSM(16).discretize())
+    u, x = torch.randn(1, 2000, 16), torch.zeros(1, 16, 32, 2)
+    wanted = ops.diagonal_ssm(*(t.double() for t in (u, log_a, b, c)))
+    stepper = ops.diagonal_ssm_stepper(log_a, b, c, torch.zeros(16), backend="numba")
+    outputs = [stepper(token, x) for token in u.unbind(dim=1)]
+    assert relative(torch.stack(outputs, dim=1), wanted) <= 1e-6
+
+
+def step_inputs(function: str, channels: int = 18) -> Inputs:
+    if function == "diagonal_ssm_step":
+        u, *others = diagonal(3, 1, channels, 5)
+        return [u[:, 0], *others]
+    if function == "selective_scan_step":
+        u, dt, a, b, c, state = scan(3, 1, channels, 5, groups=3)
+        return [u[:, 0], dt[:, 0], a, b[:, 0], c[:, 0], state]
+    if function == "linear_attention_step":
+        q, k, v = normal(3, 2, 5), normal(3, 2, 5, seed=1), normal(3, 4, 7)
+        return [q, k, v, -normal(3, 4).exp(), normal(3, 4, 5, 7)]
+    if function == "gated_delta_rule_step":
+        q, k, v = normal(3, 4, 5), F.normalize(normal(3, 4, 5, seed=1), dim=-1), normal(3, 4, 7)
+        return [q, k, v, -normal(3, 4).exp(), normal(3, 4, seed=1).sigmoid(), normal(3, 4, 5, 7)]
+    q, k, v, taps, *others = core(3, 1, channels, 5)
+    return [q[:, 0], k[:, 0], v[:, 0], taps.flip(-1).mT.contiguous(), *others]
+
+
+def run_step(function: str, backend: str) -> Callable[..., tuple[Tensor, ...]]:
+    return getattr(OPS[function.removesuffix("_step")].module(backend)[0], function)
+
+
+@pytest.mark.parametrize("function", STEPS)
+def test_a_step_is_the_definition(function: str) -> None:
+    inputs = step_inputs(function)
+    before = [t.clone() for t in inputs]
+    wanted = run_step(function, "reference")(*inputs)
+    for dtype, limit in ((torch.float64, 1e-13), (torch.float32, 3e-6)):
+        found = run_step(function, "numba")(*(t.to(dtype) for t in inputs))
+        for a, b in zip(found, wanted, strict=True):
+            assert (a - b).abs().max() <= limit * b.abs().max()
+            assert a.dtype == dtype
+    assert all(a.equal(b) for a, b in zip(inputs, before, strict=True))
+
+
+@pytest.mark.parametrize("function", STEPS)
+def test_a_step_that_needs_a_gradient_goes_elsewhere(function: str) -> None:
+    inputs = step_inputs(function)
+    op = OPS[function.removesuffix("_step")]
+    assert op.reasons(function, *inputs)["numba"] == ""
+    inputs[0].requires_grad_()
+    assert op.reasons(function, *inputs)["numba"] == "the numba step records no gradient"
+    with torch.no_grad():
+        assert op.reasons(function, *inputs)["numba"] == ""
+
+
+def test_linear_attention_without_decay_steps_as_defined() -> None:
+    q, k, v, _, state = step_inputs("linear_attention_step")
+    wanted = run_step("linear_attention_step", "reference")(q, k, v, None, state)
+    found = run_step("linear_attention_step", "numba")(q, k, v, None, state)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+
+
+def test_wide_heads_and_several_outputs_step_as_defined() -> None:
+    q, k, v, taps, log_a, b, _, _, past, _ = core(3, 1, 12, 5)
+    b, c, skip = b[:4], normal(8, 5, 2), normal(8)  # four heads of three channels, two outputs
+    state, weights = normal(3, 3, 3, 4, 5, 2), taps.flip(-1).mT.contiguous()
+    for copies in (1, 4):
+        parameters = [weights, log_a[:copies], b, c, skip, past, state]
+        inputs = [q[:, 0], k[:, 0], v[:, 0], *parameters]
+        wanted = run_step("h3_core_step", "reference")(*inputs)
+        for x, y in zip(run_step("h3_core_step", "numba")(*inputs), wanted, strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_tensors_without_data_and_other_types_go_elsewhere(function: str) -> None:
+    inputs = inputs_of(function, 1, 3, 2, 2)
+    op = OPS[CASES[function][0]]
+    meta = [t.to("meta") for t in inputs]
+    assert op.reasons(function, *meta)["numba"] == "numba runs on the CPU, not on meta"
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(threads, "LEAST_WORK", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_number_of_threads_changes_no_bit(function: str) -> None:
+    inputs = [t.float() for t in inputs_of(function, 3, 150, 50, 5)]
+    found = all_of(function, inputs)
+    torch.set_num_threads(1)
+    for a, b in zip(found, all_of(function, inputs), strict=True):
+        assert a.equal(b)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_operators_keep_pytorchs_rules(function: str) -> None:
+    name = f"{function}_kernel"
+    inputs = tuple(t.requires_grad_() for t in inputs_of(function, 2, 5, 3, 2))
+    torch.library.opcheck(getattr(torch.ops.stateline, name).default, inputs)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_slices_of_a_wider_tensor_are_read_as_they_are(function: str) -> None:
+    inputs = inputs_of(function, 2, 9, 3, 2)
+    wide = [F.pad(t, (2, 1))[..., 2:-1] for t in inputs]
+    for a, b in zip(all_of(function, inputs), all_of_views(function, wide), strict=True):
+        assert a.equal(b)
+
+
+def test_exchanged_batch_axes_are_read_as_they_are() -> None:
+    u, kernel = normal(2, 3, 9, 4).transpose(0, 1), normal(4, 3)
+    assert run("short_conv")(u, kernel).equal(run("short_conv")(u.contiguous(), kernel))
+
+
+def all_of_views(function: str, inputs: Inputs) -> list[Tensor]:
+    leaves = [t.requires_grad_() for t in inputs]
+    outputs = run(function)(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    gradients = torch.autograd.grad(sum(y.square().sum() for y in outputs), leaves)
+    return [t.detach() for t in (*outputs, *gradients)]
+
+
+def python(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints."""
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_stateline_does_not_import_numba() -> None:
+    code = "import sys, stateline, stateline.ops; print('numba' in sys.modules)"
+    assert python(code) == "False"
+
+
+def test_without_numba_torch_runs_and_the_reason_is_said() -> None:
+    code = """
+import sys
+sys.modules["numba"] = None
+import torch
+from stateline.ops import OPS, short_conv
+u, kernel = torch.ones(1, 3, 1), torch.ones(1, 2)
+print(short_conv(u, kernel).flatten().tolist())
+print(OPS["short_conv"].reasons("short_conv", u, kernel)["numba"])
+"""
+    outputs, reason = python(code).splitlines()
+    assert outputs == "[1.0, 2.0, 2.0]"
+    assert reason == "import failed: numba is not installed: pip install 'stateline[fast]'"
+
+
+COMPUTE = """
+import os, sys, torch
+from stateline.ops import diagonal_ssm, h3_core, selective_scan
+from stateline.ops.numba_kernels import threads
+threads.LEAST_WORK = 0
+torch.set_num_threads(2)
+
+def results():
+    g = torch.Generator().manual_seed(0)
+    n = lambda *shape: torch.randn(shape, generator=g).requires_grad_()
+    u, b, c, log_a = n(3, 150, 40), n(40, 5, 2), n(40, 5, 2), n(40, 5, 2)
+    parameters = [log_a.square() * -0.2, b, c]
+    y = diagonal_ssm(u, *parameters).square().sum()
+    y = y + h3_core(u, u * 2, u + 1, n(40, 7), *parameters, n(40)).square().sum()
+    states = n(3, 150, 1, 6), n(3, 150, 1, 6), n(3, 40, 6)
+    y = y + selective_scan(u, u.square(), -n(40, 6).square(), *states)[0].square().sum()
+    return [y.item(), *(t.double().sum().item() for t in torch.autograd.grad(y, [u, b, c, log_a]))]
+"""
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    code = """
+wanted = results()
+child = os.fork()
+if not child:
+    os._exit(results() != wanted)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert python(COMPUTE + code) == "0"
+
+
+def test_what_memory_held_before_changes_nothing() -> None:
+    code = COMPUTE + "print(results())"
+    assert python(code, MALLOC_PERTURB_="1") == python(code)

@@ -1,0 +1,115 @@
+"""Ops on parameters and single entries, against their definitions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from stateline.ops import discretize, gelu, rotary, shift_taps
+
+BACKENDS = ["numba", "torch"]
+CHANNELS, COPIES, MODES = 6, 2, 5
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def parameters(scale: float = 1.0) -> list[Tensor]:
+    log_dt = normal(CHANNELS) - 2
+    decay = scale * normal(COPIES, MODES).exp()
+    return [log_dt, decay, scale * normal(COPIES, MODES), normal(COPIES, MODES, 2)]
+
+
+def gradients(run: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    outputs = run(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    total = sum((y * torch.linspace(-1, 2, y.numel()).reshape(y.shape)).sum() for y in outputs)
+    return list(torch.autograd.grad(total, leaves))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_discretisation_equals_the_definition(backend: str, rule: Any, scale: float) -> None:
+    inputs = parameters(scale)
+    found = discretize(*inputs, rule, backend=backend)
+    wanted = discretize(*inputs, rule, backend="reference")
+    assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    one, other = (
+        gradients(lambda *x, b=b: discretize(*x, rule, backend=b), inputs)
+        for b in (backend, "reference")
+    )
+    assert_close(one, other, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+def test_gradients_of_the_discretisation_are_those_of_differences(rule: Any) -> None:
+    inputs = [x.requires_grad_() for x in parameters()]
+    assert torch.autograd.gradcheck(lambda *x: discretize(*x, rule, backend="numba"), inputs)
+
+
+def test_discretisation_of_tiny_steps_has_finite_gradients() -> None:
+    inputs = [torch.full((1,), -60.0), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1, 2)]
+    found = gradients(lambda *x: discretize(*x, "zoh", backend="numba"), inputs)
+    assert all(x.isfinite().all() for x in found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [1, 2, 37])
+def test_taps_equal_the_definition(backend: str, size: int) -> None:
+    inputs = [normal(3, size), normal(3, size), normal(3)]
+    assert_close(shift_taps(*inputs, backend=backend), shift_taps(*inputs, backend="reference"))
+    one, other = (
+        gradients(lambda *x, b=b: shift_taps(*x, backend=b), inputs) for b in (backend, "reference")
+    )
+    assert_close(one, other)
+
+
+@pytest.fixture
+def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = __import__("stateline.ops.gelu.numba_backend", fromlist=["LEAST"])
+    monkeypatch.setattr(module, "LEAST", 0)
+    monkeypatch.setattr(module, "LEAST_RECORDED", 0)
+
+
+@pytest.mark.usefixtures("of_any_size")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gelu_equals_the_definition(backend: str) -> None:
+    x = torch.cat([normal(2, 5_000).flatten(), torch.tensor([-50.0, -5.0, 0.0, 5.0, 50.0])])
+    assert_close(gelu(x, backend=backend), gelu(x, backend="reference"))
+    one, other = (gradients(lambda x, b=b: gelu(x, backend=b), [x]) for b in (backend, "reference"))
+    assert_close(one, other)
+
+
+@pytest.mark.usefixtures("of_any_size")
+def test_gelu_keeps_nan_and_is_exact_far_from_zero() -> None:
+    x = torch.tensor([float("nan"), -1e4, 1e4])
+    y = gelu(x, backend="numba")
+    assert y[0].isnan()
+    assert y[1].abs() < 1e-30
+    assert y[2] == 1e4
+
+
+def test_gelu_in_half_precision_stays_with_pytorch() -> None:
+    x = torch.randn(100_000).bfloat16()
+    assert torch.equal(gelu(x), gelu(x, backend="torch"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_rotation_of_a_slice_equals_the_definition(backend: str, rows: int, pairs: int) -> None:
+    joint, angles = normal(3, 4, 3 * 2 * 7), normal(rows, 4, pairs)
+
+    def run(joint: Tensor, backend: str) -> Tensor:
+        x = joint.unflatten(-1, (3, 2, 7))[:, :, 1]
+        return rotary(x, angles.cos(), angles.sin(), backend=backend)
+
+    assert_close(run(joint, backend), run(joint, "reference"))
+    one, other = (gradients(lambda x, b=b: run(x, b), [joint]) for b in (backend, "reference"))
+    assert_close(one, other)

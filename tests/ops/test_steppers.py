@@ -1,0 +1,119 @@
+"""Steps that change states in place equal the steps that return new ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from stateline import ops
+
+BACKENDS = ["numba", "torch", "reference"]
+ROWS, HEADS, MODES, TAPS = 3, 18, 5, 4
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def modes(copies: int = HEADS) -> Tensor:
+    return torch.stack([-normal(copies, MODES).exp(), 3 * normal(copies, MODES)], dim=-1)
+
+
+Case = tuple[list[Tensor], list[Tensor], list[Tensor]]
+"""Signals, weights and states of one token."""
+
+
+def diagonal_case(readouts: int = 1, copies: int = HEADS) -> Case:
+    outputs = readouts * HEADS
+    weights = [modes(copies), normal(HEADS, MODES, 2), normal(outputs, MODES, 2), normal(outputs)]
+    return [normal(ROWS, HEADS)], weights, [normal(ROWS, HEADS, MODES, 2)]
+
+
+def h3_case(d_head: int = 1, readouts: int = 1, copies: int = HEADS) -> Case:
+    width, (_, weights, _) = HEADS * d_head, diagonal_case(readouts, copies)
+    states = [normal(ROWS, TAPS - 1, width), normal(ROWS, d_head, d_head, HEADS, MODES, 2)]
+    return [normal(ROWS, width) for _ in "qkv"], [normal(TAPS, width), *weights], states
+
+
+def filter_case(taps: int = TAPS) -> Case:
+    return [normal(ROWS, HEADS)], [normal(taps, HEADS)], [normal(ROWS, taps - 1, HEADS)]
+
+
+def diagonal_step(u: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    *weights, skip, state = rest
+    y, after = ops.diagonal_ssm_step(u, *weights, state, backend="reference")
+    return y + (skip.unflatten(0, (-1, HEADS)) * u[:, None]).flatten(1), after
+
+
+def h3_step(*inputs: Tensor) -> tuple[Tensor, ...]:
+    return ops.h3_core_step(*inputs, backend="reference")
+
+
+def filter_step(u: Tensor, weights: Tensor, past: Tensor) -> tuple[Tensor, ...]:
+    reach = torch.cat([past, u[:, None]], dim=1)
+    return (reach * weights).sum(dim=1), reach[:, 1:]
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., tuple[Tensor, ...]], Case]] = {
+    "diagonal": (ops.diagonal_ssm_stepper, diagonal_step, diagonal_case()),
+    "diagonal, 2 readouts": (ops.diagonal_ssm_stepper, diagonal_step, diagonal_case(readouts=2)),
+    "diagonal, shared": (ops.diagonal_ssm_stepper, diagonal_step, diagonal_case(copies=1)),
+    "h3": (ops.h3_core_stepper, h3_step, h3_case()),
+    "h3, 2 readouts": (ops.h3_core_stepper, h3_step, h3_case(readouts=2)),
+    "h3, shared": (ops.h3_core_stepper, h3_step, h3_case(copies=1)),
+    "h3, wide heads": (ops.h3_core_stepper, h3_step, h3_case(d_head=3, readouts=2)),
+    "filter": (ops.short_conv_stepper, filter_step, filter_case()),
+    "filter of one tap": (ops.short_conv_stepper, filter_step, filter_case(taps=1)),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CASES)
+def test_steps_in_place_equal_steps(name: str, backend: str) -> None:
+    make, step, (signals, weights, states) = CASES[name]
+    stepper = make(*weights, backend=backend)
+    here, there = [x.clone() for x in states], states
+    for _ in range(3):
+        y = stepper(*signals, *here)
+        wanted, *there = step(*signals, *weights, *there)
+        assert_close(y, wanted, rtol=1e-12, atol=1e-12)
+        assert_close(here, list(there), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("layout", ["strided", "float32"])
+def test_states_of_any_layout_and_precision_change_in_place(name: str, layout: str) -> None:
+    make, step, (signals, weights, states) = CASES[name]
+    if layout == "strided":
+        here = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in states]
+    else:
+        here = [x.float() for x in states]
+    y = make(*weights, backend="numba")(*signals, *here)
+    wanted, *after = step(*signals, *weights, *states)
+    assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert_close([x.double() for x in here], list(after), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_scan_in_place_equals_the_scan(backend: str) -> None:
+    groups, d_state = 2, 5
+    u, dt, state = normal(ROWS, 6), normal(ROWS, 6).exp(), normal(ROWS, 6, d_state)
+    b, c = normal(ROWS, groups, d_state), normal(ROWS, groups, d_state)
+    a = -normal(6, d_state).exp()
+    wanted, after = ops.selective_scan_step(u, dt, a, b, c, state, backend="reference")
+    y = ops.selective_scan_step_(u, dt, a, b, c, state, backend=backend)
+    assert_close(y, wanted, rtol=1e-12, atol=1e-12)
+    assert_close(state, after, rtol=1e-12, atol=1e-12)
+
+
+def test_a_graph_that_needs_the_old_state_is_refused() -> None:
+    _, _, ([u], weights, [state]) = CASES["diagonal"]
+    weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    held = state.clone()
+    loss = (weight * held).sum()
+    ops.diagonal_ssm_stepper(*weights, backend="numba")(u, held)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -1,0 +1,397 @@
+"""Probes: their examples, what is scored, going on after an interruption, and the command."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from stateline.cli import main
+from stateline.data import ByteTokenizer, load_tokenizer
+from stateline.errors import InputError
+from stateline.models.checkpoint import save_model
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.probe import (
+    PROBES,
+    Example,
+    Material,
+    Plan,
+    Reader,
+    Settings,
+    StatelineReader,
+    load_reader,
+    make_examples,
+    read_probes,
+    run_probes,
+)
+from stateline.probe.results import FORMAT
+from tests.devices import watch
+
+TINY = Settings(batches=2, examples=3, rows=4)
+
+
+def encode(text: str) -> list[int]:
+    return [*text.encode()]
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return bytes(tokens).decode()
+
+
+def examples(task: str, length: int, sources: Path, n: int = 20, seed: str = "0") -> list[Example]:
+    material = Material(sources)
+    return make_examples(
+        task, length, n, material=material, encode=encode, decode=decode, seed=seed
+    )
+
+
+class Oracle(Reader):
+    """Answers with what follows the last earlier place of the prompt's end; knows no batches."""
+
+    def __init__(self, name: str = "oracle", *, share: float = 1.0) -> None:
+        self.name, self.max_len, self.end, self.share = name, None, frozenset(), share
+        self.asked = 0
+
+    def encode(self, text: str) -> list[int]:
+        return encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return decode(tokens)
+
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: Sequence[int],
+        stop: str,
+        *,
+        never_empty: bool,
+    ) -> list[str]:
+        return [self._continue(decode(prompt), stop) for prompt in prompts]
+
+    def _continue(self, prompt: str, stop: str) -> str:
+        self.asked += 1
+        if self.asked % 10 >= 10 * self.share:
+            return "nothing"
+        *_, last = prompt.split("\n\n")
+        text = prompt.split("\n\n")[0]
+        return text[text.index(last) + len(last) :] if stop == "\n\n" else self._look_up(prompt)
+
+    def _look_up(self, prompt: str) -> str:
+        asked = prompt.split("\n\n")[-1]
+        return prompt[prompt.index(asked) + len(asked) :]
+
+
+def plan(*tasks: str, lengths: Sequence[int] = (5,), settings: Settings = TINY) -> Plan:
+    return Plan(["oracle"], tasks, lengths, settings)
+
+
+@pytest.fixture(autouse=True)
+def a_model_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The oracle has no files."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_phone_book_holds_the_number_that_is_asked_for(sources: Path) -> None:
+    for prompt, (number,) in examples("phone_book", 7, sources):
+        book, shown, asked = prompt.split("\n\n")
+        lines = book.splitlines()
+        assert len(lines) == 7
+        assert f"{asked} {number}" in lines
+        assert set(shown.splitlines()) <= set(lines)
+        assert all(line[line.index(": ") + 2] in "6789" for line in lines)
+        assert all(len(line.split(": ")[1]) == 10 for line in lines)
+
+
+def test_names_are_drawn_by_their_frequency(sources: Path) -> None:
+    books = [example.prompt.split("\n\n")[0] for example in examples("phone_book", 50, sources)]
+    last = Counter(line.split(":")[0].split()[1] for book in books for line in book.splitlines())
+    shares = [last[name] / 1000 for name in ("Smith", "Lee", "Fox", "Ray")]
+    assert shares == pytest.approx([0.357, 0.286, 0.214, 0.143], abs=0.05)
+
+
+def test_a_shuffled_copy_has_the_tokens_of_a_window(sources: Path) -> None:
+    text = (sources / "text" / "play.txt").read_text()
+    for plain, mixed in zip(
+        examples("copy", 40, sources), examples("shuffled_copy", 40, sources), strict=True
+    ):
+        assert plain.prompt.split("\n\n")[0] in text.replace("\n", " ") * 3
+        assert mixed.prompt.split("\n\n")[0] not in text.replace("\n", " ") * 3
+        for prompt, (rest,) in (plain, mixed):
+            first, second, word = prompt.split("\n\n")
+            assert first == second == f"{word} {rest}"
+
+
+def test_letters_are_uniform_and_as_many_as_asked_for(sources: Path) -> None:
+    found = Counter[str]()
+    for prompt, _ in examples("letters", 60, sources, n=100):
+        letters = prompt.split("\n\n")[0].split(" ")
+        assert len(letters) == 60
+        found.update(letters)
+    assert len(found) == 26
+    assert max(found.values()) < 1.5 * min(found.values())
+
+
+def test_passages_are_binned_by_their_tokens(sources: Path) -> None:
+    for prompt, accepted in examples("squad", 50, sources):
+        passage, shown, asked = prompt.split("\n\n")
+        assert len(passage) <= 50
+        assert shown.startswith("Question: What is ")
+        assert asked.endswith("\nAnswer: ")
+        assert asked.split()[3] != shown.split()[3]
+        assert len(accepted) == 2
+    with pytest.raises(InputError, match="no passage has 451 to 500 tokens: the 3 passages have"):
+        examples("squad", 500, sources)
+
+
+def test_examples_depend_on_seed_and_length_alone(sources: Path) -> None:
+    assert examples("letters", 9, sources) == examples("letters", 9, sources)
+    assert examples("letters", 9, sources) != examples("letters", 9, sources, seed="1")
+    assert examples("letters", 9, sources, n=3) == examples("letters", 9, sources)[:3]
+
+
+@pytest.mark.parametrize(
+    ("task", "length"), [("phone_book", 3), ("copy", 12), ("shuffled_copy", 12), ("letters", 12)]
+)
+def test_right_answers_score_one(task: str, length: int, sources: Path) -> None:
+    material = Material(sources)
+    results = run_probes(plan(task, lengths=[length]), material, Oracle, Path("out"))
+    (point,) = results.points
+    assert point.exact_match == [1.0, 1.0]
+    assert (point.mean, point.spread, point.mean_f1) == (1.0, 0.0, 1.0)
+
+
+def test_mean_and_spread_are_those_of_the_batches() -> None:
+    settings = Settings(batches=4, examples=5, rows=1)
+    half = Oracle(share=0.5)
+    results = run_probes(
+        plan("letters", settings=settings), Material(None), lambda _: half, Path("out")
+    )
+    (point,) = results.points
+    assert len(point.exact_match) == 4
+    assert point.mean == pytest.approx(0.5)
+    assert point.spread > 0
+
+
+def test_a_second_start_measures_only_what_is_missing() -> None:
+    folder, material, reader = Path("out"), Material(None), Oracle()
+    seen: list[tuple[int, bool]] = []
+
+    def stop(point: object, measured: bool) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_probes(
+            plan("letters", lengths=[4, 6]),
+            material,
+            lambda _: reader,
+            folder,
+            on_point=stop,
+        )
+    assert [point.length for point in read_probes(folder).points] == [4]
+    asked = reader.asked
+    results = run_probes(
+        plan("letters", lengths=[4, 6]),
+        material,
+        lambda _: reader,
+        folder,
+        on_point=lambda point, measured: seen.append((point.length, measured)),
+    )
+    assert seen == [(4, False), (6, True)]
+    assert reader.asked == 2 * asked
+    whole = run_probes(plan("letters", lengths=[4, 6]), material, Oracle, Path("whole"))
+    assert [p.exact_match for p in results.points] == [p.exact_match for p in whole.points]
+
+
+def test_nothing_is_loaded_if_nothing_is_missing() -> None:
+    def refuse(name: str) -> Reader:
+        raise AssertionError(name)
+
+    first = run_probes(plan("letters"), Material(None), Oracle, Path("out"))
+    assert run_probes(plan("letters"), Material(None), refuse, Path("out")) == first
+    other = plan("letters", settings=TINY._replace(seed=1))
+    with pytest.raises(AssertionError, match="oracle"):
+        run_probes(other, Material(None), refuse, Path("out"))
+
+
+def test_other_data_is_measured_anew(sources: Path, tmp_path: Path) -> None:
+    run_probes(plan("phone_book"), Material(sources), Oracle, Path("out"))
+    for path in (sources / "names").iterdir():
+        target = tmp_path / "other" / "names" / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(path.read_text().replace("LEE", "LEA"))
+    measured: list[bool] = []
+    run_probes(
+        plan("phone_book"),
+        Material(tmp_path / "other"),
+        Oracle,
+        Path("out"),
+        on_point=lambda _, new: measured.append(new),
+    )
+    assert measured == [True]
+
+
+def test_damaged_results_are_one_line() -> None:
+    run_probes(plan("letters"), Material(None), Oracle, Path("out"))
+    path = Path("out/probes.json")
+    path.write_text(path.read_text().replace(FORMAT, "another format"))
+    with pytest.raises(InputError, match="is damaged"):
+        read_probes(Path("out"))
+
+
+def our_model(folder: Path, **settings: object) -> Path:
+    torch.manual_seed(0)
+    config = ModelConfig("attention", vocab_size=256, d_model=16, **settings)
+    save_model(LanguageModel(config), folder)
+    return folder
+
+
+def test_a_prompt_beyond_the_models_positions_is_skipped(tmp_path: Path) -> None:
+    folder = our_model(tmp_path / "short", max_len=64)
+    model = str(folder)
+    chosen = Plan([model], ["letters"], [5, 40], TINY)
+    short, long = run_probes(chosen, Material(None), load_reader, Path("out")).points
+    assert not short.skipped
+    assert "the model was made for 64" in long.skipped
+
+
+@pytest.mark.parametrize("name", ["pythia", "mamba"])
+def test_our_reader_and_transformers_write_the_same(name: str, tiny: Path) -> None:
+    ours, theirs = load_reader(str(tiny / name)), load_reader(f"hf:{tiny / name}")
+    prompts = ["to be or not", "suffer", "whether it is nobler to be"]
+    tokens = [ours.prompt(text) for text in prompts]
+    assert tokens == [theirs.prompt(text) for text in prompts]
+    limits = [12, 5, 9]
+    found, wanted = (
+        reader.answer(tokens, limits, "\n\n", never_empty=True) for reader in (ours, theirs)
+    )
+    assert found == wanted
+    alone = [
+        reader.answer([t], [n], "\n\n", never_empty=True)[0]
+        for reader in (ours, theirs)
+        for t, n in zip(tokens, limits, strict=True)
+    ]
+    assert alone == found * 2
+
+
+def test_an_end_token_ends_a_text_but_may_be_kept_from_being_the_first(tiny: Path) -> None:
+    for spec in (str(tiny / "mamba"), f"hf:{tiny / 'mamba'}"):
+        reader = load_reader(spec)
+        tokens = [reader.prompt("to be")]
+        free = reader.answer(tokens, [4], "\n\n", never_empty=False)
+        first = reader.encode(free[0])[0]
+        reader.end = frozenset([first])
+        assert reader.answer(tokens, [4], "\n\n", never_empty=False) == [""]
+        (text,) = reader.answer(tokens, [4], "\n\n", never_empty=True)
+        assert text
+        assert reader.encode(text)[0] != first
+
+
+def test_only_learned_positions_limit_the_length(tiny: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=320, n_embd=16, n_layer=1, n_head=2, n_positions=64)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    tokenizer = str(tiny / "pythia" / "tokenizer.json")
+    assert load_reader(f"hf:{tmp_path / 'gpt2'}", tokenizer=tokenizer).max_len == 64
+    assert load_reader(f"hf:{tiny / 'pythia'}").max_len is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "batching"),
+    [("", "padded"), ("ignores the mask", "equal lengths"), ("mixes rows", "single rows")],
+)
+def test_padding_is_used_only_if_the_model_allows_it(fault: str, batching: str) -> None:
+    pytest.importorskip("transformers")
+    from stateline.probe.hugging_face import _batching
+    from tests.hf_check.toy import toy
+
+    assert _batching(toy(fault)) == batching
+
+
+def test_all_probes_run_from_the_command_line(
+    sources: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = f"text(path={sources / 'text' / 'play.txt'}, length=16, batch_size=2)"
+    train = ["train", "lstm", "--task", task, "--train.steps", "2", "--model.d_model", "16"]
+    assert main([*train, "--out", "mine", "--device", "cpu"]) == 0
+    sizes = ["--lengths", "50", "--batches", "1", "--examples", "2", "--device", "cpu"]
+    models = ["mine", str(tiny / "pythia"), str(tiny / "mamba")]
+    models += [f"hf:{tiny / 'pythia'}", f"hf:{tiny / 'mamba'}"]
+    capsys.readouterr()
+    assert main(["probe", *models, "--tasks", *PROBES, "--data", str(sources), *sizes]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(": exact match ") == 25
+    results = json.loads(Path("runs/probes/probes.json").read_text())
+    assert len(results["points"]) == 25
+    page = Path("runs/probes/probes.html").read_text()
+    assert all(probe.title in page for probe in PROBES.values())
+    assert Path("runs/probes/plots/probe-letters.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("nowhere", "nowhere"),
+        ("hf:nowhere", "give a folder with config.json"),
+        ("bytes --tasks phonebook", "did you mean 'phone_book'"),
+        ("bytes --tasks copy", "give --data a folder that holds text/"),
+        ("bytes --tasks copy --data bytes", "there are no .txt or .jsonl files in bytes/text"),
+        ("bytes --lengths 0", "lengths must be positive"),
+        ("bytes --examples 0", "examples must be at least 1"),
+        ("bytes --tasks letters --tokenizer nowhere.json", "nowhere.json"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    command: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    our_model(Path("bytes"))
+    assert main(["probe", *command.split(), "--out", "out"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert reason in line
+    assert not Path("out").exists()
+
+
+def test_a_damaged_model_of_transformers_is_one_line(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("broken").mkdir()
+    for path in (tiny / "pythia").iterdir():
+        Path("broken", path.name).write_bytes(path.read_bytes())
+    Path("broken/model.safetensors").write_bytes(b"no weights")
+    capsys.readouterr()
+    assert main(["probe", "hf:broken", "--lengths", "5"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "transformers cannot read the model" in line
+
+
+def test_real_data_gives_prompts_of_every_default_length(data: Path) -> None:
+    tokenizer = load_tokenizer(data / "tokenizer" / "gpt-neox-20b" / "20B_tokenizer.json")
+    material, tokens = Material(data), {}
+
+    def encoded(text: str) -> list[int]:
+        return tokenizer.encode(text).tolist()
+
+    for task in ("phone_book", "letters", "squad"):  # the whole text folder is large
+        for length in PROBES[task].lengths:
+            (example,) = make_examples(
+                task, length, 1, material=material, encode=encoded, decode=tokenizer.decode
+            )
+            tokens[task, length] = len(encoded(example.prompt))
+    assert tokens["phone_book", 200] > 2000  # about the 2,048 positions of Pythia
+    assert 2 * 300 + 2 < tokens["letters", 300] < 2 * 300 + 10  # a token per letter
+    assert all(0 < tokens["squad", n] - n < 150 for n in PROBES["squad"].lengths)
+
+
+def test_our_models_are_probed_on_their_device_alone() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("h3 attention", vocab_size=256, d_model=8)).eval()
+    prompts, limits = [encode("to be"), encode("or not to")], [9, 5]
+    texts = []
+    for device in ("cpu", "fake"):
+        reader = StatelineReader("ours", model.to(device), ByteTokenizer(), frozenset([0]))
+        with watch() as counts:
+            texts.append(reader.answer(prompts, limits, "\n", never_empty=True))
+    assert texts[0] == texts[1]
+    assert counts.heavy_on_cpu == set()

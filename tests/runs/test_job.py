@@ -1,0 +1,73 @@
+"""Jobs: names of their folders, and tasks that cannot score a model."""
+
+import dataclasses
+
+import pytest
+
+from stateline.compare import Comparison, plan
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.runs.folder import slug
+from stateline.runs.job import Job, check_job, digest
+from stateline.tasks import make_task
+from stateline.train.config import TrainConfig
+
+MODEL = ModelConfig("h3", 30, layers={"h3": {"d_state": 4}})
+
+
+def test_folders_keep_the_names_that_they_had_when_results_had_no_types() -> None:
+    recall = "associative_recall(length=4, batch_size=4)"
+    jobs = plan(Comparison(["attention", "h3"], [recall], d_model=8, steps=3))
+    assert [job.name for job in jobs] == [
+        "associative-recall-length-4-batch-size-4--attention--6be34dab33",
+        "associative-recall-length-4-batch-size-4--h3--89055c8878",
+    ]
+
+
+def test_a_setting_that_was_added_later_counts_only_if_it_is_not_the_default() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Later(TrainConfig):
+        added: bool = False
+        keywords: dict[str, int] = dataclasses.field(default_factory=dict, hash=False)
+
+    def name(training: TrainConfig) -> str:
+        return Job("copying", 1, MODEL, training).name
+
+    assert name(Later()) == name(TrainConfig())
+    assert len({name(Later()), name(Later(added=True)), name(Later(keywords={"a": 1}))}) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"task": "recall"},
+        {"parameters_wanted": 2},
+        {"data": "9f2c"},
+        {"model": dataclasses.replace(MODEL, d_model=8)},
+        {"model": dataclasses.replace(MODEL, layers={"h3": {"d_state": 8}})},
+        {"training": TrainConfig(lr=0.1)},
+        {"training": TrainConfig(seed=1)},
+    ],
+)
+def test_whatever_decides_the_outcome_is_part_of_the_name(changes: dict[str, object]) -> None:
+    job = Job("copying", 1, MODEL, TrainConfig())
+    assert dataclasses.replace(job, **changes).name != job.name  # type: ignore[arg-type]
+
+
+def test_an_alias_names_the_model_and_not_the_job() -> None:
+    job = Job("copying", 1, MODEL, TrainConfig())
+    named = dataclasses.replace(job, alias="small")
+    assert (job.label, named.label) == ("h3", "small")
+    assert (named, named.name, digest(named)) == (job, job.name, digest(job))
+
+
+def test_a_slug_is_short_and_never_empty() -> None:
+    assert slug("h3(d_state=4)*2 ") == "h3-d-state-4-2"
+    assert slug("()") == "unnamed"
+    assert len(slug("h3 " * 100)) <= 60
+
+
+def test_learned_positions_that_are_too_few_are_named_before_training() -> None:
+    job = Job("copying", 1, ModelConfig("attention", 30, max_len=20), TrainConfig())
+    with pytest.raises(InputError, match=r"but max_len is 20: set max_len to at least \d+"):
+        check_job(job, make_task("copying"))

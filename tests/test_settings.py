@@ -1,0 +1,110 @@
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from stateline.errors import InputError
+from stateline.settings import check_settings, construct
+
+
+def build(
+    width: int,
+    *,
+    size: int = 1,
+    rate: float = 0.5,
+    kind: Literal["soft", "hard"] = "soft",
+    flag: bool = False,
+    most: int | None = None,
+    anything: Any = None,
+) -> dict[str, Any]:
+    return dict(locals())
+
+
+def made(**keywords: Any) -> dict[str, Any]:
+    return construct("layer", "thing", build, keywords, 8)
+
+
+def test_keywords_and_given_arguments_reach_the_builder() -> None:
+    wanted = {"width": 8, "size": 2, "rate": 0.1, "kind": "hard", "flag": True, "most": 3}
+    assert made(size=2, rate=0.1, kind="hard", flag=True, most=3) == {**wanted, "anything": None}
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [("rate", 2), ("most", None), ("anything", 1), ("anything", True), ("anything", "word")],
+)
+def test_values_that_serve_are_passed_on_as_they_are(keyword: str, value: object) -> None:
+    found = made(**{keyword: value})[keyword]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_none_is_a_word_where_one_of_the_names_is() -> None:
+    def build(*, kind: Literal["none", "hard"] = "hard", most: int | None = 1) -> object:
+        return kind, most
+
+    assert construct("layer", "thing", build, {"kind": None, "most": None}) == ("none", None)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "message"),
+    [
+        ("size", 1.5, "layer 'thing' wants size to be int, got 1.5"),
+        ("size", True, "layer 'thing' wants size to be int, got True"),
+        ("size", None, "layer 'thing' wants size to be int, got None"),
+        ("size", "big", "layer 'thing' wants size to be int, got 'big'"),
+        ("rate", "fast", "layer 'thing' wants rate to be a finite number, got 'fast'"),
+        ("rate", False, "layer 'thing' wants rate to be a finite number, got False"),
+        ("rate", float("nan"), "layer 'thing' wants rate to be a finite number, got nan"),
+        ("rate", float("inf"), "layer 'thing' wants rate to be a finite number, got inf"),
+        ("flag", 1, "layer 'thing' wants flag to be bool, got 1"),
+        ("kind", "stiff", "layer 'thing' wants kind to be one of soft, hard, got 'stiff'"),
+        ("most", "all", "layer 'thing' wants most to be int or none, got 'all'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(keyword: str, value: object, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        made(**{keyword: value})
+    assert str(caught.value) == message
+
+
+def test_an_unknown_keyword_gets_the_nearest_known_one() -> None:
+    with pytest.raises(
+        InputError, match="unknown keyword of layer 'thing' 'sise': did you mean 'size'"
+    ):
+        made(sise=1)
+
+
+def test_what_is_not_keyword_only_cannot_be_set() -> None:
+    with pytest.raises(InputError, match="unknown keyword of layer 'thing' 'width'"):
+        made(width=1)
+
+
+@dataclass
+class Sample:
+    kind: ClassVar[str] = "sample"
+    layers: Mapping[str, Mapping[str, int | str]]
+    size: int = 1
+    level: Literal[1, 2] = 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": {"h3": {1: 3}}}, "wants layers to be a mapping from str to a mapping"),
+        ({"layers": {}, "size": 2**63}, "wants size to fit into 64 bits"),
+        ({"layers": {}, "size": 10**5000}, "wants size to fit into 64 bits"),
+        ({"layers": {"h3": {"size": 10**5000}}}, "wants layers to be a mapping"),
+        ({"layers": {}, "level": True}, "wants level to be one of 1, 2, got True"),
+        ({"layers": {}, "level": "a\nb"}, r"got 'a\\nb'"),
+    ],
+)
+@pytest.mark.usefixtures("unannotated")
+def test_wrong_settings_are_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        check_settings("the sample", Sample(**settings))
+    assert "\n" not in str(caught.value)
+
+
+def test_right_settings_pass() -> None:
+    check_settings("the sample", Sample({"h3": {"size": 2, "mode": "a"}}, 2**63 - 1))
