@@ -38,8 +38,11 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         ) from error
 
     from stateline.devices import resolve_dtype
+    from stateline.files import user_path
     from stateline.hf import export
+    from stateline.runs.folder import check_imports
 
+    check_imports(user_path(given.run, "model"))
     transformers.utils.logging.disable_progress_bar()
     files = export(
         given.run,

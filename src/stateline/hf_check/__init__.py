@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
+from stateline.errors import InputError
 from stateline.hf_check.clauses import CALLS, CLAUSES, Clause, NotOffered, Trial
-from stateline.hf_check.load import load_hugging_face
+from stateline.hf_check.load import HUGGING_FACE, load_hugging_face
 from stateline.hf_check.report import ModelFinding, ModelReport
 from stateline.hf_check.subject import Subject
 
 __all__ = [
     "CALLS",
     "CLAUSES",
+    "HUGGING_FACE",
     "LIMITS",
     "ModelFinding",
     "ModelReport",
@@ -63,10 +65,10 @@ def check_model(
         table that ends with the calls that are safe.
 
     Raises:
-        ValueError: If the text is too short, or there is no limit for the dtype.
+        InputError: If the text is too short, or there is no limit for the dtype.
     """
     if dtype not in LIMITS or length < 24:
-        raise ValueError(
+        raise InputError(
             f"dtype must be float64 or float32 and length at least 24, got {dtype}, {length}"
         )
     twin = _exact(copy.deepcopy(model), dtype)

@@ -1,17 +1,13 @@
 """What prompts are made of: names, documents, and passages with questions, from a local folder."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 from stateline.errors import InputError
-from stateline.files import read_json_object, regular_file, sha256, user_path
-
-Encode = Callable[[str], list[int]]
-"""Gives the tokens of a text, without special tokens."""
+from stateline.files import parse_json_object, read_json_object, regular_file, sha256, user_path
 
 CENSUS = ("dist.female.first", "dist.male.first", "dist.all.last")
 """Files of the 1990 census of the United States: a name and its frequency per line."""
@@ -51,7 +47,6 @@ class Material:
 
     def __init__(self, folder: str | Path | None) -> None:
         self._folder = None if folder is None else user_path(folder, "data folder")
-        self._sizes: dict[Encode, list[int]] = {}
         self._hashes: dict[str, str] = {}
 
     @cached_property
@@ -76,12 +71,6 @@ class Material:
         if not usable:
             raise InputError(f"no passage in {self._folder}/qa has two questions with answers")
         return usable
-
-    def passage_tokens(self, encode: Encode) -> list[int]:
-        """The number of tokens of each passage."""
-        if encode not in self._sizes:
-            self._sizes[encode] = [len(encode(passage.text)) for passage in self.passages]
-        return self._sizes[encode]
 
     def files(self, kind: str) -> list[Path]:
         """The files of one kind, ``names``, ``text`` or ``qa``, in order.
@@ -129,12 +118,9 @@ def _documents(path: Path) -> Iterator[str]:
     """Documents of a file: fields of JSON lines, or runs of paragraphs."""
     text = _read(path, "text")
     if path.suffix == ".jsonl":
-        try:
-            yield from (str(json.loads(line)["text"]) for line in text.splitlines() if line.strip())
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"each line of {path} must be a JSON object with a text: {error}"
-            ) from error
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                yield _field(parse_json_object(line, f"line {number} of {path}"), number, path)
         return
     document = ""
     for paragraph in text.split("\n\n"):
@@ -144,6 +130,16 @@ def _documents(path: Path) -> Iterator[str]:
             document = ""
     if document.strip():
         yield document
+
+
+def _field(row: dict[str, Any], number: int, path: Path) -> str:
+    found = row.get("text")
+    if not isinstance(found, str):
+        raise InputError(
+            f"each line of {path} must be an object with a field text that is a string, got "
+            f"{found!r:.40} in line {number}"
+        )
+    return found
 
 
 def _passages(path: Path) -> Iterator[Passage]:
