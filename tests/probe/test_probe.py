@@ -276,6 +276,14 @@ def test_a_model_is_freed_before_the_next_is_read(sources: Path) -> None:
     assert len(run_probes(both, Material(sources), load, Path("out")).points) == 2
 
 
+def test_damaged_data_is_found_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "play.jsonl").write_text("{}")
+    with pytest.raises(InputError, match="a field text"):
+        run_probes(plan("letters", "copy"), Material(tmp_path), Oracle, Path("out"))
+    assert not Path("out").exists()
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -349,6 +357,16 @@ def test_our_reader_and_transformers_write_the_same(name: str, tiny: Path) -> No
         for t, n in zip(tokens, limits, strict=True)
     ]
     assert alone == found * 2
+
+
+def test_an_exported_model_is_read_like_the_model_itself(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    folder = our_model(tmp_path / "bytes")
+    assert main(["export", str(folder), str(tmp_path / "exported")]) == 0
+    given = ([[*b"to be or not"], [*b"suffer"]], [9, 5], "\n")
+    readers = [load_reader(str(folder)), load_reader(f"hf:{tmp_path / 'exported'}")]
+    found, wanted = (reader.answer(*given, never_empty=False) for reader in readers)
+    assert found == wanted
 
 
 def test_an_end_token_ends_a_text_but_may_be_kept_from_being_the_first(tiny: Path) -> None:

@@ -51,9 +51,9 @@ class HuggingFaceReader(Reader):
         self.model = load_hugging_face(folder, device=device, dtype=dtype)
         self.tokenizer = _load_tokenizer(folder, tokenizer)
         config = self.model.config.get_text_config()
-        if len(self.tokenizer) > config.vocab_size:
+        if (size := _vocab_size(self.tokenizer)) > config.vocab_size:
             raise InputError(
-                f"the tokenizer has {len(self.tokenizer)} tokens and the model in {folder} "
+                f"the tokenizer has {size} tokens, but the model in {folder} "
                 f"{config.vocab_size}: give the model's own with --tokenizer"
             )
         self.max_len = config.max_position_embeddings if _learned_positions(self.model) else None
@@ -150,6 +150,12 @@ def _learned_positions(model: Any) -> bool:
     """Whether a model has a table of positions: an embedding that is not that of its tokens."""
     tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     return any(table is not model.get_input_embeddings() for table in tables)
+
+
+def _vocab_size(tokenizer: Any) -> int:
+    """The largest token plus one; the padding token is never given to the model."""
+    numbers = tokenizer.get_vocab().items()
+    return 1 + max(number for token, number in numbers if token != tokenizer.pad_token)
 
 
 def _batching(model: Any) -> str:

@@ -72,6 +72,10 @@ class Material:
             raise InputError(f"no passage in {self._folder}/qa has two questions with answers")
         return usable
 
+    def read(self, kind: str) -> None:
+        """Read the files of one kind now, so that a mistake in them is found before any work."""
+        getattr(self, {"names": "names", "text": "documents", "qa": "passages"}[kind])
+
     def files(self, kind: str) -> list[Path]:
         """The files of one kind, ``names``, ``text`` or ``qa``, in order.
 
