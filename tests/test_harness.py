@@ -344,6 +344,11 @@ def test_tasks_of_the_user_are_run(
 Change = Callable[[Path], object]
 
 
+def put(path: Path, **fields: object) -> None:
+    """Other fields in the first row of a file."""
+    write_rows(path, [{**json.loads(path.read_text().splitlines()[0]), **fields}])
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -352,6 +357,8 @@ Change = Callable[[Path], object]
         ("cb", lambda f: (f / "CB" / "val.jsonl").write_text("no\n"), "line 1 of .* is not JSON"),
         ("rte", lambda f: (f / "RTE" / "train.jsonl").write_text(""), "holds no example"),
         ("bolq", lambda _: None, "did you mean 'boolq'"),
+        ("boolq", lambda f: put(f / "BoolQ" / "val.jsonl", label=7), r"answer \[7\] of 2"),
+        ("copa", lambda f: (f / "COPA" / "val.jsonl").write_bytes(b"\xff"), "not UTF-8 text"),
     ],
 )
 def test_data_that_cannot_be_used_is_one_line(

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from stateline.cli import main
+from stateline.errors import InputError
 from stateline.models.checkpoint import save_model
+from stateline.models.config import ModelConfig
 from stateline.models.constructions.ngram_copier import ngram_copier
+from stateline.models.language_model import LanguageModel
 from stateline.probe import PROBES, Material, Plan, Settings, make_examples, run_probes
 from tests.probe.test_probe import Oracle
 
@@ -44,6 +48,7 @@ def test_the_scores_of_a_scripted_model_agree(task: str, length: int, sources: P
     from lm_eval.api.model import LM
 
     from stateline.probe.harness import ProbeTask
+    from stateline.probe.run import answer_limits
 
     class Scripted(LM):
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
@@ -58,7 +63,10 @@ def test_the_scores_of_a_scripted_model_agree(task: str, length: int, sources: P
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     reader, material = Partly(), Material(sources)
     given = {"material": material, "encode": reader.encode, "decode": reader.decode}
-    made = ProbeTask(task, make_examples(task, length, N, **given), reader.encode)
+    examples = make_examples(task, length, N, **given)
+    prompts = [reader.prompt(example.prompt) for example in examples]
+    limits, _ = answer_limits(reader, PROBES[task], examples, prompts)
+    made = ProbeTask(task, examples, limits)
     scores = evaluator.evaluate(lm=Scripted(), task_dict={task: made}, bootstrap_iters=0)
     found = [scores["results"][task][f"{name},none"] for name in ("exact_match", "f1")]
 
@@ -105,8 +113,19 @@ def test_answers_end_at_the_same_token_in_both_ways(name: str, tiny: Path, sourc
 def test_a_name_without_a_length_asks_for_all_of_the_probes_own(sources: Path) -> None:
     from stateline.probe.harness import probe_tasks
 
-    reader = Oracle()
-    given = (Material(sources), reader.encode, reader.decode)
+    given = (Material(sources), Oracle())
     names = [task.task_name for task in probe_tasks("letters", *given, limit=1)]
     assert names == [f"letters_{length}" for length in PROBES["letters"].lengths]
-    assert probe_tasks("letter", *given) == []
+    assert probe_tasks("letter", *given) == probe_tasks("letters_0", *given) == []
+    with pytest.raises(InputError, match="limit must be at least 1, got 0"):
+        probe_tasks("letters", *given, limit=0)
+
+
+def test_answers_have_the_room_that_the_model_has_in_both_ways(sources: Path) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig("attention", 256, 16, max_len=60)
+    save_model(LanguageModel(config), "short")
+    theirs, ours = both_ways(Path("short"), sources, "letters_9")
+    assert theirs == {task: pytest.approx(scores) for task, scores in ours.items()}
+    command = ["evaluate", "short", "--tasks", "letters_20", "--limit", "1"]
+    assert main(command) == 2

@@ -1,6 +1,7 @@
 """Probes: their examples, what is scored, going on after an interruption, and the command."""
 
 import json
+import shutil
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -298,6 +299,27 @@ def test_a_damaged_line_of_documents_is_one_line(line: str, reason: str, tmp_pat
     (tmp_path / "text" / "play.jsonl").write_text(f'{{"text": "a\u2028b"}}\n{line}\n')
     with pytest.raises(InputError, match=reason):
         examples("copy", 5, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "text", "reason"),
+    [
+        ("phone_book", "names/dist.all.last", "", "must not be negative, with a sum above 0"),
+        ("phone_book", "names/dist.all.last", "LEE nan", "with a sum above 0"),
+        ("phone_book", "names/dist.all.last", "LEE -1\nFOX 2", "must not be negative"),
+        ("phone_book", "names/dist.all.last", "LEE", "must hold a name and its frequency"),
+        ("copy", "text/play.txt", b"\xff", "is not UTF-8 text"),
+        ("squad", "qa/dev.json", '{"data": [{"paragraphs": [{"context": 5}]}]}', "5 is no text"),
+        ("squad", "qa/dev.json", "[]", "must be a JSON object"),
+    ],
+)
+def test_a_damaged_data_file_is_one_line(
+    task: str, file: str, text: str | bytes, reason: str, sources: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(sources, tmp_path / "bad")
+    (tmp_path / "bad" / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=reason):
+        examples(task, 5, tmp_path / "bad")
 
 
 def test_a_line_separator_inside_of_a_document_ends_no_line(tmp_path: Path) -> None:

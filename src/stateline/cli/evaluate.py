@@ -107,8 +107,7 @@ def _score_tasks(
     reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
     chosen: list[Any] = []
     for name in given.tasks:
-        probes = probe_tasks(name, material, reader.encode, reader.decode, limit=given.limit)
-        chosen += probes or [name]
+        chosen += probe_tasks(name, material, reader, limit=given.limit) or [name]
     names = ("data", "tasks_path", "shots", "limit", "batch_size")
     settings = {name: given[name] for name in names}
     metrics = run_suite(model, tokenizer, chosen, **settings)

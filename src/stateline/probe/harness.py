@@ -1,17 +1,19 @@
 """Probes as tasks of lm-evaluation-harness."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
+from stateline.errors import InputError
 from stateline.probe.material import Material
 from stateline.probe.prompts import Example
-from stateline.probe.run import Settings
-from stateline.probe.tasks import PROBES, Encode, make_examples
+from stateline.probe.reader import Reader
+from stateline.probe.run import Settings, answer_limits
+from stateline.probe.tasks import PROBES, make_examples
 
-_NAMED = re.compile(rf"({'|'.join(PROBES)})(?:_(\d+))?")
+_NAMED = re.compile(rf"({'|'.join(PROBES)})(?:_([1-9]\d*))?")
 
 
 class ProbeTask(ConfigurableTask):
@@ -20,7 +22,7 @@ class ProbeTask(ConfigurableTask):
     Args:
         name: A key of ``PROBES``.
         examples: What :func:`~stateline.probe.make_examples` gives.
-        encode: Gives the tokens of a prompt, whose number limits its answer.
+        limits: New tokens of each answer, from :func:`~stateline.probe.run.answer_limits`.
         task: Name of the task; by default that of the probe.
     """
 
@@ -28,15 +30,14 @@ class ProbeTask(ConfigurableTask):
         self,
         name: str,
         examples: Sequence[Example],
-        encode: Callable[[str], Sequence[int]],
+        limits: Sequence[int],
         *,
         task: str = "",
     ) -> None:
         self._probe = probe = PROBES[name]
         rows = [
-            {"prompt": prompt, "accepted": list(accepted), "limit": probe.new_tokens(size)}
-            for prompt, accepted in examples
-            if (size := len(encode(prompt)))
+            {"prompt": prompt, "accepted": list(accepted), "limit": limit}
+            for (prompt, accepted), limit in zip(examples, limits, strict=True)
         ]
 
         def dataset(**_: Any) -> dict[str, Any]:
@@ -83,8 +84,7 @@ class ProbeTask(ConfigurableTask):
 def probe_tasks(
     name: str,
     material: Material,
-    encode: Encode,
-    decode: Callable[[list[int]], str],
+    reader: Reader,
     *,
     limit: int | None = None,
 ) -> list[ProbeTask]:
@@ -93,20 +93,30 @@ def probe_tasks(
     Args:
         name: ``copy`` for each of the probe's own lengths, ``copy_50`` for one length.
         material: Names, documents and questions.
-        encode: Gives the tokens of a text, without special tokens.
-        decode: Gives the text of tokens.
+        reader: The model, whose tokenizer and longest text the examples depend on.
         limit: Only the first examples; by default as many as ``stateline probe`` draws.
 
     Raises:
-        InputError: If data is missing, or too short for a length.
+        InputError: If the limit is not positive, data is missing or too short for a length, or the
+            model cannot read so long a prompt.
     """
     if (named := _NAMED.fullmatch(name)) is None:
         return []
     probe, length = named.groups()
     lengths = [int(length)] if length else PROBES[probe].lengths
-    n = limit or Settings().batches * Settings().examples
-    tasks = []
-    for size in lengths:
-        examples = make_examples(probe, size, n, material=material, encode=encode, decode=decode)
-        tasks.append(ProbeTask(probe, examples, encode, task=f"{probe}_{size}"))
-    return tasks
+    n = Settings().batches * Settings().examples if limit is None else limit
+    if n < 1:
+        raise InputError(f"limit must be at least 1, got {n}")
+    return [_task(probe, size, n, material, reader) for size in lengths]
+
+
+def _task(probe: str, size: int, n: int, material: Material, reader: Reader) -> ProbeTask:
+    name = f"{probe}_{size}"
+    examples = make_examples(
+        probe, size, n, material=material, encode=reader.encode, decode=reader.decode
+    )
+    prompts = [reader.prompt(example.prompt) for example in examples]
+    limits, too_long = answer_limits(reader, PROBES[probe], examples, prompts)
+    if too_long:
+        raise InputError(f"{name} {too_long}: take a lower length, as {probe}_{size // 2 or 1}")
+    return ProbeTask(probe, examples, limits, task=name)

@@ -1,5 +1,6 @@
 """What prompts are made of: names, documents, and passages with questions, from a local folder."""
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -7,7 +8,14 @@ from random import Random
 from typing import Any, NamedTuple
 
 from stateline.errors import InputError
-from stateline.files import parse_json_object, read_json_object, regular_file, sha256, user_path
+from stateline.files import (
+    parse_json_object,
+    read_json_object,
+    read_text,
+    regular_file,
+    sha256,
+    user_path,
+)
 
 CENSUS = ("dist.female.first", "dist.male.first", "dist.all.last")
 """Files of the 1990 census of the United States: a name and its frequency per line."""
@@ -101,26 +109,22 @@ class Material:
         return self._hashes[kind]
 
 
-def _read(path: Path, what: str) -> str:
-    try:
-        return regular_file(path, what).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"the {what} {path} is not UTF-8 text") from error
-
-
 def _census(path: Path) -> Names:
-    rows = [line.split() for line in _read(path, "list of names").splitlines() if line.strip()]
+    rows = [line.split() for line in read_text(path, "list of names").splitlines() if line.strip()]
     try:
-        return Names([row[0].capitalize() for row in rows], [float(row[1]) for row in rows])
+        names, weights = [row[0].capitalize() for row in rows], [float(row[1]) for row in rows]
     except (IndexError, ValueError) as error:
         raise InputError(
             f"each line of {path} must hold a name and its frequency: {error}"
         ) from error
+    if not 0 < sum(weights) < math.inf or min(weights) < 0:
+        raise InputError(f"the frequencies in {path} must not be negative, with a sum above 0")
+    return Names(names, weights)
 
 
 def _documents(path: Path) -> Iterator[str]:
     """Documents of a file: fields of JSON lines, or runs of paragraphs."""
-    text = _read(path, "text")
+    text = read_text(path, "text")
     if path.suffix == ".jsonl":
         for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
@@ -151,7 +155,7 @@ def _passages(path: Path) -> Iterator[Passage]:
     try:
         for article in described["data"]:
             for paragraph in article["paragraphs"]:
-                yield Passage(paragraph["context"], list(_questions(paragraph)))
+                yield Passage(_string(paragraph["context"]), list(_questions(paragraph)))
     except (KeyError, TypeError) as error:
         raise InputError(f"the questions in {path} are not in SQuAD's format: {error}") from error
 
@@ -159,5 +163,11 @@ def _passages(path: Path) -> Iterator[Passage]:
 def _questions(paragraph: Any) -> Iterator[tuple[str, list[str]]]:
     """Questions that have an answer."""
     for asked in paragraph["qas"]:
-        if accepted := [answer["text"] for answer in asked["answers"]]:
-            yield asked["question"], accepted
+        if accepted := [_string(answer["text"]) for answer in asked["answers"]]:
+            yield _string(asked["question"]), accepted
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value

@@ -154,7 +154,7 @@ def _measure(
     )
     prompts = [reader.prompt(example.prompt) for example in examples]
     longest = max(map(len, prompts))
-    limits, skipped = _limits(reader, PROBES[task], examples, prompts)
+    limits, skipped = answer_limits(reader, PROBES[task], examples, prompts)
     point = Point(
         model=reader.name,
         task=task,
@@ -183,7 +183,7 @@ def _measure(
     )
 
 
-def _limits(
+def answer_limits(
     reader: Reader, probe: Probe, examples: Sequence[Example], prompts: Sequence[Sequence[int]]
 ) -> tuple[list[int], str]:
     """New tokens of each answer, and why a model cannot give them; empty if it can."""

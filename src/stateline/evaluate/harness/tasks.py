@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from stateline.data import Tokenizer
 from stateline.errors import InputError, unknown_name
-from stateline.evaluate.harness.superglue import RANKED, Ranked, Row
-from stateline.files import parse_json_object, regular_file
+from stateline.evaluate.harness.superglue import RANKED, Question, Ranked, Row
+from stateline.files import parse_json_object, read_text, user_path
 
 T = TypeVar("T")
 
@@ -49,18 +49,26 @@ def task_settings(name: str, data: str | Path | None, tokenizer: Tokenizer) -> d
         raise unknown_name("task", name, LOCAL_TASKS)
     if data is None:
         raise InputError(f"{name} is read from {LOCAL_TASKS[name]}: give their folder with --data")
+    folder = user_path(data, "data folder")
     if name == "lambada":
-        return _lambada(Path(data))
+        return _lambada(folder)
     if name == "wikitext":
-        return _wikitext(Path(data))
-    return _ranked(name, RANKED[name.removesuffix("_gen")], Path(data), tokenizer)
+        return _wikitext(folder)
+    return _ranked(name, RANKED[name.removesuffix("_gen")], folder, tokenizer)
 
 
 def _ranked(name: str, task: Ranked, data: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     writes = name.endswith("_gen")
     parse = task.written if writes and task.written else task.questions
+
+    def checked(row: Row) -> Iterator[Question]:
+        for question in parse(row):
+            if not all(0 <= number < len(question.choices) for number in question.right):
+                raise ValueError(f"answer {question.right} of {len(question.choices)}")
+            yield question
+
     splits = {
-        split: [question._asdict() for question in _read(data / file, parse)]
+        split: [question._asdict() for question in _read(data / file, checked)]
         for split, file in zip(("train", "validation"), task.files, strict=True)
     }
     delimiter = " " if writes else task.delimiter
@@ -142,9 +150,8 @@ def _lambada(data: Path) -> dict[str, Any]:
 
 
 def _wikitext(data: Path) -> dict[str, Any]:
-    file = regular_file(data / WIKITEXT, "text")
     articles = [""]
-    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+    for line in read_text(data / WIKITEXT, "text").splitlines(keepends=True):
         if re.fullmatch(r"= [^=].* =", line.strip()):
             articles.append("")
         articles[-1] += line
@@ -192,19 +199,19 @@ def _mean(metric: str) -> dict[str, Any]:
 
 def _read(path: Path, parse: Callable[[Row], Iterator[T]]) -> Iterator[T]:
     """What the rows of a file with one JSON object per line hold."""
-    regular_file(path, "data of a task")
     n = 0
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            row = parse_json_object(line, f"line {number} of {path}")
-            try:
-                found = list(parse(row))
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                raise InputError(
-                    f"line {number} of {path} is no example of this task ({error!r}): get the "
-                    "official file"
-                ) from error
-            yield from found
-            n += len(found)
+    for number, line in enumerate(read_text(path, "data of a task").split("\n"), start=1):
+        if not line.strip():
+            continue
+        row = parse_json_object(line, f"line {number} of {path}")
+        try:
+            found = list(parse(row))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise InputError(
+                f"line {number} of {path} is no example of this task ({error!r}): get the "
+                "official file"
+            ) from error
+        yield from found
+        n += len(found)
     if not n:
         raise InputError(f"{path} holds no example: get the official file")
