@@ -445,6 +445,17 @@ def test_all_probes_run_from_the_command_line(
     assert Path("runs/probes/plots/probe-letters.svg").exists()
 
 
+def test_a_page_that_cannot_be_written_is_found_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    our_model(Path("bytes"))
+    Path("out/probes.html").mkdir(parents=True)
+    assert main(["probe", "bytes", "--lengths", "5", "--out", "out"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot write out/probes.html" in line
+    assert not Path("out/probes.json").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "reason"),
     [

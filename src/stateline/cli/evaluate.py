@@ -60,11 +60,11 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.generate import load_run
     from stateline.runs.folder import check_imports
 
+    check_imports(user_path(given.run, "model"))
     if given.tasks:
         from stateline.evaluate.harness import check_installed
 
         check_installed()
-    check_imports(user_path(given.run, "model"))
     out = None if given.out is None else user_path(given.out, "file to write")
     if out is not None:
         check_writable(out)
