@@ -142,7 +142,7 @@ class Measured:
         return enough
 
 
-def answered_by_decoding(task: Task) -> bool:
+def answered_by_decoding(task: Any) -> bool:
     """True if a task has prompts that a model answers token by token."""
     return callable(getattr(task, "problems", None))
 
