@@ -15,7 +15,6 @@ from stateline.generate import Session, SessionState, prefill
 from stateline.layers.base import AnyLayer
 from stateline.layers.state import State
 from stateline.models.language_model import LanguageModel
-from stateline.tasks import Task
 
 BITS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Bits per state entry at which a model is scored."""
