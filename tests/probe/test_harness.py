@@ -127,5 +127,21 @@ def test_answers_have_the_room_that_the_model_has_in_both_ways(sources: Path) ->
     save_model(LanguageModel(config), "short")
     theirs, ours = both_ways(Path("short"), sources, "letters_9")
     assert theirs == {task: pytest.approx(scores) for task, scores in ours.items()}
-    command = ["evaluate", "short", "--tasks", "letters_20", "--limit", "1"]
-    assert main(command) == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("letters_50", "letters_50 needs 300 tokens; the model was made for 60: take a lower len"),
+        ("phone_bok", "did you mean 'phone_book'"),
+        ("letters_9 --limit 0", "limit must be at least 1, got 0"),
+        ("copy_20", "give --data a folder that holds text/"),
+    ],
+)
+def test_a_probe_that_cannot_be_run_is_one_line(
+    task: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(LanguageModel(ModelConfig("attention", 256, 16, max_len=60)), "short")
+    assert main(["evaluate", "short", "--tasks", *task.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert reason in line

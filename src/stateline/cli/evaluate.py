@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from stateline.devices import add_device_option, add_dtype_option
-from stateline.errors import InputError
+from stateline.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from stateline.data import Tokenizer
@@ -100,14 +100,17 @@ def _score_files(
 def _score_tasks(
     given: Namespace, model: "LanguageModel", tokenizer: "Tokenizer"
 ) -> dict[str, Any]:
-    from stateline.evaluate.harness import run_suite
-    from stateline.probe import Material, StatelineReader
+    from stateline.evaluate.harness import LOCAL_TASKS, run_suite
+    from stateline.probe import PROBES, Material, StatelineReader
     from stateline.probe.harness import probe_tasks
 
     reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
     chosen: list[Any] = []
     for name in given.tasks:
-        chosen += probe_tasks(name, material, reader, limit=given.limit) or [name]
+        probes = probe_tasks(name, material, reader, limit=given.limit)
+        if not (probes or name in LOCAL_TASKS or given.tasks_path):
+            raise unknown_name("task", name, [*LOCAL_TASKS, *PROBES])
+        chosen += probes or [name]
     names = ("data", "tasks_path", "shots", "limit", "batch_size")
     settings = {name: given[name] for name in names}
     metrics = run_suite(model, tokenizer, chosen, **settings)
