@@ -5,6 +5,7 @@ Importing this package does not import PyTorch; :mod:`stateline.runs.train` and
 """
 
 from stateline.runs.folder import read_results, read_run, stored_run
+from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
 from stateline.runs.results import (
     FORMAT,
     CapacityRecord,
@@ -20,11 +21,13 @@ __all__ = [
     "FORMAT",
     "CapacityRecord",
     "CurvePoint",
+    "ProtocolRecord",
     "Results",
     "RunRecord",
     "Source",
     "SpeedRecord",
     "TaskRecord",
+    "TrialRecord",
     "read_results",
     "read_run",
     "stored_run",
