@@ -14,6 +14,7 @@ from stateline.runs.results import (
     Source,
     SpeedRecord,
     TaskRecord,
+    TimingRecord,
 )
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Source",
     "SpeedRecord",
     "TaskRecord",
+    "TimingRecord",
     "read_results",
     "read_run",
     "stored_run",
