@@ -7,8 +7,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from stateline.compare.comparison import Comparison, make_tasks, plan
+from stateline.compare.engine import Engine
 from stateline.compare.news import News
-from stateline.compare.pool import train_here, train_in_workers, worker_devices
+from stateline.compare.pool import Local, worker_devices
 from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.runs.folder import stored_run
@@ -29,6 +30,7 @@ def compare(
     workers: int | None = None,
     device: str = "auto",
     news: News | None = None,
+    engine: Engine | None = None,
 ) -> Results:
     """Run a comparison, or what is left of it.
 
@@ -44,6 +46,8 @@ def compare(
             By default one per core, or one per GPU.
         device: Where to train and to measure: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         news: Is called while the comparison runs.
+        engine: Where jobs are trained; by default on this machine, as ``workers`` and ``device``
+            say.
 
     Returns:
         The content of ``folder / "results.json"``, which is also updated after each run.
@@ -66,15 +70,13 @@ def compare(
     news.planned(jobs, len(finished))
     pending = [job for job in jobs if job not in finished]
     here = resolve_device(device)
-    runs = (
-        train_in_workers(pending, folder, devices, news)
-        if devices
-        else train_here(pending, folder, here, tasks, news)
-    )
-    for job, run in runs:
-        finished[job] = run
-        results = _update(results, folder, jobs, finished)
-        news.finished(job, run)
+    engine = engine or Local(devices, here)
+    with engine.open(folder, tasks, news) as running:
+        running.submit(pending)
+        for job, run in running.finished():
+            finished[job] = run
+            results = _update(results, folder, jobs, finished)
+            news.finished(job, run)
     for job in _jobs_to_time(jobs, tasks):
         news.timing(job.label)
         speed = replace(time_job(job, folder, here), model=job.label)

@@ -15,6 +15,7 @@ from stateline.runs.results import (
     Source,
     SpeedRecord,
     TaskRecord,
+    TimingRecord,
 )
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Source",
     "SpeedRecord",
     "TaskRecord",
+    "TimingRecord",
     "TrialRecord",
     "read_results",
     "read_run",

@@ -8,7 +8,7 @@ so that older and newer files of the same format can be read.
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType, field
@@ -153,6 +153,37 @@ class RunRecord(Record, frozen=True, kw_only=True):
         }
 
 
+BUSY = 0.05
+"""Share of processor time that other programs may use before timings are not to be trusted."""
+
+
+class TimingRecord(Record, frozen=True, kw_only=True):
+    """Speed of one model in one phase at one length and batch; or why it was not measured.
+
+    Attributes:
+        phase: ``train`` (a whole update), ``prefill`` (reading a prompt) or ``decode`` (one token
+            after the other).
+        length: Tokens of a row; for decoding, tokens already in the state.
+        batch: Rows.
+        tokens_per_second: Median of the rounds, over all rows; ``None`` if it was not measured.
+        low: First quartile of the rounds.
+        high: Third quartile of the rounds.
+        rounds: Number of rounds.
+        peak_memory: Bytes that a call needs beyond the model and its inputs; ``None`` if unknown.
+        skipped: Why it was not measured; empty if it was.
+    """
+
+    phase: Literal["train", "prefill", "decode"]
+    length: Length
+    batch: Annotated[int, Meta(ge=1)]
+    tokens_per_second: float | None = None
+    low: float | None = None
+    high: float | None = None
+    rounds: int = 0
+    peak_memory: int | None = None
+    skipped: str = ""
+
+
 class SpeedRecord(Record, frozen=True, kw_only=True):
     """What one model costs, by length in tokens.
 
@@ -169,6 +200,10 @@ class SpeedRecord(Record, frozen=True, kw_only=True):
             no limit; unset if the model is no language model.
         device: Where the speed was measured.
         precision: Precision of the training steps.
+        timings: All that was timed, with its spread, and what was skipped.
+        threads: Threads of a CPU that were used.
+        machine: Where the speed was measured, in words.
+        busy: Share of the processor time that other programs used meanwhile; ``None`` if unknown.
     """
 
     model: str
@@ -182,6 +217,15 @@ class SpeedRecord(Record, frozen=True, kw_only=True):
     longest_copy: int | UnsetType | None = UNSET
     device: str = "cpu"
     precision: str = "float32"
+    timings: list[TimingRecord] = field(default_factory=list)
+    threads: int = 1
+    machine: str = ""
+    busy: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """True if other programs used so much of the machine that speeds are not to be trusted."""
+        return self.busy is not None and self.busy > BUSY
 
 
 class Source(Record, frozen=True, kw_only=True):

@@ -191,7 +191,8 @@ class _Trainer:
 
     def _score(self) -> float:
         self.batches.settle()
-        score = evaluate(self.model, self.task, self.task.train_length)[self.task.metric]
+        scores = evaluate(self.model, self.task, self.task.train_length, training=True)
+        score = scores[self.task.metric]
         return self.processes.sum(score) / self.processes.count  # so that all stop together
 
     def _log(
