@@ -12,7 +12,6 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stateline.errors import InputError
 from stateline.files import regular_file
-from stateline.models.config import ModelConfig
 from stateline.models.presets import find_preset
 
 LARGEST, DEEPEST = 1 << 20, 16
@@ -38,6 +37,8 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
         raise InputError("--pattern replaces the pattern of a recipe file: give one of the two")
     else:
         given.pattern = given.recipe
+    from stateline.runs.initial import initial_config
+
     init = init or given.init
     if (start := initial_config(init) if init else find_preset(given.pattern)) is not None:
         settings = dataclasses.asdict(start)
@@ -46,20 +47,6 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
         given = parser.parse_args(arguments)
         given.pattern, given.init = start.pattern, init
     return given
-
-
-def initial_config(folder: str) -> ModelConfig:
-    """The configuration of the model that a run starts from.
-
-    Raises:
-        InputError: If there is none, or it is no language model.
-    """
-    from stateline.generate.runs import read_model_config
-
-    config = read_model_config(folder)
-    if type(config) is not ModelConfig:
-        raise InputError(f"a run can start from a language model, but {folder} is a {config.kind}")
-    return config
 
 
 def _read_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> Any:
