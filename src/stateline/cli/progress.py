@@ -12,7 +12,7 @@ from stateline.compare.news import News
 from stateline.models.pattern import parse_pattern
 from stateline.reports.format import words
 from stateline.runs.job import Job
-from stateline.runs.results import RunRecord
+from stateline.runs.results import RunRecord, SpeedRecord
 from stateline.tasks import TASKS
 from stateline.train.metrics import Metrics
 from stateline.train.tensorboard import open_board
@@ -97,8 +97,12 @@ class _Bars(News):
         self.bars.console.print(f"{_name(job)}: {_outcome(run)}", highlight=False, markup=False)
         self.bars.advance(self.all)
 
-    def timing(self, model: str) -> None:
-        self.bars.update(self.all, state=f"measuring the speed of {model}")
+    def timing(self, what: str) -> None:
+        self.bars.update(self.all, state=f"measuring the speed of {what}")
+
+    def timed(self, speeds: Sequence[SpeedRecord]) -> None:
+        if warning := _disturbed(speeds):
+            self.bars.console.print(warning, highlight=False, markup=False)
 
 
 class _Lines(News):
@@ -124,8 +128,12 @@ class _Lines(News):
         self.done += 1
         self._say(f"{self.done}/{self.count} {_name(job)}: {_outcome(run)}")
 
-    def timing(self, model: str) -> None:
-        self._say(f"measuring the speed of {model}")
+    def timing(self, what: str) -> None:
+        self._say(f"measuring the speed of {what}")
+
+    def timed(self, speeds: Sequence[SpeedRecord]) -> None:
+        if warning := _disturbed(speeds):
+            self._say(warning)
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -133,6 +141,18 @@ class _Lines(News):
 
 def _starting(workers: int) -> str:
     return f"starting {workers} worker{'s' if workers > 1 else ''}"
+
+
+def _disturbed(speeds: Sequence[SpeedRecord]) -> str:
+    """What to say if other programs used the machine while speeds were measured."""
+    shares = [entry.busy for entry in speeds if entry.disturbed and entry.busy is not None]
+    if not shares:
+        return ""
+    return (
+        f"other programs used {max(shares):.0%} of the processors while speed was measured: "
+        "do not trust the speeds; on an idle machine, remove the folder speed and repeat the "
+        "command"
+    )
 
 
 def _name(job: Job) -> str:

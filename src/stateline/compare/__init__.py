@@ -4,8 +4,10 @@ import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from msgspec.structs import replace
 
+from stateline.bench.speed import Cell
 from stateline.compare.comparison import Comparison, make_tasks, plan
 from stateline.compare.engine import Engine
 from stateline.compare.news import News
@@ -14,8 +16,8 @@ from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.runs.folder import stored_run
 from stateline.runs.job import Job, check_job
-from stateline.runs.results import Results, RunRecord
-from stateline.runs.speed import time_job
+from stateline.runs.results import Results, RunRecord, SpeedRecord
+from stateline.runs.speed import Detail, time_jobs
 from stateline.runs.store import outline, write_results
 from stateline.tasks import Task
 
@@ -31,6 +33,7 @@ def compare(
     device: str = "auto",
     news: News | None = None,
     engine: Engine | None = None,
+    timing: Detail = "short",
 ) -> Results:
     """Run a comparison, or what is left of it.
 
@@ -48,6 +51,8 @@ def compare(
         news: Is called while the comparison runs.
         engine: Where jobs are trained; by default on this machine, as ``workers`` and ``device``
             say.
+        timing: What is timed: ``short``, ``full`` (256 to 65,536 tokens, 1 and 64 rows; minutes)
+            or ``none``.
 
     Returns:
         The content of ``folder / "results.json"``, which is also updated after each run.
@@ -77,14 +82,24 @@ def compare(
             finished[job] = run
             results = _update(results, folder, jobs, finished)
             news.finished(job, run)
-    for job in _jobs_to_time(jobs, tasks):
-        news.timing(job.label)
-        speed = replace(time_job(job, folder, here), model=job.label)
-        results = replace(results, speed=[*results.speed, speed])
-        write_results(folder, results)
-    results = replace(results, finished=True)
+    speeds = _measure(_jobs_to_time(jobs, tasks), folder, here, timing, news)
+    results = replace(results, speed=speeds, finished=True)
     write_results(folder, results)
     return results
+
+
+def _measure(
+    jobs: Sequence[Job], folder: Path, device: torch.device, timing: Detail, news: News
+) -> list[SpeedRecord]:
+    """Measure the speed of the models of some jobs, and say what is being measured."""
+
+    def tell(cell: Cell) -> None:
+        size = f"length {cell.length:,}, batch {cell.batch}"
+        news.timing(f"{len(jobs)} models: {cell.phase}, {size}")
+
+    speeds = time_jobs(jobs, folder, device, timing, tell)
+    news.timed(speeds)
+    return speeds
 
 
 def _check_not_in_worker() -> None:
