@@ -79,11 +79,10 @@ class Sweep:
         trials = [len(trials) for trials in self._trials.values() if len(trials) > 1]
         return len(set(self.jobs)) + sum(n + math.ceil(KEPT * n) for n in trials)
 
-    def is_done(self, job: Job, run: RunRecord | None) -> bool:
+    def is_done(self, job: Job, run: RunRecord) -> bool:
         """Whether a stored result is all that a job is for."""
-        if run is None or run.stopped != "paused":
-            return run is not None
-        return job.until is not None and run.steps >= job.until
+        far_enough = job.until is not None and run.steps >= job.until
+        return run.stopped != "paused" or far_enough
 
     def protocol(self) -> ProtocolRecord:
         """How the settings are chosen, for the results."""
