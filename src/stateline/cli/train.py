@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from signal import SIGINT, SIGTERM, signal
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
-from stateline.cli.recipe import read_recipe
+from stateline.cli.recipe import add_settings, read_recipe
 from stateline.cli.record import command_line
 from stateline.devices import add_device_option
 from stateline.errors import InputError
@@ -47,16 +47,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--task", type=str, default="text", help='for example "text(path=books)"')
     parser.add_argument("--out", type=str, default="runs/train", help="folder for the run")
-    parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size"})
+    add_settings(parser)
     parser.add_argument(
-        "--model.pooling",
-        type=Literal["mean", "last"] | None,
-        default=None,
-        help="what a classifier pools; by default the mean of all positions",
-    )
-    parser.add_class_arguments(TrainConfig, "train")
-    parser.add_argument(
-        "--resume", action="store_true", help="continue from the newest checkpoint in the folder"
+        "--resume",
+        action="store_true",
+        help="continue from the newest checkpoint in the folder, also for more --train.steps",
     )
     parser.add_argument(
         "--dry_run", action="store_true", help="show size, operations and memory; train nothing"
