@@ -77,8 +77,8 @@ class _Bars(News):
     def __init__(self, progress: Progress) -> None:
         self.bars, self.of_job = progress, dict[Job, TaskID]()
 
-    def planned(self, jobs: Sequence[Job], done: int) -> None:
-        self.all = self.bars.add_task("all runs", total=len(jobs), completed=done, state="")
+    def planned(self, jobs: int, done: int) -> None:
+        self.all = self.bars.add_task("all runs", total=jobs, completed=done, state="")
 
     def starting(self, workers: int) -> None:
         self.bars.update(self.all, state=_starting(workers))
@@ -111,9 +111,9 @@ class _Lines(News):
     def __init__(self, console: Console) -> None:
         self.console, self.last = console, dict[Job, float]()
 
-    def planned(self, jobs: Sequence[Job], done: int) -> None:
-        self.count, self.done = len(jobs), done
-        self._say(f"{len(jobs)} runs" + (f", {done} of them done before" if done else ""))
+    def planned(self, jobs: int, done: int) -> None:
+        self.count, self.done = jobs, done
+        self._say(f"{jobs} runs" + (f", {done} of them done before" if done else ""))
 
     def starting(self, workers: int) -> None:
         self._say(_starting(workers))
@@ -156,8 +156,10 @@ def _disturbed(speeds: Sequence[SpeedRecord]) -> str:
 
 
 def _name(job: Job) -> str:
-    seed = f" seed {job.training.seed}" if job.training.seed else ""
-    return f"{job.task} | {job.label}{seed}"
+    what = f" seed {job.training.seed}" if job.training.seed else ""
+    if job.trial:
+        what = f" trial lr {job.training.lr:g} weight decay {job.training.weight_decay:g}"
+    return f"{job.task} | {job.label}{what}"
 
 
 def _score_name(job: Job) -> str:
@@ -166,6 +168,9 @@ def _score_name(job: Job) -> str:
 
 
 def _outcome(run: RunRecord) -> str:
+    if not run.by_length:  # a trial
+        score = "no score" if run.validation is None else f"{run.validation:.3f} on validation data"
+        return f"{score} ({run.steps} steps, {run.stopped})"
     length, own = next(iter(run.by_length.items()))
     scores = ", ".join(f"{name} {value:.3f}" for name, value in own.items() if value is not None)
     return f"{scores or 'no score'} at {length} ({run.steps} steps, {run.stopped})"

@@ -1,6 +1,7 @@
-"""Compare architectures: train each at the same size on each task, score it, then time it."""
+"""Compare architectures: choose settings for each, train it at the same size, score it, time it."""
 
 import multiprocessing
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from stateline.compare.comparison import Comparison, make_tasks, plan
 from stateline.compare.engine import Engine
 from stateline.compare.news import News
 from stateline.compare.pool import Local, worker_devices
+from stateline.compare.recipe import Recipe
+from stateline.compare.sweep import Sweep
 from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.runs.folder import stored_run
@@ -21,7 +24,7 @@ from stateline.runs.speed import Detail, time_jobs
 from stateline.runs.store import outline, write_results
 from stateline.tasks import Task
 
-__all__ = ["Comparison", "Job", "News", "Results", "compare", "plan"]
+__all__ = ["Comparison", "Job", "News", "Recipe", "Results", "compare", "plan"]
 
 
 def compare(
@@ -37,9 +40,9 @@ def compare(
 ) -> Results:
     """Run a comparison, or what is left of it.
 
-    Each run has its own folder in ``folder / "runs"``; a run whose result is there is not run
-    again. Workers train several models at a time, each on one thread. Speed is measured at the
-    end, while nothing else runs.
+    Each run and each trial has its own folder in ``folder / "runs"``; one whose result is there is
+    not run again. Workers train several models at a time, each on one thread. Speed is measured at
+    the end, while nothing else runs.
 
     Args:
         comparison: What to compare.
@@ -64,25 +67,25 @@ def compare(
     _check_not_in_worker()
     devices, news = worker_devices(device, workers), news or News()
     tasks = make_tasks(comparison)
-    jobs = plan(comparison, tasks)
-    for job in jobs:
+    sweep = Sweep(comparison, plan(comparison, tasks), tasks)
+    for job in sweep.jobs:
         if job.training.seed == 0:
             check_job(job, tasks[job.task])
-    results = outline(jobs, tasks, command)
-    earlier = {job: stored_run(folder / "runs" / job.name) for job in jobs}
-    finished = {job: replace(run, model=job.label) for job, run in earlier.items() if run}
-    results = _update(results, folder, jobs, finished)  # an unwritable folder shows now
-    news.planned(jobs, len(finished))
-    pending = [job for job in jobs if job not in finished]
+    results = replace(outline(sweep.jobs, tasks, command), protocol=sweep.protocol())
+    done: dict[Job, RunRecord] = {}
+    todo = _todo(sweep, sweep.first(), folder, done)
+    results = _update(results, folder, sweep, done)  # an unwritable folder shows now
+    news.planned(sweep.count(), len(done))
     here = resolve_device(device)
     engine = engine or Local(devices, here)
     with engine.open(folder, tasks, news) as running:
-        running.submit(pending)
+        running.submit(todo)
         for job, run in running.finished():
-            finished[job] = run
-            results = _update(results, folder, jobs, finished)
+            done[job] = run
+            running.submit(_todo(sweep, sweep.after(job, run), folder, done))
+            results = _update(results, folder, sweep, done)
             news.finished(job, run)
-    speeds = _measure(_jobs_to_time(jobs, tasks), folder, here, timing, news)
+    speeds = _measure(_jobs_to_time(sweep.jobs, tasks), folder, here, timing, news)
     results = replace(results, speed=speeds, finished=True)
     write_results(folder, results)
     return results
@@ -111,11 +114,28 @@ def _check_not_in_worker() -> None:
         )
 
 
-def _update(
-    results: Results, folder: Path, jobs: Sequence[Job], finished: dict[Job, RunRecord]
-) -> Results:
-    """The results with all finished runs, which are also written."""
-    results = replace(results, runs=[finished[job] for job in jobs if job in finished])
+def _todo(sweep: Sweep, jobs: Sequence[Job], folder: Path, done: dict[Job, RunRecord]) -> list[Job]:
+    """Those of some jobs, and of the jobs that follow, whose results are not there yet."""
+    waiting, todo = deque(jobs), list[Job]()
+    while waiting:
+        job = waiting.popleft()
+        run = stored_run(folder / "runs" / job.name)
+        if run is not None and sweep.is_done(job, run):
+            done[job] = run
+            waiting.extend(sweep.after(job, run))
+        else:
+            todo.append(job)
+    return todo
+
+
+def _update(results: Results, folder: Path, sweep: Sweep, done: dict[Job, RunRecord]) -> Results:
+    """The results with all finished runs and trials, which are also written."""
+    runs = [
+        replace(done[job], model=job.label, family=job.family, size=job.size, own_size=job.own_size)
+        for job in sweep.jobs
+        if job in done
+    ]
+    results = replace(results, runs=runs, trials=sweep.records())
     write_results(folder, results)
     return results
 

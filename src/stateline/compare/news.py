@@ -10,8 +10,8 @@ from stateline.train.metrics import Metrics
 class News:
     """Called by a comparison while it runs; override what is of interest."""
 
-    def planned(self, jobs: Sequence[Job], done: int) -> None:
-        """All jobs are known, and so many of them were done before."""
+    def planned(self, jobs: int, done: int) -> None:
+        """There will be so many jobs, and so many of them were done before."""
 
     def starting(self, workers: int) -> None:
         """Worker processes are being started, which takes some seconds."""

@@ -20,7 +20,8 @@ from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
 from stateline.runs.folder import RESULT, slug, stored
 from stateline.runs.job import Job, digest
-from stateline.runs.results import Record, SpeedRecord, TimingRecord, to_json
+from stateline.runs.record import Record
+from stateline.runs.results import SpeedRecord, TimingRecord, to_json
 from stateline.train.environment import environment
 from stateline.train.loop import ALONE
 
