@@ -67,7 +67,7 @@ def _interval_rank(count: int) -> int:
         [0, 0, 0, 5, 17]
     """
     below = [math.comb(count, k) / 2**count for k in range(count // 2 + 1)]
-    return max((k for k in range(len(below)) if sum(below[:k]) <= 0.025), default=0)
+    return max(0, max(k for k in range(len(below)) if sum(below[:k]) <= 0.025) - 1)
 
 
 @dataclass
