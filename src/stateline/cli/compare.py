@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stateline.cli.engine import add_engine_options, make_engine
+from stateline.cli.engine import add_engine_options, add_tracker_option, make_engine, trackers
 from stateline.cli.recipe import SUFFIXES, add_settings, model_of_recipe, without_defaults
 from stateline.cli.record import command_line
 from stateline.devices import add_device_option
@@ -123,6 +123,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "per GPU; 0 trains one after the other without worker processes",
     )
     add_engine_options(parser)
+    add_tracker_option(parser)
     parser.add_argument(
         "--timing",
         type=Literal["short", "full", "none"],
@@ -143,7 +144,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.compare.storage import results_folder
     from stateline.reports import check_report, print_results, write_report
 
-    comparison, console = _comparison(given), Console()
+    comparison, console, observers = _comparison(given), Console(), trackers(given.tracker)
     if not console.is_terminal:
         console.width = WIDTH
     with results_folder(given.out) as place:
@@ -156,7 +157,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
                 command=command_line("compare", arguments),
                 workers=given.workers,
                 device=given.device,
-                news=Several([shown, place]),
+                news=Several([shown, place, *observers]),
                 engine=make_engine(given, place),
                 timing=given.timing,
             )

@@ -9,6 +9,7 @@ from stateline.errors import InputError
 if TYPE_CHECKING:
     from stateline.compare.engine import Engine
     from stateline.compare.storage import ResultsFolder
+    from stateline.compare.trackers import Tracked
 
 _OF_RAY = ("address", "gpus_per_job", "cpus_per_job", "retries")
 
@@ -36,6 +37,23 @@ def add_engine_options(parser: ArgumentParser) -> None:
         default=None,
         help="of ray: how often a job goes on elsewhere after its node was lost; by default 3",
     )
+
+
+def add_tracker_option(parser: ArgumentParser) -> None:
+    """Add ``--tracker``; pass its value to :func:`trackers`."""
+    parser.add_argument(
+        "--tracker",
+        type=str | None,
+        default=None,
+        help="MODULE:FUNCTION or FILE.py:FUNCTION, called with run, step and scalars",
+    )
+
+
+def trackers(given: str | None) -> "list[Tracked]":
+    """The observer that passes metrics to the tracker that was named; none without one."""
+    from stateline.compare.trackers import Tracked, load_tracker
+
+    return [] if given is None else [Tracked(load_tracker(given))]
 
 
 def make_engine(given: Any, place: "ResultsFolder") -> "Engine | None":
