@@ -101,4 +101,4 @@ def load_tracker(spec: str) -> Tracker:
         raise InputError(
             f"{place} has no function {name!r}: name one that takes run, step, scalars"
         )
-    return tracker  # type: ignore[no-any-return]
+    return tracker
