@@ -246,12 +246,12 @@ class TestDevices:
             seen.append(processes.device)
             return first.runs[0]
 
-        def time_job(job: Job, folder: Path, device: torch.device) -> Any:
+        def time_jobs(jobs: Any, folder: Path, device: torch.device, *_: object) -> Any:
             seen.append(device)
-            return first.speed[0]
+            return first.speed
 
         monkeypatch.setattr("stateline.compare.pool.run_job", run_job)
-        monkeypatch.setattr("stateline.compare.time_job", time_job)
+        monkeypatch.setattr("stateline.compare.time_jobs", time_jobs)
         compare(tiny("h3"), tmp_path / "gpu", workers=0, device="cuda:3")
         assert seen == [torch.device("cuda:3")] * 2
 
