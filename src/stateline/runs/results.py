@@ -8,33 +8,16 @@ so that older and newer files of the same format can be read.
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
 from stateline.errors import InputError
+from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
+from stateline.runs.record import Bits, Length, Record, RecordT, Scores
 
 FORMAT = "stateline-results-1"
-
-Length = Annotated[int, Meta(ge=1)]
-"""A number of tokens, or a length in the task's own unit."""
-
-Bits = Annotated[int, Meta(ge=0)]
-"""A number of bits."""
-
-Scores = dict[str, float | None]
-"""Scores by metric; ``None`` where training diverged."""
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the results."""
-
-    def __getitem__(self, name: str) -> NoReturn:
-        raise InputError(f"results have attributes, not keys: write .{name} instead of [{name!r}]")
-
-
-RecordT = TypeVar("RecordT", bound=Record)
 
 
 class CurvePoint(Record, frozen=True, kw_only=True):
@@ -80,6 +63,8 @@ class TaskRecord(Record, frozen=True, kw_only=True):
         eval_lengths: Lengths at which models are scored; includes the training length.
         data: Description of the data, with its ``sha256``; empty for generated tasks.
         baselines: Scores of programs that need no training, such as gzip.
+        problems: Answers behind each score, where the score is the share that is right; 0 if it
+            is not such a share, or not recorded.
     """
 
     spec: str
@@ -93,6 +78,7 @@ class TaskRecord(Record, frozen=True, kw_only=True):
     eval_lengths: list[Length]
     data: dict[str, Any]
     baselines: dict[str, float]
+    problems: int = 0
 
     def __post_init__(self) -> None:
         if self.train_length not in self.eval_lengths:
@@ -124,6 +110,14 @@ class RunRecord(Record, frozen=True, kw_only=True):
         training: The training configuration.
         environment: Versions, machine and device.
         imports: Files or modules with the user's own layers or tasks that were imported.
+        family: Name of the architecture that this model is one size of; empty if the comparison
+            has a single size.
+        size: What the width was chosen for, in the unit of the protocol's ``matched_by``; ``None``
+            if the model keeps its own width.
+        own_size: What the model has of it: a model is matched if it is within the protocol's
+            ``tolerance`` of ``size``.
+        validation: The task's metric at the training length on data that the final scores do not
+            use, after the last update; ``None`` if it was not measured.
     """
 
     model: str
@@ -139,12 +133,16 @@ class RunRecord(Record, frozen=True, kw_only=True):
     steps_to_solve: int | None
     curve: list[CurvePoint]
     by_length: dict[Length, Scores]
-    by_position: dict[Length, float | None] = {}
+    by_position: dict[Length, float | None] = field(default_factory=dict)
     capacity: CapacityRecord | None = None
     sample: str | None = None
-    training: dict[str, Any] = {}
-    environment: dict[str, Any] = {}
-    imports: list[str] = []
+    training: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    imports: list[str] = field(default_factory=list)
+    family: str = ""
+    size: int | None = None
+    own_size: int | None = None
+    validation: float | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -219,7 +217,7 @@ class SpeedRecord(Record, frozen=True, kw_only=True):
     longest_copy: int | UnsetType | None = UNSET
     device: str = "cpu"
     precision: str = "float32"
-    timings: list[TimingRecord] = []
+    timings: list[TimingRecord] = field(default_factory=list)
     threads: int = 1
     machine: str = ""
     busy: float | None = None
@@ -262,6 +260,8 @@ class Results(Record, frozen=True, kw_only=True):
         runs: The runs that have finished so far.
         speed: Costs of the models.
         sources: Of merged results, where they come from.
+        protocol: How the settings of the runs were chosen; ``None`` if that is not recorded.
+        trials: Settings that were tried, the chosen ones among them.
     """
 
     format: str
@@ -273,7 +273,9 @@ class Results(Record, frozen=True, kw_only=True):
     tasks: list[TaskRecord]
     runs: list[RunRecord]
     speed: list[SpeedRecord]
-    sources: list[Source] = []
+    sources: list[Source] = field(default_factory=list)
+    protocol: ProtocolRecord | None = None
+    trials: list[TrialRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.models or not self.tasks:

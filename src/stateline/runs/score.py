@@ -5,7 +5,7 @@ from typing import Any
 from stateline.evaluate import accuracy_by_position, evaluate, loss_by_position
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
-from stateline.runs.results import Scores
+from stateline.runs.record import Scores
 from stateline.tasks import Task
 
 EVAL_BATCHES = 16
