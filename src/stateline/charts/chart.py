@@ -36,15 +36,15 @@ class Axis(NamedTuple):
 
     def encode(self, channel: type[alt.X] | type[alt.Y], field: str) -> Any:
         """The encoding of a field of the rows by this axis."""
-        scale: dict[str, Any] = {"zero": False, "nice": False, "padding": 6}
-        if self.scale != "linear":
-            scale |= {"type": "log", "base": 2 if self.scale == "log2" else 10}
+        scale: dict[str, Any] = {"nice": False, "padding": 6}
+        logarithmic = {"type": "log", "base": 2 if self.scale == "log2" else 10}
+        scale |= {"zero": False} if self.scale == "linear" else logarithmic
         if self.domain is not None:
             scale["domain"] = list(self.domain)
         ticks: dict[str, Any] = {"format": self.form}
         if self.ticks:
             values = list(self.ticks)
-            texts = {f"{value:g}": text for value, text in self.ticks.items()}
+            texts = {f"{value:.15g}": text for value, text in self.ticks.items()}
             ticks = {"values": values, "labelExpr": f"({json.dumps(texts)})[datum.value]"}
         return channel(f"{field}:Q", title=self.title, scale=scale, axis=ticks)
 

@@ -5,12 +5,13 @@ import io
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from operator import methodcaller
 from pathlib import Path
 
 import vl_convert
 
 from stateline.charts.chart import Chart
-from stateline.files import write_atomically, write_text
+from stateline.files import write_atomically
 
 SCALE = 300 / 72
 """Pixels of a PNG for each of the chart: 300 dots per inch in print."""
@@ -38,13 +39,18 @@ def png(chart: Chart) -> bytes:
     return vl_convert.vegalite_to_png(chart.spec(), scale=SCALE, ppi=72)
 
 
+def specification(chart: Chart) -> str:
+    """A chart as a Vega-Lite specification in JSON, with its data inside."""
+    return json.dumps(chart.spec(), indent=1) + "\n"
+
+
 FORMATS: dict[str, Callable[[Chart], str | bytes]] = {
     "png": png,
     "svg": svg,
     "csv": table,
-    "json": lambda chart: json.dumps(chart.spec(), indent=1) + "\n",
+    "json": specification,
 }
-"""How a chart is written, by the suffix of the file; JSON is its Vega-Lite specification."""
+"""How a chart is written, by the suffix of the file."""
 
 
 def write_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -66,10 +72,8 @@ def write_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) 
         for form in formats:
             content = FORMATS[form](chart)
             path = folder / f"{chart.name}.{form}"
-            if isinstance(content, str):
-                write_text(path, content)
-            else:
-                write_atomically(path, lambda at, data=content: at.write_bytes(data))
+            data = content if isinstance(content, bytes) else content.encode()
+            write_atomically(path, methodcaller("write_bytes", data))
             written.append(path)
     return written
 

@@ -203,8 +203,8 @@ def _levels(levels: Sequence[Level], axes: tuple[Axis, Axis]) -> list[alt.Chart]
     """Rules across the chart, and their labels at its edge."""
     x, y = axes
     layers = []
-    ranked = sorted((level for level in levels if level.y is not None), key=lambda level: level.y)
-    sides = {ranked[0].text: "top"} if len(ranked) > 1 else {}
+    heights = [level.y for level in levels if level.y is not None]
+    lowest = min(heights) if len(heights) > 1 else None
     for level in levels:
         base = own_rows([{"x": level.x, "y": level.y, "text": level.text}])
         if level.x is not None:
@@ -213,9 +213,9 @@ def _levels(levels: Sequence[Level], axes: tuple[Axis, Axis]) -> list[alt.Chart]
             layers += [base.mark_rule(opacity=0.5).encode(**place), label]
         else:
             place = {"y": y.encode(alt.Y, "y")}
-            side = sides.get(level.text, "bottom")
             rule = base.mark_rule(opacity=0.6, strokeDash=[2, 3]).encode(**place)
-            text = base.mark_text(baseline=side, align="right", dy=-2 if side == "bottom" else 3)
+            dy = 9 if level.y == lowest else -7
+            text = base.mark_text(baseline="middle", align="right", dy=dy)
             layers += [rule, text.encode(**place, x=alt.value("width"), text="text:N")]
     return layers
 

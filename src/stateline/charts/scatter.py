@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import altair as alt
 
@@ -11,13 +11,26 @@ from stateline.charts.style import INK, Model
 
 
 class Spot(NamedTuple):
-    """A model in the plane of cost and score: medians, and the lowest and highest score."""
+    """A model in the plane of cost and score.
+
+    Attributes:
+        model: The model.
+        costs: Median, low and high end of its cost.
+        score: Median of its seeds.
+        low: Lowest seed.
+        high: Highest seed.
+    """
 
     model: Model
-    cost: float
+    costs: tuple[float, float, float]
     score: float
     low: float
     high: float
+
+    @property
+    def cost(self) -> float:
+        """Median of the cost."""
+        return self.costs[0]
 
 
 def front(spots: Sequence[Spot], *, less_cost: bool, more_score: bool) -> list[Spot]:
@@ -71,31 +84,45 @@ def trade_off_chart(
     place = {"x": x.encode(alt.X, "x"), "y": y.encode(alt.Y, "y")}
     models = [spot.model for spot in spots]
     look, rows = by_model(models), [_row(spot, spot in best) for spot in spots]
-    step = "step-after" if less_cost else "step-before"
+    step: Literal["step-after", "step-before"] = "step-after" if less_cost else "step-before"
     found = {"x": x.title, "y": y.title}
     layers = [
         own_rows([row for row in rows if row["front"]])
         .mark_line(interpolate=step, color=INK, opacity=0.45, strokeDash=[4, 3])
         .encode(**place)
     ]
+    bar = alt.Chart().mark_rule(opacity=opacity(0.6), strokeWidth=1.5)
     if any(row["low"] < row["high"] for row in rows):
-        spread = alt.Chart().mark_rule(opacity=opacity(0.6), strokeWidth=1.5)
-        reach = {"y": y.encode(alt.Y, "low"), "y2": "high:Q"}
-        layers.append(spread.encode(x=place["x"], **reach, color=look["color"]))
         found |= {"low": "lowest", "high": "highest"}
+        reach = place | {"y": y.encode(alt.Y, "low"), "y2": "high:Q"}
+        layers.append(bar.encode(**reach, color=look["color"]))
+    if any(row["cost_low"] < row["cost_high"] for row in rows):
+        found |= {"cost_low": "cost from", "cost_high": "cost to"}
+        reach = place | {"x": x.encode(alt.X, "cost_low"), "x2": "cost_high:Q"}
+        layers.append(bar.encode(**reach, color=look["color"]))
     mark = alt.Chart().mark_point(filled=True, size=90, opacity=opacity(1))
     layers.append(mark.encode(**place, **look, tooltip=numbers(found)))
-    ends = [row["x"] for row in rows] or [1.0]
-    middle = math.sqrt(min(ends) * max(ends)) if x.scale == "log10" else sum(ends) / len(ends)
-    names = [row for row in rows if row["front"]]
-    for align, dx in (("left", 8), ("right", -8)):
-        if own := [row for row in names if (row["x"] > middle) == (align == "right")]:
-            text = own_rows(own).mark_text(align=align, dx=dx, dy=-8, limit=150)
-            layers.append(text.encode(**place, text="model:N"))
+    costs = [spot.cost for spot in spots]
+    layers += _names(
+        [row for row in rows if row["front"]], place, math.sqrt(min(costs) * max(costs))
+    )
     return Chart(name, title, note, models, rows, layers)
+
+
+def _names(rows: Sequence[Row], place: dict[str, Any], middle: float) -> list[alt.Chart]:
+    """The names of models: on the right of their marks, or on the left beyond the middle."""
+    left = own_rows([row for row in rows if row["x"] <= middle])
+    right = own_rows([row for row in rows if row["x"] > middle])
+    texts = [
+        left.mark_text(align="left", dx=8, dy=-8, limit=150),
+        right.mark_text(align="right", dx=-8, dy=-8, limit=150),
+    ]
+    return [text.encode(**place, text="model:N") for text in texts]
 
 
 def _row(spot: Spot, on_front: bool) -> Row:
     """The row of a spot."""
-    numbers = {"x": spot.cost, "y": spot.score, "low": spot.low, "high": spot.high}
-    return {"model": spot.model.name, **numbers, "front": int(on_front)}
+    _, *cost_ends = spot.costs
+    place = {"x": spot.cost, "y": spot.score, "low": spot.low, "high": spot.high}
+    reach = dict(zip(("cost_low", "cost_high"), cost_ends, strict=True))
+    return {"model": spot.model.name, **place, **reach, "front": int(on_front)}

@@ -2,7 +2,7 @@
 
 Colours are those of the light page. A page replaces them by its own: each colour of a chart stands
 as it is in the chart's SVG, so a rule of the style sheet for it serves the light and the dark
-scheme (:func:`page_colours`).
+scheme (:data:`VARIABLES`).
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,14 @@ SHAPES = (
 )
 """Shapes of the points; models that share a colour differ in shape."""
 
-INK, PAPER = "#1c2024", "#fefefe"
-"""Colours of text and axes, and of the page."""
+GLYPHS = dict(zip(SHAPES, "●■▲◆▼✚▶◀", strict=True))
+"""The shapes as characters, for legends in text."""
+
+INK = "#1c2024"
+"""Colour of text and axes."""
+
+VARIABLES = {colour: f"--model-{index}" for index, colour in enumerate(COLOURS)} | {INK: "--text"}
+"""The CSS variable that a page shows in the place of each colour of its charts."""
 
 WIDTH, HEIGHT = 300, 210
 """Size of the area of a chart inside its axes, in pixels."""
@@ -39,6 +45,16 @@ class Model(NamedTuple):
     name: str
     colour: str
     shape: str
+
+    @property
+    def glyph(self) -> str:
+        """Its shape as a character."""
+        return GLYPHS[self.shape]
+
+    @property
+    def variable(self) -> str:
+        """The CSS variable of its colour in a page."""
+        return VARIABLES[self.colour]
 
 
 def styled(names: Sequence[str], families: Sequence[str] | None = None) -> list[Model]:
@@ -61,12 +77,6 @@ def styled(names: Sequence[str], families: Sequence[str] | None = None) -> list[
         first = own[-1] + 1 if own else place + turn
         models.append(Model(name, COLOURS[place], SHAPES[first % len(SHAPES)]))
     return models
-
-
-def page_colours(variable: str = "--model-{}") -> list[tuple[str, str]]:
-    """Each colour of charts with the CSS variable that a page shows in its place."""
-    own = [(colour, variable.format(index)) for index, colour in enumerate(COLOURS)]
-    return [*own, (INK, "--text"), (PAPER, "--page")]
 
 
 def config(*, legend: bool) -> dict[str, Any]:

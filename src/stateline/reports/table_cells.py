@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from stateline.reports.costs import Cost
+from stateline.reports.costs import Cost, Measured
 from stateline.reports.format import DASH, short_number
 from stateline.reports.records import measured, runs_of, score, solved_runs
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
@@ -103,14 +103,17 @@ def parameter_cells(models: Sequence[str], runs: Sequence[RunRecord]) -> list[Ce
 
 def cost_cells(results: Results, cost: Cost, length: int) -> list[Cell]:
     """A cost of each model at one length, if it was measured."""
-    measured = {
-        entry.model: cost.values(entry)[length]
-        for entry in results.speed
-        if length in cost.values(entry)
-    }
-    values = [measured.get(model) for model in results.models]
-    cells = [MISSING if v is None else Cell(cost.text(v), value=v) for v in values]
+    found = {entry.model: cost.values(entry).get(length) for entry in results.speed}
+    cells = [_cost_cell(found.get(model), cost) for model in results.models]
     return _mark(cells, cost.higher_is_better)
+
+
+def _cost_cell(found: Measured | None, cost: Cost) -> Cell:
+    """Median and quartiles of a cost."""
+    if found is None:
+        return MISSING
+    ends = list(dict.fromkeys(cost.text(end) for end in (found.low, found.high)))
+    return Cell(cost.text(found.middle), DASH.join(ends[: 2 * (len(ends) - 1)]), found.middle)
 
 
 def longest_copy_cells(results: Results) -> list[Cell]:
