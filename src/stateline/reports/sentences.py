@@ -136,7 +136,7 @@ def protocol(results: Results) -> list[str]:
             f"scored seeds {seeds}": seeds,
         }
         listed = "; ".join(text for text, known in told.items() if known)
-        said.append(f"{task_label(results, task)}: {listed}.")
+        said += [f"{task_label(results, task)}: {listed}."] if listed else []
     if how.rungs:
         shares = listing([f"{rung:.0%}" for rung in how.rungs])
         said.append(f"After {shares} of the steps the best {how.kept:.0%} of the trials went on.")
