@@ -66,10 +66,9 @@ LAYERS["moving_average"] = MovingAverage
 
 COMPARE = f"""
 from pathlib import Path
-from stateline.bench import speed
 from stateline.compare import Comparison, compare
 from stateline.runs import speed as costs
-speed.SECONDS, costs.SPEED_LENGTHS = 0.0, (8,)
+costs.SECONDS, costs.SPEED_LENGTHS = 0.0, (8,)
 comparison = Comparison(["moving_average*2", "h3*2"], ["{RECALL}"], d_model=8, steps=2)
 """
 

@@ -6,7 +6,7 @@ from stateline.evaluate import accuracy_by_position, evaluate, loss_by_position
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
 from stateline.runs.record import Scores
-from stateline.tasks import Task
+from stateline.tasks import GeneratedTask, LabelledTask, RowsTask, Task
 
 EVAL_BATCHES = 16
 """Batches of fresh problems behind each final score; a text is scored to its end instead."""
@@ -30,6 +30,19 @@ def score_by_position(model: AnyModel, task: Any) -> dict[int, float | None]:
     if task.kind == "labelled":
         return {**accuracy_by_position(model, task, length, batches=EVAL_BATCHES)}
     return {}
+
+
+def problems_scored(task: Task) -> int:
+    """Answers (or rows of them) behind each score, if that is the share that is right, else 0."""
+    if not task.metric.endswith("accuracy"):
+        return 0
+    if isinstance(task, RowsTask):
+        return len(task.held_out_rows.inputs)
+    if isinstance(task, GeneratedTask):
+        return EVAL_BATCHES * len(task.problems(task.train_length, 0).answers)
+    if isinstance(task, LabelledTask):
+        return EVAL_BATCHES * len(task.labelled(task.train_length, 0).tokens)
+    return 0
 
 
 def diverged_scores(task: Task) -> dict[int, Scores]:

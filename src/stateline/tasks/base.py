@@ -137,6 +137,21 @@ class Task(ABC):
             InputError: If it cannot.
         """
 
+    def hold_out_validation(self) -> str:
+        """Score on data that the final scores do not use; called before the first batch.
+
+        A task is made a second time, from another seed, to choose settings with. Where problems are
+        drawn from the seed, nothing has to be done. Tasks on files score a part of their training
+        data, on which they then do not train.
+
+        Returns:
+            What is scored, in words.
+
+        Raises:
+            InputError: If there are too few data.
+        """
+        return "problems drawn from another seed"
+
     def baselines(self) -> Mapping[str, float]:
         """The metric for programs that need no training, on the same data."""
         return {}

@@ -1,0 +1,148 @@
+"""Speed of several models in the same rounds, with what is left out and why."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stateline.bench.memory import available_bytes, peak_bytes
+from stateline.bench.speed import Cell, Subject
+from stateline.bench.timing import Call, Timing, interleave, waiter
+from stateline.errors import InputError
+
+MOST_SECONDS = 4.0
+"""A cell is left out where one call takes longer."""
+
+MOST_PROMPT_SECONDS = 60.0
+"""Decoding is left out where reading the prompt once, before it is timed, takes longer."""
+
+MEMORY_SHARE = 0.5
+"""Part of the free memory that all models together may use."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model in one cell.
+
+    Attributes:
+        cell: What was timed.
+        timing: Seconds per call; ``None`` if it was left out.
+        peak: Bytes that a call needs beyond the model and its inputs; ``None`` if unknown.
+        skipped: Why it was left out; empty if it was not.
+    """
+
+    cell: Cell
+    timing: Timing | None = None
+    peak: int | None = None
+    skipped: str = ""
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Tokens per second, one entry per round."""
+        return tuple(self.cell.tokens / s for s in self.timing.samples) if self.timing else ()
+
+    @property
+    def quartiles(self) -> tuple[float, float, float] | None:
+        """First quartile, median and third quartile of the speeds."""
+        if not self.speeds:
+            return None
+        low, median, high = statistics.quantiles(self.speeds, n=4, method="inclusive")
+        return low, median, high
+
+
+@dataclass
+class _Model:
+    """A subject, with the seconds per FLOP that its calls took so far, by phase."""
+
+    subject: Subject
+    pace: dict[str, float] = field(default_factory=dict)
+
+
+def measure(
+    subjects: Mapping[str, Subject],
+    cells: Sequence[Cell],
+    seconds: float,
+    tell: Callable[[Cell], object] = lambda _: None,
+) -> dict[str, list[Measured]]:
+    """Time all models in turns, cell by cell.
+
+    A cell that is predicted to take too long or too much memory for a model is left out, and so is
+    one that fails.
+
+    Args:
+        subjects: Models by name, all on one device.
+        cells: What to time, shorter lengths first; every phase once per length and batch.
+        seconds: Time for each model and cell, after the warm-up.
+        tell: Called with each cell before it is measured.
+
+    Returns:
+        By model, one entry per cell.
+    """
+    models = {name: _Model(subject) for name, subject in subjects.items()}
+    found: dict[str, list[Measured]] = {name: [] for name in subjects}
+    for cell in cells:
+        tell(cell)
+        for name, measured in _measure_cell(models, cell, seconds):
+            found[name].append(measured)
+    return found
+
+
+def _measure_cell(
+    models: Mapping[str, _Model], cell: Cell, seconds: float
+) -> Iterator[tuple[str, Measured]]:
+    device = next(iter(models.values())).subject.device
+    free = available_bytes(device)
+    share = None if free is None else MEMORY_SHARE * free / len(models)
+    calls, first = dict[str, Call](), dict[str, float]()
+    for name, model in models.items():
+        try:
+            if reason := _too_much(model, cell, share):
+                raise _LeftOut(reason)
+            calls[name] = model.subject.call(cell)
+            first[name] = _first(model, cell, calls[name])
+        except (_LeftOut, InputError, MemoryError, RuntimeError) as error:  # or too little memory
+            calls.pop(name, None)
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            yield name, Measured(cell, skipped=reason)
+    timings = interleave(calls, seconds=seconds, device=device, first=first)
+    for name, timing in timings.items():
+        _note(models[name], cell, timing.median)
+        yield name, Measured(cell, timing, peak_bytes(calls[name], device))
+
+
+class _LeftOut(Exception):
+    """Why a cell is not measured."""
+
+
+def _too_much(model: _Model, cell: Cell, share: float | None) -> str:
+    """Why a cell is left out before anything is run; empty if it is not."""
+    subject = model.subject
+    if reason := subject.limit(cell):
+        return reason
+    needed = subject.bytes(cell)
+    if share is not None and needed > share:
+        return f"needs about {needed / 1e9:.1f} GB, and {share / 1e9:.1f} GB are free for it"
+    limit, call = MOST_SECONDS, cell
+    if cell.phase == "decode":  # what takes long is the prompt
+        limit, call = MOST_PROMPT_SECONDS, Cell("prefill", cell.length, 1)
+    predicted = model.pace.get(call.phase, 0.0) * subject.flops(call)
+    return f"one call would take about {predicted:.0f} s" if predicted > limit else ""
+
+
+def _first(model: _Model, cell: Cell, call: Call) -> float:
+    """Seconds of the first call."""
+    wait = waiter(model.subject.device)
+    wait()
+    started = time.perf_counter()
+    call()
+    wait()
+    elapsed = time.perf_counter() - started
+    _note(model, cell, elapsed)
+    if elapsed > MOST_SECONDS:
+        raise _LeftOut(f"one call takes {elapsed:.0f} s")
+    return elapsed
+
+
+def _note(model: _Model, cell: Cell, seconds: float) -> None:
+    if flops := model.subject.flops(cell):
+        model.pace[cell.phase] = seconds / flops
