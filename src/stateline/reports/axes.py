@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from stateline.charts.chart import Axis
 from stateline.reports.costs import Cost
@@ -10,6 +11,9 @@ from stateline.runs.results import TaskRecord
 
 TICKS = 6
 """Most ticks of an axis of costs."""
+
+STEPS = ([1, 1.5, 2, 3, 4, 5, 7], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1])
+"""Multiples of powers of ten that may have ticks, from the most to the fewest."""
 
 NARROWEST = 4.0
 """Least ratio of the ends of an axis of costs."""
@@ -27,23 +31,23 @@ def cost_axis(cost: Cost, values: Sequence[float], title: str = "") -> Axis:
     low, high = min(values), max(values)
     spare = max(1.0, math.sqrt(NARROWEST * low / high))
     low, high = low / spare, high * spare
-    in_bytes = cost.text is short_bytes
-    ticks = _powers(low, high, 2, (1,)) if in_bytes else _powers(low, high, 10, (1, 2, 5))
+    if cost.text is short_bytes:
+        ticks = _few(_powers(low, high, 2, [1.0]))
+    else:
+        finest = [_powers(low, high, 10, steps) for steps in STEPS]
+        ticks = next((found for found in finest if len(found) <= TICKS), _few(finest[-1]))
     texts = {tick: cost.text(tick) for tick in ticks}
-    return Axis(title or cost.unit, "log2" if in_bytes else "log10", (low, high), texts)
+    scale: Literal["log2", "log10"] = "log2" if cost.text is short_bytes else "log10"
+    return Axis(title or cost.unit, scale, (low, high), texts)
 
 
-def _powers(low: float, high: float, base: int, steps: Sequence[int]) -> list[float]:
-    """Multiples of powers of a base between two ends; fewer powers until they are few enough."""
-    first, last = math.floor(math.log(low, base)), math.ceil(math.log(high, base))
-    for stride in range(1, last - first + 2):
-        ticks = [
-            step * float(base) ** power
-            for power in range(first, last + 1, stride)
-            for step in steps
-        ]
-        found = [tick for tick in ticks if low <= tick <= high]
-        if len(found) <= TICKS:
-            break
-        steps = (1,)
-    return found
+def _powers(low: float, high: float, base: int, steps: Sequence[float]) -> list[float]:
+    """The multiples of the powers of a base between two ends."""
+    powers = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
+    ticks = [step * float(base) ** power for power in powers for step in steps]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def _few(ticks: Sequence[float]) -> Sequence[float]:
+    """Every second tick, or third and so on, until there are few enough."""
+    return ticks[:: math.ceil(len(ticks) / TICKS)] if ticks else []

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from stateline.reports.costs import STATE, Cost, Measured, common_lengths, speed
+from stateline.reports.costs import STATE, Cost, Measured, common_lengths, disturbance, speed
 from stateline.reports.format import DASH, count, listing, short_number, words
 from stateline.reports.records import runs_of, score, scored_runs, solved_runs, task_label
 from stateline.reports.sentences import differing_sizes, goal, size_groups
@@ -79,14 +79,20 @@ def _judged(
     return sentences
 
 
-def _ranking(found: Verdict, scores: dict[str, list[float]], metric: str) -> str:
-    """Which models are best, which are not told apart from them, which are clearly worse."""
+def ranked(found: Verdict) -> tuple[list[str], list[str]]:
+    """The best model and those that are not clearly worse than it; and those that are."""
     best, *others = [model for group in found.groups for model in group]
     worse = [model for model in others if (best, model) in found.better]
-    if len(worse) == len(others):
+    return [best, *(model for model in others if model not in worse)], worse
+
+
+def _ranking(found: Verdict, scores: dict[str, list[float]], metric: str) -> str:
+    """Which models are best, which are not told apart from them, which are clearly worse."""
+    same, worse = ranked(found)
+    best = same[0]
+    if len(same) == 1:
         before = f", before {_scores(worse, scores)}" if worse else ""
         return f"“{best}” is clearly best in {metric}, {_spread(scores[best])}{before}."
-    same = [best, *(model for model in others if model not in worse)]
     said = f"not told apart in {metric}: {_scores(same, scores)}."
     return f"{said} Clearly worse than “{best}”: {_scores(worse, scores)}." if worse else said
 
@@ -132,13 +138,8 @@ def cost_conclusion(results: Results) -> list[str]:
         if sizes[ends[0]] == sizes[ends[1]]:
             told = f"{STATE.text(sizes[ends[0]])} for every model"
         sentences.append(f"State after {lengths[-1]:,} tokens: {told}.")
-    busy = [entry.busy for entry in results.speed if entry.disturbed and entry.busy is not None]
-    if busy:
-        return [
-            *sentences,
-            f"Other programs used up to {max(busy):.0%} of the machine while speeds were measured: "
-            "nothing is claimed about speed.",
-        ]
+    if disturbed := disturbance(results):
+        return [*sentences, f"{disturbed} Nothing is claimed about them."]
     return sentences + [said for cost in JUDGED if (said := _fastest(results, cost))]
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from stateline.reports.format import short_bytes, short_number
-from stateline.runs.results import Results, SpeedRecord
+from stateline.runs.results import Results, SpeedRecord, TimingRecord
 
 
 class Measured(NamedTuple):
@@ -70,44 +70,82 @@ _PHASES = {
 _OLDER = {"decode": "decode_tokens_per_second", "train": "train_tokens_per_second"}
 
 
-def speed(phase: str, batch: int = 1) -> Cost:
-    """The speed of a phase (``decode``, ``prefill``, ``train``) with a number of rows at a time."""
+def speed(phase: str, batch: int | None = None) -> Cost:
+    """The speed of a phase: ``decode``, ``prefill`` or ``train``.
+
+    Args:
+        phase: What is timed.
+        batch: Rows at a time; by default the only batch that was timed at a length, or one row.
+    """
     title, note = _PHASES[phase]
-    rows = "" if batch == 1 else f", batch {batch}"
+    rows = "" if batch is None else f", batch {batch}"
     return Cost(
         partial(_speeds, phase, batch),
         title=f"{title} speed{rows}",
         short=f"{phase} tok/s{rows}",
         unit="tokens per second",
         length=_length(phase),
-        note=f"{note} {_rows(batch)} Median of the rounds, with a band from quartile to quartile.",
+        note=f"{note} Median of the rounds, with a band from quartile to quartile.",
         higher_is_better=True,
     )
 
 
-def memory(phase: str, batch: int) -> Cost:
-    """The peak memory of a phase."""
+def memory(phase: str, batch: int | None = None) -> Cost:
+    """The peak memory of a phase; see :func:`speed`."""
     title, note = _PHASES[phase]
+    rows = "" if batch is None else f", batch {batch}"
     return Cost(
         partial(_memory, phase, batch),
-        title=f"Peak memory: {title.lower()}, batch {batch}",
-        short=f"{phase} memory, batch {batch}",
+        title=f"Peak memory, {title.lower()}{rows}",
+        short=f"{phase} memory{rows}",
         unit="bytes beyond model and inputs",
         length=_length(phase),
-        note=f"{note} {_rows(batch)}",
+        note=note,
         text=short_bytes,
     )
 
 
 def costs(results: Results) -> Iterator[Cost]:
     """The costs that the results have for at least one model."""
-    timed = {(t.phase, t.batch) for entry in results.speed for t in entry.timings}
-    older = {(phase, 1) for phase in _OLDER}
-    phases = sorted(timed | older, key=lambda at: (list(_PHASES).index(at[0]), at[1]))
-    largest = dict(phases)
-    found = [STATE, FLOPS, *(speed(*at) for at in phases)]
-    found += [memory(phase, largest[phase]) for phase in _PHASES if phase in largest]
+    found = [STATE, FLOPS]
+    for kind in (speed, memory):
+        for phase in _PHASES:
+            found += [kind(phase, batch) for batch in _batches(results, phase)]
     yield from (cost for cost in found if cost_lengths(results, cost))
+
+
+def disturbance(results: Results) -> str:
+    """That other programs ran while speeds were measured; empty if they did not."""
+    busy = [entry.busy for entry in results.speed if entry.disturbed and entry.busy is not None]
+    return (
+        f"Other programs used up to {max(busy):.0%} of the machine while speeds were measured: "
+        "they are not to be trusted."
+        if busy
+        else ""
+    )
+
+
+def best_costs(results: Results, found: Mapping[str, Measured], cost: Cost) -> list[str]:
+    """The models with the best cost, and those whose quartiles overlap with its.
+
+    None if all do, or if speeds are not to be trusted.
+    """
+    if not found or (cost.higher_is_better and disturbance(results)):
+        return []
+    if cost.higher_is_better:
+        reach = max(found.values(), key=lambda own: own.middle).low
+        best = [model for model, own in found.items() if own.high >= reach]
+    else:
+        reach = min(found.values(), key=lambda own: own.middle).high
+        best = [model for model, own in found.items() if own.low <= reach]
+    return best if len(best) < len(found) else []
+
+
+def _batches(results: Results, phase: str) -> list[int | None]:
+    """The batches of a phase; only ``None`` if no length was timed with several."""
+    timed = {(t.length, t.batch) for e in results.speed for t in e.timings if t.phase == phase}
+    single = len({length for length, _ in timed}) == len(timed)
+    return [None] if single else [*sorted({batch for _, batch in timed})]
 
 
 def cost_lengths(results: Results, cost: Cost) -> list[int]:
@@ -121,27 +159,29 @@ def common_lengths(results: Results, cost: Cost) -> list[int]:
     return sorted(set.intersection(*known)) if known and set.intersection(*known) else []
 
 
-def _speeds(phase: str, batch: int, entry: SpeedRecord) -> dict[int, Measured]:
-    timed = [t for t in entry.timings if (t.phase, t.batch) == (phase, batch)]
-    found = {
+def _timed(phase: str, batch: int | None, entry: SpeedRecord) -> list[TimingRecord]:
+    """The timings of a phase, one per length."""
+    found = [t for t in entry.timings if t.phase == phase and not t.skipped]
+    if batch is None and len({t.length for t in found}) < len(found):
+        batch = 1
+    return [t for t in found if batch in (None, t.batch)]
+
+
+def _speeds(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Measured]:
+    if not entry.timings and phase in _OLDER:
+        return _counted(_OLDER[phase], entry)
+    return {
         t.length: Measured(t.tokens_per_second, t.low, t.high)
-        for t in timed
+        for t in _timed(phase, batch, entry)
         if t.tokens_per_second is not None and t.low is not None and t.high is not None
     }
-    if entry.timings or batch != 1 or phase not in _OLDER:
-        return found
-    return _counted(_OLDER[phase], entry)
 
 
-def _memory(phase: str, batch: int, entry: SpeedRecord) -> dict[int, Measured]:
-    timed = [t for t in entry.timings if (t.phase, t.batch) == (phase, batch)]
+def _memory(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Measured]:
+    timed = _timed(phase, batch, entry)
     peaks = {t.length: t.peak_memory for t in timed if t.peak_memory is not None}
     return {length: Measured(peak, peak, peak) for length, peak in peaks.items()}
 
 
 def _length(phase: str) -> str:
     return "tokens already in the state" if phase == "decode" else "sequence length (tokens)"
-
-
-def _rows(batch: int) -> str:
-    return "One sequence." if batch == 1 else f"{batch} sequences at a time; tokens of all of them."

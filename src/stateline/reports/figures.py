@@ -11,7 +11,7 @@ from stateline.errors import InputError
 from stateline.models.pattern import Item, parse_pattern
 from stateline.reports import series
 from stateline.reports.axes import cost_axis, score_axis
-from stateline.reports.costs import Cost, Measured, cost_lengths, costs
+from stateline.reports.costs import Cost, Measured, cost_lengths, costs, disturbance
 from stateline.reports.format import words
 from stateline.reports.records import drawn_models, runs_of, score
 from stateline.reports.scaling import scaling_charts
@@ -45,7 +45,7 @@ def sections(results: Results) -> Sections:
         [chart for name, task in names.items() for chart in trade_off_charts(results, task, name)],
         {name: task_charts(results, task) for name, task in names.items()},
         keyword_charts(results),
-        [_cost_chart(results, cost) for cost in costs(results)],
+        [_cost_chart(results, c) for c in costs(results) if len(cost_lengths(results, c)) > 1],
     )
 
 
@@ -222,6 +222,7 @@ def _cost_chart(results: Results, cost: Cost) -> Chart:
     values = [value for line in lines for point in line.points for value in point.values]
     lengths = Axis(cost.length, "log2", ticks=length_ticks(cost_lengths(results, cost)))
     name = f"cost-{slug(cost.title)}".lower()
+    note = f"{cost.note} {disturbance(results)}" if cost.higher_is_better else cost.note
     spread = ("first quartile", "third quartile")
     return line_chart(
         name, cost.title, cost.note, lines, (lengths, cost_axis(cost, values)), spread=spread

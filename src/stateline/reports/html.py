@@ -22,6 +22,7 @@ from stateline.reports.sentences import (
     caution,
     headline,
     protocol,
+    size_groups,
     unfinished,
 )
 from stateline.reports.summary import (
@@ -117,6 +118,7 @@ def page(results: Results, folder: Path = Path("RUN")) -> str:
         look=drawn_models(results),
         legend=legend(results),
         main_table=main_table(results),
+        several_sizes=len(size_groups(results)) > 1,
         links={labels[task.spec]: task_name(results, task) for task in results.tasks},
         not_solved=NOT_SOLVED.text,
         off=f"more than {PARAMETER_TOLERANCE:.0%} off the intended number of parameters",

@@ -3,7 +3,7 @@
 from stateline.charts.chart import Chart
 from stateline.charts.scatter import Spot, front, trade_off_chart
 from stateline.reports.axes import cost_axis, score_axis
-from stateline.reports.costs import FLOPS, STATE, Cost, common_lengths, speed
+from stateline.reports.costs import FLOPS, STATE, Cost, common_lengths, disturbance, speed
 from stateline.reports.format import listing, words
 from stateline.reports.records import drawn_models, runs_of, score
 from stateline.reports.series import middle
@@ -41,13 +41,15 @@ def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart |
         f"Dashed: the Pareto front of the medians, {named}: no other model is better in one and at "
         f"least as good in the other. Bars: lowest to highest seed."
     )
+    if cost.higher_is_better:
+        note += f" {disturbance(results)}"
     left_out = [m for m in results.models if m not in {spot.model.name for spot in spots}]
     if missing := [m for m in left_out if runs_of(results, m, task)]:
         note += f" Without a score or a cost: {listing([f'“{m}”' for m in missing])}."
     return trade_off_chart(
         f"{name}-against-{slug(cost.title)}".lower(),
         f"{metric.capitalize()} against {cost.title.lower() if cost is not FLOPS else cost.title}",
-        note,
+        note.strip(),
         spots,
         best,
         (
