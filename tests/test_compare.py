@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import StringIO
 from multiprocessing import active_children
 from pathlib import Path
@@ -37,7 +37,11 @@ def text(tmp_path: Path) -> str:
 
 
 def tiny(*tasks: str, **changes: Any) -> Comparison:
-    settings = {"patterns": ["attention", "h3"], "d_model": 8, "steps": 3, **changes}
+    """One run of three steps per model and task, unless the protocol is changed."""
+    settings = {
+        **{"patterns": ["attention", "h3"], "d_model": 8, "steps": 3, "protocol": "quick"},
+        **changes,
+    }
     return Comparison(tasks=tasks or (RECALL,), **settings)
 
 
@@ -287,8 +291,8 @@ class TestResuming:
 
     def test_results_hold_what_was_done_before_from_the_start(self, tmp_path: Path) -> None:
         class Look(News):
-            def planned(self, jobs: Sequence[Job], done: int) -> None:
-                assert (len(jobs), done) == (2, 1)
+            def planned(self, jobs: int, done: int) -> None:
+                assert (jobs, done) == (2, 1)
                 assert len(read_results(tmp_path).runs) == 1
 
         with pytest.raises(KeyboardInterrupt):
@@ -377,6 +381,7 @@ def test_a_comparison_that_is_killed_leaves_no_worker_and_resumes(tmp_path: Path
         tmp_path / "runs" / job.name for job in plan(tiny(patterns=patterns, steps=steps))
     )
     options = f"--tasks;{RECALL};--d_model;8;--steps;{steps};--workers;1;--out;{tmp_path}"
+    options += ";--protocol;quick"
     whole = subprocess.Popen(
         [sys.executable, "-c", ON_ONE_CORE, "compare", *patterns, *options.split(";")],
         stdout=subprocess.DEVNULL,

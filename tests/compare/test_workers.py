@@ -69,12 +69,14 @@ from pathlib import Path
 from stateline.compare import Comparison, compare
 from stateline.runs import speed as costs
 costs.SECONDS, costs.SPEED_LENGTHS = 0.0, (8,)
-comparison = Comparison(["moving_average*2", "h3*2"], ["{RECALL}"], d_model=8, steps=2)
+models = ["moving_average*2", "h3*2"]
+comparison = Comparison(models, ["{RECALL}"], d_model=8, steps=2, protocol="quick")
 """
 
 
 def tiny(*patterns: str, **changes: Any) -> Comparison:
-    return Comparison(patterns, [RECALL], **{"d_model": 8, "steps": 2} | changes)
+    settings = {"d_model": 8, "steps": 2, "protocol": "quick", **changes}
+    return Comparison(patterns, [RECALL], **settings)
 
 
 @pytest.fixture(autouse=True)
