@@ -1,11 +1,9 @@
-"""Does timing tell two equal models apart? Each trial times one pattern under two names.
+"""See whether timing tells two equal models apart: each trial times one pattern under two names.
 
-A trial agrees in a cell if the spreads overlap: then a report would not say that one of the two is
-faster. Run it on an idle machine, and again with
---busy 1, which keeps a core busy meanwhile:
+Run it: python examples/equal_models.py --trials 20
 
-    python examples/equal_models.py --trials 20
-    python examples/equal_models.py --trials 20 --busy 1
+A trial agrees in a cell if the two spreads overlap: then nobody should say that one is faster.
+Run it on an idle machine, and again with ``--busy 1``, which keeps a core busy meanwhile.
 """
 
 import argparse
@@ -66,8 +64,8 @@ def main(given: argparse.Namespace) -> None:
             found = measure(pair, cells, given.seconds)
             for one, other in zip(found["one"], found["other"], strict=True):
                 if one.spread and other.spread:
-                    agreed[one.cell] += one.spread[0] <= other.spread[2]
-                    agreed[one.cell] -= other.spread[0] > one.spread[2]
+                    (low, _, high), (other_low, _, other_high) = one.spread, other.spread
+                    agreed[one.cell] += low <= other_high and other_low <= high
                     ratios[one.cell].append(one.spread[1] / other.spread[1])
     print(f"{given.pattern}, other programs used {load.foreign_cores} cores")
     for cell in cells:
