@@ -9,7 +9,7 @@ from typing import NamedTuple
 import altair as alt
 
 from stateline.charts.chart import Axis, Chart, Row, by_model, numbers, opacity, own_rows
-from stateline.charts.style import Model
+from stateline.charts.style import INK, Model
 
 FAR_OUT = 3.0
 """Interquartile ranges beyond the quartiles from which on a value is off the scale (Tukey)."""
@@ -175,7 +175,7 @@ def _marks(
     place = {"x": x.encode(alt.X, "x"), "y": y.encode(alt.Y, "y")}
     visible, inside = (alt.Chart().transform_filter(f"datum.{f}") for f in ("marked", "inside"))
     mark = visible.mark_point(filled=True, size=42, opacity=opacity(1))
-    area = inside.mark_circle(size=160, opacity=0)
+    area = inside.mark_circle(size=160, opacity=0, color=INK)
     return [mark.encode(**place, **by_model(models)), area.encode(**place, tooltip=numbers(found))]
 
 

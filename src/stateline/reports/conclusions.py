@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from stateline.reports.costs import STATE, Cost, Measured, common_lengths, disturbance, speed
-from stateline.reports.format import DASH, count, listing, short_number, words
+from stateline.reports.format import count, listing, short_number, words
 from stateline.reports.records import runs_of, score, scored_runs, solved_runs, task_label
 from stateline.reports.sentences import differing_sizes, goal, size_groups
 from stateline.reports.verdict import Verdict, judge
@@ -90,11 +90,15 @@ def _ranking(found: Verdict, scores: dict[str, list[float]], metric: str) -> str
     """Which models are best, which are not told apart from them, which are clearly worse."""
     same, worse = ranked(found)
     best = same[0]
-    if len(same) == 1:
-        before = f", before {_scores(worse, scores)}" if worse else ""
-        return f"“{best}” is clearly best in {metric}, {_spread(scores[best])}{before}."
-    said = f"not told apart in {metric}: {_scores(same, scores)}."
-    return f"{said} Clearly worse than “{best}”: {_scores(worse, scores)}." if worse else said
+    if len(same) > 1:
+        said = f"not told apart in {metric}: {_scores(same, scores)}."
+        return f"{said} Clearly worse than “{best}”: {_scores(worse, scores)}." if worse else said
+    if not worse:
+        return f"{metric} of {_scores(same, scores)}."
+    if found.undecidable:
+        return f"clearly better in {metric}: {_scores(same, scores)} than {_scores(worse, scores)}."
+    end = f"{_spread(scores[best])}, before {_scores(worse, scores)}"
+    return f"“{best}” is clearly best in {metric}, {end}."
 
 
 def _undecided(found: Verdict, scores: dict[str, list[float]], metric: str) -> list[str]:
@@ -120,7 +124,7 @@ def _spread(scores: Sequence[float]) -> str:
     failed = [f"{lost} of {count(len(scores), 'seed')} diverged"] if lost else []
     if not finite:
         return f"({failed[0]})"
-    ends = f"{min(finite):.3f}{DASH}{max(finite):.3f}"
+    ends = f"{min(finite):.3f} to {max(finite):.3f}"
     seeds = [] if len(finite) == 1 else [f"{ends}, {count(len(finite), 'seed')}"]
     notes = ", ".join(seeds + failed)
     return f"{statistics.median(finite):.3f}" + (f" ({notes})" if notes else "")

@@ -225,7 +225,7 @@ def _cost_chart(results: Results, cost: Cost) -> Chart:
     note = f"{cost.note} {disturbance(results)}" if cost.higher_is_better else cost.note
     spread = ("first quartile", "third quartile")
     return line_chart(
-        name, cost.title, cost.note, lines, (lengths, cost_axis(cost, values)), spread=spread
+        name, cost.title, note.strip(), lines, (lengths, cost_axis(cost, values)), spread=spread
     )
 
 

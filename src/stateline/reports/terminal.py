@@ -41,14 +41,14 @@ def print_results(results: Results, console: Console) -> None:
         console.print(Text(legend, style="dim"))
     about = {task_label(results, task): _about(task) for task in results.tasks}
     for label, sentences in conclusions(results):
-        console.print(Text.assemble((f"\n{label}. ", "bold"), about.get(label, "")))
+        console.print(Text.assemble((f"\n{label}", "bold"), about.get(label, "")))
         for sentence in sentences:
             console.print(Text(f"- {sentence}"))
 
 
 def _about(task: TaskRecord) -> str:
-    """What a task measures, and what programs reach that need no training."""
-    return f"{words(task.metric).capitalize()}. {task.about} {baselines(task)}".rstrip()
+    """After its name, what a task measures, and what programs reach that need no training."""
+    return f": {words(task.metric)}. {task.about} {baselines(task)}".rstrip()
 
 
 def _labels(column: Column) -> tuple[str, str]:
