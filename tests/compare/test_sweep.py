@@ -240,3 +240,16 @@ class TestRuns:
             for f in (tmp_path / "a", tmp_path / "b")
         ]
         assert weights[0].read_bytes() == weights[1].read_bytes()
+
+    def test_a_model_whose_output_becomes_nan_has_diverged_and_the_others_go_on(
+        self, tmp_path: Path
+    ) -> None:
+        task = "copying(max_len=3, batch_size=2)"
+        comparison = Comparison(["h3"], [task], d_model=8, steps=2, seeds=1, lrs=[1e-3, 1e30])
+        results = compare(comparison, tmp_path, workers=0, timing="none")
+        assert [(t.chosen, t.validation is None) for t in results.trials] == [
+            (True, False),
+            (False, True),
+        ]
+        assert "NaN" in results.trials[1].stopped or "nan" in results.trials[1].stopped
+        assert results.runs[0].stopped == "finished"

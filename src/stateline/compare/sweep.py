@@ -181,7 +181,7 @@ class Sweep:
         run, task = self._done[trial], self.tasks[trial.task]
         seen = [p for p in run.curve if until is None or p.step <= until]
         scores = [point.metric for point in seen if point.metric is not None]
-        if not scores or not _ended_well(run):
+        if not scores or not math.isfinite(scores[-1]) or not _ended_well(run):
             return (-math.inf,)
         side = 1.0 if task.higher_is_better else -1.0
         score, goal = side * scores[-1], trial.training.stop_at
