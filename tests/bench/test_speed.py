@@ -126,7 +126,7 @@ class Pretended(Subject):
         return self.clock.call(self.seconds)
 
     def flops(self, cell: Cell) -> float:
-        return float(cell.length * cell.batch)
+        return float(cell.tokens)
 
     def bytes(self, cell: Cell) -> float:
         return 0.0
@@ -190,10 +190,23 @@ def test_calls_that_take_too_long_are_left_out_and_longer_ones_are_not_begun(
     cells = [Cell("prefill", 100, 1), Cell("prefill", 200, 1), Cell("decode", 10_000, 1)]
     found = measure(subjects, cells, 0.0)
     assert [m.skipped for m in found["fast"]] == ["", "", ""]
-    first, second, third = (m.skipped for m in found["slow"])
-    assert first == "one call takes 5 s"
-    assert second == "one call would take about 10 s"
-    assert third == "one call would take about 500 s"
+    assert [m.skipped for m in found["slow"]] == [
+        "prefill takes 5 s a call",
+        "prefill would take about 10 s a call",
+        "prefill would take about 500 s a call",
+    ]
+
+
+def test_a_first_call_that_compiles_does_not_make_a_model_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, calls = Clock(monkeypatch), iter([20.0])
+    cells = [Cell("prefill", 100, 1), Cell("prefill", 200, 1)]
+    found = measure({"one": Pretended(clock, lambda: next(calls, 0.1))}, cells, 0.0)["one"]
+    assert [m.skipped for m in found] == ["", ""]
+    assert found[0].timing is not None
+    assert found[0].timing.first == 20.0
+    assert found[0].spread == pytest.approx((1000, 1000, 1000))
 
 
 def test_what_needs_too_much_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,13 @@ class Subject:
         return kinds[cell.phase](cell.length, cell.batch)
 
     def flops(self, cell: Cell) -> float:
-        """Forward FLOPs of reading all tokens of a cell, for comparison with other cells."""
-        return self.counted.flops_per_token(cell.length) * cell.length * cell.batch
+        """Forward FLOPs of a call, for comparison with other calls of the phase.
+
+        A token that is decoded after n others costs as much as a token does on average in a
+        sequence of 2 n.
+        """
+        length = 2 * cell.length if cell.phase == "decode" else cell.length
+        return self.counted.flops_per_token(length) * cell.tokens
 
     def bytes(self, cell: Cell) -> float:
         """Memory that a cell takes beyond the model and its optimizer, estimated."""
