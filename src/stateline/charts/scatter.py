@@ -111,11 +111,14 @@ def trade_off_chart(
 
 def _names(rows: Sequence[Row], place: dict[str, Any], middle: float) -> list[alt.Chart]:
     """The names of models: on the right of their marks, or on the left beyond the middle."""
-    left = own_rows([row for row in rows if row["x"] <= middle])
-    right = own_rows([row for row in rows if row["x"] > middle])
+    sides: dict[tuple[Literal["left", "right"], int], list[Row]] = {
+        ("left", 8): [row for row in rows if row["x"] <= middle],
+        ("right", -8): [row for row in rows if row["x"] > middle],
+    }
     texts = [
-        left.mark_text(align="left", dx=8, dy=-8, limit=150),
-        right.mark_text(align="right", dx=-8, dy=-8, limit=150),
+        own_rows(own).mark_text(align=align, dx=dx, dy=-8, limit=150)
+        for (align, dx), own in sides.items()
+        if own
     ]
     return [text.encode(**place, text="model:N") for text in texts]
 
