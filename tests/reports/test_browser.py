@@ -65,7 +65,7 @@ def test_the_whole_page_is_drawn_in_silence_within_the_screen(browser, page, wid
     assert browser.ask(wide) == []
     sizes = f"{CHARTS}.map(c => c.querySelector('svg').getBoundingClientRect())"
     drawn = browser.ask(f"{sizes}.map(b => [b.width, b.height])")
-    assert len(drawn) == 6 + 3 + 4 + 4
+    assert len(drawn) == 9 + 3 + 4 + 3 + 4
     assert all(280 < w <= width and 180 < h < 400 for w, h in drawn)
 
 
