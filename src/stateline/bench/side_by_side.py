@@ -1,5 +1,6 @@
 """Speed of several models in the same rounds, with what is left out and why."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,12 +43,31 @@ class Measured:
         return tuple(self.cell.tokens / s for s in self.timing.samples) if self.timing else ()
 
     @property
-    def quartiles(self) -> tuple[float, float, float] | None:
-        """First quartile, median and third quartile of the speeds."""
+    def spread(self) -> tuple[float, float, float] | None:
+        """Median of the speeds, between the two ends of their spread.
+
+        The ends are the quartiles, or those of the 95 % interval of the median if that is wider,
+        as it is where the rounds are few.
+        """
         if not self.speeds:
             return None
-        low, median, high = statistics.quantiles(self.speeds, n=4, method="inclusive")
-        return low, median, high
+        speeds = sorted(self.speeds)
+        first, median, third = statistics.quantiles(speeds, n=4, method="inclusive")
+        rank = _interval_rank(len(speeds))
+        return min(first, speeds[rank]), median, max(third, speeds[-1 - rank])
+
+
+def _interval_rank(count: int) -> int:
+    """Values below the 95 % interval of the median of so many; 0 where they are too few for one.
+
+    The values below the median are binomially distributed, whatever the distribution of the values.
+
+    Example:
+        >>> [_interval_rank(n) for n in (1, 5, 6, 20, 50)]
+        [0, 0, 0, 5, 17]
+    """
+    below = [math.comb(count, k) / 2**count for k in range(count // 2 + 1)]
+    return max(0, max(k for k in range(len(below)) if sum(below[:k]) <= 0.025) - 1)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
+from stateline.cli.engine import add_engine_options, add_tracker_option, make_engine, trackers
 from stateline.cli.recipe import SUFFIXES, add_settings, model_of_recipe, without_defaults
 from stateline.cli.record import command_line
 from stateline.devices import add_device_option
@@ -47,7 +48,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help='for example copying "text(path=books)"; "copying*5" trains from five seeds; by '
         f"default those of the recipes, else {' '.join(TASKS)}",
     )
-    parser.add_argument("--out", type=str, default="runs/compare", help="folder for all results")
+    parser.add_argument(
+        "--out", type=str, default="runs/compare", help="folder or URL for all results"
+    )
     parser.add_argument(
         "--d_model",
         type=int | None,
@@ -119,38 +122,48 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="models trained at a time, each in its own process; by default one per core, or one "
         "per GPU; 0 trains one after the other without worker processes",
     )
+    add_engine_options(parser)
+    add_tracker_option(parser)
+    parser.add_argument(
+        "--timing",
+        type=Literal["short", "full", "none"],
+        default="short",
+        help="speeds to measure: a few, all of 256 to 65,536 tokens in 1 and 64 rows, or none",
+    )
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Compare, print the table, write the report."""
     given = parser.parse_args(arguments)
 
-    from pathlib import Path
-
     from rich.console import Console
 
     from stateline.cli.progress import show_news
     from stateline.compare import compare
+    from stateline.compare.news import Several
+    from stateline.compare.storage import results_folder
     from stateline.reports import check_report, print_results, write_report
 
-    comparison = _comparison(given)
-    console, folder = Console(), Path(given.out)
+    comparison, console, observers = _comparison(given), Console(), trackers(given.tracker)
     if not console.is_terminal:
         console.width = WIDTH
-    check_report(folder / "report.html")
-    command = command_line("compare", arguments)
-    with show_news(console) as news:
-        results = compare(
-            comparison,
-            folder,
-            command=command,
-            workers=given.workers,
-            device=given.device,
-            news=news,
-        )
-    print_results(results, console)
-    write_report(results, folder / "report.html")
-    where = f"\nreport: {folder / 'report.html'}    data: {folder / 'results.json'}"
+    with results_folder(given.out) as place:
+        report = place.folder / "report.html"
+        check_report(report)
+        with show_news(console) as shown:
+            results = compare(
+                comparison,
+                place.folder,
+                command=command_line("compare", arguments),
+                workers=given.workers,
+                device=given.device,
+                news=Several([shown, place, *observers]),
+                engine=make_engine(given, place),
+                timing=given.timing,
+            )
+        print_results(results, console)
+        write_report(results, report)
+    where = f"\nreport: {given.out}/report.html    data: {given.out}/results.json"
     console.print(where, markup=False, soft_wrap=True)
     return 0
 

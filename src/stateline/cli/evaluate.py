@@ -1,4 +1,4 @@
-"""Score a model on text files of any length, or on evaluation tasks with --tasks.
+"""Score a model on text files of any length, on a training task with --task, or with --tasks.
 
 If the model's state does not grow, it is carried through each file. If it grows, the file is read
 in overlapping windows, by default of 2,048 tokens with a stride of half a window. Tasks are run by
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from stateline.cli.evaluate_task import add_task_options, score_on_task
 from stateline.devices import add_device_option, add_dtype_option
 from stateline.errors import InputError
 
@@ -31,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     option("--chunk", type=int, default=1024, help="tokens read at a time if state is carried")
     option("--window", type=int | None, default=None, help="tokens in a window; 0 carries state")
     option("--stride", type=int | None, default=None, help="tokens between windows; default half")
+    add_task_options(parser)
     option("--tasks", nargs="+", type=str, default=[], help="tasks, as boolq rte lambada")
     option("--data", type=str | None, default=None, help="folder with the files of tasks")
     option("--tasks_path", type=str | None, default=None, help="folder with your tasks in YAML")
@@ -43,11 +45,27 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
-    """Print the scores of each file and of all files, or those of each task."""
+    """Print the scores of each file and of all files, or those on tasks."""
     given = parser.parse_args(arguments)
-    if bool(given.files) == bool(given.tasks):
-        raise InputError("give either text files or --tasks to score the model on")
+    on_task = given.task is not None or bool(given.lengths)
+    if bool(given.files) + bool(given.tasks) + on_task != 1:
+        raise InputError("give either text files, --task or --tasks to score the model on")
+    if on_task:
+        return _run_task(given)
     return _run_tasks(given) if given.tasks else _run_files(given)
+
+
+def _run_task(given: Namespace) -> int:
+    from pathlib import Path
+
+    from stateline.files import check_writable, write_text
+
+    if given.out is not None:
+        check_writable(Path(given.out))
+    record = score_on_task(given)
+    if given.out is not None:
+        write_text(Path(given.out), json.dumps(record, indent=2) + "\n")
+    return 0
 
 
 def _run_files(given: Namespace) -> int:

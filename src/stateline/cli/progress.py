@@ -34,7 +34,7 @@ def describe(metrics: Metrics, score_name: str) -> str:
 
 @contextmanager
 def print_metrics(
-    job: Job, folder: Path, *, quiet: bool = False
+    job: Job, folder: Path, *, quiet: bool = False, observers: Sequence[News] = ()
 ) -> Iterator[Callable[[Metrics], None]]:
     """A function that shows the metrics of one run, and logs them to TensorBoard if installed.
 
@@ -42,6 +42,7 @@ def print_metrics(
         job: The run.
         folder: Folder for TensorBoard's files.
         quiet: Show and log nothing.
+        observers: Who else is told.
     """
     if quiet:
         yield lambda _: None
@@ -49,7 +50,8 @@ def print_metrics(
     with show_news(Console()) as news, open_board(folder) as write:
 
         def show(metrics: Metrics) -> None:
-            news.progress(job, metrics)
+            for observer in (news, *observers):
+                observer.progress(job, metrics)
             write(metrics)
 
         yield show

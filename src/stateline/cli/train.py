@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
+from stateline.cli.engine import add_tracker_option, trackers
 from stateline.cli.recipe import add_settings, read_recipe
 from stateline.cli.record import command_line
 from stateline.devices import add_device_option
@@ -22,12 +23,13 @@ from stateline.runs.folder import check_imports
 from stateline.train.config import TrainConfig
 
 if TYPE_CHECKING:
+    from stateline.compare.news import News
     from stateline.runs.costs import TrainingCosts
     from stateline.runs.job import Job
     from stateline.runs.results import RunRecord
     from stateline.tasks import Task
 
-NOT_OF_THE_RECIPE = ("recipe", "resume", "dry_run", "print_config", "device", "import")
+NOT_OF_THE_RECIPE = ("recipe", "resume", "dry_run", "print_config", "device", "import", "tracker")
 CONFIG = "config.yaml"
 OF_OTHERS = ("results.json", "config.json", "index.json")
 """Files of a comparison, a model and a corpus: a folder that has one but no recipe is no run."""
@@ -60,6 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--print_config", action="store_true", help="print the whole recipe; train nothing"
     )
     add_device_option(parser)
+    add_tracker_option(parser)
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
@@ -95,7 +98,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         _print_costs(job, training_costs(job, task))
         return 0
     command = command_line("train", [a for a in arguments if a != "--resume"])
-    return _train(job, task, Path(given.out), recipe, command, given.resume, given.device)
+    options = (given.resume, given.device, trackers(given.tracker))
+    return _train(job, task, Path(given.out), recipe, command, *options)
 
 
 def _train(
@@ -106,6 +110,7 @@ def _train(
     command: str,
     resume: bool,
     device: str,
+    observers: "Sequence[News]",
 ) -> int:
     """Train in this process and those that torchrun started beside it: the exit code."""
     from stateline.cli.progress import print_metrics
@@ -121,7 +126,7 @@ def _train(
     ):
         here = processes.environment()
         processes.on_main(lambda: _enter(folder, recipe, resume, here))
-        with print_metrics(job, folder, quiet=not processes.main) as show:
+        with print_metrics(job, folder, quiet=not processes.main, observers=observers) as show:
             result = run_job(
                 job,
                 folder,
@@ -134,6 +139,8 @@ def _train(
             write_text(folder / CONFIG, recipe)  # a longer run has other steps than before
         if processes.main and result.stopped in ("finished", "solved"):
             write_single(job, task, result, folder, command)
+            for observer in observers:
+                observer.finished(job, result)
         if processes.main:
             _print_result(job, result, folder)
     return 128 + (caught or [SIGTERM])[0] if result.stopped == "interrupted" else 0

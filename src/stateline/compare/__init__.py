@@ -1,9 +1,12 @@
 """Compare architectures: choose settings for each, train it at the same size, score it, time it."""
 
 import multiprocessing
+import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -29,7 +32,7 @@ __all__ = ["Comparison", "Job", "News", "Recipe", "Results", "compare", "plan"]
 
 def compare(
     comparison: Comparison,
-    folder: Path,
+    folder: Path | str,
     *,
     command: str = "",
     workers: int | None = None,
@@ -65,6 +68,7 @@ def compare(
             (before anything is written), or the folder cannot be written to.
     """
     _check_not_in_worker()
+    folder = Path(folder)
     devices, news = worker_devices(device, workers), news or News()
     tasks = make_tasks(comparison)
     sweep = Sweep(comparison, plan(comparison, tasks), tasks)
@@ -145,3 +149,14 @@ def _jobs_to_time(jobs: Sequence[Job], tasks: dict[str, Task]) -> list[Job]:
     specs = dict.fromkeys(job.task for job in jobs)
     task = next((spec for spec in specs if tasks[spec].has_text), jobs[0].task)
     return [job for job in jobs if job.task == task and job.training.seed == 0]
+
+
+class _Callable(ModuleType):
+    """This module: ``stateline.compare(...)`` calls the function of the same name."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Results:
+        """See :func:`compare`."""
+        return compare(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

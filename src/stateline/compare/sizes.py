@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from stateline.compare.recipe import Model
-from stateline.errors import InputError
+from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.size import count_parameters, match_width, meta_model
 from stateline.runs.initial import as_in_folder, initial_config
@@ -15,6 +15,8 @@ from stateline.tasks import Task
 
 D_MODEL = 64
 """Width of the first pattern where nothing else sets a size."""
+
+_SETTINGS = [field.name for field in dataclasses.fields(ModelConfig)]
 
 Measure = Callable[[ModelConfig], float]
 
@@ -73,7 +75,8 @@ def choose_widths(
     """
     configs = [_config(model, task, size, options) for model in models]
     if size.given or not models[0].own_width:
-        configs[0] = dataclasses.replace(configs[0], d_model=size.d_model or D_MODEL)
+        width = D_MODEL if size.d_model is None else size.d_model
+        configs[0] = dataclasses.replace(configs[0], d_model=width)
     measure = _measure(size.match, task)
     if size.parameters is not None and measure is not count_parameters:
         configs[0] = match_width(configs[0], size.parameters)
@@ -95,7 +98,11 @@ def choose_widths(
 
 def _config(model: Model, task: Task, size: Size, options: Mapping[str, Any]) -> ModelConfig:
     """The configuration of a model for a task, at the width that it may have of its own."""
-    config = task.model_config(model.pattern, {**model.settings, **options})
+    settings, known = {**model.settings, **options}, [*_SETTINGS, "pooling"]
+    for name in settings:
+        if name not in known:
+            raise unknown_name("model setting", name, known)
+    config = task.model_config(model.pattern, settings)
     if not model.init:
         return config
     if size.given:

@@ -119,7 +119,7 @@ class Sweep:
             (job.label, model): job for job, model in zip(self.jobs, self._models, strict=True)
         }
         return [
-            self._record(trial, job)
+            self._record(trial, job, chosen=self._chosen.get(model) == trial)
             for (_, model), job in named.items()
             for trial in self._trials[model]
             if trial in self._done
@@ -176,7 +176,7 @@ class Sweep:
         loss = seen[-1].loss
         return score, -seen[-1].step, -math.inf if loss is None else -loss
 
-    def _record(self, trial: Job, job: Job) -> TrialRecord:
+    def _record(self, trial: Job, job: Job, *, chosen: bool) -> TrialRecord:
         run, settings = self._done[trial], trial.training
         return TrialRecord(
             model=job.label,
@@ -189,7 +189,7 @@ class Sweep:
             steps_planned=settings.steps,
             validation=run.validation if _ended_well(run) else None,
             stopped=run.stopped,
-            chosen=self._chosen.get(_model(job)) == trial,
+            chosen=chosen,
             seconds=run.seconds,
         )
 

@@ -166,8 +166,9 @@ class TimingRecord(Record, frozen=True, kw_only=True):
         length: Tokens of a row; for decoding, tokens already in the state.
         batch: Rows.
         tokens_per_second: Median of the rounds, over all rows; ``None`` if it was not measured.
-        low: First quartile of the rounds.
-        high: Third quartile of the rounds.
+        low: Lower end of the spread: the first quartile of the rounds, or the lower limit of the
+            95 % interval of their median if that is further off.
+        high: Upper end of the spread, likewise.
         rounds: Number of rounds.
         peak_memory: Bytes that a call needs beyond the model and its inputs; ``None`` if unknown.
         skipped: Why it was not measured; empty if it was.

@@ -153,10 +153,10 @@ def _described(job: Job, timings: list[TimingRecord]) -> SpeedRecord:
 
 
 def _timing(measured: Measured) -> TimingRecord:
-    cell, quartiles = measured.cell, measured.quartiles
-    if quartiles is None:
+    cell, spread = measured.cell, measured.spread
+    if spread is None:
         return TimingRecord(**cell._asdict(), skipped=measured.skipped)
-    low, median, high = quartiles
+    low, median, high = spread
     return TimingRecord(
         **cell._asdict(),
         tokens_per_second=median,

@@ -48,7 +48,7 @@ from stateline.train.folder import CHECKPOINTS, found
 __all__ = ["Progress", "Snapshot", "found", "other_environment", "read", "whole_weights", "write"]
 
 TENSORS, RECORD = "training.safetensors", "training.json"
-_FILES = (CONFIG, WEIGHTS, TENSORS, RECORD)
+FILES = (CONFIG, WEIGHTS, TENSORS, RECORD)
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -212,9 +212,9 @@ def _checked(path: Path, model: AnyModel, wanted: Wanted) -> _Contents:
         InputError: If it is of another run.
     """
     try:
-        for name in _FILES:
+        for name in FILES:
             regular_file(path / name, "file of the checkpoint")
-        check_manifest(path, _FILES)
+        check_manifest(path, FILES)
         record = read_json_object(path / RECORD, "record of the checkpoint")
         before = {name: record[name] for name in wanted.run}
     except (OSError, ValueError, KeyError, TypeError) as error:
