@@ -188,8 +188,8 @@ def test_an_older_file_without_the_new_fields_is_concluded_from(make):
     )
 
 
-def speeds(make, *quartiles):
-    pairs = zip(MODELS, quartiles, strict=True)
+def speeds(make, *spreads):
+    pairs = zip(MODELS, spreads, strict=True)
     own = {"phase": "decode", "length": 256, "batch": 1, "rounds": 9}
     return [
         make.speed(
@@ -207,7 +207,7 @@ def speeds(make, *quartiles):
         ((280, 285, 295), "not told apart at the top: “attention(position=rope)*2” 300 tokens/s "),
     ],
 )
-def test_speeds_are_told_apart_only_where_their_quartiles_do_not_overlap(make, second, said):
+def test_speeds_are_told_apart_only_where_their_spreads_do_not_overlap(make, second, said):
     results = make.results(speed=speeds(make, (290, 300, 310), second, (90, 100, 110)))
     (_, decoding) = costs_concluded(results)
     assert decoding.startswith(f"Decoding speed at 256 tokens: {said}")

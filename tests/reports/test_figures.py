@@ -151,7 +151,7 @@ def test_a_loss_that_falls_with_size_is_fitted_by_a_power_law(make):
     task = make.text_task(eval_lengths=[256])
     runs = [
         make.run(f"h3 · {n}", task, {"256": 8 * n**-0.25}, parameters=n, family="h3", size=n)
-        for n in (10_000, 100_000, 1_000_000)
+        for n in (10_000, 30_000, 100_000, 1_000_000)
     ]
     models = [run["model"] for run in runs]
     found, record = with_task(make.results(tasks=[task], models=models, runs=runs, speed=[]), task)

@@ -148,7 +148,7 @@ def cost_conclusion(results: Results) -> list[str]:
 
 
 def _fastest(results: Results, cost: Cost) -> str:
-    """The fastest model, and those whose quartiles overlap with its; empty if not measured."""
+    """The fastest model, and those whose spread overlaps with its; empty if not measured."""
     lengths = common_lengths(results, cost)
     if not lengths:
         return ""
