@@ -79,6 +79,14 @@ class Sweep:
         trials = [len(trials) for trials in self._trials.values() if len(trials) > 1]
         return len(set(self.jobs)) + sum(n + math.ceil(KEPT * n) for n in trials)
 
+    def later(self) -> int:
+        """How many jobs will follow those that have been named so far."""
+        open_ = [model for model in self._trials if model not in self._chosen]
+        scored = {job for job, model in zip(self.jobs, self._models, strict=True) if model in open_}
+        ranked = [self._trials[model] for model in open_]
+        waiting = [trials for trials in ranked if not self._continued & set(trials)]
+        return len(scored) + sum(math.ceil(KEPT * len(trials)) for trials in waiting)
+
     def is_done(self, job: Job, run: RunRecord) -> bool:
         """Whether a stored result is all that a job is for."""
         far_enough = job.until is not None and run.steps >= job.until
@@ -140,7 +148,12 @@ class Sweep:
                 trial=True,
                 until=rung // every * every,
                 training=replace(
-                    own, lr=rate, weight_decay=decay, seed=TRIAL_SEED, eval_every=every
+                    own,
+                    lr=rate,
+                    weight_decay=decay,
+                    seed=TRIAL_SEED,
+                    eval_every=every,
+                    keep=1,
                 ),
             )
             for rate in dict.fromkeys(rates)
