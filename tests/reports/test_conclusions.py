@@ -34,16 +34,16 @@ def planted(make, scores, task=None, **changes):
 def test_a_clear_winner_is_named_with_its_spread(make):
     scores = {"h3*2": [2.0, 2.01, 2.02], "lstm*2": [2.8, 2.81, 2.82]}
     assert concluded(*planted(make, scores)) == [
-        "At length 256, “h3*2” is clearly best in bits per byte, 2.010 (2.000 to 2.020, 3 seeds), "
-        "before “lstm*2” 2.810 (2.800 to 2.820, 3 seeds)."
+        "At length 256 (3 seeds), “h3*2” is clearly best in bits per byte, 2.010 (2.000 to 2.020), "
+        "before “lstm*2” 2.810 (2.800 to 2.820)."
     ]
 
 
 def test_equal_models_are_not_told_apart(make):
     scores = {"h3*2": [2.0, 2.3, 2.6], "same": [2.1, 2.25, 2.7], "lstm*2": [9.0, 9.1, 9.2]}
     (said,) = concluded(*planted(make, scores))
-    assert said.startswith("At length 256, not told apart in bits per byte: “h3*2” 2.300")
-    assert "“same” 2.250 (2.100 to 2.700, 3 seeds). Clearly worse than “h3*2”: “lstm*2” 9.1" in said
+    assert said.startswith("At length 256 (3 seeds), not told apart in bits per byte: “h3*2” 2.300")
+    assert "“same” 2.250 (2.100 to 2.700). Clearly worse than “h3*2”: “lstm*2” 9.1" in said
 
 
 def test_the_higher_score_wins_where_higher_is_better(make):
@@ -53,7 +53,9 @@ def test_the_higher_score_wins_where_higher_is_better(make):
     assert solved == (
         "1 of 2 models solved it: string accuracy of at least 0.95 at the training length, 10."
     )
-    assert best.startswith("At length 10, “lstm*2” is clearly best in string accuracy, 0.980")
+    assert best.startswith(
+        "At length 10 (3 seeds), “lstm*2” is clearly best in string accuracy, 0.980"
+    )
 
 
 def test_without_a_solution_none_is_scored_beyond_the_training_length(make):
@@ -70,15 +72,15 @@ def test_beyond_the_training_length_only_models_that_solved_it_are_judged(make):
     scores = {"h3*2": [0.2, 0.21, 0.22], "lstm*2": [0.97, 0.98, 0.99]}
     said = concluded(*planted(make, scores, make.task()))
     assert said[-1] == (
-        "At length 40, only “lstm*2” is scored: string accuracy 0.980 (0.970 to 0.990, 3 seeds)."
+        "At length 40 (3 seeds), only “lstm*2” is scored: string accuracy 0.980 (0.970 to 0.990)."
     )
 
 
 def test_one_seed_decides_nothing(make):
     results, task = planted(make, {"h3*2": [2.0], "lstm*2": [9.0]})
     assert concluded(results, task) == [
-        "At length 256, one seed decides nothing about bits per byte: “h3*2” 2.000 and “lstm*2” "
-        "9.000."
+        "At length 256, one seed decides nothing about bits per byte: “h3*2” 2.000 and "
+        "“lstm*2” 9.000."
     ]
     assert caution(results) == "One seed decides nothing."
 
@@ -104,8 +106,8 @@ def test_of_a_model_that_diverged_nothing_is_claimed(make):
     scores = {"h3*2": [2.0, 2.01, None], "lstm*2": [2.8, 2.81, 2.82], "s4d": [None, None, None]}
     said = concluded(*planted(make, scores))
     assert said == [
-        "At length 256, bits per byte of “lstm*2” 2.810 (2.800 to 2.820, 3 seeds).",
-        "At length 256, nothing is claimed of “h3*2” 2.005 (2.000 to 2.010, 2 seeds, 1 of 3 seeds "
+        "At length 256 (3 seeds), bits per byte of “lstm*2” 2.810 (2.800 to 2.820).",
+        "At length 256 (3 seeds), nothing is claimed of “h3*2” 2.005 (2.000 to 2.010, 1 of 3 seeds "
         "diverged) and “s4d” (3 of 3 seeds diverged).",
     ]
 
@@ -119,7 +121,7 @@ def test_beside_a_model_with_one_seed_none_is_called_the_best(make):
 
 def test_a_sole_model_is_scored_and_not_ranked(make):
     assert concluded(*planted(make, {"h3*2": [2.0, 2.2]})) == [
-        "At length 256, bits per byte 2.100 (2.000 to 2.200, 2 seeds)."
+        "At length 256 (2 seeds), bits per byte 2.100 (2.000 to 2.200)."
     ]
 
 
@@ -147,9 +149,9 @@ def test_models_in_several_sizes_are_judged_within_each(make):
     results = read_results(Path("tests/runs/sweep"))
     ((_, said), _) = conclusions(results)
     assert [sentence.split(",")[1] for sentence in said[1:4]] == [
-        " size 10k",
-        " size 30k",
-        " size 100k",
+        " size 10k (3 seeds)",
+        " size 30k (3 seeds)",
+        " size 100k (3 seeds)",
     ]
     assert all("is clearly best" in sentence for sentence in said[1:4])
 
@@ -159,7 +161,7 @@ def test_merged_results_are_judged_together(make):
     other, _ = planted(make, {"lstm*2": [2.8, 2.81, 2.82]})
     both = merge({"a": one, "b": other})
     ((_, said),) = conclusions(both)
-    assert said[0].startswith("At length 256, “h3*2” is clearly best in bits per byte")
+    assert said[0].startswith("At length 256 (3 seeds), “h3*2” is clearly best in bits per byte")
 
 
 def test_the_protocol_and_the_trials_of_merged_results_stay(make):
@@ -188,8 +190,8 @@ def test_an_older_file_without_the_new_fields_is_concluded_from(make):
     )
 
 
-def speeds(make, *quartiles):
-    pairs = zip(MODELS, quartiles, strict=True)
+def speeds(make, *spreads):
+    pairs = zip(MODELS, spreads, strict=True)
     own = {"phase": "decode", "length": 256, "batch": 1, "rounds": 9}
     return [
         make.speed(
@@ -207,7 +209,7 @@ def speeds(make, *quartiles):
         ((280, 285, 295), "not told apart at the top: “attention(position=rope)*2” 300 tokens/s "),
     ],
 )
-def test_speeds_are_told_apart_only_where_their_quartiles_do_not_overlap(make, second, said):
+def test_speeds_are_told_apart_only_where_their_spreads_do_not_overlap(make, second, said):
     results = make.results(speed=speeds(make, (290, 300, 310), second, (90, 100, 110)))
     (_, decoding) = costs_concluded(results)
     assert decoding.startswith(f"Decoding speed at 256 tokens: {said}")

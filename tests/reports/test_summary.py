@@ -200,7 +200,7 @@ def timed(make, *timings, **changes):
     return [make.speed(model, timings=[timing(*own)], **changes) for model, own in pairs]
 
 
-def test_speeds_whose_quartiles_overlap_are_marked_together(make):
+def test_speeds_whose_spreads_overlap_are_marked_together(make):
     speed = timed(make, (300, 280, 320), (270, 250, 290), (100, 90, 110))
     found = cells(cost_table(make.results(speed=speed)), "at 256", "Decoding speed")
     assert [cell.best for cell in found.values()] == [True, True, False]

@@ -14,8 +14,8 @@ from stateline.runs.results import Results, convert
 Plain = Mapping[str, Any]
 
 
-def typed(results: Plain) -> Results:
-    return convert(results, Results)
+def typed(results: Plain | Results) -> Results:
+    return results if isinstance(results, Results) else convert(results, Results)
 
 
 def with_task(results: Plain, task: Plain) -> tuple[Results, Any]:
@@ -24,7 +24,7 @@ def with_task(results: Plain, task: Plain) -> tuple[Results, Any]:
     return found, next(one for one in found.tasks if one.spec == task["spec"])
 
 
-def page_of(results: Plain, *, pictures: bool = False) -> str:
+def page_of(results: Plain | Results, *, pictures: bool = False) -> str:
     """The page of results; without pictures and the script of Vega it is made in no time."""
     if pictures:
         return html.page(typed(results))

@@ -93,7 +93,7 @@ def _legend(table: Table) -> str:
     cells = [cell for column in table.columns for cell in column.cells]
     off = f"! more than {PARAMETER_TOLERANCE:.0%} off the intended number of parameters."
     unsolved = "not solved: missed the training length, so not scored at other lengths."
-    seeds = "Below scores: lowest and highest seed; below speeds: quartiles."
+    seeds = "Below scores: lowest and highest seed; below speeds: their spread."
     said = {
         "* best of its row, or not told apart from it, where others are clearly worse.": any(
             cell.best for cell in cells
