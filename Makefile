@@ -10,7 +10,7 @@ BIN := .venv/bin
 
 # About seven minutes on two cores. Started again, it goes on where it stopped.
 demo: .venv/ready
-	$(BIN)/stateline compare \
+	$(BIN)/stateline compare --protocol quick \
 	  "attention(position=hard_alibi, n_heads=8)*2" "attention(position=rope, n_heads=8)*2" \
 	  "s4d*2" "lstm*2" "h3*2" "attention h3" \
 	  --tasks associative_recall copying text --out runs/demo

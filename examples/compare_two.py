@@ -20,6 +20,7 @@ def main(folder: Path, steps: int) -> None:
         tasks=["copying"],
         d_model=32,
         steps=steps,
+        protocol="quick",
     )
     results = compare(comparison, folder, command=COMMAND)
     print_results(results, Console())

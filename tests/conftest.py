@@ -72,7 +72,7 @@ def quick_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons spend no time on measurements of speed."""
     monkeypatch.setattr("stateline.runs.speed.SPEED_LENGTHS", (8, 16))
     monkeypatch.setattr("stateline.runs.speed.STATE_LENGTHS", (8, 16))
-    monkeypatch.setattr("stateline.bench.speed.SECONDS", 0.0)
+    monkeypatch.setattr("stateline.runs.speed.SECONDS", 0.0)
     monkeypatch.setattr("stateline.bench.speed.TOKENS_PER_BATCH", 32)
     monkeypatch.setattr("stateline.bench.speed.DECODE_STEPS", 2)
 

@@ -33,6 +33,7 @@ PARTS = [
     "layers",
     "ops",
     "devices",
+    "charts",
     "plugins",
     "settings",
     "workers",

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import StringIO
 from multiprocessing import active_children
 from pathlib import Path
@@ -37,7 +37,11 @@ def text(tmp_path: Path) -> str:
 
 
 def tiny(*tasks: str, **changes: Any) -> Comparison:
-    settings = {"patterns": ["attention", "h3"], "d_model": 8, "steps": 3, **changes}
+    """One run of three steps per model and task, unless the protocol is changed."""
+    settings = {
+        **{"patterns": ["attention", "h3"], "d_model": 8, "steps": 3, "protocol": "quick"},
+        **changes,
+    }
     return Comparison(tasks=tasks or (RECALL,), **settings)
 
 
@@ -268,8 +272,7 @@ class TestResuming:
         def fail(*_: object, **__: object) -> None:
             raise AssertionError("done again")
 
-        for name in ("train_tokens_per_second", "decode_tokens_per_second"):
-            monkeypatch.setattr(f"stateline.runs.speed.{name}", fail)
+        monkeypatch.setattr("stateline.runs.speed.measure", fail)
         monkeypatch.setattr("stateline.compare.pool.run_job", fail)
         again = compare(tiny(), tmp_path, command="")
         assert replace(again, created="") == replace(first, created="")
@@ -288,8 +291,8 @@ class TestResuming:
 
     def test_results_hold_what_was_done_before_from_the_start(self, tmp_path: Path) -> None:
         class Look(News):
-            def planned(self, jobs: Sequence[Job], done: int) -> None:
-                assert (len(jobs), done) == (2, 1)
+            def planned(self, jobs: int, done: int) -> None:
+                assert (jobs, done) == (2, 1)
                 assert len(read_results(tmp_path).runs) == 1
 
         with pytest.raises(KeyboardInterrupt):
@@ -301,7 +304,7 @@ class TestResuming:
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
         results = compare(tiny(RECALL, f"{RECALL}*2"), tmp_path, command="")
         assert len(results.runs) == 4
-        assert len(before) == 4  # two runs, two speeds
+        assert len(before) == 3  # two runs, and the speeds
         assert all(path.stat().st_mtime_ns == then for path, then in before.items())
 
     @pytest.mark.parametrize("content", [b"", b'{"model": ', b"\xff\xfe", b"null"])
@@ -378,6 +381,7 @@ def test_a_comparison_that_is_killed_leaves_no_worker_and_resumes(tmp_path: Path
         tmp_path / "runs" / job.name for job in plan(tiny(patterns=patterns, steps=steps))
     )
     options = f"--tasks;{RECALL};--d_model;8;--steps;{steps};--workers;1;--out;{tmp_path}"
+    options += ";--protocol;quick"
     whole = subprocess.Popen(
         [sys.executable, "-c", ON_ONE_CORE, "compare", *patterns, *options.split(";")],
         stdout=subprocess.DEVNULL,

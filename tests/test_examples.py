@@ -76,6 +76,15 @@ def test_layers_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "( 1.00)" in shown[1]
 
 
+def test_equal_models_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    timed = example("equal_models")
+    sizes = ["--d_model=8", "--pattern=lstm", "--lengths=8", "--trials=2", "--seconds=0"]
+    timed.main(timed.arguments().parse_args(sizes))
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown[1:]] == ["prefill", "decode", "train"]
+    assert all('"of": 2' in line for line in shown[1:])
+
+
 def test_every_example_says_how_it_is_run() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
     assert files

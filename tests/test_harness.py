@@ -380,8 +380,8 @@ def test_a_task_without_data_says_what_it_needs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give either text files or --tasks"),
-        (["book.txt", "--tasks", "boolq"], "give either text files or --tasks"),
+        ([], "give either text files, --task or --tasks"),
+        (["book.txt", "--tasks", "boolq"], "give either text files, --task or --tasks"),
     ],
 )
 def test_files_and_tasks_exclude_each_other(

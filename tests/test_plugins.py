@@ -151,6 +151,7 @@ def test_workers_import_the_users_code_and_the_results_record_it(layers_file: Pa
     start = "import sys; from stateline.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", start, "compare", "user_mean*2", "h3*2"]
     command += ["--import", layers_file.name, "--tasks", "copying", "--steps", "20"]
+    command += ["--protocol", "quick"]
     done = subprocess.run([*command, "--workers", "2"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     results = json.loads(Path("runs/compare/results.json").read_text())

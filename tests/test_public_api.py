@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +19,10 @@ EXPORTED = [
     "TASKS",
     "WRAPPERS",
     "ClassifierConfig",
+    "Comparison",
     "InputError",
     "LanguageModel",
+    "Model",
     "ModelConfig",
     "RegressorConfig",
     "SequenceClassifier",
@@ -30,6 +33,7 @@ EXPORTED = [
     "check_layer",
     "count_parameters",
     "detach",
+    "load",
     "load_classifier",
     "load_model",
     "load_pretrained",
@@ -83,6 +87,19 @@ def test_all_names_of_a_module_resolve_and_show(module: ModuleType) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'stateline' has no attribute 'layer'"):
         stateline.layer  # noqa: B018
+
+
+def test_compare_is_a_module_that_can_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(stateline.compare, ModuleType)
+    monkeypatch.setattr("stateline.compare.compare", lambda *given, **options: (given, options))
+    assert stateline.compare(1, 2, news=3) == ((1, 2), {"news": 3})  # type: ignore[operator]
+
+
+def test_every_public_name_has_an_entry_in_the_reference() -> None:
+    pages = (Path(__file__).parents[1] / "docs" / "api").glob("*.md")
+    entries = "".join(page.read_text(encoding="utf-8") for page in pages)
+    names = [*stateline.__all__, "compare.compare"]
+    assert [n for n in names if not re.search(rf":: stateline\.{re.escape(n)}\n", entries)] == []
 
 
 def reachable() -> Iterator[tuple[str, object]]:

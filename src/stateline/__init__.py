@@ -2,14 +2,17 @@
 
 Names are imported when they are first used, so that the command line answers without PyTorch. What
 works on whole models has a module of its own: :mod:`stateline.generate`, :mod:`stateline.evaluate`,
-:mod:`stateline.train.loop`, :mod:`stateline.compare`.
+:mod:`stateline.train.loop`, :mod:`stateline.compare`, which can also be called:
+``stateline.compare(comparison, folder)``.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stateline.compare.comparison import Comparison
     from stateline.errors import InputError
+    from stateline.generate.model import Model, load
     from stateline.layers import LAYERS, WRAPPERS, SequenceLayer, register_layer
     from stateline.layers.law import check_layer
     from stateline.layers.state import (
@@ -34,9 +37,11 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ClassifierConfig": "models.classifier",
+    "Comparison": "compare.comparison",
     "InputError": "errors",
     "LAYERS": "layers",
     "LanguageModel": "models.language_model",
+    "Model": "generate.model",
     "ModelConfig": "models.config",
     "RegressorConfig": "models.regressor",
     "SequenceClassifier": "models.classifier",
@@ -49,6 +54,7 @@ _HOME = {
     "check_layer": "layers.law",
     "count_parameters": "models.size",
     "detach": "layers.state",
+    "load": "generate.model",
     "load_classifier": "models.checkpoint",
     "load_model": "models.checkpoint",
     "load_pretrained": "models.convert.table",
@@ -71,8 +77,10 @@ __all__ = [
     "TASKS",
     "WRAPPERS",
     "ClassifierConfig",
+    "Comparison",
     "InputError",
     "LanguageModel",
+    "Model",
     "ModelConfig",
     "RegressorConfig",
     "SequenceClassifier",
@@ -83,6 +91,7 @@ __all__ = [
     "check_layer",
     "count_parameters",
     "detach",
+    "load",
     "load_classifier",
     "load_model",
     "load_pretrained",
@@ -102,6 +111,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "compare":
+        return import_module("stateline.compare")  # can be called
     if name not in _HOME:
         raise AttributeError(f"module 'stateline' has no attribute {name!r}")
     value = getattr(import_module(f"stateline.{_HOME[name]}"), name)

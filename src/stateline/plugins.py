@@ -24,7 +24,7 @@ _CONSTANTS = ("true", "false", "none")
 _imported: dict[str, None] = {}
 
 
-def import_code(spec: str) -> ModuleType:
+def import_code(spec: str, *, record: bool = True) -> ModuleType:
     """Import a Python file or a module, so that what it registers has a name.
 
     The file's folder, or for a module the current folder, is appended to ``sys.path``. Importing
@@ -32,6 +32,8 @@ def import_code(spec: str) -> ModuleType:
 
     Args:
         spec: Path of a ``.py`` file, or the dotted name of a module.
+        record: Whether runs need this code: it is then imported in workers, and listed in the
+            folders of runs.
 
     Returns:
         The module.
@@ -49,7 +51,8 @@ def import_code(spec: str) -> ModuleType:
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
         line = f"cannot import {spec}: {_place(error)}{kind}{' '.join(text.split())}"
         raise InputError(line) from error
-    _imported[name] = None
+    if record:
+        _imported[name] = None
     return module
 
 

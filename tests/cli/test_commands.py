@@ -275,7 +275,8 @@ class TestCheck:
 @pytest.mark.usefixtures("quick_speed", "one_process")
 class TestCompare:
     def compare(self, folder: Path) -> list[str]:
-        options = ["--d_model", "8", "--steps", "3", "--out", str(folder / "run")]
+        options = ["--d_model", "8", "--steps", "3", "--protocol", "quick"]
+        options += ["--out", str(folder / "run")]
         return ["compare", "h3", "lstm(n_layers=1)", "--tasks", f"{COPYING}*2", *options]
 
     def test_it_prints_a_table_and_writes_a_report(

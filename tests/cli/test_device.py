@@ -18,7 +18,8 @@ TASK = "copying(n_letters=3, max_len=3, context_len=12, batch_size=2)"
 COMMANDS = [
     f"train 'h3 attention' --task '{TASK}' --model.d_model 8 --train.steps 2 --out new",
     pytest.param(
-        f"compare h3 attention --tasks '{TASK}' --d_model 8 --steps 2 --workers 0 --out new",
+        f"compare h3 attention --tasks '{TASK}' --d_model 8 --steps 2 --workers 0 "
+        "--protocol quick --out new",
         marks=pytest.mark.slow,
     ),
     "generate run --prompt '1 2' --max_new_tokens 2",

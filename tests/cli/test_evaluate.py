@@ -95,7 +95,7 @@ def test_losses_are_shown_by_position(say: Say) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["h3"], "give either text files or --tasks to score the model on"),
+        (["h3"], "give either text files, --task or --tasks to score the model on"),
         (["nowhere", "a"], "no model in nowhere: config.json is missing"),
         (["h3", "c"], "cannot read the text c: No such file or directory; give a"),
         (["h3", "h3"], "cannot read the text h3: it is a folder; give a regular file"),

@@ -18,7 +18,7 @@ FULL = "No space left on device"
 TRAIN = "train recipe.yaml --out disk/run"
 COMPARE = (
     "compare 'h3(d_state=4)' --tasks 'text(path=book.txt, length=16, batch_size=2)' "
-    "--d_model 8 --steps 2 --out disk/all"
+    "--d_model 8 --steps 2 --protocol quick --out disk/all"
 )
 DATA = "data source --out disk/corpus --workers 1"
 

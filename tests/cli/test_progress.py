@@ -34,7 +34,7 @@ def metrics(step: int = 40, metric: float | None = 0.5, seconds_left: float = 75
 
 @pytest.fixture
 def jobs() -> list[Job]:
-    return plan(Comparison(["h3", "lstm"], ["copying*2"]))
+    return plan(Comparison(["h3", "lstm"], ["copying*2"], protocol="quick"))
 
 
 def test_a_line_tells_how_far_how_well_and_how_fast() -> None:
@@ -54,7 +54,7 @@ def told(jobs: list[Job], *, terminal: bool) -> str:
     """What is shown while the first job is trained, the last is trained, and a model is timed."""
     file = StringIO()
     with show_news(Console(file=file, width=120, force_terminal=terminal)) as news:
-        news.planned(jobs, 1)
+        news.planned(len(jobs), 1)
         for step in (10, 20):
             news.progress(jobs[0], metrics(step))
         news.finished(jobs[0], RUN)
@@ -87,7 +87,7 @@ def test_a_run_is_told_with_its_seed_unless_it_is_the_first(jobs: list[Job]) -> 
     for job, name in zip(jobs[:2], ["copying | h3: ", "copying | h3 seed 1: "], strict=True):
         file = StringIO()
         with show_news(Console(file=file)) as news:
-            news.planned([job], 0)
+            news.planned(1, 0)
             news.finished(job, RUN)
         assert f"1/1 {name}" in file.getvalue()
 
@@ -98,7 +98,7 @@ def test_a_score_that_is_none_is_told_as_such(jobs: list[Job], terminal: bool) -
     diverged = replace(RUN, by_length={8: {"accuracy": None}}, **outcome)
     file = StringIO()
     with show_news(Console(file=file, width=120, force_terminal=terminal)) as news:
-        news.planned(jobs, 0)
+        news.planned(len(jobs), 0)
         news.finished(jobs[0], diverged)
     assert "copying | h3: no score at 8 (3 steps, the loss became nan)" in file.getvalue()
 

@@ -66,16 +66,17 @@ LAYERS["moving_average"] = MovingAverage
 
 COMPARE = f"""
 from pathlib import Path
-from stateline.bench import speed
 from stateline.compare import Comparison, compare
 from stateline.runs import speed as costs
-speed.SECONDS, costs.SPEED_LENGTHS = 0.0, (8,)
-comparison = Comparison(["moving_average*2", "h3*2"], ["{RECALL}"], d_model=8, steps=2)
+costs.SECONDS, costs.SPEED_LENGTHS = 0.0, (8,)
+models = ["moving_average*2", "h3*2"]
+comparison = Comparison(models, ["{RECALL}"], d_model=8, steps=2, protocol="quick")
 """
 
 
 def tiny(*patterns: str, **changes: Any) -> Comparison:
-    return Comparison(patterns, [RECALL], **{"d_model": 8, "steps": 2} | changes)
+    settings = {"d_model": 8, "steps": 2, "protocol": "quick", **changes}
+    return Comparison(patterns, [RECALL], **settings)
 
 
 @pytest.fixture(autouse=True)
@@ -245,12 +246,12 @@ class TestDevices:
             seen.append(processes.device)
             return first.runs[0]
 
-        def time_job(job: Job, folder: Path, device: torch.device) -> Any:
+        def time_jobs(jobs: Any, folder: Path, device: torch.device, *_: object) -> Any:
             seen.append(device)
-            return first.speed[0]
+            return first.speed
 
         monkeypatch.setattr("stateline.compare.pool.run_job", run_job)
-        monkeypatch.setattr("stateline.compare.time_job", time_job)
+        monkeypatch.setattr("stateline.compare.time_jobs", time_jobs)
         compare(tiny("h3"), tmp_path / "gpu", workers=0, device="cuda:3")
         assert seen == [torch.device("cuda:3")] * 2
 

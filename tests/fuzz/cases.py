@@ -41,7 +41,8 @@ COMMANDS = [
     "capacity lstm --d_model 8 --n_letters 5",
     "capacity copier --batches 1 --length 2",
     "check s4d --d_model 4",
-    f"compare h3 lstm --tasks '{COPYING}' --d_model 8 --steps 1 --workers 0 --out new",
+    f"compare h3 lstm --tasks '{COPYING}' --d_model 8 --steps 1 --workers 0 --protocol quick "
+    "--out new",
     "convert run new",
     "bench layers --patterns h3 --d_model 8 --lengths 8 --seconds 0.01 --backends torch --force",
     f"probe run --tasks letters copy --data material {BRIEFLY}",
@@ -118,7 +119,6 @@ BRIEF = ["--train.steps", "4", "--train.accumulate", "1"]
 
 IN_THE_WAY = ["new", "new/config.yaml", "new/config.json", "new/result.json", "new/results.json"]
 IN_THE_WAY += [
-    "new/plots",
     "new/report.html",
     "new/metrics.jsonl",
     "new/checkpoints",

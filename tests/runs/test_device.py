@@ -28,7 +28,7 @@ def text(folder: Path) -> str:
 
 
 def comparison(task: str, *patterns: str) -> Comparison:
-    return Comparison(patterns or ("h3", "attention"), [task], d_model=8, steps=2)
+    return Comparison(patterns or ("h3", "attention"), [task], d_model=8, steps=2, protocol="quick")
 
 
 @pytest.mark.parametrize("kind", ["recall", "text"])

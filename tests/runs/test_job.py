@@ -17,7 +17,7 @@ MODEL = ModelConfig("h3", 30, layers={"h3": {"d_state": 4}})
 
 def test_folders_keep_the_names_that_they_had_when_results_had_no_types() -> None:
     recall = "associative_recall(length=4, batch_size=4)"
-    jobs = plan(Comparison(["attention", "h3"], [recall], d_model=8, steps=3))
+    jobs = plan(Comparison(["attention", "h3"], [recall], d_model=8, steps=3, protocol="quick"))
     assert [job.name for job in jobs] == [
         "associative-recall-length-4-batch-size-4--attention--6be34dab33",
         "associative-recall-length-4-batch-size-4--h3--89055c8878",

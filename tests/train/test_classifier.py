@@ -98,7 +98,7 @@ def test_nothing_is_carried_from_row_to_row(task: ClassificationTask) -> None:
 @pytest.mark.usefixtures("one_process", "quick_speed")
 def test_classifiers_are_compared_and_kept(tmp_path: Path) -> None:
     spec = task_on("listops", tmp_path)
-    comparison = Comparison(["s4d", "lstm"], [spec], d_model=8, steps=2)
+    comparison = Comparison(["s4d", "lstm"], [spec], d_model=8, steps=2, protocol="quick")
     results = compare(comparison, tmp_path / "out", command="")
     (length,) = results.tasks[0].eval_lengths
     for run in results.runs:

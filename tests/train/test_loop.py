@@ -157,7 +157,7 @@ def scored_with(monkeypatch: pytest.MonkeyPatch, *scores: float) -> TrainResult:
     """A run whose scores, every second step, are given."""
     given = iter(scores)
     monkeypatch.setattr(
-        "stateline.train.loop.evaluate", lambda *_: {"string_accuracy": next(given)}
+        "stateline.train.loop.evaluate", lambda *_, **__: {"string_accuracy": next(given)}
     )
     return run(eval_every=2)
 

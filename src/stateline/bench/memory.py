@@ -1,4 +1,4 @@
-"""Peak memory of a call."""
+"""Peak memory of a call, and memory that is free."""
 
 import ctypes
 import gc
@@ -43,7 +43,33 @@ def peak_bytes(call: Callable[[], object], device: torch.device | str = "cpu") -
     return max(0, _resident("VmHWM") - before)
 
 
+def available_bytes(device: torch.device | str = "cpu") -> int | None:
+    """Memory that is free on a device; for a CPU, also within the limit of its control group.
+
+    Returns:
+        Bytes, or ``None`` where the operating system does not report it.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        free = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
+    except OSError:
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        used, most = (int((group / f"memory.{name}").read_text()) for name in ("current", "max"))
+    except (OSError, ValueError):  # no control group, or one without a limit
+        return free
+    return min(free, max(0, most - used))
+
+
 def _resident(field: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return _kilobytes(Path("/proc/self/status"), field)
+
+
+def _kilobytes(path: Path, field: str) -> int:
+    """A field of a file of the kernel that counts in kilobytes, in bytes."""
+    lines = path.read_text(encoding="ascii").splitlines()
     line = next(line for line in lines if line.startswith(f"{field}:"))
     return 1024 * int(line.split()[1])

@@ -9,8 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from stateline.bench.record import FORMAT, Benchmark, Figure
+from stateline.charts.chart import Axis, Chart
+from stateline.charts.export import write_charts
+from stateline.charts.lines import Line, Point, length_ticks, line_chart
+from stateline.charts.style import styled
 from stateline.errors import InputError
-from stateline.files import write_atomically, write_text
+from stateline.files import write_text
 
 MIB = 2**20
 
@@ -92,12 +96,12 @@ def write_benchmark(found: Benchmark, folder: Path) -> list[Path]:
     target = folder / f"{found.suite}.json"
     text = msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
     write_text(target, text + "\n")
-    plots = []
+    charts = []
     for case in dict.fromkeys(figure.case for figure in found.figures):
         figures = [figure for figure in found.figures if figure.case == case]
         if len({figure.length for figure in figures}) > 1:
-            plots.append(_plot(case, figures, folder / f"{found.suite}-{case}.svg"))
-    return [target, *plots]
+            charts.append(_chart(case, figures, f"{found.suite}-{case}"))
+    return [target, *write_charts(charts, folder, ["svg"])]
 
 
 def read_benchmark(path: Path) -> Benchmark:
@@ -115,25 +119,24 @@ def read_benchmark(path: Path) -> Benchmark:
     return found
 
 
-def _plot(case: str, figures: Sequence[Figure], path: Path) -> Path:
-    """Nanoseconds per position by length, a line for each candidate and work."""
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(figsize=(6, 4), layout="constrained")
-    axes = canvas.add_subplot(xscale="log", yscale="log", xlabel="length", ylabel="ns per position")
+def _chart(case: str, figures: Sequence[Figure], name: str) -> Chart:
+    """Nanoseconds per position by length, a line for each candidate, work and batch."""
     mixed = len({(f.batch, f.length) for f in figures}) > len({f.length for f in figures})
-    lines = dict.fromkeys((f.candidate, f.work, f.batch if mixed else 0) for f in figures)
-    for candidate, work, batch in lines:
-        own = [f for f in figures if (f.candidate, f.work) == (candidate, work)]
-        own = [f for f in own if batch in (0, f.batch)]
-        axes.plot(
-            [f.length for f in own],
-            [f.nanoseconds for f in own],
-            label=f"{candidate}, {work}" + (f", batch {batch}" if batch else ""),
-            marker="o",
-            linestyle="-" if work == "forward" else "--",
-        )
-    axes.set_title(case)
-    axes.legend()
-    write_atomically(path, lambda temporary: canvas.savefig(temporary, format="svg"))
-    return path
+    places: dict[str, list[Point]] = {}
+    for figure in figures:
+        batch = f", batch {figure.batch}" if mixed else ""
+        scale = figure.nanoseconds / figure.seconds
+        point = Point(figure.length, [scale * s for s in (figure.low, figure.seconds, figure.high)])
+        places.setdefault(f"{figure.candidate}, {figure.work}{batch}", []).append(point)
+    families = [label.split(",")[0] for label in places]
+    return line_chart(
+        name,
+        case,
+        "Median, with a band from quartile to quartile.",
+        [Line(m, places[m.name]) for m in styled(list(places), families)],
+        (
+            Axis("length", "log2", ticks=length_ticks([figure.length for figure in figures])),
+            Axis("ns per position", "log10"),
+        ),
+        spread=("first quartile", "third quartile"),
+    )

@@ -1,101 +1,184 @@
-"""How fast a model trains and decodes on its device; on the CPU, on one thread.
+"""How fast a model reads a prompt, decodes and trains: the calls that are timed.
 
-One thread, because several wait for each other more than they work once anything else runs.
+On the CPU on one thread, because several wait for each other more than they work once anything
+else runs.
 """
 
-import statistics
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from stateline.bench.timing import use_threads, waiter
+from stateline.bench.timing import Call
 from stateline.generate.session import PREFILL_CHUNK
 from stateline.layers.derived import Memory, remembering
-from stateline.models.factory import AnyModel
+from stateline.layers.state import select_rows
+from stateline.models.factory import AnyModel, meta_model
+from stateline.models.language_model import LanguageModel
+from stateline.models.size import training_bytes
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import make_optimizer
 
-SECONDS = 0.7
-"""Time to spend on one measurement, after the first call; at least three calls are timed."""
+Phase = Literal["prefill", "decode", "train"]
 
 TOKENS_PER_BATCH = 4096
-"""Tokens of a timed training step, for any sequence length."""
+"""Tokens of a training step whose number of rows is not given, for any sequence length."""
 
 DECODE_STEPS = 32
 """Tokens decoded between two readings of the clock, each time from a copy of the same state."""
 
+_SAMPLE = 256
+"""Length at which the memory of activations per token is counted."""
 
-def train_tokens_per_second(
-    model: AnyModel, length: int, *, precision: Literal["float32", "bfloat16"] = "float32"
-) -> float:
-    """Median speed of a training step: forward, backward, update.
+
+class Cell(NamedTuple):
+    """What is timed.
+
+    Attributes:
+        phase: Reading a prompt, decoding after it, or a training step.
+        length: Tokens of a row; for decoding, tokens of the prompt.
+        batch: Rows.
+    """
+
+    phase: Phase
+    length: int
+    batch: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one call."""
+        return self.batch * (DECODE_STEPS if self.phase == "decode" else self.length)
+
+
+def train_batch(length: int) -> int:
+    """Rows of a training step: as many as make 4,096 tokens, at least one."""
+    return max(1, TOKENS_PER_BATCH // length)
+
+
+class Subject:
+    """A model whose speed is measured.
 
     Args:
-        model: The model; its weights are changed.
-        length: Tokens in a sequence; a batch has as many as make 4,096 tokens, at least one.
-        precision: Precision of matrix products, as in training.
+        model: The model, on its device; training steps change its weights.
+        precision: Precision of matrix products in training.
     """
-    batch_size = max(1, TOKENS_PER_BATCH // length)
-    inputs = model.example_input(batch_size, length)
-    device = inputs.device
-    targets = torch.randint(model.config.n_outputs, (batch_size, length), device=device)
-    optimizer = make_optimizer(model, TrainConfig())
-    lower: AbstractContextManager[object] = nullcontext()
-    if precision == "bfloat16":
-        lower = torch.autocast(device.type, torch.bfloat16)
-    model.train()
 
-    def step() -> None:
-        optimizer.zero_grad()
-        with lower:
-            logits = model(inputs)
-        F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()).backward()
-        optimizer.step()
+    def __init__(
+        self, model: AnyModel, precision: Literal["float32", "bfloat16"] = "float32"
+    ) -> None:
+        self.model, self.precision = model, precision
+        self.counted: AnyModel = meta_model(model.config)
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._prompt: tuple[int, Any] | None = None
 
-    with use_threads(1):
-        return targets.numel() / _median_seconds(step, device)
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
 
+    def call(self, cell: Cell) -> Call:
+        """The function to time; for decoding, the prompt is read now."""
+        kinds: dict[Phase, Callable[[int, int], Call]] = {
+            "prefill": self._prefill,
+            "decode": self._decode,
+            "train": self._train,
+        }
+        return kinds[cell.phase](cell.length, cell.batch)
 
-@torch.inference_mode()
-def decode_tokens_per_second(model: AnyModel, context: int) -> float:
-    """Median speed of decoding one token after the other, for one sequence.
+    def flops(self, cell: Cell) -> float:
+        """Forward FLOPs of a call, for comparison with other calls of the phase.
 
-    Args:
-        model: The model.
-        context: Tokens already in the state.
-    """
-    model.eval()
-    token = model.example_input(1, 1)[:, 0]
-    state: Any = model.init_state(1, capacity=DECODE_STEPS)
-    for chunk in model.example_input(1, context).split(PREFILL_CHUNK, dim=1):
-        _, state = model.forward_chunk(chunk, state)
+        A token that is decoded after n others costs as much as a token does on average in a
+        sequence of 2 n.
+        """
+        length = 2 * cell.length if cell.phase == "decode" else cell.length
+        return self.counted.flops_per_token(length) * cell.tokens
 
-    memory: Memory = {}
+    def bytes(self, cell: Cell) -> float:
+        """Memory that a cell takes beyond the model and its optimizer, estimated."""
+        state = self.counted.state_bytes(cell.length) * cell.batch
+        if cell.phase == "decode":
+            return 2.0 * state
+        sample = training_bytes(self.counted, 1, min(_SAMPLE, cell.length))
+        per_token = (sample["activations"] + sample["logits"]) / min(_SAMPLE, cell.length)
+        if cell.phase == "train":
+            return per_token * cell.length * cell.batch
+        return state + per_token * min(PREFILL_CHUNK, cell.length) * cell.batch
 
-    def decode() -> None:
-        donated = pytree.tree_map(torch.clone, state)
-        with remembering(memory):
-            for _ in range(DECODE_STEPS):
-                model.step_(token, donated)
+    def limit(self, cell: Cell) -> str:
+        """Why a model cannot run a cell, whatever the machine; empty if it can."""
+        most, needed = self.model.max_len, cell.length
+        needed += DECODE_STEPS if cell.phase == "decode" else 0
+        return f"max_len is {most:,}" if most is not None and needed > most else ""
 
-    with use_threads(1):
-        return DECODE_STEPS / _median_seconds(decode, token.device)
+    def _train(self, length: int, batch: int) -> Call:
+        """A step: forward, backward, update."""
+        model = self.model
+        inputs = model.example_input(batch, length)
+        targets = torch.randint(model.config.n_outputs, (batch, length), device=inputs.device)
+        if self.optimizer is None:
+            self.optimizer = make_optimizer(model, TrainConfig())
+        optimizer = self.optimizer
+        lower: AbstractContextManager[object] = nullcontext()
+        if self.precision == "bfloat16":
+            lower = torch.autocast(inputs.device.type, torch.bfloat16)
+        self._prompt = None  # the weights are about to change
 
+        def step() -> None:
+            model.train()
+            optimizer.zero_grad()
+            with lower:
+                logits = model(inputs)
+            F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()).backward()
+            optimizer.step()
 
-def _median_seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Median time of a call until its work on the device is done; the first call is not timed."""
-    wait = waiter(device)
-    run()
-    wait()
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < SECONDS:
-        started = time.perf_counter()
-        run()
-        wait()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+        return step
+
+    def _prefill(self, length: int, batch: int) -> Call:
+        """Reading a prompt from an empty state, without the logits inside it."""
+        tokens = self.model.example_input(batch, length)
+
+        @torch.inference_mode()
+        def prefill() -> None:
+            self._read(tokens, self.model.eval().init_state(batch))
+
+        return prefill
+
+    def _decode(self, context: int, batch: int) -> Call:
+        """Decoding one token after the other, from a copy of the state after the context."""
+        model, memory = self.model, Memory()
+        with torch.inference_mode():
+            token = model.example_input(batch, 1)[:, 0]
+            state = select_rows(self._state(context), [0] * batch)
+
+        @torch.inference_mode()
+        def decode() -> None:
+            model.eval()
+            donated = pytree.tree_map(torch.clone, state)
+            with remembering(memory):
+                for _ in range(DECODE_STEPS):
+                    model.step_(token, donated)
+
+        return decode
+
+    def _state(self, length: int) -> Any:
+        """The state of one row after so many tokens; goes on from that of a shorter prompt."""
+        before = self._prompt
+        if before is None or before[0] > length:
+            before = (0, self.model.eval().init_state(1, capacity=DECODE_STEPS))
+        position, state = before
+        state = self._read(self.model.example_input(1, length - position), state)
+        self._prompt = (length, state)
+        return state
+
+    def _read(self, tokens: Tensor, state: Any) -> Any:
+        for chunk in tokens.split(PREFILL_CHUNK, dim=1):
+            if isinstance(self.model, LanguageModel):
+                _, state = self.model.forward_chunk(chunk, state, keep=1)
+            else:
+                _, state = self.model.forward_chunk(chunk, state)
+        return state

@@ -92,7 +92,10 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                         _skip(settings, name, backend, work, length, reason)
                     else:
                         calls[backend] = call
-                timed = interleave(calls, seconds=settings.seconds, device=settings.device)
+                begun = {backend: first[backend] for backend in calls}
+                timed = interleave(
+                    calls, seconds=settings.seconds, device=settings.device, first=begun
+                )
                 for backend, timing in timed.items():
                     known[backend, work] = timing.median, case.flops
                     yield _figure(
@@ -100,7 +103,7 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                         backend,
                         work,
                         sizes,
-                        dataclasses.replace(timing, first=first[backend]),
+                        timing,
                         n_bytes=peak_bytes(calls[backend], settings.device),
                         floor=settings.peaks.floor(case.n_bytes, case.flops),
                         error=_error(case, backend, work),

@@ -69,6 +69,7 @@ def interleave(
     seconds: float = 0.5,
     rounds: int | None = None,
     device: torch.device | str = "cpu",
+    first: Mapping[str, float] | None = None,
 ) -> dict[str, Timing]:
     """Time all candidates in turns, so that whatever disturbs one disturbs the others alike.
 
@@ -81,6 +82,8 @@ def interleave(
         seconds: Time to spend on each candidate, after the warm-up; at least five rounds are made.
         rounds: Make exactly so many rounds instead, with one call per sample.
         device: Where they compute; a sample ends when the device has finished.
+        first: Seconds of the first call of each, if the caller has made it; they are then only
+            warmed up.
 
     Returns:
         The timing of each candidate.
@@ -88,9 +91,10 @@ def interleave(
     if not candidates:
         return {}
     wait = waiter(torch.device(device))
-    first, repeats = {}, dict.fromkeys(candidates, 1)
+    begun, repeats = dict(first or {}), dict.fromkeys(candidates, 1)
     for name, call in candidates.items():
-        first[name] = _elapsed(call, 1, wait)
+        if name not in begun:
+            begun[name] = _elapsed(call, 1, wait)
         warm = _elapsed(call, 1, wait)
         if rounds is None:
             repeats[name] = max(1, round(SAMPLE_SECONDS / max(warm, 1e-7)))
@@ -109,7 +113,7 @@ def interleave(
             samples[name].append(elapsed / repeats[name])
             spent += elapsed
         order = [*order[1:], order[0]]
-    return {name: Timing(first[name], tuple(samples[name])) for name in candidates}
+    return {name: Timing(begun[name], tuple(samples[name])) for name in candidates}
 
 
 def _elapsed(call: Call, repeats: int, wait: Call) -> float:

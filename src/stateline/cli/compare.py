@@ -1,23 +1,35 @@
 """Compare architectures side by side: same size, same tasks, one table and one report.
 
-Every pattern is trained on every task at the number of parameters that the first pattern has,
-scored at and beyond the training length, and timed at the end. Presets such as mamba-130m keep
-their own width, unless --d_model or --parameters is given. The same command continues where it
-stopped.
+Every model is trained on every task at the size of the first one, at a learning rate that is chosen
+for it on validation data, from several seeds, scored at and beyond the training length, and timed
+at the end. --protocol quick trains each once instead, at the task's own rate. The same command
+continues where it stopped.
+
+A model is a pattern, a preset such as mamba-130m, a training recipe (a YAML file), or the folder of
+a model to start from; NAME=MODEL gives it a name. Presets, recipes with a width and folders keep
+their width, unless --d_model or --parameters is given.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
+from stateline.cli.engine import add_engine_options, add_tracker_option, make_engine, trackers
+from stateline.cli.recipe import SUFFIXES, add_settings, model_of_recipe, without_defaults
 from stateline.cli.record import command_line
 from stateline.devices import add_device_option
+from stateline.errors import InputError
+
+if TYPE_CHECKING:
+    from stateline.compare import Comparison, Recipe
 
 WIDTH = 120
 """Columns of the table where the output is not a terminal."""
 
 TASKS = ("associative_recall", "copying", "text")
+
+_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,16 +38,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         "patterns",
         nargs="+",
         type=str,
-        help='architectures or presets, for example "h3*2" "attention h3"',
+        help='patterns, presets, recipes or folders, such as "h3*2" hybrid="attention h3"',
     )
     parser.add_argument(
         "--tasks",
         nargs="+",
         type=str,
-        default=list(TASKS),
-        help='for example copying "text(path=books)"; "copying*3" trains from three seeds',
+        default=None,
+        help='for example copying "text(path=books)"; "copying*5" trains from five seeds; by '
+        f"default those of the recipes, else {' '.join(TASKS)}",
     )
-    parser.add_argument("--out", type=str, default="runs/compare", help="folder for all results")
+    parser.add_argument(
+        "--out", type=str, default="runs/compare", help="folder or URL for all results"
+    )
     parser.add_argument(
         "--d_model",
         type=int | None,
@@ -43,13 +58,53 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="width of the first pattern, whose size the others match; by default 64",
     )
     parser.add_argument(
-        "--parameters", type=int | None, default=None, help="number of parameters to match instead"
+        "--parameters",
+        nargs="+",
+        type=str,
+        default=None,
+        metavar="N",
+        help="number of parameters instead, such as 300k or 1.5m; several compare at each size",
+    )
+    parser.add_argument(
+        "--match",
+        type=Literal["parameters", "flops", "state", "none"],
+        default="parameters",
+        help="what the models of one size have in common: parameters, FLOPs per token or bytes of "
+        "the state at the training length, or only the width",
+    )
+    parser.add_argument(
+        "--protocol",
+        type=Literal["sweep", "quick"],
+        default="sweep",
+        help="sweep: choose a learning rate for each model on validation data, then train from "
+        "three seeds; quick: one rate, one seed",
+    )
+    parser.add_argument(
+        "--lrs",
+        nargs="+",
+        type=float,
+        default=[],
+        help="learning rates to try; by default a third of the task's own, that, and three times "
+        "that",
+    )
+    parser.add_argument(
+        "--weight_decays",
+        nargs="+",
+        type=float,
+        default=[],
+        help="weight decays to try; by default the task's own",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int | None,
+        default=None,
+        help="seeds of the scored runs; by default 3, and 1 with --protocol quick",
     )
     parser.add_argument(
         "--steps", type=int | None, default=None, help="training steps; by default the task's own"
     )
     parser.add_argument(
-        "--lr", type=float | None, default=None, help="learning rate; by default the task's own"
+        "--lr", type=float | None, default=None, help="learning rate of all runs; none is chosen"
     )
     parser.add_argument(
         "--precision",
@@ -57,6 +112,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help="precision of training; by default the task's own, mostly float32",
     )
+    add_settings(parser)
+    without_defaults(parser)
     add_device_option(parser)
     parser.add_argument(
         "--workers",
@@ -65,45 +122,90 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="models trained at a time, each in its own process; by default one per core, or one "
         "per GPU; 0 trains one after the other without worker processes",
     )
+    add_engine_options(parser)
+    add_tracker_option(parser)
+    parser.add_argument(
+        "--timing",
+        type=Literal["short", "full", "none"],
+        default="short",
+        help="speeds to measure: a few, all of 256 to 65,536 tokens in 1 and 64 rows, or none",
+    )
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Compare, print the table, write the report."""
     given = parser.parse_args(arguments)
 
-    from pathlib import Path
-
     from rich.console import Console
 
     from stateline.cli.progress import show_news
-    from stateline.compare import Comparison, compare
+    from stateline.compare import compare
+    from stateline.compare.news import Several
+    from stateline.compare.storage import results_folder
     from stateline.reports import check_report, print_results, write_report
 
-    comparison = Comparison(
-        patterns=given.patterns,
-        tasks=given.tasks,
-        d_model=given.d_model,
-        parameters=given.parameters,
-        steps=given.steps,
-        lr=given.lr,
-        precision=given.precision,
-    )
-    console, folder = Console(), Path(given.out)
+    comparison, console, observers = _comparison(given), Console(), trackers(given.tracker)
     if not console.is_terminal:
         console.width = WIDTH
-    check_report(folder / "report.html")
-    command = command_line("compare", arguments)
-    with show_news(console) as news:
-        results = compare(
-            comparison,
-            folder,
-            command=command,
-            workers=given.workers,
-            device=given.device,
-            news=news,
-        )
-    print_results(results, console)
-    write_report(results, folder / "report.html")
-    where = f"\nreport: {folder / 'report.html'}    data: {folder / 'results.json'}"
+    with results_folder(given.out) as place:
+        report = place.folder / "report.html"
+        check_report(report)
+        with show_news(console) as shown:
+            results = compare(
+                comparison,
+                place.folder,
+                command=command_line("compare", arguments),
+                workers=given.workers,
+                device=given.device,
+                news=Several([shown, place, *observers]),
+                engine=make_engine(given, place),
+                timing=given.timing,
+            )
+        print_results(results, console)
+        write_report(results, report)
+    where = f"\nreport: {given.out}/report.html    data: {given.out}/results.json"
     console.print(where, markup=False, soft_wrap=True)
     return 0
+
+
+def _comparison(given: Any) -> "Comparison":
+    """What the options ask for."""
+    from stateline.compare import Comparison
+    from stateline.compare.recipe import split_alias
+
+    models: list[str | Recipe] = []
+    tasks: dict[str, None] = {}
+    for text in given.patterns:
+        name, rest = split_alias(text)
+        if rest.endswith(SUFFIXES):
+            recipe, task = model_of_recipe(rest, name)
+            models.append(recipe)
+            tasks.update({task: None} if task else {})
+        else:
+            models.append(text)
+    settings = {part: given.get(part, Namespace()).as_dict() for part in ("model", "train")}
+    same = ("d_model", "steps", "lr", "precision", "protocol", "lrs", "weight_decays", "seeds")
+    return Comparison(
+        models,
+        given.tasks or list(tasks) or TASKS,
+        parameters=None if given.parameters is None else [*map(_number, given.parameters)],
+        match=given.match,
+        **{name: given[name] for name in same},
+        **settings,
+    )
+
+
+def _number(text: str) -> int:
+    """A number of parameters.
+
+    Example:
+        >>> _number("300k"), _number("1.5m"), _number("250_000")
+        (300000, 1500000, 250000)
+    """
+    digits, unit = text[:-1], _UNITS.get(text[-1:].lower())
+    try:
+        return int(text) if unit is None else round(float(digits) * unit)
+    except (ValueError, OverflowError):
+        raise InputError(
+            f"parameters must be a number such as 250000, 300k or 1.5m, got {text!r:.40}"
+        ) from None

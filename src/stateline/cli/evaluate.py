@@ -1,4 +1,4 @@
-"""Score a model on text files of any length, or on evaluation tasks with --tasks.
+"""Score a model on text files of any length, on a training task with --task, or with --tasks.
 
 If the model's state does not grow, it is carried through each file. If it grows, the file is read
 in overlapping windows, by default of 2,048 tokens with a stride of half a window. Tasks are run by
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from stateline.cli.evaluate_task import add_task_options, score_on_task
 from stateline.devices import add_device_option, add_dtype_option
 from stateline.errors import InputError, unknown_name
 
@@ -33,6 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     option("--window", type=int | None, default=None, help="tokens in a window; 0 carries state")
     option("--stride", type=int | None, default=None, help="tokens between windows; default half")
     option("--tokenizer", type=str | None, default=None, help="instead of the model's own")
+    add_task_options(parser)
     option("--tasks", nargs="+", type=str, default=[], help="tasks, as boolq rte lambada copy_50")
     option("--data", type=str | None, default=None, help="folder with the files of tasks")
     option(
@@ -50,14 +52,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
-    """Print the scores of each file and of all files, or those of each task."""
+    """Print the scores of each file and of all files, or those on tasks."""
     given = parser.parse_args(arguments)
-    if bool(given.files) == bool(given.tasks):
-        raise InputError("give either text files or --tasks to score the model on")
+    on_task = given.task is not None or bool(given.lengths)
+    if bool(given.files) + bool(given.tasks) + on_task != 1:
+        raise InputError("give either text files, --task or --tasks to score the model on")
 
-    from stateline.devices import resolve_device, resolve_dtype
     from stateline.files import check_writable, user_path, write_text
-    from stateline.generate import load_run
     from stateline.runs.folder import check_imports
 
     check_imports(user_path(given.run, "model"))
@@ -68,13 +69,20 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     out = None if given.out is None else user_path(given.out, "file to write")
     if out is not None:
         check_writable(out)
-    device, dtype = resolve_device(given.device), resolve_dtype(given.dtype)
-    model, tokenizer = load_run(given.run, device=device, dtype=dtype, tokenizer=given.tokenizer)
-    score = _score_tasks if given.tasks else _score_files
-    record = {"run": given.run, **score(given, model, tokenizer)}
+    record = score_on_task(given) if on_task else {"run": given.run, **_score(given)}
     if out is not None:
         write_text(out, json.dumps(record, indent=2) + "\n")
     return 0
+
+
+def _score(given: Namespace) -> dict[str, Any]:
+    from stateline.devices import resolve_device, resolve_dtype
+    from stateline.generate import load_run
+
+    device, dtype = resolve_device(given.device), resolve_dtype(given.dtype)
+    model, tokenizer = load_run(given.run, device=device, dtype=dtype, tokenizer=given.tokenizer)
+    score = _score_tasks if given.tasks else _score_files
+    return score(given, model, tokenizer)
 
 
 def _score_files(

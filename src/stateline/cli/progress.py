@@ -12,7 +12,7 @@ from stateline.compare.news import News
 from stateline.models.pattern import parse_pattern
 from stateline.reports.format import words
 from stateline.runs.job import Job
-from stateline.runs.results import RunRecord
+from stateline.runs.results import RunRecord, SpeedRecord
 from stateline.tasks import TASKS
 from stateline.train.metrics import Metrics
 from stateline.train.tensorboard import open_board
@@ -34,7 +34,7 @@ def describe(metrics: Metrics, score_name: str) -> str:
 
 @contextmanager
 def print_metrics(
-    job: Job, folder: Path, *, quiet: bool = False
+    job: Job, folder: Path, *, quiet: bool = False, observers: Sequence[News] = ()
 ) -> Iterator[Callable[[Metrics], None]]:
     """A function that shows the metrics of one run, and logs them to TensorBoard if installed.
 
@@ -42,6 +42,7 @@ def print_metrics(
         job: The run.
         folder: Folder for TensorBoard's files.
         quiet: Show and log nothing.
+        observers: Who else is told.
     """
     if quiet:
         yield lambda _: None
@@ -49,7 +50,8 @@ def print_metrics(
     with show_news(Console()) as news, open_board(folder) as write:
 
         def show(metrics: Metrics) -> None:
-            news.progress(job, metrics)
+            for observer in (news, *observers):
+                observer.progress(job, metrics)
             write(metrics)
 
         yield show
@@ -77,8 +79,8 @@ class _Bars(News):
     def __init__(self, progress: Progress) -> None:
         self.bars, self.of_job = progress, dict[Job, TaskID]()
 
-    def planned(self, jobs: Sequence[Job], done: int) -> None:
-        self.all = self.bars.add_task("all runs", total=len(jobs), completed=done, state="")
+    def planned(self, jobs: int, done: int) -> None:
+        self.all = self.bars.add_task("all runs", total=jobs, completed=done, state="")
 
     def starting(self, workers: int) -> None:
         self.bars.update(self.all, state=_starting(workers))
@@ -97,8 +99,12 @@ class _Bars(News):
         self.bars.console.print(f"{_name(job)}: {_outcome(run)}", highlight=False, markup=False)
         self.bars.advance(self.all)
 
-    def timing(self, model: str) -> None:
-        self.bars.update(self.all, state=f"measuring the speed of {model}")
+    def timing(self, what: str) -> None:
+        self.bars.update(self.all, state=f"measuring the speed of {what}")
+
+    def timed(self, speeds: Sequence[SpeedRecord]) -> None:
+        if warning := _disturbed(speeds):
+            self.bars.console.print(warning, highlight=False, markup=False)
 
 
 class _Lines(News):
@@ -107,9 +113,9 @@ class _Lines(News):
     def __init__(self, console: Console) -> None:
         self.console, self.last = console, dict[Job, float]()
 
-    def planned(self, jobs: Sequence[Job], done: int) -> None:
-        self.count, self.done = len(jobs), done
-        self._say(f"{len(jobs)} runs" + (f", {done} of them done before" if done else ""))
+    def planned(self, jobs: int, done: int) -> None:
+        self.count, self.done = jobs, done
+        self._say(f"{jobs} runs" + (f", {done} of them done before" if done else ""))
 
     def starting(self, workers: int) -> None:
         self._say(_starting(workers))
@@ -124,8 +130,12 @@ class _Lines(News):
         self.done += 1
         self._say(f"{self.done}/{self.count} {_name(job)}: {_outcome(run)}")
 
-    def timing(self, model: str) -> None:
-        self._say(f"measuring the speed of {model}")
+    def timing(self, what: str) -> None:
+        self._say(f"measuring the speed of {what}")
+
+    def timed(self, speeds: Sequence[SpeedRecord]) -> None:
+        if warning := _disturbed(speeds):
+            self._say(warning)
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -135,9 +145,23 @@ def _starting(workers: int) -> str:
     return f"starting {workers} worker{'s' if workers > 1 else ''}"
 
 
+def _disturbed(speeds: Sequence[SpeedRecord]) -> str:
+    """What to say if other programs used the machine while speeds were measured."""
+    shares = [entry.busy for entry in speeds if entry.disturbed and entry.busy is not None]
+    if not shares:
+        return ""
+    return (
+        f"other programs used {max(shares):.0%} of the processors while speed was measured: "
+        "do not trust the speeds; on an idle machine, remove the folder speed and repeat the "
+        "command"
+    )
+
+
 def _name(job: Job) -> str:
-    seed = f" seed {job.training.seed}" if job.training.seed else ""
-    return f"{job.task} | {job.label}{seed}"
+    what = f" seed {job.training.seed}" if job.training.seed else ""
+    if job.trial:
+        what = f" trial lr {job.training.lr:g} weight decay {job.training.weight_decay:g}"
+    return f"{job.task} | {job.label}{what}"
 
 
 def _score_name(job: Job) -> str:
@@ -146,6 +170,9 @@ def _score_name(job: Job) -> str:
 
 
 def _outcome(run: RunRecord) -> str:
+    if not run.by_length:  # a trial
+        score = "no score" if run.validation is None else f"{run.validation:.3f} on validation data"
+        return f"{score} ({run.steps} steps, {run.stopped})"
     length, own = next(iter(run.by_length.items()))
     scores = ", ".join(f"{name} {value:.3f}" for name, value in own.items() if value is not None)
     return f"{scores or 'no score'} at {length} ({run.steps} steps, {run.stopped})"

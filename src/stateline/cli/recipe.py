@@ -1,22 +1,76 @@
 """Reading a training recipe: a YAML file of settings, under those of the command line."""
 
+import argparse
 import dataclasses
 import glob
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from stateline.cli.parser import Parser, add_import_option
 from stateline.errors import InputError
 from stateline.files import regular_file
 from stateline.models.config import ModelConfig
 from stateline.models.presets import find_preset
+from stateline.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from stateline.compare import Recipe
 
 LARGEST, DEEPEST = 1 << 20, 16
 """Bytes, and levels of nesting, that a recipe may have."""
+
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def add_settings(parser: ArgumentParser) -> None:
+    """Add all settings of a model but its pattern and vocabulary, and all of its training."""
+    parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size"})
+    parser.add_argument(
+        "--model.pooling",
+        type=Literal["mean", "last"] | None,
+        default=None,
+        help="what a classifier pools; by default the mean of all positions",
+    )
+    parser.add_class_arguments(TrainConfig, "train")
+
+
+def without_defaults(parser: ArgumentParser) -> None:
+    """Leave settings of models and training that are not given out of what is parsed."""
+    for action in parser._actions:
+        if action.dest.startswith(("model.", "train.")):
+            action.default = argparse.SUPPRESS
+
+
+def model_of_recipe(path: str, name: str) -> tuple["Recipe", str | None]:
+    """The model that a recipe file describes for a comparison, and its task if it names one.
+
+    Args:
+        path: The file.
+        name: Name of the model in results; by default that of the file.
+
+    Raises:
+        InputError: If the recipe cannot be read or used.
+    """
+    from stateline.compare import Recipe
+
+    parser = Parser(prog="stateline compare", print_config=None)
+    add_import_option(parser)
+    for option in ("pattern", "init", "task", "out"):
+        parser.add_argument(f"--{option}", type=str | None, default=None)
+    add_settings(parser)
+    without_defaults(parser)
+    given = _parse_file(path, [], parser)
+    pattern = given.init or given.pattern
+    if pattern is None:
+        raise InputError(f"the recipe {path} names no pattern: add a line such as pattern: h3*2")
+    model, train = (given.get(part, Namespace()).as_dict() for part in ("model", "train"))
+    return Recipe(pattern, name or Path(path).stem, model, train), given.task
 
 
 def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
@@ -30,7 +84,7 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
     """
     given = parser.parse_args(arguments)
     init = None
-    if given.recipe.endswith((".yaml", ".yml")):
+    if given.recipe.endswith(SUFFIXES):
         given = _read_file(given.recipe, arguments, parser)
     elif os.path.isdir(given.recipe):
         init, given.pattern = given.recipe, ""
@@ -38,6 +92,8 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
         raise InputError("--pattern replaces the pattern of a recipe file: give one of the two")
     else:
         given.pattern = given.recipe
+    from stateline.runs.initial import initial_config
+
     init = init or given.init
     if (start := initial_config(init) if init else find_preset(given.pattern)) is not None:
         settings = dataclasses.asdict(start)
@@ -48,21 +104,8 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
     return given
 
 
-def initial_config(folder: str) -> ModelConfig:
-    """The configuration of the model that a run starts from.
-
-    Raises:
-        InputError: If there is none, or it is no language model.
-    """
-    from stateline.generate.runs import read_model_config
-
-    config = read_model_config(folder)
-    if type(config) is not ModelConfig:
-        raise InputError(f"a run can start from a language model, but {folder} is a {config.kind}")
-    return config
-
-
-def _read_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> Any:
+def _parse_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> Any:
+    """The settings of a file under those of the command line."""
     _check_content(path)
     parser.default_config_files = [glob.escape(path)]
     try:
@@ -70,10 +113,13 @@ def _read_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> A
     except (ValueError, RecursionError) as error:
         raise InputError(f"the recipe {path}: {error}") from error
     for section in ("model", "train"):
-        if not isinstance(given[section], Namespace):
-            raise InputError(
-                f"{section} in the recipe {path} must be a mapping, got {given[section]!r}"
-            )
+        if not isinstance(found := given.get(section, Namespace()), Namespace):
+            raise InputError(f"{section} in the recipe {path} must be a mapping, got {found!r}")
+    return given
+
+
+def _read_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> Any:
+    given = _parse_file(path, arguments, parser)
     if given.init is not None:
         given.pattern = ""
     if given.pattern is None:

@@ -1,11 +1,12 @@
 """Show the results of comparisons and training runs side by side: one table and one report.
 
 Results of the same task on the same data are joined; models of the same pattern from different
-runs keep separate names. The report is one self-contained HTML file; its plots are also written as
-PNG and SVG into the folder plots next to it.
+runs keep separate names. The report is one self-contained HTML file. With --export, its charts are
+also written as files: PNG and SVG for papers, CSV with the numbers, JSON for Vega-Lite.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from jsonargparse import ArgumentParser
 
@@ -21,6 +22,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help=f"folder for the report; by default that of the run, and {OUT} for several",
     )
+    parser.add_argument(
+        "--export", type=str | None, default=None, help="folder for the charts as files"
+    )
+    parser.add_argument(
+        "--format",
+        nargs="+",
+        type=Literal["png", "svg", "csv", "json"],
+        default=["png", "svg", "csv", "json"],
+        help="formats of these files",
+    )
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
@@ -32,8 +43,18 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from rich.console import Console
 
     from stateline.cli.compare import WIDTH
-    from stateline.reports import folder_names, merge, print_results, read_results, write_report
+    from stateline.files import check_writable
+    from stateline.reports import (
+        export_charts,
+        folder_names,
+        merge,
+        print_results,
+        read_results,
+        write_report,
+    )
 
+    if given.export is not None:
+        check_writable(Path(given.export) / "chart")
     folders = [Path(name) for name in given.runs]
     names = folder_names(folders)
     results = [read_results(folder) for folder in folders]
@@ -44,6 +65,9 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     folder = Path(given.out or (folders[0] if len(folders) == 1 else OUT))
     write_report(merged, folder / "report.html")
     print_results(merged, console)
-    where = f"\nreport: {folder / 'report.html'}    plots: {folder / 'plots'}"
-    console.print(where, markup=False, soft_wrap=True)
+    said = [f"report: {folder / 'report.html'}"]
+    if given.export is not None:
+        files = export_charts(merged, Path(given.export), given.format)
+        said.append(f"charts: {len(files)} files in {given.export}")
+    console.print("\n" + "    ".join(said), markup=False, soft_wrap=True)
     return 0

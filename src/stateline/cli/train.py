@@ -7,14 +7,14 @@ command line override it. Under ``torchrun``, processes share each batch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT, SIGTERM, signal
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
-from stateline.cli.recipe import initial_config, read_recipe
+from stateline.cli.engine import add_tracker_option, trackers
+from stateline.cli.recipe import add_settings, read_recipe
 from stateline.cli.record import command_line
 from stateline.devices import add_device_option
 from stateline.errors import InputError
@@ -23,12 +23,13 @@ from stateline.runs.folder import check_imports
 from stateline.train.config import TrainConfig
 
 if TYPE_CHECKING:
+    from stateline.compare.news import News
     from stateline.runs.costs import TrainingCosts
     from stateline.runs.job import Job
     from stateline.runs.results import RunRecord
     from stateline.tasks import Task
 
-NOT_OF_THE_RECIPE = ("recipe", "resume", "dry_run", "print_config", "device", "import")
+NOT_OF_THE_RECIPE = ("recipe", "resume", "dry_run", "print_config", "device", "import", "tracker")
 CONFIG = "config.yaml"
 OF_OTHERS = ("results.json", "config.json", "index.json")
 """Files of a comparison, a model and a corpus: a folder that has one but no recipe is no run."""
@@ -48,16 +49,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--task", type=str, default="text", help='for example "text(path=books)"')
     parser.add_argument("--out", type=str, default="runs/train", help="folder for the run")
-    parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size"})
+    add_settings(parser)
     parser.add_argument(
-        "--model.pooling",
-        type=Literal["mean", "last"] | None,
-        default=None,
-        help="what a classifier pools; by default the mean of all positions",
-    )
-    parser.add_class_arguments(TrainConfig, "train")
-    parser.add_argument(
-        "--resume", action="store_true", help="continue from the newest checkpoint in the folder"
+        "--resume",
+        action="store_true",
+        help="continue from the newest checkpoint in the folder, also for more --train.steps",
     )
     parser.add_argument(
         "--dry_run", action="store_true", help="show size, operations and memory; train nothing"
@@ -66,6 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--print_config", action="store_true", help="print the whole recipe; train nothing"
     )
     add_device_option(parser)
+    add_tracker_option(parser)
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
@@ -76,6 +73,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 
     from stateline.models.size import count_parameters
     from stateline.runs.costs import training_costs
+    from stateline.runs.initial import as_in_folder, initial_config
     from stateline.runs.job import Job, check_job
     from stateline.tasks import make_task
 
@@ -91,36 +89,17 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         return 0
     config = task.model_config(given.pattern, given.model.as_dict())
     if given.init:
-        config = _as_in_folder(config, initial_config(given.init), given.init)
+        config = as_in_folder(config, initial_config(given.init), given.init)
     training = TrainConfig(**given.train.as_dict())
     data = str(task.describe().get("sha256", ""))
-    job = Job(given.task, count_parameters(config), config, training, data)
+    job = Job(given.task, count_parameters(config), config, training, data, init=given.init or "")
     check_job(job, task)
     if given.dry_run:
         _print_costs(job, training_costs(job, task))
         return 0
     command = command_line("train", [a for a in arguments if a != "--resume"])
-    options = (given.resume, given.device, given.init)
+    options = (given.resume, given.device, trackers(given.tracker))
     return _train(job, task, Path(given.out), recipe, command, *options)
-
-
-def _as_in_folder(config: ModelConfig, source: ModelConfig, folder: str) -> ModelConfig:
-    """The configuration with the vocabulary of the model that the run starts from.
-
-    Raises:
-        InputError: If that model cannot be trained on the task, or the options change it.
-    """
-    if type(config) is ModelConfig and config.vocab_size > source.vocab_size:
-        raise InputError(
-            f"the task has {config.vocab_size:,} tokens, but the model in {folder} "
-            f"{source.vocab_size:,}: choose a tokenizer with fewer"
-        )
-    if type(config) is not ModelConfig or replace(config, vocab_size=source.vocab_size) != source:
-        raise InputError(
-            f"the run would have another model than that in {folder}: leave out options of the "
-            "model, and choose a task for language models"
-        )
-    return source
 
 
 def _train(
@@ -131,10 +110,11 @@ def _train(
     command: str,
     resume: bool,
     device: str,
-    init: str | None,
+    observers: "Sequence[News]",
 ) -> int:
     """Train in this process and those that torchrun started beside it: the exit code."""
     from stateline.cli.progress import print_metrics
+    from stateline.files import write_text
     from stateline.runs.store import nothing_half_made, write_single
     from stateline.runs.train import run_job
     from stateline.train.processes import join_processes
@@ -146,7 +126,7 @@ def _train(
     ):
         here = processes.environment()
         processes.on_main(lambda: _enter(folder, recipe, resume, here))
-        with print_metrics(job, folder, quiet=not processes.main) as show:
+        with print_metrics(job, folder, quiet=not processes.main, observers=observers) as show:
             result = run_job(
                 job,
                 folder,
@@ -154,10 +134,13 @@ def _train(
                 task=task if job.training.seed == 0 else None,
                 processes=processes,
                 interrupted=lambda: bool(caught),
-                init=init,
             )
+        if processes.main:
+            write_text(folder / CONFIG, recipe)  # a longer run has other steps than before
         if processes.main and result.stopped in ("finished", "solved"):
             write_single(job, task, result, folder, command)
+            for observer in observers:
+                observer.finished(job, result)
         if processes.main:
             _print_result(job, result, folder)
     return 128 + (caught or [SIGTERM])[0] if result.stopped == "interrupted" else 0

@@ -1,40 +1,51 @@
-"""Compare architectures: train each at the same size on each task, score it, then time it."""
+"""Compare architectures: choose settings for each, train it at the same size, score it, time it."""
 
 import multiprocessing
+import sys
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import torch
 from msgspec.structs import replace
 
+from stateline.bench.speed import Cell
 from stateline.compare.comparison import Comparison, make_tasks, plan
+from stateline.compare.engine import Engine
 from stateline.compare.news import News
-from stateline.compare.pool import train_here, train_in_workers, worker_devices
+from stateline.compare.pool import Local, worker_devices
+from stateline.compare.recipe import Recipe
+from stateline.compare.sweep import Sweep
 from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.runs.folder import stored_run
 from stateline.runs.job import Job, check_job
-from stateline.runs.results import Results, RunRecord
-from stateline.runs.speed import time_job
+from stateline.runs.results import Results, RunRecord, SpeedRecord
+from stateline.runs.speed import Detail, time_jobs
 from stateline.runs.store import outline, write_results
 from stateline.tasks import Task
 
-__all__ = ["Comparison", "Job", "News", "Results", "compare", "plan"]
+__all__ = ["Comparison", "Job", "News", "Recipe", "Results", "compare", "plan"]
 
 
 def compare(
     comparison: Comparison,
-    folder: Path,
+    folder: Path | str,
     *,
     command: str = "",
     workers: int | None = None,
     device: str = "auto",
     news: News | None = None,
+    engine: Engine | None = None,
+    timing: Detail = "short",
 ) -> Results:
     """Run a comparison, or what is left of it.
 
-    Each run has its own folder in ``folder / "runs"``; a run whose result is there is not run
-    again. Workers train several models at a time, each on one thread. Speed is measured at the
-    end, while nothing else runs.
+    Each run and each trial has its own folder in ``folder / "runs"``; one whose result is there is
+    not run again. Workers train several models at a time, each on one thread. Speed is measured at
+    the end, while nothing else runs.
 
     Args:
         comparison: What to compare.
@@ -44,6 +55,10 @@ def compare(
             By default one per core, or one per GPU.
         device: Where to train and to measure: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         news: Is called while the comparison runs.
+        engine: Where jobs are trained; by default on this machine, as ``workers`` and ``device``
+            say.
+        timing: What is timed: ``short``, ``full`` (256 to 65,536 tokens, 1 and 64 rows; minutes)
+            or ``none``.
 
     Returns:
         The content of ``folder / "results.json"``, which is also updated after each run.
@@ -53,36 +68,45 @@ def compare(
             (before anything is written), or the folder cannot be written to.
     """
     _check_not_in_worker()
+    folder = Path(folder)
     devices, news = worker_devices(device, workers), news or News()
     tasks = make_tasks(comparison)
-    jobs = plan(comparison, tasks)
-    for job in jobs:
+    sweep = Sweep(comparison, plan(comparison, tasks), tasks)
+    for job in sweep.jobs:
         if job.training.seed == 0:
             check_job(job, tasks[job.task])
-    results = outline(jobs, tasks, command)
-    earlier = {job: stored_run(folder / "runs" / job.name) for job in jobs}
-    finished = {job: replace(run, model=job.label) for job, run in earlier.items() if run}
-    results = _update(results, folder, jobs, finished)  # an unwritable folder shows now
-    news.planned(jobs, len(finished))
-    pending = [job for job in jobs if job not in finished]
+    results = replace(outline(sweep.jobs, tasks, command), protocol=sweep.protocol())
+    done: dict[Job, RunRecord] = {}
+    todo = _todo(sweep, sweep.first(), folder, done)
+    results = _update(results, folder, sweep, done)  # an unwritable folder shows now
+    news.planned(sweep.count(), sweep.count() - len(todo) - sweep.later())
     here = resolve_device(device)
-    runs = (
-        train_in_workers(pending, folder, devices, news)
-        if devices
-        else train_here(pending, folder, here, tasks, news)
-    )
-    for job, run in runs:
-        finished[job] = run
-        results = _update(results, folder, jobs, finished)
-        news.finished(job, run)
-    for job in _jobs_to_time(jobs, tasks):
-        news.timing(job.label)
-        speed = replace(time_job(job, folder, here), model=job.label)
-        results = replace(results, speed=[*results.speed, speed])
-        write_results(folder, results)
-    results = replace(results, finished=True)
+    engine = engine or Local(devices, here)
+    with engine.open(folder, tasks, news) as running:
+        running.submit(todo)
+        for job, run in running.finished():
+            done[job] = run
+            running.submit(_todo(sweep, sweep.after(job, run), folder, done))
+            results = _update(results, folder, sweep, done)
+            news.finished(job, run)
+    speeds = _measure(_jobs_to_time(sweep.jobs, tasks), folder, here, timing, news)
+    results = replace(results, speed=speeds, finished=True)
     write_results(folder, results)
     return results
+
+
+def _measure(
+    jobs: Sequence[Job], folder: Path, device: torch.device, timing: Detail, news: News
+) -> list[SpeedRecord]:
+    """Measure the speed of the models of some jobs, and say what is being measured."""
+
+    def tell(cell: Cell) -> None:
+        size = f"length {cell.length:,}, batch {cell.batch}"
+        news.timing(f"{len(jobs)} models: {cell.phase}, {size}")
+
+    speeds = time_jobs(jobs, folder, device, timing, tell)
+    news.timed(speeds)
+    return speeds
 
 
 def _check_not_in_worker() -> None:
@@ -94,11 +118,28 @@ def _check_not_in_worker() -> None:
         )
 
 
-def _update(
-    results: Results, folder: Path, jobs: Sequence[Job], finished: dict[Job, RunRecord]
-) -> Results:
-    """The results with all finished runs, which are also written."""
-    results = replace(results, runs=[finished[job] for job in jobs if job in finished])
+def _todo(sweep: Sweep, jobs: Sequence[Job], folder: Path, done: dict[Job, RunRecord]) -> list[Job]:
+    """Those of some jobs, and of the jobs that follow, whose results are not there yet."""
+    waiting, todo = deque(jobs), list[Job]()
+    while waiting:
+        job = waiting.popleft()
+        run = stored_run(folder / "runs" / job.name)
+        if run is not None and sweep.is_done(job, run):
+            done[job] = run
+            waiting.extend(sweep.after(job, run))
+        else:
+            todo.append(job)
+    return todo
+
+
+def _update(results: Results, folder: Path, sweep: Sweep, done: dict[Job, RunRecord]) -> Results:
+    """The results with all finished runs and trials, which are also written."""
+    runs = [
+        replace(done[job], model=job.label, family=job.family, size=job.size, own_size=job.own_size)
+        for job in sweep.jobs
+        if job in done
+    ]
+    results = replace(results, runs=runs, trials=sweep.records())
     write_results(folder, results)
     return results
 
@@ -108,3 +149,14 @@ def _jobs_to_time(jobs: Sequence[Job], tasks: dict[str, Task]) -> list[Job]:
     specs = dict.fromkeys(job.task for job in jobs)
     task = next((spec for spec in specs if tasks[spec].has_text), jobs[0].task)
     return [job for job in jobs if job.task == task and job.training.seed == 0]
+
+
+class _Callable(ModuleType):
+    """This module: ``stateline.compare(...)`` calls the function of the same name."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Results:
+        """See :func:`compare`."""
+        return compare(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,21 +1,22 @@
-"""What a comparison consists of: every model, at its size, on every task, from every seed."""
+"""What a comparison consists of: every model, at every size, on every task, from every seed."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from stateline.errors import InputError
-from stateline.models.config import ModelConfig
-from stateline.models.pattern import format_pattern, parse_pattern
-from stateline.models.presets import find_preset
-from stateline.models.size import count_parameters, match_width
+from stateline.compare.recipe import Model, Recipe, read_models
+from stateline.compare.sizes import Size, Sized, choose_widths
+from stateline.errors import InputError, unknown_name
+from stateline.models.pattern import MAX_REPEAT, format_pattern, parse_pattern
+from stateline.runs.initial import weights_hash
 from stateline.runs.job import Job
+from stateline.runs.protocol_records import MatchedBy
 from stateline.tasks import Task, make_task
 from stateline.train.config import TrainConfig
 
-D_MODEL = 64
-"""Width of the first pattern where nothing else sets a size."""
+SEEDS = {"sweep": 3, "quick": 1}
+"""Seeds of the scored runs by protocol, where nothing else sets their number."""
 
 _MOST_PARAMETERS = 10**11
 
@@ -24,38 +25,69 @@ _MOST_PARAMETERS = 10**11
 class Comparison:
     """What to compare.
 
-    The first model sets the number of parameters on each task: by ``d_model`` if that is given, by
-    its own width if it is a preset, and by a width of 64 otherwise. All other patterns get the
-    width at which their number of parameters is nearest. Presets keep their own width, unless
-    ``d_model`` or ``parameters`` is given.
+    The first model sets the size on each task: by ``d_model`` or ``parameters`` if one is given, by
+    its own width if it has one, and by a width of 64 otherwise. All other patterns get the width at
+    which they match it best. Presets, recipes with a width and models with given weights keep their
+    own, unless ``d_model`` or ``parameters`` is given.
 
     Attributes:
-        patterns: Architectures: patterns, or names of presets such as ``mamba-130m``, whose
-            vocabulary is replaced by that of the task.
+        patterns: Architectures: patterns, names of presets such as ``mamba-130m`` (whose vocabulary
+            is replaced by that of the task), folders of models to start from, each also with a
+            name for the results (``name=pattern``), or recipes.
         tasks: Tasks, in the grammar of patterns: ``copying(max_len=20)``. A repeat count is a
             number of seeds: ``associative_recall*3``.
-        d_model: Width of the first model, whose number of parameters all others match.
-        parameters: Number of parameters that all models match instead.
+        d_model: Width of the first model.
+        parameters: Number of parameters of the first model, and of all if they match by it.
+            Several numbers compare the models at each of these sizes.
         steps: Training steps; by default the task's own.
-        lr: Learning rate; by default the task's own.
+        lr: Learning rate of all runs; by default the protocol chooses it.
         precision: Precision of training; by default the task's own, which is mostly float32.
+        protocol: ``sweep`` tries several settings of each model, stops the worse ones early,
+            chooses by validation, and trains the chosen one from several seeds. ``quick`` trains
+            once, at the task's own settings.
+        lrs: Learning rates to try; by default a third of the model's own, that itself and three
+            times that.
+        weight_decays: Weight decays to try; by default the model's own.
+        seeds: Seeds of the scored runs, where the task has no repeat count; by default 3, and 1
+            for ``quick``.
+        match: What the models have in common: ``parameters``, ``flops`` (per token at the
+            training length), ``state`` (its bytes at the training length) or ``none``.
+        model: Settings of all model configurations, over those of presets and recipes.
+        train: Settings of all training runs, over those of tasks and recipes.
     """
 
-    patterns: Sequence[str]
+    patterns: Sequence[str | Recipe]
     tasks: Sequence[str]
     d_model: int | None = None
-    parameters: int | None = None
+    parameters: int | Sequence[int] | None = None
     steps: int | None = None
     lr: float | None = None
     precision: Literal["float32", "bfloat16"] | None = None
+    protocol: Literal["sweep", "quick"] = "sweep"
+    lrs: Sequence[float] = ()
+    weight_decays: Sequence[float] = ()
+    seeds: int | None = None
+    match: MatchedBy = "parameters"
+    model: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    train: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of parameters that were asked for; empty if the first model sets the size."""
+        given = self.parameters
+        if given is None:
+            return ()
+        return tuple(dict.fromkeys([given] if isinstance(given, int) else given))
 
 
-class _Model(NamedTuple):
-    """An architecture: the settings of its configuration, and its name if it is a preset."""
+class _Case(NamedTuple):
+    """A model at one size on one task."""
 
-    pattern: str
-    settings: Mapping[str, Any]
-    preset: str
+    task: str
+    model: Model
+    sized: Sized
+    label: str
+    data: str
 
 
 def make_tasks(comparison: Comparison) -> dict[str, Task]:
@@ -64,11 +96,11 @@ def make_tasks(comparison: Comparison) -> dict[str, Task]:
     Raises:
         InputError: If a task or one of its keywords cannot be used.
     """
-    return {spec: make_task(spec) for spec, _ in map(_seeds, comparison.tasks)}
+    return {spec: make_task(spec) for spec, _ in map(_repeats, comparison.tasks)}
 
 
 def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> list[Job]:
-    """All training runs, each at its width.
+    """All scored runs, each at its width, with the settings that it has before any is chosen.
 
     Args:
         comparison: What to compare.
@@ -77,64 +109,96 @@ def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> lis
     Raises:
         InputError: If a pattern, task or setting cannot be used.
     """
-    if not comparison.patterns or not comparison.tasks:
-        raise InputError("a comparison needs at least one pattern and one task")
-    wanted = comparison.parameters
-    if wanted is not None and not 1 <= wanted <= _MOST_PARAMETERS:
-        bound = "at least 1" if wanted < 1 else f"at most {_MOST_PARAMETERS:,}"
-        raise InputError(f"parameters must be {bound}, got {wanted}")
-    models = [_model(text) for text in comparison.patterns]
+    _check(comparison)
+    models = read_models(comparison.patterns)
     tasks = make_tasks(comparison) if tasks is None else tasks
+    hashes = {model.init: weights_hash(model.init) for model in models if model.init}
     jobs = []
-    for spec, seeds in map(_seeds, comparison.tasks):
-        task = tasks[spec]
-        data = str(task.describe().get("sha256", ""))
-        for model, (config, size) in zip(models, _sized(comparison, task, models), strict=True):
+    for spec, repeats in map(_repeats, comparison.tasks):
+        seeds = repeats if repeats > 1 else comparison.seeds or SEEDS[comparison.protocol]
+        for case in _cases(comparison, models, spec, tasks[spec]):
             jobs += [
-                Job(spec, size, config, _training(comparison, task, seed), data, model.preset)
+                Job(
+                    case.task,
+                    case.sized.parameters,
+                    case.sized.config,
+                    _training(comparison, case.model, tasks[spec], seed),
+                    case.data,
+                    hashes.get(case.model.init, ""),
+                    alias=case.label,
+                    family=case.model.name if case.label != case.model.name else "",
+                    size=case.sized.size,
+                    own_size=case.sized.own_size,
+                    init=case.model.init,
+                )
                 for seed in range(seeds)
             ]
-    return list(dict.fromkeys(jobs))
+    unique = {(job, job.label): job for job in jobs}
+    return list(unique.values())
 
 
-def _model(text: str) -> _Model:
-    preset = find_preset(text)
-    if preset is None:
-        return _Model(format_pattern(parse_pattern(text)), {}, "")
-    settings = dataclasses.asdict(preset)
-    del settings["pattern"], settings["vocab_size"]  # the vocabulary is the task's
-    return _Model(preset.pattern, settings, text)
+def _cases(
+    comparison: Comparison, models: Sequence[Model], spec: str, task: Task
+) -> Iterator[_Case]:
+    data = str(task.describe().get("sha256", ""))
+    sizes = comparison.sizes
+    by_size = [
+        choose_widths(
+            models, task, Size(comparison.match, comparison.d_model, wanted), comparison.model
+        )
+        for wanted in sizes or (None,)
+    ]
+    for place, model in enumerate(models):
+        for wanted, sized in zip(sizes or (0,), by_size, strict=True):
+            label = f"{model.name} · {short_size(wanted)}" if len(sizes) > 1 else model.name
+            yield _Case(spec, model, sized[place], label, data)
 
 
-def _sized(
-    comparison: Comparison, task: Task, models: Sequence[_Model]
-) -> list[tuple[ModelConfig, int]]:
-    """Each model at its width, with the number of parameters that the width was chosen for."""
-    configs = [task.model_config(model.pattern, model.settings) for model in models]
-    wanted, d_model = comparison.parameters, comparison.d_model
-    keep_presets = wanted is None and d_model is None
-    if wanted is None:
-        if not (keep_presets and models[0].preset):
-            width = D_MODEL if d_model is None else d_model
-            configs[0] = dataclasses.replace(configs[0], d_model=width)
-        wanted = count_parameters(configs[0])
-    sized = []
-    for model, config in zip(models, configs, strict=True):
-        own = count_parameters(config)
-        if model.preset and keep_presets:
-            sized.append((config, own))
-        else:
-            sized.append((config if own == wanted else match_width(config, wanted), wanted))
-    return sized
+def short_size(number: int) -> str:
+    """A number of parameters with a suffix where that is exact.
+
+    Example:
+        >>> short_size(300_000), short_size(1_500_000), short_size(1234)
+        ('300k', '1.5m', '1234')
+    """
+    for unit, suffix in ((10**6, "m"), (10**3, "k")):
+        if number >= unit and number * 10 % unit == 0:
+            return f"{number / unit:g}{suffix}"
+    return str(number)
 
 
-def _seeds(task: str) -> tuple[str, int]:
+def _check(comparison: Comparison) -> None:
+    if not comparison.patterns or not comparison.tasks:
+        raise InputError("a comparison needs at least one pattern and one task")
+    for wanted in comparison.sizes:
+        if not 1 <= wanted <= _MOST_PARAMETERS:
+            bound = "at least 1" if wanted < 1 else f"at most {_MOST_PARAMETERS:,}"
+            raise InputError(f"parameters must be {bound}, got {wanted}")
+    if comparison.seeds is not None and not 1 <= comparison.seeds <= MAX_REPEAT:
+        raise InputError(f"seeds must be from 1 to {MAX_REPEAT}, got {comparison.seeds}")
+    tried = len(comparison.lrs) > 1 or len(comparison.weight_decays) > 1
+    if comparison.protocol == "quick" and tried:
+        raise InputError("the protocol quick tries nothing: give one rate, or use sweep")
+    if comparison.lr is not None and comparison.lrs:
+        raise InputError("lr sets the learning rate and lrs those to try: give one of the two")
+    if "seed" in comparison.train:
+        raise InputError("seed is set by the protocol: give the number of seeds instead")
+    if "d_model" in comparison.model:
+        raise InputError("the width of the first model is d_model, not a setting of all models")
+
+
+def _repeats(task: str) -> tuple[str, int]:
     """A task without its repeat count, and the count, which is a number of seeds."""
     items = parse_pattern(task)
     return format_pattern((items[0]._replace(repeat=1), *items[1:])), items[0].repeat
 
 
-def _training(comparison: Comparison, task: Task, seed: int) -> TrainConfig:
+def _training(comparison: Comparison, model: Model, task: Task, seed: int) -> TrainConfig:
     given = {name: getattr(comparison, name) for name in ("steps", "lr", "precision")}
     chosen = {name: value for name, value in given.items() if value is not None}
-    return TrainConfig(**{**task.training, **chosen, "seed": seed})
+    settings = {**task.training, **model.train, **comparison.train, **chosen, "seed": seed}
+    known = [setting.name for setting in dataclasses.fields(TrainConfig)]
+    for name in settings:
+        if name not in known:
+            raise unknown_name("training setting", name, known)
+    return TrainConfig(**settings)

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from stateline.runs.job import Job
-from stateline.runs.results import RunRecord
+from stateline.runs.results import RunRecord, SpeedRecord
 from stateline.train.metrics import Metrics
 
 
 class News:
     """Called by a comparison while it runs; override what is of interest."""
 
-    def planned(self, jobs: Sequence[Job], done: int) -> None:
-        """All jobs are known, and so many of them were done before."""
+    def planned(self, jobs: int, done: int) -> None:
+        """There will be so many jobs, and so many of them were done before."""
 
     def starting(self, workers: int) -> None:
         """Worker processes are being started, which takes some seconds."""
@@ -22,5 +22,49 @@ class News:
     def finished(self, job: Job, run: RunRecord) -> None:
         """A job is done."""
 
-    def timing(self, model: str) -> None:
-        """The speed of a model is being measured."""
+    def timing(self, what: str) -> None:
+        """Speed is being measured: of so many models, in which phase, at which size."""
+
+    def timed(self, speeds: Sequence[SpeedRecord]) -> None:
+        """The speed of all models has been measured."""
+
+
+class Several(News):
+    """Passes everything on to several observers, in this order.
+
+    Args:
+        observers: Whom to tell.
+    """
+
+    def __init__(self, observers: Sequence[News]) -> None:
+        self.observers = observers
+
+    def planned(self, jobs: int, done: int) -> None:
+        """See :class:`News`."""
+        for observer in self.observers:
+            observer.planned(jobs, done)
+
+    def starting(self, workers: int) -> None:
+        """See :class:`News`."""
+        for observer in self.observers:
+            observer.starting(workers)
+
+    def progress(self, job: Job, metrics: Metrics) -> None:
+        """See :class:`News`."""
+        for observer in self.observers:
+            observer.progress(job, metrics)
+
+    def finished(self, job: Job, run: RunRecord) -> None:
+        """See :class:`News`."""
+        for observer in self.observers:
+            observer.finished(job, run)
+
+    def timing(self, what: str) -> None:
+        """See :class:`News`."""
+        for observer in self.observers:
+            observer.timing(what)
+
+    def timed(self, speeds: Sequence[SpeedRecord]) -> None:
+        """See :class:`News`."""
+        for observer in self.observers:
+            observer.timed(speeds)

@@ -1,8 +1,9 @@
-"""Training runs in worker processes, several at a time, or in this process, one after the other."""
+"""The local engine: worker processes, or this process, where jobs run one after the other."""
 
 import multiprocessing
 import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 
+from stateline.bench.timing import use_threads
+from stateline.compare.engine import Running
 from stateline.compare.news import News
 from stateline.compare.own_code import OwnCode, own_code
 from stateline.devices import resolve_device
@@ -50,64 +53,105 @@ def worker_devices(device: str, workers: int | None) -> list[str]:
     return [places[index % len(places)] for index in range(workers)]
 
 
-def train_here(
-    jobs: Sequence[Job], folder: Path, device: torch.device, tasks: dict[str, Task], news: News
-) -> Iterator[tuple[Job, RunRecord]]:
-    """Run jobs in this process, on one thread, and yield each with its result."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the same bits as in a worker
-    try:
-        for job in jobs:
+class Local:
+    """Trains in worker processes, one per device, or without any in this process.
+
+    Args:
+        devices: Device of each worker; without any, jobs run in this process.
+        here: Device of this process.
+    """
+
+    def __init__(self, devices: Sequence[str], here: torch.device) -> None:
+        self.devices, self.here = devices, here
+
+    @contextmanager
+    def open(self, folder: Path, tasks: Mapping[str, Task], news: News) -> Iterator[Running]:
+        """See :meth:`Engine.open`; on the CPU a job computes on one thread, wherever it runs."""
+        if self.devices:
+            workers = _Workers(folder, self.devices, news)
+            try:
+                yield workers
+            finally:
+                workers.close()
+        else:
+            with use_threads(1):  # the same bits as in a worker
+                yield _InThisProcess(folder, self.here, tasks, news)
+
+
+class _InThisProcess:
+    """Runs one job after the other."""
+
+    def __init__(
+        self, folder: Path, device: torch.device, tasks: Mapping[str, Task], news: News
+    ) -> None:
+        self.folder, self.device, self.tasks, self.news = folder, device, tasks, news
+        self.waiting = deque[Job]()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self.waiting.extend(jobs)
+
+    def finished(self) -> Iterator[tuple[Job, RunRecord]]:
+        while self.waiting:
+            job = self.waiting.popleft()
             run = run_job(
                 job,
-                folder / "runs" / job.name,
-                partial(news.progress, job),
-                task=tasks.get(job.task) if job.training.seed == 0 else None,
-                processes=Processes(device=device),
+                self.folder / "runs" / job.name,
+                partial(self.news.progress, job),
+                task=self.tasks.get(job.task) if job.training.seed == 0 else None,
+                processes=Processes(device=self.device),
             )
             yield job, run
-    finally:
-        torch.set_num_threads(threads)
 
 
-def train_in_workers(
-    jobs: Sequence[Job], folder: Path, devices: Sequence[str], news: News
-) -> Iterator[tuple[Job, RunRecord]]:
-    """Run jobs in worker processes, one per device, and yield each with its result when it is done.
+class _Workers:
+    """A pool of processes that starts with the first job and stays until it is closed."""
 
-    Raises:
-        InputError: If a worker is killed, or cannot start.
-    """
-    if not jobs:
-        return
-    devices = devices[: len(jobs)]
-    code = own_code()
-    context = multiprocessing.get_context("spawn")
-    queue, places, started = context.Queue(), context.Queue(), context.Event()
-    for device in devices:
-        places.put(device)
-    pool = ProcessPoolExecutor(
-        len(devices), context, initializer=_start, initargs=(queue, places, started, code)
-    )
-    others = multiprocessing.active_children()
-    news.starting(len(devices))
-    with _without_main(keep=code.main):
-        running: dict[Future[RunRecord], Job] = {
-            pool.submit(_work, job, folder / "runs" / job.name): job for job in jobs
-        }
-    try:
-        while running:
-            done, _ = wait(running, timeout=0.2, return_when="FIRST_COMPLETED")
-            for job, metrics in _drain(queue):
-                news.progress(job, metrics)
-            for future in done:
-                yield running.pop(future), future.result()
-    except BrokenProcessPool as error:
-        raise InputError(_broken(started.is_set(), code)) from error
-    finally:  # all jobs are done, or the caller has stopped
-        pool.shutdown(wait=False, cancel_futures=True)
+    def __init__(self, folder: Path, devices: Sequence[str], news: News) -> None:
+        self.folder, self.devices, self.news = folder, devices, news
+        self.running = dict[Future[RunRecord], Job]()
+        self.pool: ProcessPoolExecutor | None = None
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        if self.pool is None:
+            self._start(min(len(jobs), len(self.devices)))
+        assert self.pool is not None
+        with _without_main(keep=self.code.main):  # a pool starts processes as jobs come
+            for job in jobs:
+                future = self.pool.submit(_work, job, self.folder / "runs" / job.name)
+                self.running[future] = job
+
+    def _start(self, workers: int) -> None:
+        self.code, self.others = own_code(), multiprocessing.active_children()
+        context = multiprocessing.get_context("spawn")
+        self.queue, places, self.started = context.Queue(), context.Queue(), context.Event()
+        for device in self.devices:
+            places.put(device)
+        initargs = (self.queue, places, self.started, self.code)
+        self.pool = ProcessPoolExecutor(
+            len(self.devices), context, initializer=_start, initargs=initargs
+        )
+        self.news.starting(workers)
+
+    def finished(self) -> Iterator[tuple[Job, RunRecord]]:
+        try:
+            while self.running:
+                done, _ = wait(self.running, timeout=0.2, return_when="FIRST_COMPLETED")
+                for job, metrics in _drain(self.queue):
+                    self.news.progress(job, metrics)
+                for future in done:
+                    yield self.running.pop(future), future.result()
+        except BrokenProcessPool as error:
+            raise InputError(_broken(self.started.is_set(), self.code)) from error
+
+    def close(self) -> None:
+        """End all processes, also in the middle of a job."""
+        if self.pool is None:
+            return
+        self.pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
-            if process not in others:
+            if process not in self.others:
                 process.terminate()
 
 

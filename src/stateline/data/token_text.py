@@ -22,8 +22,8 @@ class TokenText:
         >>> text = TokenText([3, 2], parts.__getitem__, np.array([0, 4, 5]))
         >>> text.read(1, 5)
         array([2, 3, 4, 5])
-        >>> text.cut(2).borders, text.joined().borders
-        (array([0, 2]), array([0, 5]))
+        >>> text.cut(2).borders, text.after(2).borders, text.joined().borders
+        (array([0, 2]), array([2, 4, 5]), array([0, 5]))
     """
 
     def __init__(
@@ -59,6 +59,11 @@ class TokenText:
         """Return the first ``most`` tokens, or all if there are fewer."""
         end = min(most, len(self))
         borders = np.append(self.borders[self.borders < end], end)
+        return TokenText(self._sizes, self._load, borders)
+
+    def after(self, start: int) -> "TokenText":
+        """Return the tokens from ``start`` on, at the same places as before."""
+        borders = np.append(start, self.borders[self.borders > start])
         return TokenText(self._sizes, self._load, borders)
 
     def joined(self) -> "TokenText":

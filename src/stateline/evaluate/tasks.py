@@ -1,5 +1,6 @@
 """Scores of a model on a task."""
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,7 +24,13 @@ from stateline.tasks.rows import RowsTask
 Tokens = Int[Tensor, "batch _"]
 
 
-def evaluate(model: AnyModel, task: Task, length: int, *, batches: int = 4) -> dict[str, float]:
+FIRST_WHILE_TRAINING = 1 << 20
+"""Number of the first batch of drawn problems that scores a model while it is trained."""
+
+
+def evaluate(
+    model: AnyModel, task: Task, length: int, *, batches: int = 4, training: bool = False
+) -> dict[str, float]:
     """Score a model at one length.
 
     - Generated tasks: the mean over ``batches`` batches of problems, answered by greedy decoding on
@@ -39,6 +46,9 @@ def evaluate(model: AnyModel, task: Task, length: int, *, batches: int = 4) -> d
         task: The task.
         length: In the task's own unit.
         batches: See above.
+        training: The model is being trained: score it on other problems than afterwards, where
+            they are drawn. So neither when it stops nor what is chosen depends on those that give
+            the final score.
 
     Returns:
         Scores by name; the task's ``metric`` is among them.
@@ -47,7 +57,18 @@ def evaluate(model: AnyModel, task: Task, length: int, *, batches: int = 4) -> d
         InputError: If nothing is registered for the kind of task.
     """
     with _evaluating(model):
-        return score_task(task, model, length, batches)
+        return score_task(_later(task) if training else task, model, length, batches)
+
+
+def _later(task: Task) -> Task:
+    """The task with other problems, where these are drawn."""
+    drawn = {GeneratedTask: "problems", LabelledTask: "labelled"}
+    name = next((name for kind, name in drawn.items() if isinstance(task, kind)), None)
+    if name is None:
+        return task
+    draw, later = getattr(task, name), copy.copy(task)
+    setattr(later, name, lambda length, index: draw(length, FIRST_WHILE_TRAINING + index))
+    return later
 
 
 @singledispatch

@@ -5,6 +5,7 @@ from typing import Any
 
 from stateline.generate.answers import answer
 from stateline.generate.encoding import prefill_chunks, token_chunks
+from stateline.generate.model import Model, load
 from stateline.generate.ragged import read_ragged
 from stateline.generate.random import uniform
 from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
@@ -27,6 +28,7 @@ __all__ = [
     "DecodedToken",
     "HeldText",
     "Kept",
+    "Model",
     "NumberTokenizer",
     "Sampling",
     "Session",
@@ -39,6 +41,7 @@ __all__ = [
     "extend",
     "generate",
     "growing_layers",
+    "load",
     "load_kept",
     "load_run",
     "prefill",

@@ -72,6 +72,16 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         positions = torch.arange(x.shape[1], device=x.device)
         return self._logits(_last(self.stack(self._embed(x, positions)), keep))
 
+    def hidden_states(
+        self, x: Int[Tensor, "batch length"]
+    ) -> tuple[Float[Tensor, "batch length d_model"], ...]:
+        """What enters the first layer, and what comes out of each layer, at every position."""
+        check_length(self.max_len, x.shape[1])
+        states = [self._embed(x, torch.arange(x.shape[1], device=x.device))]
+        for link in self.stack.links:
+            states.append(link(states[-1]))
+        return tuple(states)
+
     def forward_chunk(
         self,
         x: Int[Tensor, "batch length"],

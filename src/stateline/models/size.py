@@ -1,6 +1,7 @@
 """The size of a model, before it is built."""
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -81,14 +82,20 @@ def _kept_bytes(layer: nn.Module, x: Tensor) -> int:
     return sum(kept.values())
 
 
-def match_width(config: ModelConfig, parameters: int) -> ModelConfig:
-    """Choose the width whose number of parameters is nearest to the wanted number.
+def match_width(
+    config: ModelConfig,
+    wanted: float,
+    measure: Callable[[ModelConfig], float] = count_parameters,
+) -> ModelConfig:
+    """Choose the width whose size is nearest to the wanted one.
 
     Widths that a layer refuses (heads must divide them) are skipped.
 
     Args:
         config: The model; its ``d_model`` is ignored.
-        parameters: Wanted number of parameters.
+        wanted: Wanted size.
+        measure: Size of a model, by default its number of parameters; it must not fall as the
+            width grows.
 
     Returns:
         The configuration with the chosen ``d_model``.
@@ -97,18 +104,19 @@ def match_width(config: ModelConfig, parameters: int) -> ModelConfig:
         InputError: If the model cannot be built at any width.
     """
     best, best_distance, failure = config, float("inf"), None
-    width, too_large = 0, 0
+    width, too_large, sizes = 0, 0, set[float]()
     while too_large < 8:  # a few more, since a layer may refuse the next ones
         width += WIDTH_STEP
         candidate = dataclasses.replace(config, d_model=width)
         try:
-            distance = count_parameters(candidate) - parameters
+            distance = measure(candidate) - wanted
         except InputError as error:
             failure = error
             if width > 64 * WIDTH_STEP and best_distance == float("inf"):
                 raise failure from None
             continue
-        too_large += distance > 0
+        sizes.add(distance)
+        too_large += distance > 0 or (len(sizes) == 1 and width > 64 * WIDTH_STEP)  # no width helps
         if abs(distance) < best_distance:
             best, best_distance = candidate, abs(distance)
     return best

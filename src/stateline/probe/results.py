@@ -3,7 +3,7 @@
 import statistics
 from typing import Literal
 
-from stateline.runs.results import Record
+from stateline.runs.record import Record
 
 Format = Literal["stateline-probes-1"]
 FORMAT: Format = "stateline-probes-1"

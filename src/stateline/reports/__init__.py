@@ -1,15 +1,29 @@
 """The results of runs for readers: a table in the terminal and a page for the browser."""
 
-from stateline.reports.html import check_report, write_report
+from typing import TYPE_CHECKING, Any
+
 from stateline.reports.merge import folder_names, merge
 from stateline.reports.terminal import print_results
 from stateline.runs.folder import read_results
 
+if TYPE_CHECKING:
+    from stateline.reports.html import check_report, export_charts, write_report
+
 __all__ = [
     "check_report",
+    "export_charts",
     "folder_names",
     "merge",
     "print_results",
     "read_results",
     "write_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What draws charts, imported when it is first used: that takes most of a second."""
+    if name in {"check_report", "export_charts", "write_report"}:
+        from stateline.reports import html
+
+        return getattr(html, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

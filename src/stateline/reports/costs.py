@@ -1,16 +1,36 @@
-"""The costs of models by length, and how they are worded."""
+"""The costs of models by length: state, operations, speeds and memory, and how they are worded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from stateline.reports.format import short_bytes, short_number
-from stateline.runs.results import Results, SpeedRecord
+from stateline.runs.results import Results, SpeedRecord, TimingRecord
+
+
+class Measured(NamedTuple):
+    """A counted or measured cost: the median, and the ends of its spread."""
+
+    middle: float
+    low: float
+    high: float
 
 
 class Cost(NamedTuple):
-    """One kind of cost: where it is in the results, and how it is worded."""
+    """One kind of cost: where it is in the results, and how it is worded.
 
-    values: Callable[[SpeedRecord], Mapping[int, int | float]]
+    Attributes:
+        values: The cost of a model by length.
+        title: Heading of its chart.
+        short: Heading of a column.
+        unit: Title of the axis of its chart.
+        length: Title of the axis of lengths.
+        note: What exactly is counted or measured.
+        text: Words for a number.
+        higher_is_better: True for speeds.
+    """
+
+    values: Callable[[SpeedRecord], Mapping[int, Measured]]
     title: str
     short: str
     unit: str
@@ -20,26 +40,12 @@ class Cost(NamedTuple):
     higher_is_better: bool = False
 
 
-TRAINING = Cost(
-    lambda entry: entry.train_tokens_per_second,
-    title="Training speed",
-    short="train tok/s",
-    unit="tokens per second",
-    length="sequence length (tokens)",
-    note="A training step is forward, backward and update.",
-    higher_is_better=True,
-)
-DECODING = Cost(
-    lambda entry: entry.decode_tokens_per_second,
-    title="Decoding speed",
-    short="decode tok/s",
-    unit="tokens per second",
-    length="tokens already in the state",
-    note="One sequence, one token at a time, after a context of the given length.",
-    higher_is_better=True,
-)
+def _counted(field: str, entry: SpeedRecord) -> dict[int, Measured]:
+    return {n: Measured(value, value, value) for n, value in getattr(entry, field).items()}
+
+
 STATE = Cost(
-    lambda entry: entry.state_bytes,
+    partial(_counted, "state_bytes"),
     title="State size",
     short="state",
     unit="bytes per sequence",
@@ -48,7 +54,7 @@ STATE = Cost(
     text=short_bytes,
 )
 FLOPS = Cost(
-    lambda entry: entry.flops_per_token,
+    partial(_counted, "flops_per_token"),
     title="FLOPs per token",
     short="FLOPs",
     unit="FLOPs per token",
@@ -56,7 +62,126 @@ FLOPS = Cost(
     note="Forward FLOPs, counted, per token of a sequence of the given length.",
 )
 
+_PHASES = {
+    "decode": ("Decoding", "One token at a time, after a context of the given length."),
+    "prefill": ("Prefill", "Reading a prompt of the given length."),
+    "train": ("Training", "An update: forward, backward and optimizer."),
+}
+_OLDER = {"decode": "decode_tokens_per_second", "train": "train_tokens_per_second"}
+
+
+def speed(phase: str, batch: int | None = None) -> Cost:
+    """The speed of a phase: ``decode``, ``prefill`` or ``train``.
+
+    Args:
+        phase: What is timed.
+        batch: Rows at a time; by default the only batch that was timed at a length, or one row.
+    """
+    title, note = _PHASES[phase]
+    rows = "" if batch is None else f", batch {batch}"
+    return Cost(
+        partial(_speeds, phase, batch),
+        title=f"{title} speed{rows}",
+        short=f"{phase} tok/s{rows}",
+        unit="tokens per second",
+        length=_length(phase),
+        note=f"{note} Median of the rounds, with a band over its spread.",
+        higher_is_better=True,
+    )
+
+
+def memory(phase: str, batch: int | None = None) -> Cost:
+    """The peak memory of a phase; see :func:`speed`."""
+    title, note = _PHASES[phase]
+    rows = "" if batch is None else f", batch {batch}"
+    return Cost(
+        partial(_memory, phase, batch),
+        title=f"Peak memory, {title.lower()}{rows}",
+        short=f"{phase} memory{rows}",
+        unit="bytes beyond model and inputs",
+        length=_length(phase),
+        note=note,
+        text=short_bytes,
+    )
+
+
+def costs(results: Results) -> Iterator[Cost]:
+    """The costs that the results have for at least one model."""
+    found = [STATE, FLOPS]
+    for kind in (speed, memory):
+        for phase in _PHASES:
+            found += [kind(phase, batch) for batch in _batches(results, phase)]
+    yield from (cost for cost in found if cost_lengths(results, cost))
+
+
+def disturbance(results: Results) -> str:
+    """That other programs ran while speeds were measured; empty if they did not."""
+    busy = [entry.busy for entry in results.speed if entry.disturbed and entry.busy is not None]
+    return (
+        f"Other programs used up to {max(busy):.0%} of the machine while speeds were measured: "
+        "they are not to be trusted."
+        if busy
+        else ""
+    )
+
+
+def best_costs(results: Results, found: Mapping[str, Measured], cost: Cost) -> list[str]:
+    """The models with the best cost, and those whose spread overlaps with its.
+
+    None if all do, or if speeds are not to be trusted.
+    """
+    if not found or (cost.higher_is_better and disturbance(results)):
+        return []
+    if cost.higher_is_better:
+        reach = max(found.values(), key=lambda own: own.middle).low
+        best = [model for model, own in found.items() if own.high >= reach]
+    else:
+        reach = min(found.values(), key=lambda own: own.middle).high
+        best = [model for model, own in found.items() if own.low <= reach]
+    return best if len(best) < len(found) else []
+
+
+def _batches(results: Results, phase: str) -> list[int | None]:
+    """The batches of a phase; only ``None`` if no length was timed with several."""
+    timed = {(t.length, t.batch) for e in results.speed for t in e.timings if t.phase == phase}
+    single = len({length for length, _ in timed}) == len(timed)
+    return [None] if single else [*sorted({batch for _, batch in timed})]
+
 
 def cost_lengths(results: Results, cost: Cost) -> list[int]:
-    """The lengths at which a cost was measured for any model, in order."""
+    """The lengths at which a cost is known for any model, in order."""
     return sorted({length for entry in results.speed for length in cost.values(entry)})
+
+
+def common_lengths(results: Results, cost: Cost) -> list[int]:
+    """The lengths at which a cost is known for every model that has it; all, if there is none."""
+    known = [set(cost.values(entry)) for entry in results.speed if cost.values(entry)]
+    return sorted(set.intersection(*known)) if known and set.intersection(*known) else []
+
+
+def _timed(phase: str, batch: int | None, entry: SpeedRecord) -> list[TimingRecord]:
+    """The timings of a phase, one per length."""
+    found = [t for t in entry.timings if t.phase == phase and not t.skipped]
+    if batch is None and len({t.length for t in found}) < len(found):
+        batch = 1
+    return [t for t in found if batch in (None, t.batch)]
+
+
+def _speeds(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Measured]:
+    if not entry.timings and phase in _OLDER:
+        return _counted(_OLDER[phase], entry)
+    return {
+        t.length: Measured(t.tokens_per_second, t.low, t.high)
+        for t in _timed(phase, batch, entry)
+        if t.tokens_per_second is not None and t.low is not None and t.high is not None
+    }
+
+
+def _memory(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Measured]:
+    timed = _timed(phase, batch, entry)
+    peaks = {t.length: t.peak_memory for t in timed if t.peak_memory is not None}
+    return {length: Measured(peak, peak, peak) for length, peak in peaks.items()}
+
+
+def _length(phase: str) -> str:
+    return "tokens already in the state" if phase == "decode" else "sequence length (tokens)"

@@ -1,114 +1,191 @@
-"""The figures of a report: their titles, notes and file names."""
+"""The charts of a report, in its order."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from matplotlib.axes import Axes
-
+from stateline.charts.chart import Axis, Chart
+from stateline.charts.lines import Level, Line, Point, length_ticks, line_chart
+from stateline.charts.style import Model
 from stateline.errors import InputError
 from stateline.models.pattern import Item, parse_pattern
-from stateline.reports import plots
-from stateline.reports.costs import DECODING, FLOPS, STATE, TRAINING, Cost, cost_lengths
+from stateline.reports import series
+from stateline.reports.axes import cost_axis, score_axis
+from stateline.reports.costs import Cost, Measured, cost_lengths, costs, disturbance
 from stateline.reports.format import words
-from stateline.reports.records import measured, runs_of
+from stateline.reports.records import drawn_models, runs_of, score
+from stateline.reports.scaling import scaling_charts
+from stateline.reports.trade_offs import trade_off_charts
 from stateline.runs.folder import slug
 from stateline.runs.results import Results, TaskRecord
 
-ENDED = "One line per seed; the marker is where training stopped."
 MEDIAN = "Median over seeds, with a band from lowest to highest."
-SOLVED = "Solid: seeds that solved the training length. Dashed: models that did not solve it."
+
+Series = Callable[[Results, str, TaskRecord], list[Point]]
 
 
-class Figure(NamedTuple):
-    """A plot with its texts.
+class Sections(NamedTuple):
+    """The charts of a report by its sections."""
 
-    Attributes:
-        name: Unique name; also that of its files, without suffix.
-        title: What is plotted against what.
-        note: How to read it.
-        draw: Draws the plot on empty axes.
-        models: Number and name of each model in the plot.
-    """
+    trade_offs: list[Chart]
+    tasks: dict[str, list[Chart]]
+    keywords: list[Chart]
+    costs: list[Chart]
 
-    name: str
-    title: str
-    note: str
-    draw: Callable[[Axes], None]
-    models: list[tuple[int, str]]
+    def charts(self) -> list[Chart]:
+        """All charts, in the order of the report."""
+        tasks = [chart for charts in self.tasks.values() for chart in charts]
+        return [*self.trade_offs, *tasks, *self.keywords, *self.costs]
 
 
-def figures(results: Results) -> Iterator[Figure]:
-    """All figures of a report, in order."""
-    for task in results.tasks:
-        yield from task_figures(results, task)
-    yield from keyword_figures(results)
-    yield from cost_figures(results)
+def sections(results: Results) -> Sections:
+    """The charts of a report; those without data are left out."""
+    names = {task_name(results, task): task for task in results.tasks}
+    return Sections(
+        [chart for name, task in names.items() for chart in trade_off_charts(results, task, name)],
+        {name: task_charts(results, task) for name, task in names.items()},
+        keyword_charts(results),
+        [_cost_chart(results, c) for c in costs(results) if len(cost_lengths(results, c)) > 1],
+    )
 
 
-def task_figures(results: Results, task: TaskRecord) -> list[Figure]:
-    """The figures of one task, without those that no run has data for."""
-    metric = words(task.metric).capitalize()
-    curve = partial(plots.learning_curve, results=results, task=task)
+def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
+    """The charts of one task, without those that no run has data for."""
+    metric, levels = words(task.metric).capitalize(), _levels(task)
+    here = Level("trained", x=task.train_length)
+    steps = Axis("training step", form=",.4~r")
+    bits = f"{MEDIAN} The state is rounded just before the last token of the prompt."
+    held = f"{MEDIAN} A seed that has stopped keeps its last value."
     drawn = [
-        Figure(
-            "by-length",
-            f"{metric} by length",
-            MEDIAN if task.solved_at is None else f"{MEDIAN} {SOLVED}",
-            partial(plots.by_length, results=results, task=task),
-            _models(results, lambda model: bool(runs_of(results, model, task))),
+        _chart(
+            results,
+            task,
+            ("by-length", f"{metric} by length", MEDIAN + _scored(task)),
+            series.by_length,
+            (_lengths("length, in the task's unit"), score_axis(task)),
+            [*levels, here],
         ),
-        Figure(
-            "by-position",
-            f"{metric} by position",
-            f"{MEDIAN} Each point is the mean since the previous point.",
-            partial(plots.by_position, results=results, task=task),
-            _models(results, lambda model: bool(plots.positions(results, model, task))),
+        _chart(
+            results,
+            task,
+            ("while-training", f"{metric} during training", held),
+            partial(series.by_step, field="metric"),
+            (steps, score_axis(task, f"{words(task.metric)} at length {task.train_length}")),
+            levels,
         ),
-        Figure(
-            "by-bits",
-            f"{metric} by bits per number of the state",
-            f"{MEDIAN} The state is rounded just before the last token of the prompt. Only seeds "
-            "that solved the training length.",
-            partial(plots.by_bits, results=results, task=task),
-            _models(results, lambda model: bool(measured(results, model, task))),
+        _chart(
+            results,
+            task,
+            ("loss", "Loss during training", held),
+            partial(series.by_step, field="loss"),
+            (steps, Axis("training loss (nats per token)")),
         ),
-        Figure(
-            "while-training",
-            f"{metric} during training",
-            ENDED,
-            partial(curve, field="metric"),
-            _models(results, lambda model: bool(plots.curves(results, model, task, "metric"))),
+        *scaling_charts(results, task, task_name(results, task)),
+        _chart(
+            results,
+            task,
+            ("by-position", f"{metric} by position", f"{MEDIAN} Each point: since the one before."),
+            series.by_position,
+            (_lengths("position (tokens)"), score_axis(task)),
+            [here],
         ),
-        Figure(
-            "loss",
-            "Loss during training",
-            ENDED,
-            partial(curve, field="loss"),
-            _models(results, lambda model: bool(plots.curves(results, model, task, "loss"))),
+        _chart(
+            results,
+            task,
+            ("by-bits", f"{metric} by bits per number of the state", bits),
+            series.by_bits,
+            (Axis("bits per number of the state"), score_axis(task)),
+            levels,
         ),
     ]
-    name = task_name(results, task)
-    return [figure._replace(name=f"{name}-{figure.name}") for figure in drawn if figure.models]
+    return [chart for chart in drawn if chart is not None]
 
 
-def keyword_figures(results: Results) -> list[Figure]:
+def keyword_charts(results: Results) -> list[Chart]:
     """The score by a keyword, for three or more tasks that differ only in its number."""
     drawn = []
     for (name, keyword), tasks in _families(results).items():
-        specs = {task.spec for task in tasks.values()}
-        trained = {run.model for run in results.runs if run.task in specs}
-        metric = words(next(iter(tasks.values())).metric).capitalize()
+        some = next(iter(tasks.values()))
+        lines = [
+            Line(model, _by_keyword(results, model.name, tasks))
+            for model in drawn_models(results).values()
+        ]
         drawn.append(
-            Figure(
+            line_chart(
                 f"{slug(name)}-by-{slug(keyword)}".lower(),
-                f"{metric} by {keyword}: {name}",
+                f"{words(some.metric).capitalize()} by {keyword}: {name}",
                 f"{MEDIAN} Each task at its training length, solved or not.",
-                partial(plots.by_keyword, results=results, keyword=keyword, tasks=tasks),
-                _models(results, trained.__contains__),
+                lines,
+                (
+                    Axis(keyword, ticks={value: f"{value:g}" for value in sorted(tasks)}),
+                    score_axis(some, f"{words(some.metric)} at the trained length"),
+                ),
+                _levels(some),
             )
         )
-    return [figure for figure in drawn if figure.models]
+    return [chart for chart in drawn if chart.rows]
+
+
+def task_name(results: Results, task: TaskRecord) -> str:
+    """A unique name for the task's section and files: ``copying``, or ``copying-2``."""
+    name = slug(task.name).lower()
+    same = [t.spec for t in results.tasks if slug(t.name).lower() == name]
+    return name if len(same) == 1 else f"{name}-{same.index(task.spec) + 1}"
+
+
+def _chart(
+    results: Results,
+    task: TaskRecord,
+    texts: tuple[str, str, str],
+    points: Series,
+    axes: tuple[Axis, Axis],
+    levels: Sequence[Level] = (),
+) -> Chart | None:
+    """A chart of one task with a line per model; ``None`` if no model has more than one point."""
+    lines = [Line(m, points(results, m.name, task)) for m in drawn_models(results).values()]
+    if max((len(line.points) for line in lines), default=0) < 2:
+        return None
+    x, y = axes
+    name, title, note = texts
+    places = [point.x for line in lines for point in line.points]
+    places += [level.x for level in levels if level.x is not None]
+    if x.scale == "log2":
+        x = x._replace(ticks=length_ticks(places))
+    if y.domain is None:
+        y = y._replace(scale=_scale([v for line in lines for p in line.points for v in p.values]))
+    name = f"{task_name(results, task)}-{name}"
+    return line_chart(name, title, note, lines, (x, y), levels)
+
+
+def _scale(values: Sequence[float]) -> Literal["linear", "log10"]:
+    """Logarithmic if the values span more than a factor of 20."""
+    finite = [value for value in values if value == value]
+    spans = bool(finite) and min(finite) > 0 and max(finite) > 20 * min(finite)
+    return "log10" if spans else "linear"
+
+
+def _lengths(title: str) -> Axis:
+    return Axis(title, "log2")
+
+
+def _scored(task: TaskRecord) -> str:
+    if task.solved_at is None:
+        return ""
+    return " Beyond the training length only seeds that solved it, and no model that mostly failed."
+
+
+def _levels(task: TaskRecord) -> list[Level]:
+    """The score that counts as solved, and the baselines."""
+    solved = {} if task.solved_at is None else {"solved": task.solved_at}
+    return [Level(f"{name} {y:.3g}", y=y) for name, y in (solved | task.baselines).items()]
+
+
+def _by_keyword(results: Results, model: str, tasks: dict[int | float, TaskRecord]) -> list[Point]:
+    return [
+        Point(value, [score(run, task, task.train_length) for run in runs])
+        for value, task in sorted(tasks.items())
+        if (runs := runs_of(results, model, task))
+    ]
 
 
 def _families(results: Results) -> dict[tuple[str, str], dict[int | float, TaskRecord]]:
@@ -138,31 +215,20 @@ def _parsed(spec: str) -> list[Item]:
         return []
 
 
-def cost_figures(results: Results) -> list[Figure]:
-    """The figures on the costs that were measured."""
-    return [
-        Figure(
-            f"cost-{slug(cost.title)}".lower(),
-            cost.title,
-            cost.note,
-            partial(plots.cost_by_length, results=results, cost=cost),
-            _models(results, _measured(results, cost).__contains__),
-        )
-        for cost in (STATE, DECODING, TRAINING, FLOPS)
-        if cost_lengths(results, cost)
-    ]
+def _cost_chart(results: Results, cost: Cost) -> Chart:
+    """A cost against length, both on logarithmic axes."""
+    look = drawn_models(results)
+    lines = [_cost_line(look[entry.model], cost.values(entry)) for entry in results.speed]
+    values = [value for line in lines for point in line.points for value in point.values]
+    lengths = Axis(cost.length, "log2", ticks=length_ticks(cost_lengths(results, cost)))
+    name = f"cost-{slug(cost.title)}".lower()
+    note = f"{cost.note} {disturbance(results)}" if cost.higher_is_better else cost.note
+    spread = ("from", "to")
+    return line_chart(
+        name, cost.title, note.strip(), lines, (lengths, cost_axis(cost, values)), spread=spread
+    )
 
 
-def task_name(results: Results, task: TaskRecord) -> str:
-    """A unique name for the task's section and files: ``copying``, or ``copying-2``."""
-    name = slug(task.name).lower()
-    same = [t.spec for t in results.tasks if slug(t.name).lower() == name]
-    return name if len(same) == 1 else f"{name}-{same.index(task.spec) + 1}"
-
-
-def _models(results: Results, shown: Callable[[str], bool]) -> list[tuple[int, str]]:
-    return [pair for pair in enumerate(results.models) if shown(pair[1])]
-
-
-def _measured(results: Results, cost: Cost) -> set[str]:
-    return {entry.model for entry in results.speed if cost.values(entry)}
+def _cost_line(model: Model, values: Mapping[int, Measured]) -> Line:
+    """A line of the lengths at which something is there to be shown on a logarithmic axis."""
+    return Line(model, [Point(n, values[n]) for n in sorted(values) if values[n].low > 0])

@@ -1,128 +1,158 @@
 """The results of runs as one self-contained web page."""
 
-import base64
-import hashlib
 import itertools
 import os
-import re
-from functools import partial
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
-
+from stateline.charts.chart import Chart
+from stateline.charts.export import write_charts
 from stateline.files import check_writable, write_text
-from stateline.reports import drawing
-from stateline.reports.figures import (
-    Figure,
-    cost_figures,
-    figures,
-    keyword_figures,
-    task_figures,
-    task_name,
+from stateline.reports.conclusions import conclusions
+from stateline.reports.figures import sections, task_name
+from stateline.reports.format import count, listing, words
+from stateline.reports.page import Key, render
+from stateline.reports.records import drawn_models, families, runs_of, task_label
+from stateline.reports.sentences import (
+    ONE_SEED,
+    QUICK,
+    baselines,
+    caution,
+    headline,
+    protocol,
+    size_groups,
+    unfinished,
 )
-from stateline.reports.format import count, words
-from stateline.reports.records import runs_of, task_label
-from stateline.reports.sentences import baselines, headline, unfinished, verdict
 from stateline.reports.summary import (
+    all_runs_table,
     cost_table,
     length_table,
     main_table,
     run_table,
     training_table,
+    trials_table,
 )
 from stateline.reports.table_cells import NOT_SOLVED, PARAMETER_TOLERANCE
+from stateline.reports.verdict import ERROR_RATE
 from stateline.runs.results import Results, TaskRecord
 
-PLOTS = "plots"
-"""The folder next to the page that holds its plots as files."""
-
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+JUDGED = (
+    "“Clearly”: by Student's t-test over the seeds, with which equal models are told apart in "
+    f"{ERROR_RATE:.1%} of comparisons, over all pairs of a task. The spread over seeds is never "
+    "taken to be smaller than the sampling error of one score."
+)
+ADVICE = {
+    QUICK: "Without --protocol quick the same command chooses learning rates and trains from "
+    "several seeds.",
+    ONE_SEED: "Several seeds, as in “copying*3”, allow a verdict.",
+}
 
 
 def write_report(results: Results, path: str | os.PathLike[str]) -> None:
-    """Write the results as a page, and its plots as files into the folder ``plots`` next to it.
+    """Write the results as a page.
 
-    Files are written atomically. The same results give the same bytes. The page does not need the
-    files of its plots.
+    The file is written atomically. The same results give the same bytes.
 
     Args:
         results: Results of one comparison, finished or not, or of several, merged.
         path: The file to write.
 
     Raises:
-        InputError: If the folder cannot be written to.
+        InputError: If it cannot be written.
     """
     target = Path(path)
     check_report(target)
     write_text(target, page(results))
-    for figure in figures(results):
-        drawing.save(figure.draw, figure.models, target.parent / PLOTS / figure.name)
 
 
 def check_report(path: Path) -> None:
     """Check that a report can be written.
 
     Raises:
-        InputError: If the page, or a file in the folder of its plots, cannot be written.
+        InputError: If it cannot.
     """
     check_writable(path)
-    check_writable(path.parent / PLOTS / "plot.svg")
+
+
+def export_charts(results: Results, folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Write the charts of a report as files.
+
+    Args:
+        results: What the report shows.
+        folder: Where; files of the same names are replaced.
+        formats: ``png``, ``svg``, ``csv`` (the data) or ``json`` (the Vega-Lite specification).
+
+    Returns:
+        The files.
+
+    Raises:
+        InputError: If a file cannot be written.
+    """
+    return write_charts(sections(results).charts(), folder, formats)
 
 
 def page(results: Results) -> str:
     """The results as a self-contained page."""
-    environment = Environment(
-        loader=PackageLoader("stateline.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"svg": _svg, "breakable": _breakable, "words": words}
-    script = environment.get_template("sort.js").render()
-    text = environment.get_template("report.html").render(
-        **_content(results),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
-    return printable(text)
-
-
-def printable(text: str) -> str:
-    """The text with U+FFFD for control characters and for what UTF-8 cannot encode."""
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _content(results: Results) -> dict[str, Any]:
-    """What the template of the page shows."""
-    names = {figure.name for figure in figures(results)}
+    found = sections(results)
     labels = {task.spec: task_label(results, task) for task in results.tasks}
-    models = results.models
+    models, said = results.models, caution(results)
+    folders = [source.folder or "." for source in results.origins()]
     title = models[0] if len(models) == 1 else f"{len(models)} models compared"
-    return {
-        "results": results,
-        "title": f"Stateline: {title}",
-        "colours": drawing.COLOURS,
-        "models": list(enumerate(models)),
-        "keys": [_key(index, model) for index, model in enumerate(models)],
-        "headline": headline(results),
-        "unfinished": unfinished(results),
-        "main_table": main_table(results),
-        "links": {labels[task.spec]: task_name(results, task) for task in results.tasks},
-        "not_solved": NOT_SOLVED.text,
-        "off": f"more than {PARAMETER_TOLERANCE:.0%} off the intended number of parameters",
-        "tasks": [_task(results, task) for task in results.tasks],
-        "keyword_figures": keyword_figures(results),
-        "cost_figures": cost_figures(results),
-        "cost_table": cost_table(results),
-        "data": [(labels[task.spec], task.data) for task in results.tasks if task.data],
-        "plots": count(len(names), "plot"),
-        "plots_folder": PLOTS,
-    }
+    return render(
+        "report.html",
+        found.charts(),
+        results=results,
+        title=f"Stateline: {title}",
+        headline=headline(results),
+        unfinished=unfinished(results),
+        caution=said,
+        advice=ADVICE.get(said, ""),
+        conclusions=conclusions(results),
+        how_judged=JUDGED if not said and len(models) > 1 else "",
+        look=drawn_models(results),
+        legend=legend(results),
+        main_table=main_table(results),
+        several_sizes=len(size_groups(results)) > 1,
+        links={labels[task.spec]: task_name(results, task) for task in results.tasks},
+        not_solved=NOT_SOLVED.text,
+        off=f"more than {PARAMETER_TOLERANCE:.0%} off the intended number of parameters",
+        trade_offs=found.trade_offs,
+        tasks=[_task(results, t, found.tasks[task_name(results, t)]) for t in results.tasks],
+        keyword_charts=found.keywords,
+        cost_charts=found.costs,
+        machines=_machines(results),
+        cost_table=cost_table(results),
+        all_runs=all_runs_table(results),
+        protocol=protocol(results),
+        trials=trials_table(results),
+        data=[(labels[task.spec], task.data) for task in results.tasks if task.data],
+        export=shlex.join(["stateline", "report", *folders, "--export", "charts"]),
+    )
 
 
-def _task(results: Results, task: TaskRecord) -> dict[str, Any]:
+def _machines(results: Results) -> str:
+    """Where the speeds were measured; empty if that is not recorded."""
+    found = dict.fromkeys(
+        f"{entry.machine} ({entry.device}, {entry.precision}, {count(entry.threads, 'thread')})"
+        for entry in results.speed
+        if entry.machine
+    )
+    return f"Speeds were measured on {listing(list(found))}." if found else ""
+
+
+def legend(results: Results) -> list[Key]:
+    """The models by architecture, as the legend shows them."""
+    look = drawn_models(results)
+    keys: dict[str, Key] = {}
+    for model, family in families(results).items():
+        key = keys.setdefault(family, Key(family, look[model], [family]))
+        key.members.append(model)
+    return list(keys.values())
+
+
+def _task(results: Results, task: TaskRecord, charts: list[Chart]) -> dict[str, Any]:
     """What the template of a task's section shows."""
     solved = "" if task.solved_at is None else f", solved from {task.solved_at:g}"
     scored = f"Scored by {words(task.metric)}{solved}."
@@ -133,28 +163,11 @@ def _task(results: Results, task: TaskRecord) -> dict[str, Any]:
         "id": task_name(results, task),
         "label": task_label(results, task),
         "scoring": f"{scored} Trained at length {task.train_length}.",
-        "verdict": " ".join(filter(None, [verdict(results, task), baselines(task)])),
+        "baselines": baselines(task),
         "models": models,
-        "figures": task_figures(results, task),
+        "charts": charts,
         "run_table": run_table(results, task),
         "length_table": length_table(results, task),
         "training_table": training_table(results, task),
         "samples": [run for run in runs if run.sample is not None],
     }
-
-
-def _key(index: int, model: str) -> Markup:
-    """The line of a model, drawn once and hidden, for tables and legends to refer to."""
-    name = f"key-{index}"
-    svg = drawing.svg(partial(drawing.key, index=index), name, model, drawing.KEY_SIZE)
-    return Markup(svg.replace("<svg", f'<svg id="{name}"', 1))
-
-
-def _svg(figure: Figure) -> Markup:
-    label = f"{figure.title}: line plot with one line per model. {figure.note}"
-    return Markup(drawing.svg(figure.draw, figure.name, label))
-
-
-def _breakable(text: str) -> Markup:
-    """A pattern that may break after brackets, commas, equals signs and underscores."""
-    return Markup(re.sub("(?<=[(,=_])", "<wbr>", str(escape(text))))

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from stateline.errors import InputError
 from stateline.models.pattern import format_pattern, parse_pattern
 from stateline.reports.format import DASH
+from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
 from stateline.runs.results import FORMAT, Results, RunRecord, Source, SpeedRecord, TaskRecord
 
 _COMPARABLE = ("metric", "higher_is_better", "solved_at", "train_length", "eval_lengths")
@@ -23,6 +24,7 @@ class _Model(NamedTuple):
     folders: list[str]
     runs: list[RunRecord]
     speed: list[SpeedRecord]
+    trials: list[TrialRecord]
 
 
 def merge(results: Mapping[str, Results]) -> Results:
@@ -48,7 +50,8 @@ def merge(results: Mapping[str, Results]) -> Results:
         for name in one.models:
             runs = [replace(run, task=specs[run.task]) for run in one.runs if run.model == name]
             speed = [entry for entry in one.speed if entry.model == name]
-            _add(models.setdefault(name, []), _Model(name, [folder], runs, speed))
+            tried = [replace(t, task=specs[t.task]) for t in one.trials if t.model == name]
+            _add(models.setdefault(name, []), _Model(name, [folder], runs, speed, tried))
     named = {name: model for same in models.values() for name, model in _named(same).items()}
     return Results(
         format=FORMAT,
@@ -61,7 +64,22 @@ def merge(results: Mapping[str, Results]) -> Results:
         runs=[replace(run, model=name) for name, model in named.items() for run in model.runs],
         speed=[replace(e, model=name) for name, model in named.items() for e in model.speed[:1]],
         sources=[_source(folder, one) for folder, one in results.items()],
+        protocol=_protocol(list(results.values())),
+        trials=[replace(t, model=name) for name, model in named.items() for t in model.trials],
     )
+
+
+def _protocol(results: Sequence[Results]) -> ProtocolRecord | None:
+    """What is known of the protocol of all results; ``None`` if they have different ones."""
+    found = [one.protocol for one in results if one.protocol is not None]
+    fields = ("name", "rungs", "kept", "trial_seed", "matched_by", "tolerance")
+    if len(found) < len(results) or len({str([getattr(p, f) for f in fields]) for p in found}) > 1:
+        return None
+    joined: dict[str, dict[str, Any]] = {}
+    for field in ("learning_rates", "weight_decays", "seeds", "validation"):
+        joined[field] = {k: v for one in reversed(found) for k, v in getattr(one, field).items()}
+    sizes = sorted({size for one in found for size in one.sizes})
+    return replace(found[0], **joined, sizes=sizes)
 
 
 def folder_names(folders: Sequence[Path]) -> list[str]:
@@ -125,6 +143,7 @@ def _add(models: list[_Model], new: _Model) -> None:
             model.folders.extend(new.folders)
             model.runs.extend(new.runs)
             model.speed.extend(new.speed)
+            model.trials.extend(new.trials)
             return
     models.append(new)
 

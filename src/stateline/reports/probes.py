@@ -1,22 +1,21 @@
-"""Results of probes as tables in the terminal, and as a page with plots."""
+"""Results of probes as tables in the terminal, and as a page with charts."""
 
-from functools import partial
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-from matplotlib.axes import Axes
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stateline.charts.chart import Axis, Chart
+from stateline.charts.lines import Line, length_ticks, line_chart
+from stateline.charts.lines import Point as Place
+from stateline.charts.style import styled
 from stateline.files import write_text
 from stateline.probe.results import Point, ProbeResults
 from stateline.probe.tasks import PROBES
-from stateline.reports import drawing
 from stateline.reports.format import DASH
-from stateline.reports.html import PLOTS, printable
+from stateline.reports.page import Key, render
 
 
 def point_line(point: Point, *, measured: bool) -> str:
@@ -53,40 +52,35 @@ def print_probes(results: ProbeResults, console: Console) -> None:
 
 
 def write_probes(results: ProbeResults, path: Path) -> None:
-    """Write a self-contained page, and its plots as files into the folder next to it.
+    """Write a self-contained page.
 
     Raises:
         InputError: If the folder cannot be written to.
     """
-    models = results.models()
-    environment = Environment(
-        loader=PackageLoader("stateline.reports"), autoescape=True, undefined=StrictUndefined
-    )
-    sections = []
-    for task in tasks(results):
-        draw = partial(exact_match_by_length, results=results, task=task)
-        shown = [(models.index(model), model) for model in results.models(task)]
-        label = f"{PROBES[task].title}: exact match by length, one line per model"
-        sections.append(
-            {
-                "title": PROBES[task].title,
-                "unit": PROBES[task].unit,
-                "models": shown,
-                "plot": Markup(drawing.svg(draw, task, label)) if shown else "",
-                "lengths": results.lengths(task),
-                "rows": [(m, _points(results, m, task)) for m in models],
-            }
-        )
-        if shown:
-            drawing.save(draw, shown, path.parent / PLOTS / f"probe-{task}")
-    keys = [
-        Markup(drawing.svg(partial(drawing.key, index=i), f"key-{i}", model, drawing.KEY_SIZE))
-        for i, model in enumerate(models)
+    charts = {task: exact_match_by_length(results, task) for task in tasks(results)}
+    sections = [
+        {
+            "title": PROBES[task].title,
+            "unit": PROBES[task].unit,
+            "charts": [chart] if chart.rows else [],
+            "lengths": results.lengths(task),
+            "rows": [(model, _points(results, model, task)) for model in results.models()],
+        }
+        for task, chart in charts.items()
     ]
-    page = environment.get_template("probes.html").render(
-        results=results, sections=sections, keys=keys, colours=drawing.COLOURS, score=score
+    look = {model.name: model for model in styled(results.models())}
+    page = render(
+        "probes.html",
+        [chart for chart in charts.values() if chart.rows],
+        results=results,
+        title="Stateline: probes",
+        caution="",
+        sections=sections,
+        look=look,
+        legend=[Key(name, model, [name]) for name, model in look.items()],
+        score=score,
     )
-    write_text(path, printable(page))
+    write_text(path, page)
 
 
 def tasks(results: ProbeResults) -> list[str]:
@@ -95,18 +89,29 @@ def tasks(results: ProbeResults) -> list[str]:
     return [task for task in PROBES if task in found]
 
 
-def exact_match_by_length(axes: Axes, results: ProbeResults, task: str) -> None:
+def exact_match_by_length(results: ProbeResults, task: str) -> Chart:
     """Mean exact match of each model against length, with a band of one standard deviation."""
-    for model in results.models(task):
-        index = results.models().index(model)
-        points = [p for p in _points(results, model, task) if p is not None and not p.skipped]
-        lengths = [point.length for point in points]
-        low, high = ([p.mean + sign * p.spread for p in points] for sign in (-1, 1))
-        axes.fill_between(lengths, low, high, color=drawing.colour(index), alpha=0.15, linewidth=0)
-        axes.plot(lengths, [point.mean for point in points], **drawing.line_style(index))
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_xlabel(PROBES[task].unit)
-    axes.set_ylabel("exact match")
+    lines = []
+    for model in styled(results.models()):
+        points = _points(results, model.name, task)
+        shown = [point for point in points if point is not None and not point.skipped]
+        lines.append(Line(model, [Place(p.length, _band(p)) for p in shown]))
+    lengths = [point.x for line in lines for point in line.points]
+    return line_chart(
+        f"probe-{task}",
+        "Exact match by length",
+        "Mean over batches, with a band of their standard deviation.",
+        lines,
+        (
+            Axis(PROBES[task].unit, "log2", ticks=length_ticks(lengths) if lengths else None),
+            Axis("exact match", domain=(0.0, 1.0)),
+        ),
+        spread=("mean - standard deviation", "mean + standard deviation"),
+    )
+
+
+def _band(point: Point) -> tuple[float, float, float]:
+    return (point.mean - point.spread, point.mean, point.mean + point.spread)
 
 
 def _points(results: ProbeResults, model: str, task: str) -> list[Point | None]:

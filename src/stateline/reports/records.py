@@ -7,6 +7,7 @@ generalise, so it is not scored at any other length.
 import math
 from collections.abc import Sequence
 
+from stateline.charts.style import Model, styled
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
 
 
@@ -14,6 +15,17 @@ def task_label(results: Results, task: TaskRecord) -> str:
     """The task's title, or its whole spec where two tasks have the same title."""
     titles = [other.title for other in results.tasks]
     return task.title if titles.count(task.title) == 1 else task.spec
+
+
+def families(results: Results) -> dict[str, str]:
+    """The architecture of each model: its own name, unless the comparison has several sizes."""
+    named = {run.model: run.family for run in results.runs if run.family}
+    return {model: named.get(model, model) for model in results.models}
+
+
+def drawn_models(results: Results) -> dict[str, Model]:
+    """How each model is drawn in all charts; the sizes of an architecture share a colour."""
+    return {m.name: m for m in styled(results.models, list(families(results).values()))}
 
 
 def runs_of(results: Results, model: str, task: TaskRecord) -> list[RunRecord]:
@@ -31,6 +43,12 @@ def score(run: RunRecord, task: TaskRecord, length: int) -> float:
     """The task's metric of one run at one length; NaN where training diverged."""
     value = run.by_length[length][task.metric]
     return math.nan if value is None else value
+
+
+def scored_runs(results: Results, model: str, task: TaskRecord, length: int) -> Sequence[RunRecord]:
+    """The runs of a model that may be scored at a length."""
+    runs = runs_of(results, model, task)
+    return runs if length == task.train_length else solved_runs(runs, task)
 
 
 def solved_runs(runs: Sequence[RunRecord], task: TaskRecord) -> list[RunRecord]:

@@ -1,13 +1,18 @@
-"""A comparison in words: what was compared, and the outcome of each task."""
+"""A comparison in words: what was compared, and how far it may be trusted."""
 
 import json
 from collections.abc import Sequence
 from itertools import combinations
 
-from stateline.reports.format import count, listing, words
-from stateline.reports.records import runs_of, solved_runs, task_label
-from stateline.reports.table_cells import PARAMETER_TOLERANCE, score_cells
+from stateline.reports.format import count, listing, short_number, words
+from stateline.reports.records import families, runs_of, task_label
+from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import Results, RunRecord, TaskRecord
+
+QUICK = "One seed and one learning rate decide nothing."
+ONE_SEED = "One seed decides nothing."
+
+_MATCHED = {"parameters": "parameters", "flops": "FLOPs per token", "state": "state bytes"}
 
 
 def headline(results: Results) -> str:
@@ -16,7 +21,7 @@ def headline(results: Results) -> str:
     runs = max((len(runs_of(results, m, t)) for m in models for t in tasks), default=0)
     seeds = f"{'up to ' if runs > 1 else ''}{count(runs, 'seed')}" if runs else ""
     each = " each" if len(models) > 1 else ""
-    how = f"{_sizes(results)}, {_trainings(results)}{f' and {seeds}{each}' if seeds else ''}"
+    how = f"{sizes(results)}, {_trainings(results)}{f' and {seeds}{each}' if seeds else ''}"
     alone = all(sum(bool(runs_of(results, m, t)) for m in models) < 2 for t in tasks)
     if alone:  # no two models to match
         how = f"trained{f' with {seeds}{each}' if seeds else ''}"
@@ -26,18 +31,60 @@ def headline(results: Results) -> str:
     )
 
 
-def _sizes(results: Results) -> str:
-    """Says that the models match in parameters only if their actual sizes do.
+def caution(results: Results) -> str:
+    """Why scores must not be compared; empty if models have several seeds."""
+    if results.protocol is not None and results.protocol.name == "quick":
+        return QUICK
+    pairs = [(model, task) for model in results.models for task in results.tasks]
+    several = any(len(runs_of(results, model, task)) > 1 for model, task in pairs)
+    return "" if several or len(results.models) == 1 else ONE_SEED
+
+
+def sizes(results: Results) -> str:
+    """Whether models match, and in what; the sizes, if they do not.
 
     Two models are compared on each task that both have run on, since the vocabulary of the task is
-    part of the size; without such a task, on all their tasks together.
+    part of the size; without such a task, on all their tasks together. Models of one architecture
+    in several sizes are compared with the others of their size.
     """
+    groups = size_groups(results)
     matched = all(
-        _matched(runs)
-        for pair in combinations(results.models, 2)
+        _matched(runs, results)
+        for group in groups.values()
+        for pair in combinations(group, 2)
         for runs in _comparable_runs(results, pair)
     )
-    return "matched in parameters" if matched else "of different sizes"
+    unit = _MATCHED.get(results.protocol.matched_by if results.protocol else "parameters", "")
+    if not matched or not unit:
+        how = "of different sizes" if unit in ("", "parameters") else f"not matched in {unit}"
+        return f"{how} ({_range([run.parameters for run in results.runs])} parameters)"
+    if len(groups) == 1:
+        return f"matched in {unit}"
+    named = [short_number(size) for size in groups if size is not None]
+    return f"in {len(groups)} sizes ({listing(named)} {unit}), matched within each"
+
+
+def size_groups(results: Results) -> dict[int | None, list[str]]:
+    """Models that may be compared: those of one size, where architectures have several sizes."""
+    several = len(set(families(results).values())) < len(results.models)
+    sizes_of = {run.model: run.size for run in results.runs} if several else {}
+    groups: dict[int | None, list[str]] = {}
+    for model in results.models:
+        groups.setdefault(sizes_of.get(model), []).append(model)
+    return groups
+
+
+def differing_sizes(results: Results, models: Sequence[str], task: TaskRecord) -> str:
+    """The parameters of models on a task, as words; empty if they match."""
+    runs = [run for model in models for run in runs_of(results, model, task)]
+    return "" if not runs or _matched(runs, results) else _range([run.parameters for run in runs])
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """The least and the largest number, if there are any."""
+    return " to ".join(
+        dict.fromkeys(short_number(n) for n in sorted(numbers)[:: len(numbers) - 1 or 1])
+    )
 
 
 def _comparable_runs(results: Results, pair: tuple[str, str]) -> list[list[RunRecord]]:
@@ -48,24 +95,57 @@ def _comparable_runs(results: Results, pair: tuple[str, str]) -> list[list[RunRe
     return shared or (alone if ran.issuperset(pair) else [])
 
 
-def _matched(runs: Sequence[RunRecord]) -> bool:
+def _matched(runs: Sequence[RunRecord], results: Results) -> bool:
     """True if all runs were to have one size, and each is within the tolerance of it."""
-    wanted = [run.parameters_wanted for run in runs]
-    near = (
-        abs(run.parameters - run.parameters_wanted) <= PARAMETER_TOLERANCE * run.parameters_wanted
-        for run in runs
-    )
-    return max(wanted) <= (1 + PARAMETER_TOLERANCE) * min(wanted) and all(near)
+    protocol = results.protocol
+    if protocol is not None and protocol.matched_by == "none":
+        return False
+    tolerance = TOLERANCE if protocol is None else protocol.tolerance
+    wanted = [run.parameters_wanted if run.size is None else run.size for run in runs]
+    owned = [run.parameters if run.own_size is None else run.own_size for run in runs]
+    near = (abs(own - size) <= tolerance * size for own, size in zip(owned, wanted, strict=True))
+    return max(wanted) <= (1 + tolerance) * min(wanted) and all(near)
 
 
 def _trainings(results: Results) -> str:
-    """Says whether, on each task, the training settings were the same apart from the seed."""
+    """How the training settings compare on each task, apart from the seed."""
+    protocol = results.protocol
+    if protocol is not None and protocol.name == "sweep":
+        most = max(map(len, protocol.learning_rates.values()), default=0)
+        return f"each trained with the best of {count(most, 'learning rate')} on validation data"
     for task in results.tasks:
         runs = [run for run in results.runs if run.task == task.spec]
         settings = [run.settings["training"] for run in runs]
         if len({json.dumps(s, sort_keys=True) for s in settings}) > 1:
             return "trained with different settings"
     return "trained with the same settings"
+
+
+def protocol(results: Results) -> list[str]:
+    """How the settings of each task's runs were chosen; empty if that is not recorded."""
+    how = results.protocol
+    if how is None:
+        return []
+    said = []
+    for task in results.tasks:
+        rates = ", ".join(f"{rate:g}" for rate in how.learning_rates.get(task.spec, []))
+        decays = ", ".join(f"{decay:g}" for decay in how.weight_decays.get(task.spec, []))
+        seeds = ", ".join(map(str, how.seeds.get(task.spec, [])))
+        on = how.validation.get(task.spec)
+        told = {
+            f"learning rates {rates}": rates,
+            f"weight decays {decays}": decays,
+            f"chosen on {on}": on,
+            f"scored seeds {seeds}": seeds,
+        }
+        listed = "; ".join(text for text, known in told.items() if known)
+        said += [f"{task_label(results, task)}: {listed}."] if listed else []
+    if how.rungs:
+        shares = listing([f"{rung:.0%}" for rung in how.rungs])
+        said.append(f"After {shares} of the steps the best {how.kept:.0%} of the trials went on.")
+    if how.trial_seed is not None:
+        said.append(f"Trials have the seed {how.trial_seed}, which no scored run has.")
+    return said
 
 
 def unfinished(results: Results) -> str:
@@ -86,41 +166,16 @@ def unfinished(results: Results) -> str:
     )
 
 
-def verdict(results: Results, task: TaskRecord) -> str:
-    """Which models solved a task, and which scores best at its longest length."""
-    metric, wanted = words(task.metric), task.solved_at
-    trained = [m for m in results.models if runs_of(results, m, task)]
-    solved = [m for m in trained if solved_runs(runs_of(results, m, task), task)]
-    if not trained:
-        return "No run on this task has finished yet."
-    if wanted is None:
-        return _leaders(results, task)
-    bound = "least" if task.higher_is_better else "most"
-    goal = f"{metric} of at {bound} {wanted:g} at the training length, {task.train_length}"
-    if not solved:
-        return f"No model solved it ({goal}), so none is scored at other lengths."
-    beyond = max(task.eval_lengths) > task.train_length
-    leaders = f" {_leaders(results, task)}" if beyond else ""
-    return f"{len(solved)} of {count(len(trained), 'model')} solved it: {goal}.{leaders}"
-
-
 def baselines(task: TaskRecord) -> str:
     """Scores of programs that need no training; empty if there are none."""
     scores = [f"{name} reaches {value:.3f}" for name, value in task.baselines.items()]
     return f"For comparison, {listing(scores)}." if scores else ""
 
 
-def _leaders(results: Results, task: TaskRecord) -> str:
-    """Which models have the best score at the longest length."""
-    length = max(task.eval_lengths)
-    cells = zip(results.models, score_cells(results, task, length), strict=True)
-    scored = {model: cell for model, cell in cells if cell.value is not None}
-    best = {model: cell for model, cell in scored.items() if cell.best} or scored
-    if not best:
-        return f"At length {length} no model has a finite score."
-    side = "highest" if task.higher_is_better else "lowest"
-    text = next(iter(best.values())).text
-    if len(results.models) == 1:
-        return f"At length {length}: {words(task.metric)} {text}."
-    names = listing([f"“{model}”" for model in best])
-    return f"At length {length} the {side} {words(task.metric)} is {text}, by {names}."
+def goal(task: TaskRecord) -> str:
+    """The score from which on a task counts as solved, in words."""
+    bound = "least" if task.higher_is_better else "most"
+    return (
+        f"{words(task.metric)} of at {bound} {task.solved_at:g} at the training length, "
+        f"{task.train_length}"
+    )

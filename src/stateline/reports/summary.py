@@ -1,13 +1,15 @@
 """The tables of a report: from the results to one row of cells per model."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from msgspec import UNSET
 
-from stateline.reports.costs import DECODING, FLOPS, STATE, TRAINING, cost_lengths
-from stateline.reports.records import runs_of, task_label
+from stateline.reports.costs import STATE, common_lengths, cost_lengths, costs, speed
+from stateline.reports.format import words
+from stateline.reports.records import runs_of, score, task_label
 from stateline.reports.table_cells import (
     MISSING,
     Cell,
@@ -74,8 +76,8 @@ def main_table(results: Results) -> Table:
             columns.append(_steps_column(results, task))
         needed = Column("bits needed", capacity_cells(results, task), task_label(results, task))
         columns += [needed] if any(cell != MISSING for cell in needed.cells) else []
-    for cost, ends in ((TRAINING, [-1]), (DECODING, [-1]), (STATE, [0, -1])):
-        lengths = cost_lengths(results, cost)
+    for cost, ends in ((speed("train"), [-1]), (speed("decode"), [-1]), (STATE, [0, -1])):
+        lengths = common_lengths(results, cost)
         for length in dict.fromkeys(lengths[end] for end in ends if lengths):
             heading = f"{cost.short} at\N{NO-BREAK SPACE}{length}"
             columns.append(Column(heading, cost_cells(results, cost, length), "Cost"))
@@ -127,10 +129,56 @@ def cost_table(results: Results) -> Table:
     """Every cost at every measured length."""
     columns = [
         Column(f"at\N{NO-BREAK SPACE}{length}", cost_cells(results, cost, length), cost.title)
-        for cost in (STATE, DECODING, TRAINING, FLOPS)
+        for cost in costs(results)
         for length in cost_lengths(results, cost)
     ]
     return Table(results.models, columns)
+
+
+def all_runs_table(results: Results) -> Table:
+    """Every run, a row each."""
+    runs, tasks = results.runs, {task.spec: task for task in results.tasks}
+    own = [tasks[run.task] for run in runs]
+    scores = [score(run, task, task.train_length) for run, task in zip(runs, own, strict=True)]
+    columns = [
+        Column("task", [Cell(task_label(results, task)) for task in own]),
+        Column("seed", [Cell(str(run.seed), value=run.seed) for run in runs]),
+        Column("parameters", [_number(run.parameters, ",") for run in runs]),
+        Column("d_model", [_number(run.d_model, ",") for run in runs]),
+        Column("learning rate", [_number(run.training.get("lr"), "g") for run in runs]),
+        Column("steps", [_number(run.steps, ",") for run in runs]),
+        Column("ended", [Cell(run.stopped) for run in runs]),
+        Column("seconds", [_number(run.seconds, ".1f") for run in runs]),
+        Column("score", [_number(value, ".4f") for value in scores]),
+        Column("of", [Cell(f"{words(task.metric)} at {task.train_length}") for task in own]),
+    ]
+    return Table([run.model for run in runs], columns)
+
+
+def trials_table(results: Results) -> Table:
+    """Every setting that was tried, a row each; no columns without trials."""
+    trials, tasks = results.trials, {task.spec: task for task in results.tasks}
+    if not trials:
+        return Table([], [])
+    columns = [
+        Column("task", [Cell(task_label(results, tasks[t.task])) for t in trials]),
+        Column("learning rate", [_number(t.lr, "g") for t in trials]),
+        Column("weight decay", [_number(t.weight_decay, "g") for t in trials]),
+        Column("seed", [_number(t.seed, "") for t in trials]),
+        Column("steps", [_number(t.steps, ",") for t in trials]),
+        Column("of", [_number(t.steps_planned, ",") for t in trials]),
+        Column("validation", [_number(t.validation, ".4f") for t in trials]),
+        Column("ended", [Cell(t.stopped) for t in trials]),
+        Column("chosen", [Cell("chosen" if t.chosen else "", best=t.chosen) for t in trials]),
+    ]
+    return Table([t.model for t in trials], columns)
+
+
+def _number(value: float | None, form: str) -> Cell:
+    """A cell with a number; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return MISSING
+    return Cell(format(value, form), value=value)
 
 
 def _score_column(results: Results, task: TaskRecord, length: int) -> Column:

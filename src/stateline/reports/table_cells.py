@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from stateline.reports.costs import Cost
+from stateline.reports.conclusions import ranked
+from stateline.reports.costs import Cost, Measured, best_costs
 from stateline.reports.format import DASH, short_number
-from stateline.reports.records import measured, runs_of, score, solved_runs
+from stateline.reports.records import measured, runs_of, score, scored_runs
+from stateline.reports.sentences import size_groups
+from stateline.reports.verdict import judge
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
 
 PARAMETER_TOLERANCE = 0.05
@@ -27,7 +30,7 @@ class Cell(NamedTuple):
         text: The number as shown, or why there is none.
         note: Small print: the spread, the number of seeds.
         value: Key for comparing and sorting; ``None`` if there is no number.
-        best: True for the best of a column.
+        best: True for the best of a column, and for what is not clearly worse.
         off: True for a parameter count too far from the intended one.
     """
 
@@ -51,16 +54,22 @@ ANY = Cell("any")
 def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:
     """The score of each model on a task at one length.
 
-    If no model has solved a task that can be solved, none is marked as best: it would be chance.
+    Models that are not clearly worse than the best of their size are marked, where others are.
     """
-    cells, learned = [], task.solved_at is None
+    cells: dict[str, Cell] = {}
+    scores: dict[str, list[float]] = {}
     for model in results.models:
-        runs = runs_of(results, model, task)
-        learned = learned or bool(solved_runs(runs, task))
-        scored = runs if length == task.train_length else solved_runs(runs, task)
+        runs, scored = runs_of(results, model, task), scored_runs(results, model, task, length)
         values = [score(run, task, length) for run in scored]
-        cells.append(_score_cell(values, len(runs)))
-    return _mark(cells, task.higher_is_better) if learned else cells
+        cells[model] = _score_cell(values, len(runs))
+        scores |= {model: values} if values else {}
+    best: list[str] = []
+    for group in size_groups(results).values():
+        own = {model: scores[model] for model in group if model in scores}
+        found = judge(own, higher_is_better=task.higher_is_better, problems=task.problems)
+        same, worse = ranked(found) if found.groups else ([], [])
+        best += same if worse else []
+    return [cell._replace(best=model in best) for model, cell in cells.items()]
 
 
 def steps_cells(results: Results, task: TaskRecord) -> list[Cell]:
@@ -69,7 +78,7 @@ def steps_cells(results: Results, task: TaskRecord) -> list[Cell]:
     for model in results.models:
         steps = [run.steps_to_solve for run in runs_of(results, model, task)]
         cells.append(_steps_cell(steps))
-    return _mark(cells, False)
+    return cells
 
 
 def reached_cells(results: Results, task: TaskRecord, goal: float) -> list[Cell]:
@@ -81,7 +90,7 @@ def reached_cells(results: Results, task: TaskRecord, goal: float) -> list[Cell]
             scored = ((p.step, p.metric) for p in run.curve if p.metric is not None)
             steps.append(next((step for step, metric in scored if metric >= goal), None))
         cells.append(_steps_cell(steps))
-    return _mark(cells, False)
+    return cells
 
 
 def parameter_cells(models: Sequence[str], runs: Sequence[RunRecord]) -> list[Cell]:
@@ -103,14 +112,19 @@ def parameter_cells(models: Sequence[str], runs: Sequence[RunRecord]) -> list[Ce
 
 def cost_cells(results: Results, cost: Cost, length: int) -> list[Cell]:
     """A cost of each model at one length, if it was measured."""
-    measured = {
-        entry.model: cost.values(entry)[length]
-        for entry in results.speed
-        if length in cost.values(entry)
-    }
-    values = [measured.get(model) for model in results.models]
-    cells = [MISSING if v is None else Cell(cost.text(v), value=v) for v in values]
-    return _mark(cells, cost.higher_is_better)
+    known = {entry.model: cost.values(entry).get(length) for entry in results.speed}
+    found = {model: value for model, value in known.items() if value is not None}
+    best = best_costs(results, found, cost)
+    return [_cost_cell(found.get(m), cost, best=m in best) for m in results.models]
+
+
+def _cost_cell(found: Measured | None, cost: Cost, *, best: bool) -> Cell:
+    """Median and spread of a cost."""
+    if found is None:
+        return MISSING
+    ends = list(dict.fromkeys(cost.text(end) for end in (found.low, found.high)))
+    note = DASH.join(ends) if len(ends) > 1 else ""
+    return Cell(cost.text(found.middle), note, found.middle, best)
 
 
 def longest_copy_cells(results: Results) -> list[Cell]:
@@ -176,15 +190,3 @@ def _steps_cell(steps: Sequence[int | None]) -> Cell:
     note = f"{len(solved)}/{len(steps)} solved" if 0 < len(solved) < len(steps) else ""
     value = statistics.median_low([math.inf if s is None else s for s in steps])
     return Cell(f"{value:,.0f}", note, value) if math.isfinite(value) else Cell("never", note)
-
-
-def _mark(cells: list[Cell], higher_is_better: bool) -> list[Cell]:
-    """Mark the best cell and those with the same text, unless all cells have it."""
-    values = [cell.value for cell in cells if cell.value is not None]
-    if not values:
-        return cells
-    top = max(values) if higher_is_better else min(values)
-    text = next(cell.text for cell in cells if cell.value == top)
-    if all(cell.text == text for cell in cells if cell != MISSING):
-        return cells
-    return [cell._replace(best=cell.text == text) for cell in cells]

@@ -8,19 +8,20 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from stateline.reports.conclusions import conclusions
 from stateline.reports.format import fold, words
 from stateline.reports.records import task_label
-from stateline.reports.sentences import baselines, headline, unfinished
+from stateline.reports.sentences import baselines, caution, headline, unfinished
 from stateline.reports.summary import Column, Table, main_table
 from stateline.reports.table_cells import NOT_SOLVED, PARAMETER_TOLERANCE, Cell
-from stateline.runs.results import Results
+from stateline.runs.results import Results, TaskRecord
 
 NARROWEST = 10
 """Least width of a model's column; longer cells are wrapped at a space or a dash."""
 
 
 def print_results(results: Results, console: Console) -> None:
-    """Print the main table, how to read it, and a line on each task.
+    """Print the main table, how to read it, and what it shows about each task and about costs.
 
     The table has a column per model, so that six models on any number of tasks fit into 100
     characters. Models that do not fit are printed in further tables.
@@ -31,17 +32,23 @@ def print_results(results: Results, console: Console) -> None:
     """
     table = main_table(results)
     console.print(Text(headline(results), style="bold"))
-    if unfinished(results):
-        console.print(Text(unfinished(results), style="yellow"))
+    for warning in filter(None, (unfinished(results), caution(results))):
+        console.print(Text(warning, style="yellow"))
     label_width = max(len(label) for column in table.columns for label in _labels(column))
     for piece in _pieces(table, (console.width - label_width) // (NARROWEST + 1)):
         console.print(_draw(piece, (console.width - label_width) // len(piece.models) - 1))
     if legend := _legend(table):
         console.print(Text(legend, style="dim"))
-    for task in results.tasks:
-        label = f"\n{task_label(results, task)}: {words(task.metric)}. "
-        about = f"{task.about} {baselines(task)}".rstrip()
-        console.print(Text.assemble((label, "bold"), about))
+    about = {task_label(results, task): _about(task) for task in results.tasks}
+    for label, sentences in conclusions(results):
+        console.print(Text.assemble((f"\n{label}", "bold"), about.get(label, "")))
+        for sentence in sentences:
+            console.print(Text(f"- {sentence}"))
+
+
+def _about(task: TaskRecord) -> str:
+    """After its name, what a task measures, and what programs reach that need no training."""
+    return f": {words(task.metric)}. {task.about} {baselines(task)}".rstrip()
 
 
 def _labels(column: Column) -> tuple[str, str]:
@@ -86,9 +93,11 @@ def _legend(table: Table) -> str:
     cells = [cell for column in table.columns for cell in column.cells]
     off = f"! more than {PARAMETER_TOLERANCE:.0%} off the intended number of parameters."
     unsolved = "not solved: missed the training length, so not scored at other lengths."
-    seeds = "Several seeds: the median, with the lowest and highest below."
+    seeds = "Below scores: lowest and highest seed; below speeds: their spread."
     said = {
-        "* best of its row.": any(cell.best for cell in cells),
+        "* best of its row, or not told apart from it, where others are clearly worse.": any(
+            cell.best for cell in cells
+        ),
         off: any(cell.off for cell in cells),
         unsolved: any(cell.text == NOT_SOLVED.text for cell in cells),
         seeds: any(cell.note for cell in cells),

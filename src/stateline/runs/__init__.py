@@ -5,6 +5,7 @@ Importing this package does not import PyTorch; :mod:`stateline.runs.train` and
 """
 
 from stateline.runs.folder import read_results, read_run, stored_run
+from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
 from stateline.runs.results import (
     FORMAT,
     CapacityRecord,
@@ -14,17 +15,21 @@ from stateline.runs.results import (
     Source,
     SpeedRecord,
     TaskRecord,
+    TimingRecord,
 )
 
 __all__ = [
     "FORMAT",
     "CapacityRecord",
     "CurvePoint",
+    "ProtocolRecord",
     "Results",
     "RunRecord",
     "Source",
     "SpeedRecord",
     "TaskRecord",
+    "TimingRecord",
+    "TrialRecord",
     "read_results",
     "read_run",
     "stored_run",

@@ -9,7 +9,8 @@ from stateline.capacity import measure
 from stateline.generate import Sampling, generate
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
-from stateline.runs.results import CapacityRecord, Scores
+from stateline.runs.record import Scores
+from stateline.runs.results import CapacityRecord
 from stateline.tasks import Task
 
 SAMPLE_PROMPT, SAMPLE_TOKENS = 64, 256

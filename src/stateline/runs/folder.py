@@ -7,7 +7,8 @@ from pathlib import Path
 from stateline.errors import InputError
 from stateline.files import regular_file
 from stateline.plugins import imported
-from stateline.runs.results import RecordT, Results, RunRecord, from_json
+from stateline.runs.record import RecordT
+from stateline.runs.results import Results, RunRecord, from_json
 
 RESULTS, RESULT = "results.json", "result.json"
 """Names of files: of a comparison or a training run with its task, and of one run alone."""

@@ -45,7 +45,17 @@ class Job:
         model: The configuration of the model.
         training: The configuration of the training, with the seed.
         data: Hash of the task's data, if it has any: a run on other data is another run.
-        alias: Name of the model in results, if that is not its pattern; does not tell jobs apart.
+        weights: Hash of the weights that the run starts from; empty if they are random.
+        trial: The run tries a setting: it is scored while it trains, on data that the final
+            scores do not use (``Task.hold_out_validation``), and no model is kept.
+        alias: Name of the model in results, if that is not its pattern.
+        family: Name of the architecture, if the model is one of several sizes.
+        size: What the width was chosen for; ``None`` if the model keeps its own width.
+        own_size: What the model has of it.
+        init: Folder of the weights that the run starts from.
+        until: Number of updates after which a trial pauses.
+
+    The attributes from ``alias`` on do not tell jobs apart.
     """
 
     task: str
@@ -53,7 +63,14 @@ class Job:
     model: ModelConfig
     training: TrainConfig
     data: str = ""
+    weights: str = ""
+    trial: bool = False
     alias: str = field(default="", compare=False)
+    family: str = field(default="", compare=False)
+    size: int | None = field(default=None, compare=False)
+    own_size: int | None = field(default=None, compare=False)
+    init: str = field(default="", compare=False)
+    until: int | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:

@@ -8,33 +8,16 @@ so that older and newer files of the same format can be read.
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
 from stateline.errors import InputError
+from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
+from stateline.runs.record import Bits, Length, Record, RecordT, Scores
 
 FORMAT = "stateline-results-1"
-
-Length = Annotated[int, Meta(ge=1)]
-"""A number of tokens, or a length in the task's own unit."""
-
-Bits = Annotated[int, Meta(ge=0)]
-"""A number of bits."""
-
-Scores = dict[str, float | None]
-"""Scores by metric; ``None`` where training diverged."""
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the results."""
-
-    def __getitem__(self, name: str) -> NoReturn:
-        raise InputError(f"results have attributes, not keys: write .{name} instead of [{name!r}]")
-
-
-RecordT = TypeVar("RecordT", bound=Record)
 
 
 class CurvePoint(Record, frozen=True, kw_only=True):
@@ -80,6 +63,8 @@ class TaskRecord(Record, frozen=True, kw_only=True):
         eval_lengths: Lengths at which models are scored; includes the training length.
         data: Description of the data, with its ``sha256``; empty for generated tasks.
         baselines: Scores of programs that need no training, such as gzip.
+        problems: Answers behind each score, where the score is the share that is right; 0 if it
+            is not such a share, or not recorded.
     """
 
     spec: str
@@ -93,6 +78,7 @@ class TaskRecord(Record, frozen=True, kw_only=True):
     eval_lengths: list[Length]
     data: dict[str, Any]
     baselines: dict[str, float]
+    problems: int = 0
 
     def __post_init__(self) -> None:
         if self.train_length not in self.eval_lengths:
@@ -124,6 +110,14 @@ class RunRecord(Record, frozen=True, kw_only=True):
         training: The training configuration.
         environment: Versions, machine and device.
         imports: Files or modules with the user's own layers or tasks that were imported.
+        family: Name of the architecture that this model is one size of; empty if the comparison
+            has a single size.
+        size: What the width was chosen for, in the unit of the protocol's ``matched_by``; ``None``
+            if the model keeps its own width.
+        own_size: What the model has of it: a model is matched if it is within the protocol's
+            ``tolerance`` of ``size``.
+        validation: The task's metric at the training length on data that the final scores do not
+            use, after the last update; ``None`` if it was not measured.
     """
 
     model: str
@@ -139,12 +133,16 @@ class RunRecord(Record, frozen=True, kw_only=True):
     steps_to_solve: int | None
     curve: list[CurvePoint]
     by_length: dict[Length, Scores]
-    by_position: dict[Length, float | None] = {}
+    by_position: dict[Length, float | None] = field(default_factory=dict)
     capacity: CapacityRecord | None = None
     sample: str | None = None
-    training: dict[str, Any] = {}
-    environment: dict[str, Any] = {}
-    imports: list[str] = []
+    training: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    imports: list[str] = field(default_factory=list)
+    family: str = ""
+    size: int | None = None
+    own_size: int | None = None
+    validation: float | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -153,6 +151,38 @@ class RunRecord(Record, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in names} | {
             "training": self.training | {"seed": 0}
         }
+
+
+BUSY = 0.05
+"""Share of processor time that other programs may use before timings are not to be trusted."""
+
+
+class TimingRecord(Record, frozen=True, kw_only=True):
+    """Speed of one model in one phase at one length and batch; or why it was not measured.
+
+    Attributes:
+        phase: ``train`` (a whole update), ``prefill`` (reading a prompt) or ``decode`` (one token
+            after the other).
+        length: Tokens of a row; for decoding, tokens already in the state.
+        batch: Rows.
+        tokens_per_second: Median of the rounds, over all rows; ``None`` if it was not measured.
+        low: Lower end of the spread: the first quartile of the rounds, or the lower limit of the
+            95 % interval of their median if that is further off.
+        high: Upper end of the spread, likewise.
+        rounds: Number of rounds.
+        peak_memory: Bytes that a call needs beyond the model and its inputs; ``None`` if unknown.
+        skipped: Why it was not measured; empty if it was.
+    """
+
+    phase: Literal["train", "prefill", "decode"]
+    length: Length
+    batch: Annotated[int, Meta(ge=1)]
+    tokens_per_second: float | None = None
+    low: float | None = None
+    high: float | None = None
+    rounds: int = 0
+    peak_memory: int | None = None
+    skipped: str = ""
 
 
 class SpeedRecord(Record, frozen=True, kw_only=True):
@@ -171,6 +201,10 @@ class SpeedRecord(Record, frozen=True, kw_only=True):
             no limit; unset if the model is no language model.
         device: Where the speed was measured.
         precision: Precision of the training steps.
+        timings: All that was timed, with its spread, and what was skipped.
+        threads: Threads of a CPU that were used.
+        machine: Where the speed was measured, in words.
+        busy: Share of the processor time that other programs used meanwhile; ``None`` if unknown.
     """
 
     model: str
@@ -184,6 +218,15 @@ class SpeedRecord(Record, frozen=True, kw_only=True):
     longest_copy: int | UnsetType | None = UNSET
     device: str = "cpu"
     precision: str = "float32"
+    timings: list[TimingRecord] = field(default_factory=list)
+    threads: int = 1
+    machine: str = ""
+    busy: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """True if other programs used so much of the machine that speeds are not to be trusted."""
+        return self.busy is not None and self.busy > BUSY
 
 
 class Source(Record, frozen=True, kw_only=True):
@@ -218,6 +261,8 @@ class Results(Record, frozen=True, kw_only=True):
         runs: The runs that have finished so far.
         speed: Costs of the models.
         sources: Of merged results, where they come from.
+        protocol: How the settings of the runs were chosen; ``None`` if that is not recorded.
+        trials: Settings that were tried, the chosen ones among them.
     """
 
     format: str
@@ -229,7 +274,9 @@ class Results(Record, frozen=True, kw_only=True):
     tasks: list[TaskRecord]
     runs: list[RunRecord]
     speed: list[SpeedRecord]
-    sources: list[Source] = []
+    sources: list[Source] = field(default_factory=list)
+    protocol: ProtocolRecord | None = None
+    trials: list[TrialRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.models or not self.tasks:

@@ -1,11 +1,18 @@
-"""Measuring what one model costs: speed, state size and operations."""
+"""Measuring what models cost: speed, all in the same rounds, state size and operations."""
 
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from msgspec import UNSET
+from msgspec.structs import replace
 
-from stateline.bench.speed import decode_tokens_per_second, train_tokens_per_second
+from stateline.bench.side_by_side import Measured, measure
+from stateline.bench.speed import Cell, Subject, train_batch
+from stateline.bench.timing import use_threads, watch_load
 from stateline.capacity import longest_copy
 from stateline.files import write_text
 from stateline.models.factory import make_model
@@ -13,45 +20,148 @@ from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters, meta_model
 from stateline.runs.folder import RESULT, slug, stored
 from stateline.runs.job import Job, digest
-from stateline.runs.results import SpeedRecord, to_json
+from stateline.runs.record import Record
+from stateline.runs.results import SpeedRecord, TimingRecord, to_json
+from stateline.train.environment import environment
 from stateline.train.loop import ALONE
+
+Detail = Literal["short", "full", "none"]
 
 SPEED_LENGTHS = (256, 1024)
 """Sequence lengths at which training is timed; tokens in the state when decoding is timed."""
 
 STATE_LENGTHS = (256, 1024, 4096, 16384, 65536)
-"""Lengths at which state bytes and operations are counted."""
+"""Lengths at which state bytes and operations are counted; with ``full``, all speeds are timed."""
+
+BATCHES = (1, 64)
+"""Rows for which speeds are timed with ``full``."""
+
+SECONDS = 0.4
+"""Time for each model and cell, after the warm-up."""
 
 
-def time_job(job: Job, folder: Path, device: torch.device = ALONE.device) -> SpeedRecord:
-    """Speed, state size and operations of one model, measured now or earlier.
+class _Together(Record, frozen=True, kw_only=True):
+    """Speeds that were measured in the same rounds, in the order of the models."""
+
+    records: list[SpeedRecord]
+
+
+def cells(detail: Detail) -> list[Cell]:
+    """What is timed.
 
     Args:
-        job: Its model is measured, its training says in which precision.
-        folder: Folder of the comparison; earlier measurements are in ``speed``.
-        device: Where to measure.
+        detail: ``short`` (prefill at the longer, decoding and training at both of 256 and 1,024
+            tokens), ``full`` (256 to 65,536 tokens, 1 and 64 rows) or ``none``.
     """
-    precision = job.training.precision
-    path = folder / "speed" / f"{slug(job.model.pattern)}--{digest(job.model)}"
-    if (device.type, precision) != ("cpu", "float32"):
-        path = path.with_name(f"{path.name}--{slug(str(device))}-{precision}")
-    if (earlier := stored(path, SpeedRecord)) is not None:
-        return earlier
-    torch.manual_seed(0)
-    model, counted = make_model(job.model).to(device), meta_model(job.model)
-    training = {n: train_tokens_per_second(model, n, precision=precision) for n in SPEED_LENGTHS}
-    entry = SpeedRecord(
+    if detail == "none":
+        return []
+    if detail == "short":
+        return [
+            Cell("prefill", SPEED_LENGTHS[-1], 1),
+            *(Cell("decode", length, 1) for length in SPEED_LENGTHS),
+            *(Cell("train", length, train_batch(length)) for length in SPEED_LENGTHS),
+        ]
+    grid = [(length, batch) for length in STATE_LENGTHS for batch in BATCHES]
+    own = [(length, train_batch(length)) for length in STATE_LENGTHS]
+    return [
+        *(Cell("prefill", *size) for size in grid),
+        *(Cell("decode", *size) for size in grid),
+        *(Cell("train", *size) for size in sorted({*grid, *own})),
+    ]
+
+
+def time_jobs(
+    jobs: Sequence[Job],
+    folder: Path,
+    device: torch.device = ALONE.device,
+    detail: Detail = "short",
+    tell: Callable[[Cell], object] = lambda _: None,
+) -> list[SpeedRecord]:
+    """Speed, state size and operations of models, measured together, now or earlier.
+
+    Args:
+        jobs: Their models are measured, their training says in which precision.
+        folder: Folder of the comparison; earlier measurements of the same models are in ``speed``.
+        device: Where to measure.
+        detail: What is timed, see :func:`cells`.
+        tell: Called with each cell before it is measured.
+    """
+    if not jobs:
+        return []
+    settings = [f"{digest(job.model)} {job.training.precision}" for job in jobs]
+    text = "\n".join([*settings, detail, str(device)])
+    name = f"{slug(jobs[0].task)}--{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    path = folder / "speed" / name
+    found = stored(path, _Together)
+    if found is None or len(found.records) != len(jobs):
+        found = _Together(records=list(_timed(jobs, device, detail, tell)))
+        write_text(path / RESULT, to_json(found))
+    return [
+        replace(record, model=job.label, task=job.task)
+        for job, record in zip(jobs, found.records, strict=True)
+    ]
+
+
+def _timed(
+    jobs: Sequence[Job], device: torch.device, detail: Detail, tell: Callable[[Cell], object]
+) -> Iterator[SpeedRecord]:
+    """Build all models, measure them in the same rounds, and describe each."""
+    measured: dict[str, list[Measured]] = {str(number): [] for number in range(len(jobs))}
+    busy = None
+    if what := cells(detail):
+        torch.manual_seed(0)
+        subjects = {
+            str(number): Subject(make_model(job.model).to(device), job.training.precision)
+            for number, job in enumerate(jobs)
+        }
+        with use_threads(1), watch_load() as load:
+            measured = measure(subjects, what, SECONDS, tell)
+        if load.foreign_cores is not None:
+            busy = min(1.0, load.foreign_cores / (os.cpu_count() or 1))
+    machine = str(environment()["cpu"])
+    if device.type == "cuda":
+        machine = torch.cuda.get_device_name(device)
+    for number, job in enumerate(jobs):
+        record = _described(job, [_timing(entry) for entry in measured[str(number)]])
+        yield replace(record, device=device.type, machine=machine, busy=busy)
+
+
+def _described(job: Job, timings: list[TimingRecord]) -> SpeedRecord:
+    """The timings of a job's model, and what is counted without running it."""
+    counted = meta_model(job.model)
+    return SpeedRecord(
         model=job.label,
         task=job.task,
         d_model=job.model.d_model,
         parameters=count_parameters(job.model),
-        train_tokens_per_second=training,
-        decode_tokens_per_second={n: decode_tokens_per_second(model, n) for n in SPEED_LENGTHS},
+        train_tokens_per_second={
+            t.length: t.tokens_per_second
+            for t in timings
+            if t.phase == "train" and t.batch == train_batch(t.length) and t.tokens_per_second
+        },
+        decode_tokens_per_second={
+            t.length: t.tokens_per_second
+            for t in timings
+            if t.phase == "decode" and t.batch == 1 and t.tokens_per_second
+        },
         state_bytes={n: counted.state_bytes(n) for n in STATE_LENGTHS},
         flops_per_token={n: counted.flops_per_token(n) for n in STATE_LENGTHS},
         longest_copy=longest_copy(counted) if isinstance(counted, LanguageModel) else UNSET,
-        device=device.type,
-        precision=precision,
+        precision=job.training.precision,
+        timings=timings,
     )
-    write_text(path / RESULT, to_json(entry))
-    return entry
+
+
+def _timing(measured: Measured) -> TimingRecord:
+    cell, spread = measured.cell, measured.spread
+    if spread is None:
+        return TimingRecord(**cell._asdict(), skipped=measured.skipped)
+    low, median, high = spread
+    return TimingRecord(
+        **cell._asdict(),
+        tokens_per_second=median,
+        low=low,
+        high=high,
+        rounds=len(measured.speeds),
+        peak_memory=measured.peak,
+    )

@@ -16,6 +16,7 @@ from stateline.plugins import imported
 from stateline.runs.folder import IMPORTS, RESULT, RESULTS, recorded_imports
 from stateline.runs.job import Job
 from stateline.runs.results import FORMAT, Results, RunRecord, TaskRecord, to_json
+from stateline.runs.score import problems_scored
 from stateline.tasks import Task
 from stateline.train.environment import environment
 from stateline.train.folder import check_run_folder, found
@@ -56,6 +57,7 @@ def describe_task(spec: str, task: Task) -> TaskRecord:
         eval_lengths=list(task.eval_lengths),
         data=json.loads(json.dumps({**task.describe()})),  # lists for tuples, as in the file
         baselines={**task.baselines()},
+        problems=problems_scored(task),
     )
 
 

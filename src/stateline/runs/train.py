@@ -22,7 +22,7 @@ from stateline.runs.job import Job, check_job
 from stateline.runs.results import CurvePoint, RunRecord, to_json
 from stateline.runs.score import diverged_scores, score_by_length, score_by_position
 from stateline.runs.store import nothing_half_made, prepare_run
-from stateline.tasks import Task, make_task
+from stateline.tasks import GeneratedTask, LabelledTask, Task, make_task
 from stateline.train.checkpoint import whole_weights
 from stateline.train.folder import found
 from stateline.train.loop import ALONE, train
@@ -38,9 +38,8 @@ def run_job(
     task: Task | None = None,
     processes: Processes = ALONE,
     interrupted: Callable[[], bool] = lambda: False,
-    init: str | None = None,
 ) -> RunRecord:
-    """Train and score one model.
+    """Train and score one model, or only train it if the job is a trial.
 
     Args:
         job: What to train.
@@ -50,22 +49,24 @@ def run_job(
         task: The job's task, constructed with the job's seed; by default it is constructed here.
         processes: The processes that share the work, and their device; each calls this function.
         interrupted: Called after every update; if it returns true, the run is saved and stops.
-        init: Folder of a model of the job's configuration, ours or published, with the initial
-            weights; by default they are random.
 
     Returns:
-        The result; if its ``stopped`` is ``interrupted``, it has no scores and is not stored.
+        The result; if its ``stopped`` is ``interrupted``, it has no scores and is not stored. A
+        trial has no scores but ``validation``; it is ``paused`` after ``job.until`` updates, and
+        continues if it is run again.
 
     Raises:
         InputError: If the job cannot be run, or the folder cannot be written to.
     """
     if task is None:
         task = make_task(job.task, seed=job.training.seed)
+    if job.trial:
+        task.hold_out_validation()
     check_job(job, task)
     with nothing_half_made(folder) if processes.main else nullcontext():
         processes.on_main(lambda: prepare_run(folder))
         torch.manual_seed(job.training.seed)
-        model = _initial_model(job, None if found(folder) else init).to(processes.device)
+        model = _initial_model(job, fresh=not found(folder)).to(processes.device)
         outcome = _outcome(job, task, model, folder, processes, on_log, interrupted)
     run = _record(job, processes, outcome)
     if processes.main and run.stopped != "interrupted":
@@ -73,10 +74,10 @@ def run_job(
     return run
 
 
-def _initial_model(job: Job, init: str | None) -> AnyModel:
-    if init is None:
-        return make_model(job.model)
-    return load_run(init, dtype=torch.float32)[0]
+def _initial_model(job: Job, *, fresh: bool) -> AnyModel:
+    if job.init and fresh:
+        return load_run(job.init, dtype=torch.float32)[0]
+    return make_model(job.model)
 
 
 def _outcome(
@@ -89,6 +90,16 @@ def _outcome(
     interrupted: Callable[[], bool],
 ) -> dict[str, Any]:
     """Train, score and save a model, and return the fields of its record that this determines."""
+    logged = 0
+
+    def log(metrics: Metrics) -> None:
+        nonlocal logged
+        logged = metrics.step
+        on_log(metrics)
+
+    def stop() -> bool:
+        return interrupted() or (job.until is not None and logged >= job.until)
+
     if task.has_text and not found(folder):  # a run that continues has its own
         processes.on_main(partial(task.tokenizer.save, folder / FILE))
     try:
@@ -99,14 +110,17 @@ def _outcome(
             folder=folder,
             run={"task": job.task, "model": dataclasses.asdict(job.model), "data": job.data},
             processes=processes,
-            on_log=on_log,
-            interrupted=interrupted,
+            on_log=log,
+            interrupted=stop,
         )
     except TrainingDiverged as error:
-        return _diverged(error, task)
-    if result.stopped == "interrupted":
-        return _trained(result)
-    outcome = _trained(result) | _scored(model, task)
+        return _diverged(error, job, task)
+    if job.trial and result.stopped == "interrupted" and not interrupted():
+        result.stopped = "paused"
+    outcome = _trained(result, job, task)
+    if job.trial or result.stopped == "interrupted":
+        return outcome
+    outcome |= _scored(model, task)
     weights = whole_weights(model)
     if processes.main:
         save_model(model, folder, weights=weights)
@@ -116,6 +130,9 @@ def _outcome(
 def _record(job: Job, processes: Processes, outcome: dict[str, Any]) -> RunRecord:
     return RunRecord(
         model=job.label,
+        family=job.family,
+        size=job.size,
+        own_size=job.own_size,
         task=job.task,
         seed=job.training.seed,
         d_model=job.model.d_model,
@@ -128,7 +145,9 @@ def _record(job: Job, processes: Processes, outcome: dict[str, Any]) -> RunRecor
     )
 
 
-def _trained(result: TrainResult) -> dict[str, Any]:
+def _trained(result: TrainResult, job: Job, task: Task) -> dict[str, Any]:
+    scores = [m.metric for m in result.curve if m.metric is not None]
+    apart = job.trial or isinstance(task, GeneratedTask | LabelledTask)
     return {
         "stopped": result.stopped,
         "steps": result.steps,
@@ -136,10 +155,11 @@ def _trained(result: TrainResult) -> dict[str, Any]:
         "tokens_per_second": result.tokens / result.seconds if result.seconds else 0.0,
         "steps_to_solve": result.steps_to_solve,
         "curve": [CurvePoint(step=m.step, loss=m.loss, metric=m.metric) for m in result.curve],
+        "validation": scores[-1] if scores and apart else None,
     }
 
 
-def _diverged(error: TrainingDiverged, task: Task) -> dict[str, Any]:
+def _diverged(error: TrainingDiverged, job: Job, task: Task) -> dict[str, Any]:
     return {
         "stopped": str(error),
         "steps": error.steps,
@@ -147,7 +167,7 @@ def _diverged(error: TrainingDiverged, task: Task) -> dict[str, Any]:
         "tokens_per_second": 0.0,
         "steps_to_solve": None,
         "curve": [],
-        "by_length": diverged_scores(task),
+        "by_length": {} if job.trial else diverged_scores(task),
     }
 
 

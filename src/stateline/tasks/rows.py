@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.tasks.base import Batch, Targets, Task, epoch_rows
+from stateline.tasks.base import Batch, Targets, Task, epoch_rows, generator
 from stateline.tasks.objective import Objective
 
 HeldOut = Literal["test", "valid"]
@@ -150,6 +150,23 @@ class RowsTask(Task):
         order = np.argsort([len(row) for row in rows.inputs], kind="stable")
         for start in range(0, len(order), self.batch_size):
             yield self._batch(rows, order[start : start + self.batch_size])
+
+    def hold_out_validation(self) -> str:
+        """Score a tenth of the training rows, the same for every seed, in place of the others."""
+        rows = self.training_rows
+        count = max(1, len(rows.inputs) // 10)
+        if len(rows.inputs) - count < self.batch_size:
+            raise InputError(
+                f"choosing settings on the task {self.name} needs {self.batch_size + 1} training "
+                f"rows, one of them to hold out, got {len(rows.inputs)}: lower batch_size or use "
+                "the protocol quick"
+            )
+        order = generator(0, "validation").permutation(len(rows.inputs))
+        self.held_out_rows, self.training_rows = (
+            Rows([rows.inputs[row] for row in part], [rows.labels[row] for row in part])
+            for part in (np.sort(order[:count]), np.sort(order[count:]))
+        )
+        return f"{count:,} of {len(order):,} training rows, held out from training"
 
     def asked(self, targets: Targets) -> Tensor:
         """Which targets count in the loss."""

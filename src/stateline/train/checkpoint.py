@@ -8,6 +8,7 @@ does not depend on the number of processes. It is checked as a whole before anyt
 """
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -47,7 +48,7 @@ from stateline.train.folder import CHECKPOINTS, found
 __all__ = ["Progress", "Snapshot", "found", "other_environment", "read", "whole_weights", "write"]
 
 TENSORS, RECORD = "training.safetensors", "training.json"
-_FILES = (CONFIG, WEIGHTS, TENSORS, RECORD)
+FILES = (CONFIG, WEIGHTS, TENSORS, RECORD)
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -211,15 +212,18 @@ def _checked(path: Path, model: AnyModel, wanted: Wanted) -> _Contents:
         InputError: If it is of another run.
     """
     try:
-        for name in _FILES:
+        for name in FILES:
             regular_file(path / name, "file of the checkpoint")
-        check_manifest(path, _FILES)
+        check_manifest(path, FILES)
         record = read_json_object(path / RECORD, "record of the checkpoint")
         before = {name: record[name] for name in wanted.run}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _Damage(_line(error)) from error
     now = json.loads(json.dumps(wanted.run))
-    if different := _difference(_filled(before, wanted.defaults), now):
+    before = _filled(before, wanted.defaults)
+    if _planned(before) <= _planned(now):  # a run may be continued for more steps
+        now["train"]["steps"] = before["train"]["steps"]
+    if different := _difference(before, now):
         raise InputError(
             f"{path} is of a run with another {different}: give the same, or choose another folder"
         )
@@ -227,6 +231,12 @@ def _checked(path: Path, model: AnyModel, wanted: Wanted) -> _Contents:
         return _loaded(path, record["progress"], model, wanted)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise _Damage(_line(error)) from error
+
+
+def _planned(run: Any) -> float:
+    """The planned number of updates, where it is recorded."""
+    steps = run.get("train", {}).get("steps") if isinstance(run, dict) else None
+    return steps if isinstance(steps, int) else math.inf
 
 
 def _loaded(path: Path, progress: Any, model: AnyModel, wanted: Wanted) -> _Contents:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stateline.evaluate import evaluate
 from stateline.files import append_line, write_text
+from stateline.generate.session import OutputIsNaN
 from stateline.layers.compose import checkpoint_activations
 from stateline.layers.state import select_rows
 from stateline.models.factory import AnyModel
@@ -54,6 +55,9 @@ def train(
     interrupted: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
     """Train a model on a task, from the newest checkpoint in ``folder`` if there is one.
+
+    A run in ``folder`` may have had fewer ``steps``: it continues, from there on with the learning
+    rates of the longer run.
 
     A run that is stopped and continued ends with the same weights, bit by bit, as one that was not
     stopped, on the same machine with the same PyTorch and number of threads.
@@ -143,7 +147,8 @@ class _Trainer:
     def run(self, on_log: Callable[[Metrics], None], interrupted: Callable[[], bool]) -> None:
         """Update, score, log and save until the end."""
         progress, config = self.progress, self.config
-        if progress.stopped == "interrupted":
+        more = progress.stopped == "finished" and progress.steps < config.steps
+        if more or progress.stopped == "interrupted":
             progress.stopped = ""
         tokens, seconds = progress.tokens, progress.seconds
         while not progress.stopped:
@@ -191,7 +196,11 @@ class _Trainer:
 
     def _score(self) -> float:
         self.batches.settle()
-        score = evaluate(self.model, self.task, self.task.train_length)[self.task.metric]
+        try:
+            scores = evaluate(self.model, self.task, self.task.train_length, training=True)
+        except OutputIsNaN:
+            self._diverged("the output became NaN", self.progress.steps)
+        score = scores[self.task.metric]
         return self.processes.sum(score) / self.processes.count  # so that all stop together
 
     def _log(

@@ -119,6 +119,24 @@ class TextTask(CorpusTask):
             for numbers in _in_runs(len(segments), rows)
         )
 
+    def hold_out_validation(self) -> str:
+        """Score the end of the training text: a tenth of it, but no more than is held out.
+
+        Bits are divided by the bytes per token of the held-out text, so these scores compare only
+        with each other.
+        """
+        text = self._training
+        count = min(len(text) // 10, len(self._held_out))
+        if count < 2 or len(text) - count <= self.train_length:
+            raise InputError(
+                f"choosing settings needs {max(20, 2 * self.train_length)} tokens to train on, a "
+                f"tenth of them to hold out, got {len(text)}: give more text or use the protocol "
+                "quick"
+            )
+        place = len(text) - count
+        self._training, self._held_out = text.cut(place), text.after(place)
+        return f"the last {count:,} of {len(text):,} training tokens, held out from training"
+
     def baselines(self) -> Mapping[str, float]:
         """Bits per byte of gzip and xz at their highest level on the held-out text."""
         text = utf8(self.tokenizer.decode(self._held_out.read(0, len(self._held_out))))

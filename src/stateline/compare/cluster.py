@@ -1,0 +1,234 @@
+"""The engine ``ray``: jobs on the nodes of a Ray cluster.
+
+Ray is imported only when this engine is opened. Every job is one task of Ray. If its node is lost,
+Ray starts the task again on another one, where it continues from its newest checkpoint. Therefore
+all nodes must see the results: in a shared folder, or in a storage that fsspec knows.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stateline.compare.engine import Running
+from stateline.compare.news import News
+from stateline.compare.own_code import OwnCode, own_code
+from stateline.compare.storage import Mirror
+from stateline.errors import InputError
+from stateline.runs.job import Job
+from stateline.runs.results import RunRecord
+from stateline.runs.train import run_job
+from stateline.tasks import Task
+from stateline.train.folder import found
+from stateline.train.metrics import Metrics
+from stateline.train.processes import Processes
+
+SECONDS_BETWEEN_NEWS = 0.5
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Trains on a Ray cluster.
+
+    Args:
+        address: Address of the cluster, as ``ray://host:10001`` or ``host:6379``; ``auto`` finds
+            the one of this node. Without it, Ray is started on this machine alone.
+        gpus_per_job: GPUs that a job takes; with 0 it computes on the CPU.
+        cpus_per_job: Cores that a job takes, and its number of threads.
+        retries: How often a job is started again after its node or process was lost.
+        mirror: The storage of the results, if they are not in a folder that all nodes share.
+
+    Raises:
+        InputError: If a number is out of range.
+    """
+
+    address: str | None = None
+    gpus_per_job: float = 0
+    cpus_per_job: int = 1
+    retries: int = 3
+    mirror: Mirror | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("gpus_per_job", 0), ("cpus_per_job", 1), ("retries", 0)):
+            if not getattr(self, name) >= least:
+                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    @contextmanager
+    def open(self, folder: Path, tasks: Mapping[str, Task], news: News) -> Iterator[Running]:  # noqa: ARG002
+        """See :meth:`Engine.open`.
+
+        Raises:
+            InputError: If Ray is not installed, the cluster cannot be reached, or no node has what
+                a job takes.
+        """
+        code = own_code()
+        if code.main:
+            raise InputError(
+                "the nodes of a cluster cannot import the main script, which defines a layer or a "
+                "task: move the class to a file of its own and give it with --import"
+            )
+        with ExitStack() as opened:
+            ray = _connect(self.address, opened)
+            self._check_resources(ray)
+            nodes = _Nodes(self, ray, folder.absolute(), code, news)
+            opened.callback(nodes.close)
+            yield nodes
+
+    def _check_resources(self, ray: Any) -> None:
+        wanted = {"CPU": self.cpus_per_job, "GPU": self.gpus_per_job}
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(all(n.get(k, 0) >= v for k, v in wanted.items()) for n in nodes):
+            raise InputError(
+                f"no node of the cluster has {self.cpus_per_job} CPUs and {self.gpus_per_job:g} "
+                "GPUs for a job: start such nodes first, or lower cpus_per_job and gpus_per_job"
+            )
+
+
+class _Nodes:
+    """A connection to a cluster, and the jobs that have been submitted to it."""
+
+    def __init__(self, engine: Ray, ray: Any, folder: Path, code: OwnCode, news: News) -> None:
+        self.engine, self.ray, self.folder, self.code, self.news = engine, ray, folder, code, news
+        self.running: dict[Any, Job] = {}
+        self.jobs: dict[str, Job] = {}
+        self.inbox = ray.remote(num_cpus=0)(_Inbox).remote()
+        self.work = ray.remote(
+            num_cpus=engine.cpus_per_job,
+            num_gpus=engine.gpus_per_job,
+            max_retries=engine.retries,
+        )(_work)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        if jobs and not self.jobs:
+            total = self.ray.cluster_resources().get("CPU", 1)
+            self.news.starting(min(len(jobs), max(1, int(total // self.engine.cpus_per_job))))
+        mirror = self.engine.mirror
+        for job in jobs:
+            place = f"runs/{job.name}"
+            where = str(self.folder / place) if mirror is None else f"{mirror.url}/{place}"
+            self.jobs[job.name] = job
+            threads = self.engine.cpus_per_job
+            task = self.work.remote(job, where, mirror is not None, self.code, threads, self.inbox)
+            self.running[task] = job
+
+    def finished(self) -> Iterator[tuple[Job, RunRecord]]:
+        while self.running:
+            done, _ = self.ray.wait(list(self.running), timeout=SECONDS_BETWEEN_NEWS)
+            for name, metrics in self._news():
+                self.news.progress(self.jobs[name], metrics)
+            for task in done:
+                yield self._result(task)
+
+    def _result(self, task: Any) -> tuple[Job, RunRecord]:
+        job = self.running.pop(task)
+        try:
+            run = self.ray.get(task)
+        except self.ray.exceptions.RayError as error:
+            if isinstance(error, self.ray.exceptions.RayTaskError):
+                raise  # an error in the program
+            raise InputError(
+                f"{job.name} was lost {self.engine.retries + 1} times ({type(error).__name__}): "
+                "the same command resumes; more --retries, or fewer jobs per node, may help"
+            ) from error
+        if isinstance(run, str):
+            raise InputError(run)
+        if self.engine.mirror is not None:
+            self.engine.mirror.fetch(f"runs/{job.name}")
+        return job, run
+
+    def _news(self) -> list[tuple[str, Metrics]]:
+        try:
+            return self.ray.get(self.inbox.take.remote())
+        except self.ray.exceptions.RayError:  # progress is not worth an end
+            return []
+
+    def close(self) -> None:
+        """Stop the jobs that are under way; their checkpoints stay."""
+        for task in self.running:
+            self.ray.cancel(task, force=True)
+
+
+class _Inbox:
+    """On a node: collects progress until it is asked for."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, Metrics]] = []
+
+    def put(self, name: str, metrics: Metrics) -> None:
+        self.messages.append((name, metrics))
+
+    def take(self) -> list[tuple[str, Metrics]]:
+        taken, self.messages = self.messages, []
+        return taken
+
+
+def _connect(address: str | None, opened: ExitStack) -> Any:
+    """Ray, connected; what is started here is stopped when ``opened`` ends."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError("the engine ray needs Ray: pip install 'stateline[ray]'") from error
+    if ray.is_initialized():
+        return ray
+    options: dict[str, Any] = {"address": address}
+    if address is None:
+        options = {"address": "local", "_node_ip_address": "127.0.0.1", "include_dashboard": False}
+    try:
+        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(
+            f"cannot connect to the Ray cluster {address or 'on this machine'}: {reason}"
+        ) from error
+    opened.callback(ray.shutdown)
+    return ray
+
+
+def _work(
+    job: Job, where: str, remote: bool, code: OwnCode, threads: int, inbox: Any
+) -> RunRecord | str:
+    """On a node: run a job; the message of an InputError is returned as text."""
+    torch.set_num_threads(threads)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+    def tell(metrics: Metrics) -> None:
+        inbox.put.remote(job.name, metrics)
+
+    try:
+        code.restore()
+        if not remote:
+            return run_job(job, Path(where), tell, processes=Processes(device=device))
+        with tempfile.TemporaryDirectory(prefix="stateline-") as scratch:
+            mirror = Mirror(where, Path(scratch))
+            mirror.fetch()
+            run = run_job(
+                job,
+                Path(scratch),
+                tell,
+                processes=Processes(device=device),
+                interrupted=_Saver(mirror),
+            )
+            mirror.push()
+            return run
+    except InputError as error:
+        return str(error)
+
+
+class _Saver:
+    """Called after every update: copies each new checkpoint to the storage; never interrupts."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self.mirror, self.kept = mirror, found(mirror.folder)
+
+    def __call__(self) -> bool:
+        if (kept := found(self.mirror.folder)) != self.kept:
+            self.mirror.push()
+            self.kept = kept
+        return False

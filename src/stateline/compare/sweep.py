@@ -1,0 +1,216 @@
+"""Choosing the settings of each model by trials, of which the worse ones stop early.
+
+All trials of a model train for a share of their steps (:data:`RUNG`); the better half of them
+continues to the end. The best of those, by its score on validation data, gives the settings of the
+scored runs. Trials and scored runs have no seed, and no data that count, in common.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from stateline.compare.comparison import Comparison
+from stateline.models.pattern import MAX_REPEAT
+from stateline.runs.job import Job
+from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
+from stateline.runs.results import RunRecord
+from stateline.tasks import Task, make_task
+
+FACTORS = (1 / 3, 1.0, 3.0)
+"""Learning rates that are tried, relative to the model's own on the task."""
+
+RUNG, KEPT = 0.25, 0.5
+"""Share of the steps after which trials are ranked, and share of them that goes on."""
+
+TRIAL_SEED = MAX_REPEAT + 1
+"""Seed of all trials; the scored runs have smaller ones."""
+
+
+class Sweep:
+    """Which jobs a comparison needs: first its trials, then the runs that are scored.
+
+    Args:
+        comparison: What is compared.
+        jobs: Its scored runs, from :func:`~stateline.compare.comparison.plan`.
+        tasks: Its tasks by spec.
+
+    Attributes:
+        jobs: The scored runs; their settings are those of the plan until others are chosen.
+            A run with the settings of the plan is never taken for the chosen one, since no job
+            is run before its settings are known.
+    """
+
+    def __init__(
+        self, comparison: Comparison, jobs: Sequence[Job], tasks: Mapping[str, Task]
+    ) -> None:
+        self.comparison, self.tasks, self.jobs = comparison, tasks, list(jobs)
+        self._models = [_model(job) for job in jobs]
+        self._trials = {model: self._grid(model) for model in dict.fromkeys(self._models)}
+        self._done: dict[Job, RunRecord] = {}
+        self._continued = set[Job]()
+        self._chosen: dict[Job, Job] = {}
+
+    def first(self) -> list[Job]:
+        """The jobs to begin with."""
+        found = []
+        for model, trials in self._trials.items():
+            found += trials if len(trials) > 1 else self._choose(model, trials[0])
+        return found
+
+    def after(self, job: Job, run: RunRecord) -> list[Job]:
+        """The jobs that can be run now that another one is done."""
+        if not job.trial:
+            return []
+        self._done[job] = run
+        model = next(model for model, trials in self._trials.items() if job in trials)
+        trials = self._trials[model]
+        if not all(trial in self._done for trial in trials):
+            return []
+        ranked = sorted(trials, key=lambda trial: self._rank(trial, trials[0].until), reverse=True)
+        best = ranked[: math.ceil(KEPT * len(trials))]
+        if waiting := [t for t in best if self._done[t].stopped == "paused"]:
+            fresh = [trial for trial in waiting if trial not in self._continued]
+            self._continued.update(fresh)
+            return [replace(trial, until=None) for trial in fresh]
+        return self._choose(model, max(best, key=lambda trial: self._rank(trial, None)))
+
+    def count(self) -> int:
+        """How many jobs there will be."""
+        trials = [len(trials) for trials in self._trials.values() if len(trials) > 1]
+        return len(set(self.jobs)) + sum(n + math.ceil(KEPT * n) for n in trials)
+
+    def later(self) -> int:
+        """How many jobs will follow those that have been named so far."""
+        open_ = [model for model in self._trials if model not in self._chosen]
+        scored = {job for job, model in zip(self.jobs, self._models, strict=True) if model in open_}
+        ranked = [self._trials[model] for model in open_]
+        waiting = [trials for trials in ranked if not self._continued & set(trials)]
+        return len(scored) + sum(math.ceil(KEPT * len(trials)) for trials in waiting)
+
+    def is_done(self, job: Job, run: RunRecord) -> bool:
+        """Whether a stored result is all that a job is for."""
+        far_enough = job.until is not None and run.steps >= job.until
+        return run.stopped != "paused" or far_enough
+
+    def protocol(self) -> ProtocolRecord:
+        """How the settings are chosen, for the results."""
+        comparison, specs = self.comparison, list(dict.fromkeys(job.task for job in self.jobs))
+        tried = [trial for trials in self._trials.values() for trial in trials]
+        swept = any(len(trials) > 1 for trials in self._trials.values())
+
+        def values(spec: str, name: str) -> list[float]:
+            return sorted({getattr(t.training, name) for t in tried if t.task == spec})
+
+        return ProtocolRecord(
+            name=comparison.protocol,
+            learning_rates={spec: values(spec, "lr") for spec in specs},
+            weight_decays={spec: values(spec, "weight_decay") for spec in specs},
+            seeds={
+                spec: sorted({job.training.seed for job in self.jobs if job.task == spec})
+                for spec in specs
+            },
+            trial_seed=TRIAL_SEED if swept else None,
+            rungs=[RUNG] if swept else [],
+            kept=KEPT if swept else 1.0,
+            validation={
+                spec: make_task(spec, seed=TRIAL_SEED).hold_out_validation()
+                for spec in specs
+                if swept
+            },
+            matched_by=comparison.match,
+            sizes=list(comparison.sizes),
+        )
+
+    def records(self) -> list[TrialRecord]:
+        """All trials that have ended or paused, those of the first model first."""
+        named = {
+            (job.label, model): job for job, model in zip(self.jobs, self._models, strict=True)
+        }
+        return [
+            self._record(trial, job, chosen=self._chosen.get(model) == trial)
+            for (_, model), job in named.items()
+            for trial in self._trials[model]
+            if trial in self._done
+        ]
+
+    def _grid(self, model: Job) -> list[Job]:
+        """The trials of a model; a single one is not run."""
+        comparison, own = self.comparison, model.training
+        rates: Sequence[float] = comparison.lrs or [own.lr]
+        if not comparison.lrs and comparison.lr is None and comparison.protocol == "sweep":
+            rates = [float(f"{factor * own.lr:.3g}") for factor in FACTORS]
+        every = own.eval_every or own.steps
+        rung = max(1, round(RUNG * own.steps))
+        every = min(every, rung)
+        return [
+            replace(
+                model,
+                trial=True,
+                until=rung // every * every,
+                training=replace(
+                    own,
+                    lr=rate,
+                    weight_decay=decay,
+                    seed=TRIAL_SEED,
+                    eval_every=every,
+                    keep=1,
+                ),
+            )
+            for rate in dict.fromkeys(rates)
+            for decay in dict.fromkeys(comparison.weight_decays or [own.weight_decay])
+        ]
+
+    def _choose(self, model: Job, trial: Job) -> list[Job]:
+        """Give the settings of a trial to the scored runs of its model."""
+        self._chosen[model] = trial
+        chosen = {name: getattr(trial.training, name) for name in ("lr", "weight_decay")}
+        scored = []
+        for place, own in enumerate(self._models):
+            if own == model:
+                job = self.jobs[place]
+                self.jobs[place] = replace(job, training=replace(job.training, **chosen))
+                scored.append(self.jobs[place])
+        return list(dict.fromkeys(scored))
+
+    def _rank(self, trial: Job, until: int | None) -> tuple[float, ...]:
+        """How good a trial was after so many updates, or at its end: larger is better.
+
+        First the score, of which no more than ``stop_at`` counts; then fewer steps to reach it;
+        then the training loss.
+        """
+        run, task = self._done[trial], self.tasks[trial.task]
+        seen = [p for p in run.curve if until is None or p.step <= until]
+        scores = [point.metric for point in seen if point.metric is not None]
+        if not scores or not math.isfinite(scores[-1]) or not _ended_well(run):
+            return (-math.inf,)
+        side = 1.0 if task.higher_is_better else -1.0
+        score, goal = side * scores[-1], trial.training.stop_at
+        score = score if goal is None else min(score, side * goal)
+        loss = seen[-1].loss
+        return score, -seen[-1].step, -math.inf if loss is None else -loss
+
+    def _record(self, trial: Job, job: Job, *, chosen: bool) -> TrialRecord:
+        run, settings = self._done[trial], trial.training
+        return TrialRecord(
+            model=job.label,
+            task=trial.task,
+            size=job.size,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            seed=settings.seed,
+            steps=run.steps,
+            steps_planned=settings.steps,
+            validation=run.validation if _ended_well(run) else None,
+            stopped=run.stopped,
+            chosen=chosen,
+            seconds=run.seconds,
+        )
+
+
+def _model(job: Job) -> Job:
+    """What all scored runs of a model on a task have in common, as a job."""
+    return replace(job, training=replace(job.training, seed=0))
+
+
+def _ended_well(run: RunRecord) -> bool:
+    return run.stopped in ("finished", "solved", "paused")

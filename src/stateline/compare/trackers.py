@@ -1,0 +1,104 @@
+"""One hook for trackers of experiments: a function that is told every line of metrics."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stateline.compare.news import News
+from stateline.errors import InputError
+from stateline.models.pattern import parse_pattern
+from stateline.plugins import import_code
+from stateline.runs.job import Job
+from stateline.runs.results import RunRecord
+from stateline.tasks import TASKS
+from stateline.train.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a tracker is told about a run.
+
+    Attributes:
+        name: Name of the run's folder, which no other run of a comparison has.
+        model: Name of the model: its alias, pattern or preset.
+        task: The task with its keywords.
+        seed: Seed of the weights and of the data.
+        settings: Everything else that defines the run, as plain data.
+    """
+
+    name: str
+    model: str
+    task: str
+    seed: int
+    settings: Mapping[str, Any]
+
+
+Tracker = Callable[[RunInfo, int, Mapping[str, float]], object]
+"""``tracker(run, step, scalars)`` is called in the main process with every line of metrics, and
+when a run is done with its scores, such as ``accuracy/40`` at length 40."""
+
+
+class Tracked(News):
+    """Passes metrics on to a tracker. If it fails, that is logged once, and the run continues.
+
+    Args:
+        tracker: The function.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker: Tracker | None = tracker
+
+    def progress(self, job: Job, metrics: Metrics) -> None:
+        """Pass on the numbers of a line of metrics."""
+        values = {name: value for name, value in asdict(metrics).items() if value is not None}
+        del values["step"], values["steps"]
+        if "metric" in values:
+            values[TASKS[parse_pattern(job.task)[0].name].metric] = values.pop("metric")
+        self._tell(job, metrics.step, values)
+
+    def finished(self, job: Job, run: RunRecord) -> None:
+        """Pass on the scores by length."""
+        scores = {
+            f"{name}/{length}": value
+            for length, own in run.by_length.items()
+            for name, value in own.items()
+            if value is not None
+        }
+        if scores:
+            self._tell(job, run.steps, scores)
+
+    def _tell(self, job: Job, step: int, scalars: Mapping[str, float]) -> None:
+        if self.tracker is None:
+            return
+        settings = {k: v for k, v in asdict(job).items() if k not in ("task", "alias")}
+        info = RunInfo(job.name, job.label, job.task, job.training.seed, settings)
+        try:
+            self.tracker(info, step, scalars)
+        except Exception as error:  # of the user's code, which must not cost a run
+            self.tracker = None
+            text = " ".join(str(error).split())
+            _log.warning(
+                "the tracker failed and is not called again: %s: %s", type(error).__name__, text
+            )
+
+
+def load_tracker(spec: str) -> Tracker:
+    """The function that ``module:function`` or ``file.py:function`` names.
+
+    Raises:
+        InputError: If it cannot be imported, or is no function.
+    """
+    place, colon, name = spec.rpartition(":")
+    if not colon or not place:
+        raise InputError(
+            f"a tracker must be given as module:function or file.py:function, got {spec!r}"
+        )
+    tracker: Any = getattr(import_code(place, record=False), name, None)
+    if not callable(tracker):
+        raise InputError(
+            f"{place} has no function {name!r}: name one that takes run, step, scalars"
+        )
+    return tracker

@@ -1,0 +1,118 @@
+"""A model with its tokenizer: reading a folder, writing text, looking inside, saving."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from stateline.data import Tokenizer
+from stateline.data.tokenizer import FILE, ByteTokenizer
+from stateline.generate.runs import NumberTokenizer, load_run
+from stateline.generate.sampling import GREEDY, Sampling
+from stateline.generate.session import Session, prefill
+from stateline.generate.text import TextStream, decode_text
+from stateline.generate.tokens import check_length
+from stateline.models.checkpoint import save_model
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+
+
+class Model:
+    """A language model and its tokenizer.
+
+    Args:
+        module: The language model, a ``torch.nn.Module``; it is put into evaluation mode.
+        tokenizer: Its tokenizer; by default bytes if it has 256 tokens, else token numbers.
+
+    Attributes:
+        module: The language model, for training, states and everything else.
+        tokenizer: Its tokenizer.
+
+    Example:
+        >>> model = Model(LanguageModel(ModelConfig("h3", vocab_size=256, d_model=8)))
+        >>> len(model.generate("once upon", 4, seed=1)) > 0
+        True
+    """
+
+    def __init__(self, module: LanguageModel, tokenizer: Tokenizer | None = None) -> None:
+        size = module.config.vocab_size
+        default = ByteTokenizer() if size == 256 else NumberTokenizer(size)
+        self.module, self.tokenizer = module.eval(), tokenizer or default
+
+    @property
+    def config(self) -> ModelConfig:
+        """What the model is made of."""
+        return self.module.config
+
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int = 100,
+        *,
+        sampling: Sampling = GREEDY,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+    ) -> str:
+        """The text that follows a prompt.
+
+        Args:
+            prompt: At least one token.
+            max_new_tokens: Largest number of tokens to add.
+            sampling: How tokens are chosen; by default always the most likely one.
+            seed: Seed of the random choices.
+            stop: Strings before which the text ends.
+
+        Raises:
+            InputError: If the prompt is empty, has an unknown token, or is too long for a model
+                with learned positions; if a stop string is empty; if the model gives NaN.
+        """
+        text = TextStream(self.tokenizer, stop)
+        state = prefill(self.module, self._tokens(prompt), seed=seed)
+        check_length(self.module, state.length, max_new_tokens)
+        session = Session(self.module, state, sampling=sampling)
+        new = [decoded.text for decoded in decode_text(session, [text], max_new_tokens)]
+        return "".join([*new, text.finish()])
+
+    @torch.inference_mode()
+    def hidden_states(
+        self, text: str | Int[Tensor, "batch length"]
+    ) -> tuple[Float[Tensor, "batch length d_model"], ...]:
+        """What enters the first layer, and what comes out of each, at every position.
+
+        Args:
+            text: A text, or tokens.
+        """
+        tokens = self._tokens(text) if isinstance(text, str) else text
+        return self.module.hidden_states(tokens.to(self.module.embedding.weight.device))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model and its tokenizer into a folder, from which :func:`load` reads them.
+
+        Raises:
+            InputError: If the folder cannot be written to.
+        """
+        save_model(self.module, folder)
+        if not isinstance(self.tokenizer, NumberTokenizer):
+            self.tokenizer.save(Path(folder) / FILE)
+
+    def _tokens(self, text: str) -> Int[Tensor, "1 length"]:
+        return torch.from_numpy(self.tokenizer.encode(text))[None].long()
+
+
+def load(
+    folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> Model:
+    """Read a language model and its tokenizer.
+
+    Args:
+        folder: Folder of a model, a run, or a checkpoint, or of a published model.
+        device: Device of the model.
+        dtype: Precision of the weights; by default that in which they were saved.
+
+    Raises:
+        InputError: If a file is missing or damaged, or the model is a classifier or regressor
+            (read these with ``load_classifier`` and ``load_regressor``).
+    """
+    return Model(*load_run(folder, device=device, dtype=dtype))

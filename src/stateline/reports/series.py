@@ -1,0 +1,80 @@
+"""The data of a report's charts: what the runs of a model measured, by length, position or step."""
+
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Literal
+
+from stateline.charts.lines import Point
+from stateline.reports.records import measured, runs_of, score, scored_runs
+from stateline.runs.results import CurvePoint, Results, RunRecord, TaskRecord
+
+STEPS = 60
+"""Most points of a learning curve."""
+
+
+def by_length(results: Results, model: str, task: TaskRecord) -> list[Point]:
+    """The metric by length: beyond the training length only of the seeds that solved the task."""
+    points = []
+    for length in sorted(task.eval_lengths):
+        if runs := scored_runs(results, model, task, length):
+            points.append(Point(length, [score(run, task, length) for run in runs]))
+    return points
+
+
+def by_position(results: Results, model: str, task: TaskRecord) -> list[Point]:
+    """The metric by position in a row, at the positions that all seeds have."""
+    records = [run.by_position for run in runs_of(results, model, task) if run.by_position]
+    shared = set(records[0]).intersection(*records[1:]) if records else set()
+    return [Point(end, [_number(record[end]) for record in records]) for end in sorted(shared)]
+
+
+def by_bits(results: Results, model: str, task: TaskRecord) -> list[Point]:
+    """The metric by bits per number of the state."""
+    records = [found.by_bits for found in measured(results, model, task)]
+    shared = set(records[0]).intersection(*records[1:]) if records else set()
+    return [Point(bits, [record[bits] for record in records]) for bits in sorted(shared)]
+
+
+def by_step(
+    results: Results, model: str, task: TaskRecord, field: Literal["loss", "metric"]
+) -> list[Point]:
+    """The loss or the metric during training; a seed that has stopped keeps its last value."""
+    curves = [_curve(run, field) for run in runs_of(results, model, task)]
+    curves = [curve for curve in curves if len(curve) > 1]
+    if not curves:
+        return []
+    first = max(curve[0][0] for curve in curves)
+    steps = sorted({step for curve in curves for step, _ in curve if step >= first})
+    kept = _thinned(steps)
+    ends = {curve[-1][0] for curve in curves}
+    return [Point(s, [_held(c, s) for c in curves], s in ends or s == kept[-1]) for s in kept]
+
+
+def _curve(run: RunRecord, field: str) -> list[tuple[int, float]]:
+    def value(point: CurvePoint) -> float | None:
+        return getattr(point, field)
+
+    return [(point.step, v) for point in run.curve if (v := value(point)) is not None]
+
+
+def _thinned(steps: Sequence[int]) -> list[int]:
+    """At most :data:`STEPS` of the steps, evenly; the first and the last among them."""
+    stride = math.ceil(len(steps) / STEPS)
+    return sorted({*steps[::stride], steps[-1]})
+
+
+def _held(curve: Sequence[tuple[int, float]], step: int) -> float:
+    """The last value of a curve up to a step."""
+    return curve[bisect_right(curve, step, key=lambda point: point[0]) - 1][1]
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median of the values that are numbers; NaN if there is none."""
+    finite = [value for value in values if not math.isnan(value)]
+    return statistics.median(finite) if finite else math.nan

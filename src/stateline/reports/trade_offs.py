@@ -1,0 +1,72 @@
+"""What models reach against what it costs: state bytes, FLOPs and measured speed."""
+
+from stateline.charts.chart import Chart
+from stateline.charts.scatter import Spot, front, trade_off_chart
+from stateline.reports.axes import cost_axis, score_axis
+from stateline.reports.costs import FLOPS, STATE, Cost, common_lengths, disturbance, speed
+from stateline.reports.format import listing, words
+from stateline.reports.records import drawn_models, runs_of, score
+from stateline.reports.series import middle
+from stateline.runs.folder import slug
+from stateline.runs.results import Results, TaskRecord
+
+COSTS = (STATE, FLOPS, speed("decode"))
+
+
+def trade_off_charts(results: Results, task: TaskRecord, name: str) -> list[Chart]:
+    """The score of each model at the training length against each of its costs.
+
+    Args:
+        results: Results with costs; without any there are no charts.
+        task: The task.
+        name: Beginning of the names of the charts.
+    """
+    drawn = [_chart(results, task, cost, name) for cost in COSTS]
+    return [chart for chart in drawn if chart is not None]
+
+
+def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart | None:
+    """A chart of at least two models; ``None`` if there are not as many."""
+    lengths = common_lengths(results, cost)
+    if not lengths:
+        return None
+    length = next((n for n in lengths if n >= task.train_length), lengths[-1])
+    spots = _spots(results, task, cost, length)
+    if len(spots) < 2:
+        return None
+    best = front(spots, less_cost=not cost.higher_is_better, more_score=task.higher_is_better)
+    metric = words(task.metric)
+    named = listing([f"“{spot.model.name}”" for spot in best])
+    note = (
+        f"Dashed: the Pareto front of the medians, {named}: no other model is better in one and at "
+        f"least as good in the other. Bars: lowest to highest seed."
+    )
+    if cost.higher_is_better:
+        note += f" {disturbance(results)}"
+    left_out = [m for m in results.models if m not in {spot.model.name for spot in spots}]
+    if missing := [m for m in left_out if runs_of(results, m, task)]:
+        note += f" Without a score or a cost: {listing([f'“{m}”' for m in missing])}."
+    return trade_off_chart(
+        f"{name}-against-{slug(cost.title)}".lower(),
+        f"{metric.capitalize()} against {cost.title.lower() if cost is not FLOPS else cost.title}",
+        note.strip(),
+        spots,
+        best,
+        (
+            cost_axis(cost, [s.cost for s in spots], f"{cost.unit}, at {length:,} tokens"),
+            score_axis(task, f"{metric} at length {task.train_length}"),
+        ),
+        less_cost=not cost.higher_is_better,
+    )
+
+
+def _spots(results: Results, task: TaskRecord, cost: Cost, length: int) -> list[Spot]:
+    """The models that have both a score and a cost."""
+    look, spots = drawn_models(results), []
+    costs = {entry.model: cost.values(entry).get(length) for entry in results.speed}
+    for model in results.models:
+        scores = [score(run, task, task.train_length) for run in runs_of(results, model, task)]
+        finite, paid = [s for s in scores if s == s], costs.get(model)
+        if finite and paid is not None and paid.low > 0:
+            spots.append(Spot(look[model], paid, middle(finite), min(finite), max(finite)))
+    return spots

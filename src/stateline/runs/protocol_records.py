@@ -1,0 +1,81 @@
+"""How the settings of a comparison's runs were chosen, as results record it."""
+
+from typing import Literal
+
+from msgspec import field
+
+from stateline.runs.record import Record
+
+MatchedBy = Literal["parameters", "flops", "state", "none"]
+"""What the models of one size have in common: parameters, FLOPs per token or state bytes at the
+training length, or nothing."""
+
+TOLERANCE = 0.05
+"""Relative distance from the wanted size up to which a model is called matched."""
+
+
+class ProtocolRecord(Record, frozen=True, kw_only=True):
+    """How the settings of a comparison's runs were chosen.
+
+    Tasks are named by their spec.
+
+    Attributes:
+        name: ``sweep`` (settings chosen by validation, several seeds) or ``quick`` (one setting,
+            not chosen).
+        learning_rates: Learning rates that were tried, by task.
+        weight_decays: Weight decays that were tried, by task.
+        seeds: Seeds of the scored runs, by task.
+        trial_seed: Seed of all trials; no scored run has it. ``None`` without trials.
+        rungs: Shares of the steps after which only the best trials go on.
+        kept: Share of the trials that goes on, rounded up.
+        validation: What trials were scored on, in words, by task; empty without trials.
+        matched_by: What the models of one size have in common.
+        sizes: The sizes that were asked for, as numbers of parameters; empty if the first model
+            sets the size.
+        tolerance: Relative distance from the wanted size up to which a model counts as matched.
+    """
+
+    name: Literal["sweep", "quick"]
+    learning_rates: dict[str, list[float]] = field(default_factory=dict)
+    weight_decays: dict[str, list[float]] = field(default_factory=dict)
+    seeds: dict[str, list[int]] = field(default_factory=dict)
+    trial_seed: int | None = None
+    rungs: list[float] = field(default_factory=list)
+    kept: float = 1.0
+    validation: dict[str, str] = field(default_factory=dict)
+    matched_by: MatchedBy = "parameters"
+    sizes: list[int] = field(default_factory=list)
+    tolerance: float = TOLERANCE
+
+
+class TrialRecord(Record, frozen=True, kw_only=True):
+    """One setting of one model that was tried.
+
+    Attributes:
+        model: Name of the model in the results.
+        task: Spec of the task.
+        size: What the width was chosen for, as in the model's runs.
+        lr: Learning rate.
+        weight_decay: Weight decay.
+        seed: Seed of the weights and of the data.
+        steps: Updates done.
+        steps_planned: Updates of a run that is not stopped early.
+        validation: The task's metric at the training length on validation data after the last
+            update; ``None`` if training diverged.
+        stopped: ``finished``, ``solved``, ``paused`` (stopped early) or why training diverged.
+        chosen: True for the setting of the scored runs.
+        seconds: Time spent in updates.
+    """
+
+    model: str
+    task: str
+    size: int | None = None
+    lr: float
+    weight_decay: float
+    seed: int
+    steps: int
+    steps_planned: int
+    validation: float | None
+    stopped: str
+    chosen: bool
+    seconds: float

@@ -1,0 +1,198 @@
+"""The engine ``ray`` on a real cluster of two nodes on this machine."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateline.compare import Comparison, plan
+from stateline.compare.cluster import Ray, _connect, _work
+from stateline.compare.own_code import own_code
+from stateline.errors import InputError
+
+RECALL = "associative_recall(length=4, batch_size=4)"
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="pip install 'stateline[ray]'"
+)
+
+SCRIPT = """
+import os, sys, time
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from stateline.compare import Comparison, News, compare
+from stateline.compare.cluster import Ray
+from stateline.compare.storage import results_folder
+from stateline.runs.results import to_json
+
+class Kill(News):
+    "Loses a node as soon as a job on it has made a checkpoint, or so many jobs have finished."
+
+    def __init__(self, cluster, node):
+        self.cluster, self.node, self.killed, self.done = cluster, node, False, 0
+
+    def finished(self, job, run):
+        self.done += 1
+        if self.node is not None and self.done == 3:
+            self.cluster.remove_node(self.node, allow_graceful=False)
+            self.node = None
+            print("killed", flush=True)
+
+def main(out, kill, jobs):
+    system = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
+    options = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={**options, "include_dashboard": False, "_system_config": system},
+    )
+    second = cluster.add_node(**options)
+    cluster.wait_for_nodes()
+    news = Kill(cluster, second if kill else None)
+    with results_folder(out) as place:
+        engine = Ray(cluster.address, mirror=place.mirror)
+        results = compare(jobs, place.folder, news=news, engine=engine, timing="none")
+        Path("results.json").write_text(to_json(results))
+    cluster.shutdown()
+    assert news.node is None
+
+"""
+
+
+def comparison(**changes: Any) -> str:
+    settings = {"d_model": 8, "steps": 40, "protocol": "quick", "train": {"save_every": 10}}
+    settings |= changes
+    return f"Comparison(['h3', 'lstm', 'attention'], ['{RECALL}*8'], **{settings})"
+
+
+def on_a_cluster(folder: Path, out: str, *, kill: bool, **changes: Any) -> dict[str, Any]:
+    """Compare on two nodes, in a process of its own."""
+    call = f"main({out!r}, {kill}, {comparison(**changes)})"
+    (folder / "script.py").write_text(f"{SCRIPT}\nif __name__ == '__main__':\n    {call}\n")
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert ("killed" in done.stdout) == kill
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+def scores(results: dict[str, Any]) -> list[Any]:
+    names = ("model", "seed", "steps", "stopped", "by_length", "by_position")
+    return [[run[name] for name in names] for run in results["runs"]]
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> list[Any]:
+    """The scores that 24 jobs come to on this machine."""
+    from stateline.compare import compare
+    from stateline.runs.results import to_json
+
+    jobs = eval(comparison(), {"Comparison": Comparison})
+    results = compare(jobs, tmp_path / "local", workers=0, timing="none")
+    assert len(results.runs) == 24
+    return scores(json.loads(to_json(results)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize("remote", [False, True])
+def test_24_jobs_on_two_nodes_come_to_the_scores_of_this_machine(
+    tmp_path: Path, local: list[Any], kill: bool, remote: bool
+) -> None:
+    out = f"file://{tmp_path}/storage" if remote else str(tmp_path / "shared")
+    results = on_a_cluster(tmp_path, out, kill=kill)
+    assert scores(results) == local
+    if remote:
+        assert len(list((tmp_path / "storage" / "runs").glob("*/result.json"))) == 24
+        assert json.loads((tmp_path / "storage" / "results.json").read_text()) == results
+
+
+class Lost(Exception):
+    """A node is lost."""
+
+
+class Inbox:
+    """Receives progress; the node is lost at a step."""
+
+    def __init__(self, lost_at: int = -1) -> None:
+        self.lost_at, self.steps, self.put = lost_at, list[int](), self
+
+    def remote(self, _: str, metrics: Any) -> None:
+        self.steps.append(metrics.step)
+        if metrics.step == self.lost_at:
+            raise Lost
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_job_that_was_lost_goes_on_from_its_newest_checkpoint(
+    tmp_path: Path, remote: bool
+) -> None:
+    pytest.importorskip("fsspec")
+    (job,) = plan(
+        Comparison(
+            ["lstm"],
+            [RECALL],
+            d_model=8,
+            steps=12,
+            protocol="quick",
+            train={"save_every": 4, "log_every": 1, "eval_every": 0},
+        )
+    )
+
+    def work(name: str, inbox: Inbox) -> Any:
+        place = str(tmp_path / name)
+        where = f"file://{place}" if remote else place
+        return _work(job, where, remote, own_code(), 1, inbox)
+
+    with pytest.raises(Lost):
+        work("lost", Inbox(lost_at=6))
+    again, whole = Inbox(), Inbox()
+    resumed = work("lost", again)
+    assert again.steps == [5, 6, 7, 8, 9, 10, 11, 12]
+    expected = work("whole", whole)
+    assert resumed.by_length == expected.by_length
+    assert [p.loss for p in resumed.curve] == [p.loss for p in expected.curve]
+    assert [path.name for path in sorted((tmp_path / "lost" / "checkpoints").iterdir())] == [
+        path.name for path in sorted((tmp_path / "whole" / "checkpoints").iterdir())
+    ]
+
+
+def test_a_job_that_cannot_be_run_gives_its_line(tmp_path: Path) -> None:
+    (job,) = plan(Comparison(["lstm"], [RECALL], d_model=8, steps=2, protocol="quick"))
+    (tmp_path / "file").write_text("")
+    told = _work(job, str(tmp_path / "file"), False, own_code(), 1, Inbox())
+    assert told.startswith("cannot write ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gpus_per_job": -1}, "gpus_per_job must be at least 0, got -1"),
+        ({"cpus_per_job": 0}, "cpus_per_job must be at least 1, got 0"),
+        ({"retries": -1}, "retries must be at least 0, got -1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Ray(**changes)
+
+
+def test_without_ray_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contextlib import ExitStack
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"pip install 'stateline\[ray\]'"):
+        _connect(None, ExitStack())

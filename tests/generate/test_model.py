@@ -1,0 +1,71 @@
+"""The model with its tokenizer: text in, text out."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import stateline
+from stateline import LanguageModel, Model, ModelConfig, load
+from stateline.data import ByteTokenizer
+from stateline.errors import InputError
+from stateline.generate import NumberTokenizer, Sampling, generate
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model(LanguageModel(ModelConfig("attention h3", vocab_size=256, d_model=8)))
+
+
+def test_the_text_is_that_of_the_tokens(model: Model) -> None:
+    prompt = torch.tensor([list(b"once upon")])
+    for sampling in (Sampling(temperature=0.0), Sampling(temperature=1.0)):
+        tokens = generate(model.module, prompt, 20, sampling=sampling, seed=3)[0]
+        expected = ByteTokenizer().decode(tokens.tolist())
+        assert model.generate("once upon", 20, sampling=sampling, seed=3) == expected
+
+
+def test_the_text_ends_before_a_stop_string(model: Model) -> None:
+    whole = model.generate("once upon", 20)
+    stop = whole[4:6]
+    assert model.generate("once upon", 20, stop=[stop]) == whole[: whole.index(stop)]
+
+
+def test_a_saved_model_comes_back_with_its_tokenizer(model: Model, tmp_path: Path) -> None:
+    model.save(tmp_path)
+    again = load(tmp_path)
+    assert again.config == model.config
+    assert isinstance(again.tokenizer, ByteTokenizer)
+    assert again.generate("a", 8) == model.generate("a", 8)
+
+
+def test_a_model_of_other_tokens_reads_numbers(tmp_path: Path) -> None:
+    model = Model(LanguageModel(ModelConfig("lstm", vocab_size=10, d_model=8)))
+    assert isinstance(model.tokenizer, NumberTokenizer)
+    model.save(tmp_path)
+    assert len(load(tmp_path).generate("3 1 4", 5).split()) == 5
+
+
+def test_hidden_states_are_the_input_and_the_output_of_every_layer(model: Model) -> None:
+    states = model.hidden_states("once upon")
+    assert [tuple(state.shape) for state in states] == [(1, 9, 8)] * (
+        1 + len(model.module.stack.links)
+    )
+    tokens = torch.tensor([list(b"once upon")])
+    assert torch.equal(model.hidden_states(tokens)[-1], states[-1])
+    with torch.no_grad():
+        logits = model.module._logits(states[-1])
+        assert torch.allclose(logits, model.module(tokens), atol=1e-6)
+
+
+def test_a_prompt_that_is_too_long_is_named() -> None:
+    model = Model(LanguageModel(ModelConfig("attention", 256, 8, max_len=4)))
+    with pytest.raises(InputError, match="max_len=4"):
+        model.generate("once upon", 1)
+    with pytest.raises(InputError, match="4"):
+        model.hidden_states("once upon")
+
+
+def test_one_import_is_enough() -> None:
+    assert {"Model", "load", "Comparison"} <= set(stateline.__all__)
