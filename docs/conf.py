@@ -18,6 +18,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "gallery",
     "generated_tables",
     "mathml",
 ]

@@ -48,7 +48,7 @@ def test_a_run_gets_its_report_into_its_own_folder(
     assert main(["report", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "1 model trained with 1 seed on 1 task: copying." in shown
-    assert f"report: {folder}/report.html    plots: {folder}/plots\n" in shown
+    assert shown.endswith(f"\nreport: {folder}/report.html\n")
     page = (folder / "report.html").read_text()
     assert "<h1>Stateline: h3*2</h1>" in page
     assert "stateline train &#39;h3*2&#39;" in page
@@ -59,8 +59,19 @@ def test_the_report_of_one_run_is_the_one_that_was_written_with_it(tmp_path: Pat
     folder = stored(tmp_path / "run")
     write_report(read_results(folder), tmp_path / "report.html")
     assert main(["report", str(folder)]) == 0
-    for name in ("report.html", "plots/copying-by-length.png", "plots/copying-loss.svg"):
-        assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert (folder / "report.html").read_bytes() == (tmp_path / "report.html").read_bytes()
+
+
+def test_charts_are_exported_in_the_formats_that_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, charts = stored(tmp_path / "run"), tmp_path / "charts"
+    assert main(["report", str(folder), "--export", str(charts), "--format", "csv", "json"]) == 0
+    assert capsys.readouterr().out.endswith(f"charts: 6 files in {charts}\n")
+    names = ["by-length", "loss", "while-training"]
+    assert sorted(path.name for path in charts.iterdir()) == [
+        f"copying-{name}.{form}" for name in names for form in ("csv", "json")
+    ]
 
 
 def test_several_runs_get_one_report(

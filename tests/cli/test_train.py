@@ -13,6 +13,7 @@ from stateline.cli import main
 from stateline.files import write_text
 from stateline.models.config import ModelConfig
 from stateline.models.size import meta_model, training_bytes
+from stateline.runs import read_results
 from stateline.runs.job import Job
 from stateline.train import checkpoint
 from stateline.train.checkpoint_checks import MANIFEST
@@ -113,6 +114,15 @@ def test_a_signal_saves_and_resume_goes_on(recipe: str, capsys: pytest.CaptureFi
     assert f"continuing from {saved}" in capsys.readouterr().out
     assert steps()[:1] == [1]
     assert steps() == sorted(set(steps()))
+
+
+def test_resume_takes_a_finished_run_on_for_more_steps(recipe: str) -> None:
+    assert main(["train", recipe]) == 0
+    done = steps()[-1]
+    assert main(["train", recipe, "--resume", "--train.steps", str(done + 2)]) == 0
+    assert steps()[-1] == done + 2
+    assert f"steps: {done + 2}" in Path("run/config.yaml").read_text()
+    assert read_results(Path("run")).runs[0].steps == done + 2
 
 
 def test_resume_without_a_run_says_so(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,6 +165,7 @@ class TestGrid:
             ({"protocol": "quick"}, "the protocol quick tries nothing"),
             ({"lr": 1.0}, "give one of the two"),
             ({"seeds": 0}, "seeds must be from 1 to 9999, got 0"),
+            ({"train": {"seed": 3}}, "seed is set by the protocol: give the number of seeds"),
             ({"model": {"d_model": 4}}, "the width of the first model is d_model"),
             ({"model": {"nrom": "rms"}}, "nrom"),
             ({"train": {"stpes": 3}}, "unknown training setting 'stpes': did you mean 'steps'"),
@@ -188,6 +189,14 @@ class StopAfter(News):
             raise KeyboardInterrupt
 
 
+class AllDone(News):
+    def planned(self, jobs: int, done: int) -> None:
+        assert jobs == done == 6
+
+    def finished(self, job: Job, run: RunRecord) -> None:
+        raise AssertionError("done again")
+
+
 @pytest.mark.usefixtures("one_process")
 class TestRuns:
     comparison = Comparison(["h3"], [RECALL], d_model=4, steps=4, seeds=1)
@@ -208,6 +217,7 @@ class TestRuns:
             assert sum(t.steps for t in kept.trials) >= ended
             ended = sum(t.steps for t in kept.trials)
         parts = compare(self.comparison, folder, workers=0, timing="none")
+        compare(self.comparison, folder, workers=0, timing="none", news=AllDone())
         untimed = {"seconds": 0.0, "tokens_per_second": 0.0}
         assert [replace(t, seconds=0.0) for t in parts.trials] == [
             replace(t, seconds=0.0) for t in whole.trials
@@ -230,3 +240,16 @@ class TestRuns:
             for f in (tmp_path / "a", tmp_path / "b")
         ]
         assert weights[0].read_bytes() == weights[1].read_bytes()
+
+    def test_a_model_whose_output_becomes_nan_has_diverged_and_the_others_go_on(
+        self, tmp_path: Path
+    ) -> None:
+        task = "copying(max_len=3, batch_size=2)"
+        comparison = Comparison(["h3"], [task], d_model=8, steps=2, seeds=1, lrs=[1e-3, 1e30])
+        results = compare(comparison, tmp_path, workers=0, timing="none")
+        assert [(t.chosen, t.validation is None) for t in results.trials] == [
+            (True, False),
+            (False, True),
+        ]
+        assert "NaN" in results.trials[1].stopped or "nan" in results.trials[1].stopped
+        assert results.runs[0].stopped == "finished"

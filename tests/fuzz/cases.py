@@ -109,7 +109,6 @@ BRIEF = ["--train.steps", "4", "--train.accumulate", "1"]
 
 IN_THE_WAY = ["new", "new/config.yaml", "new/config.json", "new/result.json", "new/results.json"]
 IN_THE_WAY += [
-    "new/plots",
     "new/report.html",
     "new/metrics.jsonl",
     "new/checkpoints",

@@ -242,16 +242,14 @@ def places() -> Iterator[tuple[str, str, Damage]]:
         "config.yaml",
         "result.json",
         "results.json",
-        "plots",
         "metrics.jsonl",
     ):
         damage = partial(Path("new", name, "x").mkdir, parents=True)
         yield f"a folder at {name}", COMMANDS[0], damage
-    yield (
-        "a file at plots",
-        "report run --out new",
-        lambda: (Path("new").mkdir(), put("new/plots", "")()),
-    )
+    page = partial(Path("new/report.html/x").mkdir, parents=True)
+    yield "a folder at report.html", "report run --out new", page
+    charts = put("new", "")
+    yield "a file at charts", "report run --out other --export new", charts
     shard = partial(Path("new/train-00000.bin").mkdir, parents=True)
     yield "a folder at a shard", COMMANDS[13], shard
     for command in (COMMANDS[0], COMMANDS[13], "report run --out new"):

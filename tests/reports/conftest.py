@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,7 +173,7 @@ class Browser:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self.session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -213,20 +214,40 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    def wait(self, script: str) -> None:
+        """Wait until an expression in the page is true."""
+        for _ in range(100 * SECONDS):
+            if self.ask(f"!!({script})"):
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"never true: {script}")
+
+    def requests(self) -> list[str]:
+        """The addresses that the page has asked for."""
+        self.ask("0")
+        sent = [e for e in self.events if e.get("method") == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
+
     def errors(self) -> list[dict[str, Any]]:
         """What the console of the page says: exceptions, refused scripts, missing files."""
         self.ask("0")  # what was said before has arrived when this is answered
         kinds = {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"}
         return [event for event in self.events if event.get("method") in kinds]
 
-    def click(self, element: str) -> None:
-        """Click with a mouse in the middle of an element, given as an expression."""
+    def point(self, element: str) -> tuple[float, float]:
+        """Move the mouse to the middle of an element, given as an expression."""
         self.ask(f"{element}.scrollIntoView({{block: 'center', inline: 'center'}})")
         box = self.ask(
             f"(b => [b.x + b.width / 2, b.y + b.height / 2])({element}.getBoundingClientRect())"
         )
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+        return box[0], box[1]
+
+    def click(self, element: str) -> None:
+        """Click with a mouse in the middle of an element, given as an expression."""
+        x, y = self.point(element)
         for kind in ("mousePressed", "mouseReleased"):
-            where = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
+            where = {"x": x, "y": y, "button": "left", "clickCount": 1}
             self.call("Input.dispatchMouseEvent", type=kind, **where)
 
     def press(self, key: str, text: str = "") -> None:

@@ -1,4 +1,7 @@
-"""The report in a browser: what a person sees, and can do, on a wide screen and on a phone."""
+"""The report in a browser: what a person sees, and can do, on a wide screen and on a phone.
+
+Charts become interactive shortly before they are seen, so the tests scroll through the page.
+"""
 
 import pytest
 
@@ -31,29 +34,42 @@ def page(make, tmp_path_factory):
     return path
 
 
+CHARTS = "[...document.querySelectorAll('[data-chart]')]"
+"""All charts of the page."""
+
+
 def show(browser, page, width=1280, scheme="light"):
     browser.open(page, width, scheme)
     browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
 
 
-@pytest.mark.parametrize(("width", "scheme"), SIZES)
-def test_nothing_is_wider_than_the_screen(browser, page, width, scheme):
+def show_all(browser, page, width=1280, scheme="light"):
+    """Show a page of which every chart has been seen."""
     show(browser, page, width, scheme)
+    for number in range(browser.ask(f"{CHARTS}.length")):
+        browser.ask(f"{CHARTS}[{number}].scrollIntoView()")
+        browser.wait(f"'drawn' in {CHARTS}[{number}].dataset")
+    browser.ask("scrollTo(0, 0)")
+
+
+@pytest.mark.parametrize(("width", "scheme"), SIZES)
+def test_the_whole_page_is_drawn_in_silence_within_the_screen(browser, page, width, scheme):
+    show_all(browser, page, width, scheme)
+    assert browser.errors() == []
+    assert browser.requests() == [page.as_uri()]
     assert browser.ask("innerWidth") == width
     assert browser.ask("document.documentElement.scrollWidth") <= width
     wide = """[...document.body.querySelectorAll("*")].filter(
-        e => !e.closest("svg, .scroll, .keys") && e.getBoundingClientRect().right > innerWidth
+        e => !e.closest("svg, .scroll, .legend") && e.getBoundingClientRect().right > innerWidth
     ).map(e => e.outerHTML.slice(0, 80))"""
     assert browser.ask(wide) == []
+    sizes = f"{CHARTS}.map(c => c.querySelector('svg').getBoundingClientRect())"
+    drawn = browser.ask(f"{sizes}.map(b => [b.width, b.height])")
+    assert len(drawn) == 9 + 3 + 4 + 3 + 4
+    assert all(280 < w <= width and 180 < h < 400 for w, h in drawn)
 
 
-@pytest.mark.parametrize(("width", "scheme"), SIZES)
-def test_the_console_is_silent(browser, page, width, scheme):
-    show(browser, page, width, scheme)
-    assert browser.errors() == []
-
-
-def test_the_console_would_tell_of_a_mistake(browser, page, tmp_path):
+def test_a_mistake_in_a_script_is_seen(browser, page, tmp_path):
     wrong = tmp_path / "wrong.html"
     text = page.read_text()
     for old, new in [
@@ -66,28 +82,107 @@ def test_the_console_would_tell_of_a_mistake(browser, page, tmp_path):
         assert browser.errors()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_every_picture_has_a_size(browser, page, width):
-    show(browser, page, width)
-    assert browser.ask("[...document.images].every(i => i.complete && i.naturalWidth)")
-    sizes = "[...document.querySelectorAll('figure > svg')].map(s => s.getBoundingClientRect())"
-    drawn = browser.ask(f"{sizes}.map(b => [b.width, b.height])")
-    assert len(drawn) == 3 + 4 + 3 + 4
-    assert all(0 < w <= width and 150 < h < 400 for w, h in drawn)
+def test_a_request_is_seen_and_refused(browser, page, tmp_path):
+    asking = tmp_path / "asking.html"
+    picture = '</header><img src="http://127.0.0.1:9/nowhere.png">'
+    asking.write_text(page.read_text().replace("</header>", picture))
+    show(browser, asking)
+    assert any("Content Security Policy" in str(error) for error in browser.errors())
 
 
-def test_the_page_follows_the_scheme_of_the_reader(browser, page):
-    seen = set()
-    for scheme in ("light", "dark"):
-        show(browser, page, scheme=scheme)
-        text = "getComputedStyle(document.querySelector('figure text')).fill"
-        seen.add(
-            (browser.ask("getComputedStyle(document.body).backgroundColor"), browser.ask(text))
-        )
+@pytest.mark.parametrize("scripts", [True, False])
+def test_the_page_and_its_charts_follow_the_scheme_of_the_reader(browser, page, scripts):
+    fill = f"getComputedStyle({CHARTS}[0].querySelector('text')).fill"
+    line = "getComputedStyle(document.querySelector('.mark-symbol path[fill^=\"#00\"]')).fill"
+    seen = {}
+    browser.call("Emulation.setScriptExecutionDisabled", value=not scripts)
+    try:
+        for scheme in ("light", "dark"):
+            show_all(browser, page, scheme=scheme) if scripts else show(
+                browser, page, scheme=scheme
+            )
+            back = "getComputedStyle(document.body).backgroundColor"
+            seen[scheme] = [browser.ask(back), browser.ask(fill), browser.ask(line)]
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
     assert seen == {
-        ("rgb(255, 255, 255)", "rgb(28, 32, 36)"),
-        ("rgb(20, 23, 27)", "rgb(228, 231, 235)"),
+        "light": ["rgb(255, 255, 255)", "rgb(28, 32, 36)", "rgb(0, 103, 168)"],
+        "dark": ["rgb(20, 23, 27)", "rgb(228, 231, 235)", "rgb(74, 156, 224)"],
     }
+
+
+KEYS = "document.querySelectorAll('.legend button')"
+
+
+def faded(browser):
+    """The models that are faded in a chart, and in the first table."""
+    opacity = "getComputedStyle(p).opacity * (p.getAttribute('opacity') ?? 1)"
+    lines = f"[...{CHARTS}[6].querySelectorAll('.mark-line path')]"
+    drawn = browser.ask(f"{lines}.map(p => {opacity} < 0.1)")
+    rows = browser.ask("[...document.querySelector('tbody').rows].map(r => r.matches('.faded'))")
+    return drawn, rows
+
+
+def test_a_click_in_the_legend_isolates_a_model_in_charts_and_tables(browser, page):
+    show_all(browser, page)
+    charts, rows = faded(browser)
+    assert not any(charts)
+    assert not any(rows)
+    n = len(rows)
+    browser.click(f"{KEYS}[1]")
+    assert browser.ask(f"{KEYS}[1].getAttribute('aria-pressed')") == "true"
+    browser.wait("document.querySelector('.faded')")
+    charts, rows = faded(browser)
+    assert rows == [number != 1 for number in range(n)]
+    assert charts.count(False) == 1
+    browser.click(f"{KEYS}[2]")  # one more
+    assert faded(browser)[1].count(False) == 2
+    browser.click(f"{KEYS}[1]")
+    browser.click(f"{KEYS}[2]")
+    charts, rows = faded(browser)
+    assert not any(charts)
+    assert not any(rows)
+
+
+def test_a_key_of_the_legend_is_pressed_without_a_mouse(browser, page):
+    show(browser, page)
+    browser.ask(f"{KEYS}[0].focus()")
+    browser.press("Enter", "\r")
+    assert browser.ask(f"{KEYS}[0].getAttribute('aria-pressed')") == "true"
+
+
+def test_a_mark_tells_its_values_and_a_click_on_it_isolates_its_model(browser, page):
+    show_all(browser, page)
+    mark = f"{CHARTS}[0].querySelector('.mark-symbol path')"
+    browser.point(mark)
+    browser.wait("document.querySelector('#vg-tooltip-element.visible')")
+    told = browser.ask("document.querySelector('#vg-tooltip-element').innerText")
+    assert "model" in told
+    assert "string accuracy at length 10" in told
+    assert "bytes per sequence, at 256 tokens" in told
+    browser.click(mark)
+    browser.wait(f"[...{KEYS}].filter(k => k.getAttribute('aria-pressed') == 'true').length == 1")
+
+
+def test_a_hostile_name_is_text_everywhere(browser, make, tmp_path):
+    evil = "<img src=x onerror=alert(1)>\"'</script><script>nothing()</script>${nothing()}"
+    task = make.text_task(title=evil, about=evil, metric=evil, baselines={evil: 2.0})
+    runs = [
+        make.run(evil, task, {"256": 2.5, "1024": 2.0}),
+        make.run("h3", task, {"256": 2.0, "1024": 1.0}),
+    ]
+    results = make.results(
+        models=[evil, "h3"], tasks=[task], runs=runs, speed=[make.speed(evil), make.speed("h3")]
+    )
+    path = tmp_path / "evil.html"
+    path.write_text(page_of(typed(results)))
+    show_all(browser, path)
+    browser.point(f"{CHARTS}[0].querySelector('.mark-symbol path')")
+    browser.wait("document.querySelector('#vg-tooltip-element.visible')")
+    assert browser.ask("document.querySelectorAll('img').length") == 0
+    assert "<img" in browser.ask("document.querySelector('#vg-tooltip-element').innerText")
+    browser.click(f"{KEYS}[0]")
+    assert browser.errors() == []
 
 
 HEADING = "document.querySelectorAll('thead th[data-column]')[{}]"
@@ -147,14 +242,18 @@ def test_models_sort_by_name(browser, page):
     assert names == sorted(names)
 
 
-def test_without_scripts_the_page_is_complete(browser, page):
+def test_without_scripts_the_page_has_its_pictures_and_words(browser, page):
     show(browser, page)
-    text = "document.body.innerText.replace(/Click a heading to sort./, '').replace(/\\s/g, '')"
-    scripted = browser.ask(text)
+    words = "document.querySelector('#details').innerText.replace(/\\s/g, '')"
+    scripted = browser.ask(words)
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         show(browser, page)
-        assert browser.ask("document.querySelector('thead button')") is None
-        assert browser.ask(text) == scripted
+        assert browser.ask("document.querySelector('button')") is None
+        assert browser.ask(words) == scripted
+        assert browser.ask(f"{CHARTS}.every(c => c.querySelector('svg').clientHeight > 150)")
+        said = browser.ask("document.querySelector('.legend').innerText")
+        assert "Without JavaScript the charts are pictures" in said
+        assert "Click" not in said
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)

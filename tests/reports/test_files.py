@@ -1,19 +1,10 @@
-"""What a report leaves on the disk: the page, and its plots as files for a paper."""
+"""What a report leaves on the disk: the page, and its charts as files if they are asked for."""
 
-import re
-
-import matplotlib
-import PIL.Image
-import PIL.ImageChops
 import pytest
 
 from stateline.errors import InputError
-from tests.reports.typed import write_report
-
-
-def written(results, folder):
-    write_report(results, folder / "report.html")
-    return (folder / "report.html").read_text(encoding="utf-8")
+from stateline.reports import export_charts
+from tests.reports.typed import merge, page_of, typed, write_report
 
 
 def contents(folder):
@@ -22,65 +13,39 @@ def contents(folder):
 
 @pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(make, tmp_path):
-    written(make.results(), tmp_path / "a")
-    with matplotlib.rc_context({"axes.labelsize": 30, "lines.dash_capstyle": "round"}):
-        written(make.results(), tmp_path / "b")
+    for name in ("a", "b"):
+        write_report(make.results(), tmp_path / name / "report.html")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert len(contents(tmp_path / "a")) == 1 + 2 * 10
 
 
-@pytest.mark.slow
-def test_settings_of_matplotlib_are_left_as_they_were(make, tmp_path):
-    before = [(name, matplotlib.rcParams[name]) for name in matplotlib.rcParams]
-    written(make.results(), tmp_path)
-    assert [(name, matplotlib.rcParams[name]) for name in matplotlib.rcParams] == before
-
-
-def test_nothing_is_written_if_the_plots_cannot_be(make, tmp_path):
-    (tmp_path / "plots").write_text("")
-    with pytest.raises(InputError, match=r"cannot write .*/plots/plot.svg: Not a directory"):
-        write_report(make.results(), tmp_path / "report.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["plots"]
+def test_a_report_is_one_file(make, tmp_path):
+    small = make.results(tasks=[make.text_task()], speed=[])
+    write_report(small, tmp_path / "report.html")
+    assert list(contents(tmp_path)) == ["report.html"]
 
 
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_old_report_and_nothing_else(make, tmp_path, full_disk):
-    written(make.results(), tmp_path)
+    write_report(make.results(), tmp_path / "report.html")
     old = contents(tmp_path)
     with full_disk(1000), pytest.raises(InputError, match=r"cannot write .*report.html: File too"):
         write_report(make.results(command="other"), tmp_path / "report.html")
     assert contents(tmp_path) == old
 
 
-def test_every_plot_lies_beside_the_page_as_png_and_svg(make, tmp_path):
-    page = written(make.results(), tmp_path)
-    names = {path.name for path in (tmp_path / "plots").iterdir()}
-    shown = re.findall("<figcaption>", page)
-    assert len(names) == 2 * len(shown)
-    assert {name.partition(".")[2] for name in names} == {"png", "svg"}
-    assert {"copying-by-length.png", "text-while-training.svg", "cost-state-size.svg"} <= names
-    assert "10 plots of this page are in the folder <code>plots</code> next to it" in page
-
-
-def test_a_plot_for_a_paper_is_sharp_on_white_and_in_real_colours(make, tmp_path):
-    written(make.results(), tmp_path)
-    with PIL.Image.open(tmp_path / "plots" / "copying-by-length.png") as picture:
-        assert [round(dots) for dots in picture.info["dpi"]] == [300, 300]
-        assert picture.getpixel((0, 0)) == (255, 255, 255, 255)
-        colours = {colour[:3] for _, colour in picture.getcolors(1 << 20)}
-    assert {(0x00, 0x67, 0xA8), (0xD1, 0x50, 0x0A), (0x00, 0x87, 0x5F)} <= colours
-
-
-@pytest.mark.parametrize("model", ["h3", "attention(position=hard_alibi, n_heads=8)*2 h3*2 " * 3])
-def test_a_plot_for_a_paper_has_its_legend_inside(make, tmp_path, model):
-    task = make.task()
-    runs = [make.run(model, task, {"10": 1.0, "20": 1.0, "40": 1.0})]
-    write_report(
-        make.results(models=[model], tasks=[task], runs=runs, speed=[]), tmp_path / "report.html"
+def test_every_chart_of_the_page_is_exported(make, tmp_path):
+    results = make.results()
+    files = export_charts(typed(results), tmp_path, ["csv", "json"])
+    page = page_of(results)
+    assert len(files) == 2 * page.count("<figcaption>")
+    assert all(f'data-chart="{path.stem}"' in page for path in files)
+    assert (tmp_path / "copying-by-length.csv").read_text().splitlines()[1] == (
+        "attention(position=rope)*2,10,1.0,1.0,1.0,1"
     )
-    with PIL.Image.open(tmp_path / "plots" / "copying-by-length.png") as picture:
-        white = PIL.Image.new("RGB", picture.size, "white")
-        left, _, right, _ = PIL.ImageChops.difference(picture.convert("RGB"), white).getbbox()
-        below = picture.crop((0, 3 * picture.height // 4, *picture.size))
-    assert 0 < left < right < picture.width
-    assert (0x00, 0x67, 0xA8) in {colour[:3] for _, colour in below.getcolors(1 << 20)}
+
+
+def test_a_page_tells_how_to_export_its_charts(make):
+    one = make.results(tasks=[make.text_task()], speed=[])
+    assert ">stateline report . --export charts</pre>" in page_of(one)
+    both = merge({"my runs": one, "b": make.results(tasks=[make.task()], speed=[])})
+    assert ">stateline report &#39;my runs&#39; b --export charts</pre>" in page_of(both)

@@ -1,12 +1,18 @@
 import base64
 import hashlib
+import json
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from stateline.charts.style import VARIABLES, styled
+from stateline.reports.html import legend
+from stateline.reports.records import drawn_models
+from stateline.runs.folder import read_results
 from tests.reports.typed import page_of
 
 VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
@@ -42,47 +48,83 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(make):
-    return page_of(make.results())
+    return page_of(make.results(), pictures=True)
+
+
+def scripts(text):
+    """What runs in a page: the bundle of Vega, and the page's own script."""
+    return re.findall("<script>(.*?)</script>", text, flags=re.DOTALL)
+
+
+def without_bundle(text):
+    """A page without the script of Vega, in which addresses of name spaces stand."""
+    bundle, _ = scripts(text)
+    return text.replace(bundle, "")
 
 
 def test_the_page_is_self_contained(page):
-    assert "http://" not in page
-    assert "https://" not in page
-    assert "@import" not in page
-    assert page.count("<script") == page.count("<script>") == 1
+    own = without_bundle(page)
+    assert "http://" not in own
+    assert "https://" not in own
+    assert "@import" not in own
+    assert page.count("<script>") == 2
+    assert page.count("<script type=") == own.count('<script type="application/json" id="charts">')
     assert all(reference.startswith("#") for reference in Page(page).references)
 
 
-def test_only_the_script_of_the_page_may_run(page):
-    script = page.partition("<script>")[2].partition("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page
+def test_only_the_scripts_of_the_page_may_run(page):
+    digests = [hashlib.sha256(text.encode()).digest() for text in scripts(page)]
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed} " in page
+    assert "unsafe-eval" not in page
 
 
 def test_every_reference_leads_to_one_element(page):
     parsed = Page(page)
     assert len(set(parsed.ids)) == len(parsed.ids)
-    assert {reference.removeprefix("#") for reference in parsed.references} <= set(parsed.ids)
+    inside = {ref.removeprefix("#") for ref in parsed.references if not ref.startswith("#/")}
+    assert inside <= set(parsed.ids)
 
 
 def test_elements_nest(page):
     assert Page(page).open == []
 
 
-def test_plots_take_their_colours_from_the_page(page):
-    plots = page[page.index('<div class="plots">') :]
-    assert set(re.findall(r"(?:stroke|fill): ([^;\"]+)", plots)) == {
-        "none",
-        "currentColor",
-        "var(--model-0)",
-        "var(--model-1)",
-        "var(--model-2)",
-    }
+def charts(page):
+    """The specifications of the charts that a page makes interactive, by name."""
+    text = page.partition('id="charts">')[2].partition("</script>")[0]
+    return json.loads(text)
 
 
-def test_every_plot_says_what_it_shows(page):
-    titles = [label.split(":")[0] for label in Page(page).plots]
-    assert titles[3:] == [
+def test_every_chart_is_a_picture_and_a_specification(page):
+    own = without_bundle(page)
+    names = re.findall('data-chart="([^"]*)"', own)
+    assert sorted(names) == sorted(charts(page))
+    assert own.count('class="marks"') == len(names)
+
+
+def test_a_report_goes_from_the_conclusions_to_the_details(page):
+    headings = re.findall("<h2>([^<]*)</h2>", without_bundle(page))
+    assert headings == [
+        "Conclusions",
+        "Results",
+        "Score against cost",
+        "Copying",
+        "Text",
+        "Cost",
+        "Details",
+    ]
+
+
+def test_every_chart_says_what_it_shows(page):
+    labels = re.findall('role="img" aria-label="([^.]*)[.]', page)
+    assert labels == [
+        "String accuracy against state size",
+        "String accuracy against FLOPs per token",
+        "String accuracy against decoding speed",
+        "Bits per byte against state size",
+        "Bits per byte against FLOPs per token",
+        "Bits per byte against decoding speed",
         "String accuracy by length",
         "String accuracy during training",
         "Loss during training",
@@ -90,10 +132,27 @@ def test_every_plot_says_what_it_shows(page):
         "Bits per byte during training",
         "Loss during training",
         "State size",
+        "FLOPs per token",
         "Decoding speed",
         "Training speed",
-        "FLOPs per token",
     ]
+
+
+def test_a_model_has_one_colour_throughout(page):
+    seen = {}
+    for spec in charts(page).values():
+        for layer in spec["layer"]:
+            scale = layer["encoding"].get("color", {}).get("scale")
+            for model, colour in zip(*scale.values(), strict=True) if scale else ():
+                seen.setdefault(model, set()).add(colour)
+    assert all(len(colours) == 1 for colours in seen.values())
+    assert len(set.union(*seen.values())) == len(seen) == 3
+
+
+def test_every_colour_of_a_chart_has_one_in_the_dark(page):
+    pictures = "".join(re.findall(r"<svg .*?</svg>", without_bundle(page), flags=re.DOTALL))
+    used = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]+|[a-z]+)"', pictures))
+    assert used - {"none", "transparent"} <= VARIABLES.keys()
 
 
 def test_baselines_and_the_training_length_are_drawn(page):
@@ -101,13 +160,14 @@ def test_baselines_and_the_training_length_are_drawn(page):
     assert {"gzip 2.9", "xz 2.7", "solved 0.95", "trained"} <= set(drawn)
 
 
-def test_a_model_that_did_not_solve_its_task_is_dashed(make, tmp_path):
-    task = make.task()
-    scores = {"10": 0.5, "20": 0.4, "40": 0.3}
-    failed = make.results(tasks=[task], runs=[make.run("h3*2", task, scores)])
-    dashed = r"stroke-dasharray: [^;]*; stroke-dashoffset: 0; stroke: var\(--model-1\)"
-    assert re.search(dashed, page_of(failed))
-    assert not re.search(dashed, page_of(make.results()))
+def test_the_legend_of_several_sizes_lists_architectures():
+    results = read_results(Path("tests/runs/sweep"))
+    keys = legend(results)
+    assert [key.name for key in keys] == ["attention", "h3"]
+    assert keys[1].members == ["h3", "h3 · 10k", "h3 · 30k", "h3 · 100k"]
+    looks = drawn_models(results)
+    assert len({(m.colour, m.shape) for m in looks.values()}) == 6
+    assert len({m.colour for m in looks.values()}) == 2
 
 
 def test_text_is_escaped(make, tmp_path):
@@ -125,8 +185,12 @@ def test_text_is_escaped(make, tmp_path):
         environment={"cpu": evil},
     )
     page = page_of(results)
-    assert page.count("<script") == 1
+    assert page.count("<script") == 3
+    assert "alert(" not in scripts(page)[1]
     assert evil in "".join(Page(page).text)
+    assert evil in json.dumps(charts(page), ensure_ascii=False).replace('\\"', '"').replace(
+        "\\\\", "\\"
+    )
 
 
 def test_unfinished_results_still_make_a_report(make, tmp_path):
@@ -149,14 +213,9 @@ def test_the_data_record_lists_the_held_out_files(page):
     assert "<dt>files</dt><dd>12,345</dd>" in page
 
 
-def test_more_models_than_colours_differ_in_shape(make, tmp_path):
-    models = [f"h3*{n}" for n in range(1, 11)]
-    task = make.text_task()
-    runs = [make.run(model, task, {"256": 2.5, "1024": 2.0}) for model in models]
-    page = page_of(make.results(models=models, tasks=[task], runs=runs, speed=[]))
-    keys = re.findall(r'<svg id="key-\d+".*?</svg>', page, flags=re.DOTALL)
-    shapes = [re.sub(r"key-\d+|m[0-9a-f]{10}|aria-label=\"[^\"]*\"", "", key) for key in keys]
-    assert len(set(shapes)) == 10
+def test_more_models_than_colours_differ_in_shape():
+    models = styled([f"h3*{n}" for n in range(1, 31)])
+    assert len({(model.colour, model.shape) for model in models}) == 30
 
 
 def test_a_score_by_position_is_shown_where_a_run_has_it(make):
@@ -166,9 +225,10 @@ def test_a_score_by_position_is_shown_where_a_run_has_it(make):
     results["runs"][1]["by_position"] = {"64": 3.0, "256": 2.5, "512": None, "4096": 2.4}
     page = page_of(results)
     assert page.count(title) == 1
-    figure = page[page.index(title) :].partition("</figure>")[0]
-    assert figure.count("<li>") == 1
-    assert {"64", "256", "4096", "trained"} <= set(re.findall(r"<text[^>]*>([^<]*)</text>", figure))
+    spec = charts(page)["text-by-position"]
+    rows = spec["datasets"][spec["data"]["name"]]
+    assert [row["x"] for row in rows] == [64, 256, 4096]
+    assert {row["model"] for row in rows} == {make.models[0]}
 
 
 def test_what_a_model_wrote_is_shown_folded_and_escaped(make):
@@ -197,21 +257,21 @@ def test_every_number_can_be_sorted_by(make):
     page = page_of(results)
     cells = re.findall(r"<td[^>]*?(data-value=\"[^\"]*\")?>([^<]*)", page)
     assert len(cells) > 50
+    own = page.partition("All runs")[0]  # where cells are words
+    cells = re.findall(r"<td[^>]*?(data-value=\"[^\"]*\")?>([^<]*)", own)
     assert {text for value, text in cells if not value} == {"never"}
 
 
 def test_columns_are_numbered_as_they_stand(page):
-    tables = re.findall("<table>.*?</table>", page, flags=re.DOTALL)
+    tables = re.findall("<table>.*?</table>", without_bundle(page), flags=re.DOTALL)
     for table in tables:
         numbers = re.findall(r'data-column="(\d+)"', table)
         row = table.partition("<tbody>")[2].partition("</tr>")[0]
         assert sorted(map(int, numbers)) == list(range(1 + row.count("<td")))
-    assert len(tables) == 6
+    assert len(tables) == 7
 
 
-def test_importing_reports_imports_neither_torch_nor_pyplot():
-    check = (
-        "import sys, stateline.reports as _; print({'torch', 'matplotlib.pyplot'} & {*sys.modules})"
-    )
+def test_importing_reports_imports_neither_torch_nor_altair():
+    check = "import sys, stateline.reports as _; print({'torch', 'altair'} & {*sys.modules})"
     said = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "set()"

@@ -5,10 +5,9 @@ import pytest
 from stateline.errors import InputError
 from stateline.reports import folder_names
 from stateline.reports.format import DASH
-from stateline.reports.html import page
 from stateline.reports.records import runs_of
 from stateline.reports.sentences import headline, unfinished
-from tests.reports.typed import merge
+from tests.reports.typed import merge, page_of
 
 SCORES = {"10": 1.0, "20": 0.9, "40": 0.5}
 
@@ -132,7 +131,7 @@ def test_the_given_results_are_left_as_they_were(make):
 def test_the_page_tells_the_command_and_the_environment_of_every_run(make):
     a = one(make) | {"command": "stateline train a", "environment": {"cpu": "First"}}
     b = one(make, "lstm") | {"command": "stateline train b", "environment": {"cpu": "Second"}}
-    text = page(merge({"a": a, "b": b}))
+    text = page_of(merge({"a": a, "b": b}))
     for told in ("stateline train a", "stateline train b", "<dd>First</dd>", "<dd>Second</dd>"):
         assert told in text
     assert text.count("in <code>b</code>") == 2
@@ -149,7 +148,7 @@ def test_what_has_not_finished_is_named(make):
         ({}, "2 models matched in parameters, trained with the same settings and"),
         (
             {"parameters_wanted": 130_000},
-            "2 models of different sizes, trained with the same settings and",
+            "2 models of different sizes (120k parameters), trained with the same settings and",
         ),
         (
             {"training": {"lr": 1}},

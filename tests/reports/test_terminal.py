@@ -38,7 +38,8 @@ def large(make):
 def test_six_models_on_three_tasks_fit_100_columns_unbroken(large):
     text = printed(large, width=100)
     assert max(map(len, text.splitlines())) <= 100
-    (spread, *_) = [line for line in text.splitlines() if f"0.960{DASH}0.980" in line]
+    table = text.partition("\nCopying: ")[0]
+    (spread, *_) = [line for line in table.splitlines() if f"0.960{DASH}0.980" in line]
     assert spread.count(f"0.960{DASH}0.980") == 6
 
 
@@ -47,20 +48,35 @@ def test_a_narrow_console_loses_no_digit(large, width):
     text = printed(large, width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    assert text.count("0.970") == 6 * 6
-    assert text.count("128 KiB") == 6
+    table = text.partition("\nCopying: ")[0]
+    assert table.count("0.970") == 6 * 6
+    assert table.count("128 KiB") == 6
 
 
 def test_the_best_is_marked_without_colour(make):
     task = make.task()
     runs = [
-        make.run("h3*2", task, {"10": 1.0, "20": 1.0, "40": 0.8}),
-        make.run("lstm*2", task, {"10": 1.0, "20": 1.0, "40": 0.3}),
+        make.run(model, task, {"10": 1.0, "20": 1.0, "40": end + seed / 1000}, seed=seed)
+        for model, end in (("h3*2", 0.8), ("lstm*2", 0.3))
+        for seed in range(3)
     ]
     text = printed(make.results(tasks=[task], runs=runs))
-    assert "*0.800" in text
-    assert "*0.300" not in text
-    assert "* best of its row." in text
+    assert "*0.801" in text
+    assert "*0.301" not in text
+    assert "* best of its row, or not told apart from it, where others are clearly worse." in text
+
+
+def test_one_seed_is_said_to_decide_nothing(make):
+    text = printed(make.results())
+    assert "One seed decides nothing." in text
+    quick = make.results(protocol={"name": "quick"})
+    assert "One seed and one learning rate decide nothing." in printed(quick)
+
+
+def test_what_a_comparison_shows_is_printed_below_its_table(make):
+    text = printed(make.results())
+    order = ["at 40", "- All 3 models solved it", "\nCost\n- State"]
+    assert sorted(order, key=text.replace("\N{NO-BREAK SPACE}", " ").index) == order
 
 
 def test_each_task_says_what_it_tells_and_its_baselines(make):
@@ -71,7 +87,7 @@ def test_each_task_says_what_it_tells_and_its_baselines(make):
 
 def test_the_legend_explains_only_what_stands_in_the_table(make):
     assert "not solved" not in printed(make.results())
-    assert "Several seeds" not in printed(make.results())
+    assert "lowest and highest seed" not in printed(make.results())
 
 
 def test_an_unfinished_comparison_is_printed_and_says_so(make):

@@ -3,18 +3,19 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 from rich.console import Console
 
 from stateline import reports
-from stateline.reports import html, sentences, summary
+from stateline.reports import conclusions, html, page, sentences, summary
 from stateline.runs.results import Results, convert
 
 Plain = Mapping[str, Any]
 
 
-def typed(results: Plain) -> Results:
-    return convert(results, Results)
+def typed(results: Plain | Results) -> Results:
+    return results if isinstance(results, Results) else convert(results, Results)
 
 
 def with_task(results: Plain, task: Plain) -> tuple[Results, Any]:
@@ -23,8 +24,13 @@ def with_task(results: Plain, task: Plain) -> tuple[Results, Any]:
     return found, next(one for one in found.tasks if one.spec == task["spec"])
 
 
-def page_of(results: Plain) -> str:
-    return html.page(typed(results))
+def page_of(results: Plain | Results, *, pictures: bool = False) -> str:
+    """The page of results; without pictures and the script of Vega it is made in no time."""
+    if pictures:
+        return html.page(typed(results))
+    empty = {"picture": "<svg></svg>", "bundle": "/* Vega */"}
+    with patch.multiple(page, **{name: Mock(return_value=text) for name, text in empty.items()}):
+        return html.page(typed(results))
 
 
 def write_report(results: Plain, path: Path) -> None:
@@ -63,5 +69,13 @@ def unfinished(results: Plain) -> str:
     return sentences.unfinished(typed(results))
 
 
-def verdict(results: Plain, task: Plain) -> str:
-    return sentences.verdict(*with_task(results, task))
+def caution(results: Plain) -> str:
+    return sentences.caution(typed(results))
+
+
+def concluded(results: Plain, task: Plain) -> list[str]:
+    return conclusions.task_conclusion(*with_task(results, task))
+
+
+def costs_concluded(results: Plain) -> list[str]:
+    return conclusions.cost_conclusion(typed(results))

@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.models.config import ModelConfig
 from stateline.models.factory import make_model
-from stateline.tasks import CorpusTask, RowsTask, make_task
+from stateline.tasks import Batch, CorpusTask, RowsTask, Task, make_task
 from tests.tasks.small_data import task_on
 
 
@@ -100,3 +100,12 @@ def test_a_model_is_scored_on_other_problems_while_it_is_trained(
     evaluate(model, task, task.train_length, batches=3, training=True)
     assert len(before) == len(set(asked)) == 3
     assert not before & set(asked)
+
+
+def test_a_task_that_does_not_say_what_to_hold_out_is_refused() -> None:
+    class Own(Task):
+        def train_batch(self, index: int) -> Batch:
+            raise NotImplementedError
+
+    with pytest.raises(InputError, match=r"chosen on a Own, .* or use the protocol quick"):
+        Own().hold_out_validation()

@@ -56,6 +56,20 @@ def learned(folder: Path) -> list[tuple[int, float, float]]:
     return [(line["step"], line["loss"], line["lr"]) for line in lines]
 
 
+def test_a_finished_run_goes_on_for_more_steps_as_one_planned_for_them(
+    tmp_path: Path, text: Text
+) -> None:
+    settings: dict[str, Any] = {"schedule": "constant", "warmup_steps": 2}
+    assert run(text, tmp_path / "a", steps=5, **settings).stopped == "finished"
+    longer = run(text, tmp_path / "a", steps=8, **settings)
+    assert (longer.stopped, longer.steps) == ("finished", 8)
+    run(text, tmp_path / "b", steps=8, **settings)
+    assert same(tensors(tmp_path / "a"), tensors(tmp_path / "b"))
+    assert learned(tmp_path / "a") == learned(tmp_path / "b")
+    with pytest.raises(InputError, match=r"another steps \(8 then, 7 now\)"):
+        run(text, tmp_path / "a", steps=7, **settings)
+
+
 @pytest.mark.slow
 def test_a_run_killed_twenty_times_ends_with_the_same_bits(tmp_path: Path) -> None:
     script = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path)]

@@ -3,10 +3,12 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from operator import methodcaller
 from pathlib import Path
+from typing import Any
 
 import vl_convert
 
@@ -19,9 +21,16 @@ SCALE = 300 / 72
 _COLUMNS = ("model", "x", "y", "low", "high", "values")
 
 
-def svg(chart: Chart, *, alone: bool = True) -> str:
-    """A chart as an SVG document; the same chart gives the same text."""
-    return vl_convert.vegalite_to_svg(chart.spec(alone=alone))
+def picture(spec: dict[str, Any]) -> str:
+    """A Vega-Lite specification as an SVG document; the same one gives the same text."""
+    text = vl_convert.vegalite_to_svg(spec)
+    ids = list(dict.fromkeys(re.findall(r'id="(clip\d+)"', text)))  # counted over all pictures
+    return re.sub(r'(id="|#)(clip\d+)', lambda m: f"{m[1]}clip-{ids.index(m[2])}", text)
+
+
+def svg(chart: Chart) -> str:
+    """A chart as an SVG document."""
+    return picture(chart.spec())
 
 
 def table(chart: Chart) -> str:

@@ -4,18 +4,19 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import altair as alt
 
 from stateline.charts.chart import Axis, Chart, Row, by_model, numbers, opacity, own_rows
-from stateline.charts.style import Model
+from stateline.charts.style import INK, Model
 
-FAR_OUT = 3.0
-"""Interquartile ranges beyond the quartiles from which on a value is off the scale (Tukey)."""
+WIDEST_GAP = 0.5
+"""Share of all values' range from which on a gap separates outliers."""
 
-WIDER = 1.5
-"""Least factor by which outliers must stretch an axis for the axis to end before them."""
+MOST_OUTLIERS = 0.25
+"""Largest share of the values that may be called outliers."""
 
 
 class Point(NamedTuple):
@@ -92,25 +93,24 @@ def line_chart(
 def limits(values: Sequence[float]) -> tuple[float, float] | None:
     """The ends of an axis that far outliers do not squash; ``None`` if there are no such outliers.
 
-    An outlier is farther than three interquartile ranges from the quartiles. The axis ends before
-    it only if it would otherwise be at least 1.5 times as long.
+    Outliers are the few values beyond a gap that is wider than the range of all others.
 
     Example:
         >>> limits([2.0, 2.1, 2.2, 2.3, 2.1, 2.4, 2.2, 2.3, 9.0])
         (1.98, 2.42)
-        >>> limits([2.0, 2.1, 2.2, 2.3]) is None
+        >>> limits([2.0, 2.1, 2.2, 2.3, 2.1, 2.4, 2.2, 2.3]) is None
         True
     """
-    if len(values) < 8:
+    ordered = sorted(values)
+    gaps = [high - low for low, high in pairwise(ordered)]
+    if len(ordered) < 8 or max(gaps) <= WIDEST_GAP * (ordered[-1] - ordered[0]):
         return None
-    first, _, third = statistics.quantiles(values, n=4)
-    reach = FAR_OUT * (third - first)
-    inside = [value for value in values if first - reach <= value <= third + reach]
-    low, high = min(inside), max(inside)
-    if max(values) - min(values) < WIDER * (high - low) or low == high:
+    below, above = ordered[: gaps.index(max(gaps)) + 1], ordered[gaps.index(max(gaps)) + 1 :]
+    inside, outliers = (below, above) if len(above) <= len(below) else (above, below)
+    spare = 0.05 * (inside[-1] - inside[0])
+    if len(outliers) > MOST_OUTLIERS * len(ordered) or spare == 0:
         return None
-    spare = 0.05 * (high - low)
-    return low - spare, high + spare
+    return inside[0] - spare, inside[-1] + spare
 
 
 def _rows(line: Line, above: Sequence[Line]) -> list[Row]:
@@ -175,7 +175,7 @@ def _marks(
     place = {"x": x.encode(alt.X, "x"), "y": y.encode(alt.Y, "y")}
     visible, inside = (alt.Chart().transform_filter(f"datum.{f}") for f in ("marked", "inside"))
     mark = visible.mark_point(filled=True, size=42, opacity=opacity(1))
-    area = inside.mark_circle(size=160, opacity=0)
+    area = inside.mark_circle(size=160, opacity=0, color=INK)
     return [mark.encode(**place, **by_model(models)), area.encode(**place, tooltip=numbers(found))]
 
 

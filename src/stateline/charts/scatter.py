@@ -102,22 +102,22 @@ def trade_off_chart(
         layers.append(bar.encode(**reach, color=look["color"]))
     mark = alt.Chart().mark_point(filled=True, size=90, opacity=opacity(1))
     layers.append(mark.encode(**place, **look, tooltip=numbers(found)))
-    costs = [spot.cost for spot in spots]
+    costs, on_front = [spot.cost for spot in spots], [row for row in rows if row["front"]]
     layers += _names(
-        [row for row in rows if row["front"]], place, math.sqrt(min(costs) * max(costs))
+        sorted(on_front, key=lambda row: row["x"]), place, math.sqrt(min(costs) * max(costs))
     )
     return Chart(name, title, note, models, rows, layers)
 
 
 def _names(rows: Sequence[Row], place: dict[str, Any], middle: float) -> list[alt.Chart]:
-    """The names of models: on the right of their marks, or on the left beyond the middle."""
-    left = own_rows([row for row in rows if row["x"] <= middle])
-    right = own_rows([row for row in rows if row["x"] > middle])
-    texts = [
-        left.mark_text(align="left", dx=8, dy=-8, limit=150),
-        right.mark_text(align="right", dx=-8, dy=-8, limit=150),
-    ]
-    return [text.encode(**place, text="model:N") for text in texts]
+    """The names of models, beside their marks; in turns above and below, so that few overlap."""
+    layers = []
+    for rank, row in enumerate(rows):
+        align: Literal["left", "right"] = "right" if row["x"] > middle else "left"
+        dx, dy = (-8 if align == "right" else 8), (13 if rank % 2 else -9)
+        text = own_rows([row]).mark_text(align=align, dx=dx, dy=dy, limit=150)
+        layers.append(text.encode(**place, text="model:N"))
+    return layers
 
 
 def _row(spot: Spot, on_front: bool) -> Row:

@@ -43,6 +43,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from rich.console import Console
 
     from stateline.cli.compare import WIDTH
+    from stateline.files import check_writable
     from stateline.reports import (
         export_charts,
         folder_names,
@@ -52,6 +53,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         write_report,
     )
 
+    if given.export is not None:
+        check_writable(Path(given.export) / "chart")
     folders = [Path(name) for name in given.runs]
     names = folder_names(folders)
     results = [read_results(folder) for folder in folders]

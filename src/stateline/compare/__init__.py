@@ -79,7 +79,7 @@ def compare(
     done: dict[Job, RunRecord] = {}
     todo = _todo(sweep, sweep.first(), folder, done)
     results = _update(results, folder, sweep, done)  # an unwritable folder shows now
-    news.planned(sweep.count(), len(done))
+    news.planned(sweep.count(), sweep.count() - len(todo) - sweep.later())
     here = resolve_device(device)
     engine = engine or Local(devices, here)
     with engine.open(folder, tasks, news) as running:

@@ -181,6 +181,8 @@ def _check(comparison: Comparison) -> None:
         raise InputError("the protocol quick tries nothing: give one rate, or use sweep")
     if comparison.lr is not None and comparison.lrs:
         raise InputError("lr sets the learning rate and lrs those to try: give one of the two")
+    if "seed" in comparison.train:
+        raise InputError("seed is set by the protocol: give the number of seeds instead")
     if "d_model" in comparison.model:
         raise InputError("the width of the first model is d_model, not a setting of all models")
 

@@ -79,6 +79,14 @@ class Sweep:
         trials = [len(trials) for trials in self._trials.values() if len(trials) > 1]
         return len(set(self.jobs)) + sum(n + math.ceil(KEPT * n) for n in trials)
 
+    def later(self) -> int:
+        """How many jobs will follow those that have been named so far."""
+        open_ = [model for model in self._trials if model not in self._chosen]
+        scored = {job for job, model in zip(self.jobs, self._models, strict=True) if model in open_}
+        ranked = [self._trials[model] for model in open_]
+        waiting = [trials for trials in ranked if not self._continued & set(trials)]
+        return len(scored) + sum(math.ceil(KEPT * len(trials)) for trials in waiting)
+
     def is_done(self, job: Job, run: RunRecord) -> bool:
         """Whether a stored result is all that a job is for."""
         far_enough = job.until is not None and run.steps >= job.until
@@ -140,7 +148,12 @@ class Sweep:
                 trial=True,
                 until=rung // every * every,
                 training=replace(
-                    own, lr=rate, weight_decay=decay, seed=TRIAL_SEED, eval_every=every
+                    own,
+                    lr=rate,
+                    weight_decay=decay,
+                    seed=TRIAL_SEED,
+                    eval_every=every,
+                    keep=1,
                 ),
             )
             for rate in dict.fromkeys(rates)
@@ -168,7 +181,7 @@ class Sweep:
         run, task = self._done[trial], self.tasks[trial.task]
         seen = [p for p in run.curve if until is None or p.step <= until]
         scores = [point.metric for point in seen if point.metric is not None]
-        if not scores or not _ended_well(run):
+        if not scores or not math.isfinite(scores[-1]) or not _ended_well(run):
             return (-math.inf,)
         side = 1.0 if task.higher_is_better else -1.0
         score, goal = side * scores[-1], trial.training.stop_at

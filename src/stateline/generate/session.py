@@ -326,8 +326,12 @@ def _cat_alike(state: SessionState, other: SessionState) -> SessionState:
     return joined
 
 
+class OutputIsNaN(InputError):
+    """The numbers of a model have grown too large."""
+
+
 def _nan(length: int) -> InputError:
-    return InputError(
+    return OutputIsNaN(
         f"the model gives NaN after {length} tokens: its numbers grow too large; take an older "
         "checkpoint, or begin without the kept state"
     )

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from stateline.reports.costs import STATE, Cost, Measured, common_lengths, disturbance, speed
-from stateline.reports.format import DASH, count, listing, short_number, words
+from stateline.reports.format import count, listing, short_number, words
 from stateline.reports.records import runs_of, score, scored_runs, solved_runs, task_label
 from stateline.reports.sentences import differing_sizes, goal, size_groups
 from stateline.reports.verdict import Verdict, judge
@@ -66,9 +66,13 @@ def _judged(
     if len(scores) == 1:
         ((model, own),) = scores.items()
         alone = "" if len(results.models) == 1 else f"only “{model}” is scored: "
-        return [f"{at}, {alone}{words(task.metric)} {_spread(own)}."]
+        seeds = f" ({count(len(own), 'seed')})" if len(own) > 1 else ""
+        return [f"{at}{seeds}, {alone}{words(task.metric)} {_spread(own)}."]
     found = judge(scores, higher_is_better=task.higher_is_better, problems=task.problems)
     metric = words(task.metric)
+    numbers = {len(own) for own in scores.values()}
+    if len(numbers) == 1 and max(numbers) > 1:
+        at += f" ({count(max(numbers), 'seed')})"
     told = [_ranking(found, scores, metric)] if found.groups else []
     sentences = [f"{at}, {said}" for said in told + _undecided(found, scores, metric)]
     if found.better and (range_ := differing_sizes(results, list(scores), task)):
@@ -90,11 +94,15 @@ def _ranking(found: Verdict, scores: dict[str, list[float]], metric: str) -> str
     """Which models are best, which are not told apart from them, which are clearly worse."""
     same, worse = ranked(found)
     best = same[0]
-    if len(same) == 1:
-        before = f", before {_scores(worse, scores)}" if worse else ""
-        return f"“{best}” is clearly best in {metric}, {_spread(scores[best])}{before}."
-    said = f"not told apart in {metric}: {_scores(same, scores)}."
-    return f"{said} Clearly worse than “{best}”: {_scores(worse, scores)}." if worse else said
+    if len(same) > 1:
+        said = f"not told apart in {metric}: {_scores(same, scores)}."
+        return f"{said} Clearly worse than “{best}”: {_scores(worse, scores)}." if worse else said
+    if not worse:
+        return f"{metric} of {_scores(same, scores)}."
+    if found.undecidable:
+        return f"clearly better in {metric}: {_scores(same, scores)} than {_scores(worse, scores)}."
+    end = f"{_spread(scores[best])}, before {_scores(worse, scores)}"
+    return f"“{best}” is clearly best in {metric}, {end}."
 
 
 def _undecided(found: Verdict, scores: dict[str, list[float]], metric: str) -> list[str]:
@@ -114,15 +122,14 @@ def _scores(models: Sequence[str], scores: dict[str, list[float]]) -> str:
 
 
 def _spread(scores: Sequence[float]) -> str:
-    """Median, lowest and highest, and from how many seeds; how many of them diverged."""
+    """Median, lowest and highest of the seeds; how many of them diverged."""
     finite = [value for value in scores if not math.isnan(value)]
     lost = len(scores) - len(finite)
     failed = [f"{lost} of {count(len(scores), 'seed')} diverged"] if lost else []
     if not finite:
         return f"({failed[0]})"
-    ends = f"{min(finite):.3f}{DASH}{max(finite):.3f}"
-    seeds = [] if len(finite) == 1 else [f"{ends}, {count(len(finite), 'seed')}"]
-    notes = ", ".join(seeds + failed)
+    ends = [] if len(finite) == 1 else [f"{min(finite):.3f} to {max(finite):.3f}"]
+    notes = ", ".join(ends + failed)
     return f"{statistics.median(finite):.3f}" + (f" ({notes})" if notes else "")
 
 
@@ -144,7 +151,7 @@ def cost_conclusion(results: Results) -> list[str]:
 
 
 def _fastest(results: Results, cost: Cost) -> str:
-    """The fastest model, and those whose quartiles overlap with its; empty if not measured."""
+    """The fastest model, and those whose spread overlaps with its; empty if not measured."""
     lengths = common_lengths(results, cost)
     if not lengths:
         return ""
@@ -160,7 +167,8 @@ def _fastest(results: Results, cost: Cost) -> str:
     if same:
         return f"{place}: not told apart at the top: {_speeds([best, *same], known)}."
     rest = [model for model in known if model != best]
-    return f"{place}: “{best}” is fastest, {_speeds([best], known)}; then {_speeds(rest, known)}."
+    fastest = f"{short_number(known[best].middle)} tokens/s"
+    return f"{place}: “{best}” is fastest, {fastest}; then {_speeds(rest, known)}."
 
 
 def _speeds(models: Sequence[str], known: dict[str, Measured]) -> str:

@@ -9,7 +9,7 @@ from stateline.runs.results import Results, SpeedRecord, TimingRecord
 
 
 class Measured(NamedTuple):
-    """A counted or measured cost: the median, and the quartiles of its rounds."""
+    """A counted or measured cost: the median, and the ends of its spread."""
 
     middle: float
     low: float
@@ -85,7 +85,7 @@ def speed(phase: str, batch: int | None = None) -> Cost:
         short=f"{phase} tok/s{rows}",
         unit="tokens per second",
         length=_length(phase),
-        note=f"{note} Median of the rounds, with a band from quartile to quartile.",
+        note=f"{note} Median of the rounds, with a band over its spread.",
         higher_is_better=True,
     )
 
@@ -126,7 +126,7 @@ def disturbance(results: Results) -> str:
 
 
 def best_costs(results: Results, found: Mapping[str, Measured], cost: Cost) -> list[str]:
-    """The models with the best cost, and those whose quartiles overlap with its.
+    """The models with the best cost, and those whose spread overlaps with its.
 
     None if all do, or if speeds are not to be trusted.
     """

@@ -223,9 +223,9 @@ def _cost_chart(results: Results, cost: Cost) -> Chart:
     lengths = Axis(cost.length, "log2", ticks=length_ticks(cost_lengths(results, cost)))
     name = f"cost-{slug(cost.title)}".lower()
     note = f"{cost.note} {disturbance(results)}" if cost.higher_is_better else cost.note
-    spread = ("first quartile", "third quartile")
+    spread = ("from", "to")
     return line_chart(
-        name, cost.title, cost.note, lines, (lengths, cost_axis(cost, values)), spread=spread
+        name, cost.title, note.strip(), lines, (lengths, cost_axis(cost, values)), spread=spread
     )
 
 

@@ -64,7 +64,7 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> None:
     """
     target = Path(path)
     check_report(target)
-    write_text(target, page(results, target.parent))
+    write_text(target, page(results))
 
 
 def check_report(path: Path) -> None:
@@ -93,16 +93,12 @@ def export_charts(results: Results, folder: Path, formats: Sequence[str]) -> lis
     return write_charts(sections(results).charts(), folder, formats)
 
 
-def page(results: Results, folder: Path = Path("RUN")) -> str:
-    """The results as a self-contained page.
-
-    Args:
-        results: What to show.
-        folder: Where they are, for the command that writes the charts as files.
-    """
+def page(results: Results) -> str:
+    """The results as a self-contained page."""
     found = sections(results)
     labels = {task.spec: task_label(results, task) for task in results.tasks}
     models, said = results.models, caution(results)
+    folders = [source.folder or "." for source in results.origins()]
     title = models[0] if len(models) == 1 else f"{len(models)} models compared"
     return render(
         "report.html",
@@ -132,7 +128,7 @@ def page(results: Results, folder: Path = Path("RUN")) -> str:
         protocol=protocol(results),
         trials=trials_table(results),
         data=[(labels[task.spec], task.data) for task in results.tasks if task.data],
-        export=shlex.join(["stateline", "report", str(folder), "--export", str(folder / "charts")]),
+        export=shlex.join(["stateline", "report", *folders, "--export", "charts"]),
     )
 
 

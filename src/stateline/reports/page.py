@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from stateline.charts.chart import Chart
-from stateline.charts.export import bundle, svg
+from stateline.charts.export import bundle, picture
 from stateline.charts.style import COLOURS, DARK_COLOURS, VARIABLES, Model
 from stateline.reports.format import words
 
@@ -46,12 +46,14 @@ def render(template: str, charts: Iterable[Chart], **content: Any) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"svg": _inline, "breakable": _breakable, "words": words}
+    specs = {chart.name: _spec(chart) for chart in charts}
+    environment.filters |= {"breakable": _breakable, "words": words}
     own = environment.get_template("page.js").render()
     text = environment.get_template(template).render(
         **content,
         style=Markup(_style()),
-        specs={chart.name: chart.spec(alone=False) for chart in charts},
+        specs=specs,
+        pictures={name: _inline(name, spec) for name, spec in specs.items()},
         scripts=[_script(bundle()), _script(own)],
     )
     return printable(text)
@@ -83,10 +85,17 @@ def _style() -> str:
     return "\n".join(rules)
 
 
-def _inline(chart: Chart) -> Markup:
+def _spec(chart: Chart) -> dict[str, Any]:
+    """The specification of a chart without the address of its schema."""
+    spec = chart.spec(alone=False)
+    del spec["$schema"]
+    return spec
+
+
+def _inline(name: str, spec: dict[str, Any]) -> Markup:
     """A chart as a picture for readers without scripts; its ids begin with its name."""
-    text = svg(chart, alone=False)
-    return Markup(re.sub(r'(\bid="|url\(#)', rf"\g<1>{chart.name}-", text))
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", picture(spec))
+    return Markup(re.sub(r'(\bid="|url\(#)', rf"\g<1>{name}-", text))
 
 
 def _breakable(text: str) -> Markup:

@@ -13,7 +13,7 @@ from stateline.reports.records import drawn_models, families, runs_of, score
 from stateline.reports.series import middle
 from stateline.runs.results import Results, TaskRecord
 
-FIT_SIZES = 3
+FIT_SIZES = 4
 """Fewest sizes for a fit."""
 
 

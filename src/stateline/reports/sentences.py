@@ -56,7 +56,8 @@ def sizes(results: Results) -> str:
     )
     unit = _MATCHED.get(results.protocol.matched_by if results.protocol else "parameters", "")
     if not matched or not unit:
-        return f"of different sizes ({_range([run.parameters for run in results.runs])} parameters)"
+        how = "of different sizes" if unit in ("", "parameters") else f"not matched in {unit}"
+        return f"{how} ({_range([run.parameters for run in results.runs])} parameters)"
     if len(groups) == 1:
         return f"matched in {unit}"
     named = [short_number(size) for size in groups if size is not None]
@@ -80,8 +81,10 @@ def differing_sizes(results: Results, models: Sequence[str], task: TaskRecord) -
 
 
 def _range(numbers: Sequence[int]) -> str:
-    """The least and the largest number."""
-    return " to ".join(dict.fromkeys(short_number(n) for n in (min(numbers), max(numbers))))
+    """The least and the largest number, if there are any."""
+    return " to ".join(
+        dict.fromkeys(short_number(n) for n in sorted(numbers)[:: len(numbers) - 1 or 1])
+    )
 
 
 def _comparable_runs(results: Results, pair: tuple[str, str]) -> list[list[RunRecord]]:

@@ -79,7 +79,7 @@ def main_table(results: Results) -> Table:
     for cost, ends in ((speed("train"), [-1]), (speed("decode"), [-1]), (STATE, [0, -1])):
         lengths = common_lengths(results, cost)
         for length in dict.fromkeys(lengths[end] for end in ends if lengths):
-            heading = f"{cost.short} at\N{NO-BREAK SPACE}{length:,}"
+            heading = f"{cost.short} at\N{NO-BREAK SPACE}{length}"
             columns.append(Column(heading, cost_cells(results, cost, length), "Cost"))
     if any(entry.longest_copy is not UNSET for entry in results.speed):
         columns.append(Column("letters in the state", longest_copy_cells(results), "Cost"))
@@ -128,7 +128,7 @@ def training_table(results: Results, task: TaskRecord) -> Table:
 def cost_table(results: Results) -> Table:
     """Every cost at every measured length."""
     columns = [
-        Column(f"at\N{NO-BREAK SPACE}{length:,}", cost_cells(results, cost, length), cost.title)
+        Column(f"at\N{NO-BREAK SPACE}{length}", cost_cells(results, cost, length), cost.title)
         for cost in costs(results)
         for length in cost_lengths(results, cost)
     ]

@@ -119,7 +119,7 @@ def cost_cells(results: Results, cost: Cost, length: int) -> list[Cell]:
 
 
 def _cost_cell(found: Measured | None, cost: Cost, *, best: bool) -> Cell:
-    """Median and quartiles of a cost."""
+    """Median and spread of a cost."""
     if found is None:
         return MISSING
     ends = list(dict.fromkeys(cost.text(end) for end in (found.low, found.high)))

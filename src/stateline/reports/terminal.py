@@ -41,14 +41,14 @@ def print_results(results: Results, console: Console) -> None:
         console.print(Text(legend, style="dim"))
     about = {task_label(results, task): _about(task) for task in results.tasks}
     for label, sentences in conclusions(results):
-        console.print(Text.assemble((f"\n{label}. ", "bold"), about.get(label, "")))
+        console.print(Text.assemble((f"\n{label}", "bold"), about.get(label, "")))
         for sentence in sentences:
             console.print(Text(f"- {sentence}"))
 
 
 def _about(task: TaskRecord) -> str:
-    """What a task measures, and what programs reach that need no training."""
-    return f"{words(task.metric).capitalize()}. {task.about} {baselines(task)}".rstrip()
+    """After its name, what a task measures, and what programs reach that need no training."""
+    return f": {words(task.metric)}. {task.about} {baselines(task)}".rstrip()
 
 
 def _labels(column: Column) -> tuple[str, str]:
@@ -93,7 +93,7 @@ def _legend(table: Table) -> str:
     cells = [cell for column in table.columns for cell in column.cells]
     off = f"! more than {PARAMETER_TOLERANCE:.0%} off the intended number of parameters."
     unsolved = "not solved: missed the training length, so not scored at other lengths."
-    seeds = "Below scores: lowest and highest seed; below speeds: quartiles."
+    seeds = "Below scores: lowest and highest seed; below speeds: their spread."
     said = {
         "* best of its row, or not told apart from it, where others are clearly worse.": any(
             cell.best for cell in cells

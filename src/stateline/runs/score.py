@@ -3,6 +3,7 @@
 from typing import Any
 
 from stateline.evaluate import accuracy_by_position, evaluate, loss_by_position
+from stateline.generate.session import OutputIsNaN
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
 from stateline.runs.record import Scores
@@ -13,11 +14,15 @@ EVAL_BATCHES = 16
 
 
 def score_by_length(model: AnyModel, task: Task) -> dict[int, Scores]:
-    """Scores at every length of the task."""
-    batches = 0 if task.has_text else EVAL_BATCHES
-    return {
-        length: {**evaluate(model, task, length, batches=batches)} for length in task.eval_lengths
-    }
+    """Scores at every length of the task; none where the model gives NaN."""
+    return {length: _score(model, task, length) for length in task.eval_lengths}
+
+
+def _score(model: AnyModel, task: Task, length: int) -> Scores:
+    try:
+        return {**evaluate(model, task, length, batches=0 if task.has_text else EVAL_BATCHES)}
+    except OutputIsNaN:
+        return {task.metric: None}
 
 
 def score_by_position(model: AnyModel, task: Any) -> dict[int, float | None]:

@@ -17,6 +17,9 @@ from stateline.models.config import ModelConfig
 IGNORE = -100
 """Target of a position that no loss or score counts (``ignore_index`` in PyTorch)."""
 
+DRAWN = "problems drawn from another seed"
+"""What a drawn task is scored on when settings are chosen."""
+
 Inputs = Int[Tensor, "batch length"] | Float[Tensor, "batch length channels"]
 """Tokens, or numbers."""
 
@@ -140,7 +143,7 @@ class Task(ABC):
     def hold_out_validation(self) -> str:
         """Score on data that the final scores do not use; called before the first batch.
 
-        A task is made a second time, from another seed, to choose settings with. Where problems are
+        To choose settings with, a task is made a second time, from another seed. Where problems are
         drawn from the seed, nothing has to be done. Tasks on files score a part of their training
         data, on which they then do not train.
 
@@ -148,9 +151,12 @@ class Task(ABC):
             What is scored, in words.
 
         Raises:
-            InputError: If there are too few data.
+            InputError: If there are too few data, or the task does not say what to hold out.
         """
-        return "problems drawn from another seed"
+        raise InputError(
+            f"settings cannot be chosen on a {type(self).__name__}, which has no "
+            "hold_out_validation: add it, or use the protocol quick"
+        )
 
     def baselines(self) -> Mapping[str, float]:
         """The metric for programs that need no training, on the same data."""
@@ -172,6 +178,10 @@ class GeneratedTask(Task):
     @abstractmethod
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index`` at ``length``; never one of the training batches."""
+
+    def hold_out_validation(self) -> str:
+        """Nothing has to be done: problems are drawn from the seed."""
+        return DRAWN
 
     def positions(self, length: int) -> int:
         """Tokens of a prompt and its answer, without the last."""
@@ -257,6 +267,10 @@ class LabelledTask(Task):
     @abstractmethod
     def labelled(self, length: int, index: int) -> Batch:
         """Evaluation batch number ``index`` of ``length`` tokens; never a training batch."""
+
+    def hold_out_validation(self) -> str:
+        """Nothing has to be done: rows are drawn from the seed."""
+        return DRAWN
 
     def score(
         self, targets: Int[Tensor, "batch length"], predictions: Int[Tensor, "batch length"]

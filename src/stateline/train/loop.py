@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stateline.evaluate import evaluate
 from stateline.files import append_line, write_text
+from stateline.generate.session import OutputIsNaN
 from stateline.layers.compose import checkpoint_activations
 from stateline.layers.state import select_rows
 from stateline.models.factory import AnyModel
@@ -195,7 +196,10 @@ class _Trainer:
 
     def _score(self) -> float:
         self.batches.settle()
-        scores = evaluate(self.model, self.task, self.task.train_length, training=True)
+        try:
+            scores = evaluate(self.model, self.task, self.task.train_length, training=True)
+        except OutputIsNaN:
+            self._diverged("the output became NaN", self.progress.steps)
         score = scores[self.task.metric]
         return self.processes.sum(score) / self.processes.count  # so that all stop together
 

@@ -1,0 +1,143 @@
+"""Charts: outliers, fronts, looks, and the files that are made of them."""
+
+import csv
+import json
+import math
+import struct
+
+import altair as alt
+import pytest
+
+from stateline.charts.chart import Axis
+from stateline.charts.export import FORMATS, svg, write_charts
+from stateline.charts.lines import Level, Line, Point, limits, line_chart
+from stateline.charts.scatter import Spot, front, trade_off_chart
+from stateline.charts.style import COLOURS, DARK_COLOURS, SHAPES, styled
+from stateline.errors import InputError
+
+MODELS = styled(["h3*2", 'evil"\\<script>', "attention*2"])
+AXES = (Axis("length (tokens)", "log2"), Axis("bits per byte"))
+
+
+def chart(outlier=2.0, levels=()):
+    lines = [
+        Line(
+            model,
+            [Point(4**n, [2 - n / 10 + k / 100 + m for m in (0, 0.01, 0.02)]) for n in range(2, 5)],
+        )
+        for k, model in enumerate(MODELS)
+    ]
+    lines[1].points[2].values[:] = [outlier] * 3
+    return line_chart("bits", "Bits by length", "Median.", lines, AXES, levels)
+
+
+def test_an_outlier_is_drawn_at_the_edge_and_named():
+    usual, squashed = chart(), chart(outlier=9.0)
+    assert "Off the scale" not in usual.note
+    assert squashed.note.endswith('Off the scale, drawn as triangles: evil"\\<script> 9 at 256.')
+    drawn = json.dumps(squashed.spec())
+    assert "triangle-up" in [layer["mark"].get("shape") for layer in squashed.spec()["layer"]]
+    (low, high) = squashed.spec()["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    assert 1.5 < low < high < 2.5
+    assert "9" in drawn
+
+
+def test_an_axis_ends_before_far_outliers_only():
+    near = [2.0 + n / 10 for n in range(10)]
+    assert limits(near) is None
+    assert limits([*near, 3.3]) is None
+    low, high = limits([*near, 100.0])
+    assert low < 2.0 < 2.9 < high < 3.1
+
+
+def test_a_seed_that_diverged_leaves_the_median_of_the_others():
+    line = Line(MODELS[0], [Point(16, [2.0, math.nan, 4.0]), Point(64, [math.nan])])
+    (row,) = line_chart("a", "a", "", [line], AXES).rows
+    assert (row["y"], row["low"], row["high"], row["values"]) == (3.0, 2.0, 4.0, 2)
+
+
+def test_a_line_that_others_cover_is_wider():
+    points = [Point(16, [2.0]), Point(64, [1.0])]
+    lines = [Line(MODELS[0], points), Line(MODELS[2], points)]
+    widths = {row["model"]: row["width"] for row in line_chart("a", "a", "", lines, AXES).rows}
+    assert widths["h3*2"] > widths["attention*2"]
+
+
+SPOTS = [
+    Spot(model, (cost, cost, cost), score, score, score)
+    for model, cost, score in zip(styled("abcde"), (1, 2, 3, 3, 4), (5, 7, 7, 9, 8), strict=True)
+]
+
+
+@pytest.mark.parametrize(
+    ("less_cost", "more_score", "best"),
+    [(True, True, "abd"), (True, False, "a"), (False, True, "de"), (False, False, "ace")],
+)
+def test_the_front_is_what_no_other_dominates(less_cost, more_score, best):
+    found = front(SPOTS, less_cost=less_cost, more_score=more_score)
+    assert sorted(spot.model.name for spot in found) == sorted(best)
+    assert [spot.cost for spot in found] == sorted(spot.cost for spot in found)
+
+
+def test_equal_models_are_both_on_the_front():
+    pair = [SPOTS[0], SPOTS[0]._replace(model=MODELS[0])]
+    assert len(front(pair, less_cost=True, more_score=True)) == 2
+
+
+def test_models_on_the_front_are_named_in_the_chart():
+    axes = (Axis("bytes", "log10"), Axis("score"))
+    best = front(SPOTS, less_cost=True, more_score=True)
+    drawn = trade_off_chart("a", "a", "", SPOTS, best, axes, less_cost=True)
+    text = svg(drawn).partition("role-legend")[0]
+    assert all(f">{name}</text>" in text for name in "abd")
+    assert not any(f">{name}</text>" in text for name in "ce")
+
+
+def test_sixty_four_models_look_different():
+    looks = {(model.colour, model.shape) for model in styled([str(n) for n in range(64)])}
+    assert len(looks) == len(COLOURS) * len(SHAPES) == 64
+
+
+def _luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize(("colours", "page"), [(COLOURS, "#ffffff"), (DARK_COLOURS, "#14171b")])
+def test_every_colour_contrasts_with_its_page(colours, page):
+    for colour in colours:
+        dark, light = sorted([_luminance(colour), _luminance(page)])
+        assert (light + 0.05) / (dark + 0.05) >= 3.0  # WCAG 2.1 for graphics
+
+
+def test_a_chart_is_written_in_every_format(tmp_path):
+    files = write_charts([chart(levels=[Level("gzip", y=2.0)])], tmp_path, list(FORMATS))
+    assert [path.name for path in files] == ["bits.png", "bits.svg", "bits.csv", "bits.json"]
+    header = files[0].read_bytes()
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", header[16:24])
+    assert min(width, height) > 600
+    picture = files[1].read_text()
+    assert "Bits by length" in picture
+    assert "gzip" in picture
+    rows = list(csv.DictReader(files[2].read_text().splitlines()))
+    assert list(rows[0]) == ["model", "x", "y", "low", "high", "values"]
+    assert len(rows) == 9
+    assert {row["model"] for row in rows} == {model.name for model in MODELS}
+    assert isinstance(alt.Chart.from_json(files[3].read_text()), alt.LayerChart)
+
+
+def test_the_same_chart_gives_the_same_bytes(tmp_path):
+    for folder in "ab":
+        write_charts([chart()], tmp_path / folder, list(FORMATS))
+    for form in FORMATS:
+        assert (tmp_path / f"a/bits.{form}").read_bytes() == (
+            tmp_path / f"b/bits.{form}"
+        ).read_bytes()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write .*file/bits.csv"):
+        write_charts([chart()], tmp_path / "file", ["csv"])
