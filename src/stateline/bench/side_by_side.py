@@ -14,7 +14,7 @@ from stateline.bench.timing import Call, Timing, interleave, waiter
 from stateline.errors import InputError
 
 MOST_SECONDS = 4.0
-"""A cell is left out where one call takes longer."""
+"""A cell is left out where one call takes longer, unless the caller says otherwise."""
 
 MOST_PROMPT_SECONDS = 60.0
 """Decoding is left out where reading the prompt once, before it is timed, takes longer."""
@@ -74,9 +74,10 @@ def _interval_rank(count: int) -> int:
 
 @dataclass
 class _Model:
-    """A subject, with the seconds per FLOP that its calls took so far, by phase."""
+    """A subject, the longest call, and the seconds per FLOP that calls took so far, by phase."""
 
     subject: Subject
+    most_seconds: float
     pace: dict[str, float] = field(default_factory=dict)
 
 
@@ -85,6 +86,7 @@ def measure(
     cells: Sequence[Cell],
     seconds: float,
     tell: Callable[[Cell], object] = lambda _: None,
+    most_seconds: float = MOST_SECONDS,
 ) -> dict[str, list[Measured]]:
     """Time all models in turns, cell by cell.
 
@@ -96,11 +98,12 @@ def measure(
         cells: What to time, shorter lengths first; every phase once per length and batch.
         seconds: Time for each model and cell, after the warm-up.
         tell: Called with each cell before it is measured.
+        most_seconds: A model whose call takes longer is left out of a cell.
 
     Returns:
         By model, one entry per cell.
     """
-    models = {name: _Model(subject) for name, subject in subjects.items()}
+    models = {name: _Model(subject, most_seconds) for name, subject in subjects.items()}
     found: dict[str, list[Measured]] = {name: [] for name in subjects}
     for cell in cells:
         tell(cell)
@@ -144,7 +147,7 @@ def _too_much(model: _Model, cell: Cell, share: float | None) -> str:
     needed = subject.bytes(cell)
     if share is not None and needed > share:
         return f"needs about {needed / 1e9:.1f} GB, and {share / 1e9:.1f} GB are free for it"
-    checked = [(cell, MOST_SECONDS)]
+    checked = [(cell, model.most_seconds)]
     if cell.phase == "decode":  # its prompt is read first
         checked.append((Cell("prefill", cell.length, 1), MOST_PROMPT_SECONDS))
     for call, limit in checked:
@@ -157,9 +160,9 @@ def _too_much(model: _Model, cell: Cell, share: float | None) -> str:
 def _first(model: _Model, cell: Cell, call: Call) -> float:
     """Seconds of the first call; if it was slow, a second one decides, as the first compiles."""
     elapsed = again = _elapsed(call, model.subject.device)
-    if MOST_SECONDS < elapsed <= MOST_PROMPT_SECONDS:
+    if model.most_seconds < elapsed <= MOST_PROMPT_SECONDS:
         again = _elapsed(call, model.subject.device)
-    if again > MOST_SECONDS:
+    if again > model.most_seconds:
         _note(model, cell, again)
         raise _LeftOut(f"{cell.phase} takes {again:.0f} s a call")
     return elapsed

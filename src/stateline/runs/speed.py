@@ -39,6 +39,9 @@ BATCHES = (1, 64)
 SECONDS = 0.4
 """Time for each model and cell, after the warm-up."""
 
+MOST_SECONDS = {"short": 20.0, "full": 4.0}
+"""A model whose call takes longer is left out of a cell."""
+
 
 class _Together(Record, frozen=True, kw_only=True):
     """Speeds that were measured in the same rounds, in the order of the models."""
@@ -115,7 +118,7 @@ def _timed(
             for number, job in enumerate(jobs)
         }
         with use_threads(1), watch_load() as load:
-            measured = measure(subjects, what, SECONDS, tell)
+            measured = measure(subjects, what, SECONDS, tell, MOST_SECONDS[detail])
         if load.foreign_cores is not None:
             busy = min(1.0, load.foreign_cores / (os.cpu_count() or 1))
     machine = str(environment()["cpu"])
