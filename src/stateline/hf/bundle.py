@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import stateline
 from stateline.errors import InputError
 from stateline.models.language_model import LanguageModel
 
 CODE = "modeling_stateline.py"
 """The file that transformers loads: a copy of the one here, followed by sources."""
 
-_SOURCE = Path(stateline.__file__).parent.parent
+_SOURCE = Path(__file__).parents[2]
 _ROOTS = ("stateline.hf.config", "stateline.hf.model")
 _BACKEND = re.compile(r"stateline\.ops(\.\w+)+")
 _LEFT_OUT = re.compile(r"stateline\.(hf|ops\.numba_kernels|ops\.\w+\.numba_backend)")

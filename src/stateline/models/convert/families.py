@@ -6,12 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.convert import decoders, gpt, hybrids, qwen, recurrent_gemma
 from stateline.models.convert.parts import Names, Part, read_parts, write_parts
 from stateline.models.convert.to_mamba import has_conv_bias
-from stateline.models.factory import meta_model
 
 Tensors = Mapping[str, Tensor]
 Settings = Mapping[str, Any]
@@ -47,36 +45,7 @@ class Family(NamedTuple):
             InputError: If the family has no such model.
         """
         settings = self.settings(config, has_conv_bias(tensors))
-        wanted, got = _structure(config), _structure(self.config(settings))
-        names = sorted(wanted.keys() | got.keys())
-        if different := [name for name in names if wanted.get(name) != got.get(name)]:
-            raise InputError(
-                f"models of this family cannot express {config.pattern!r}: {different[0]} would be "
-                f"{got.get(different[0])}, not {wanted.get(different[0])}"
-            )
         return write_parts(tensors, self.parts(config)), settings
-
-
-def _structure(config: ModelConfig) -> dict[str, Any]:
-    """Everything that tells models apart, but the values of parameters."""
-    model = meta_model(config)
-    found: dict[str, Any] = {
-        name: getattr(config, name)
-        for name in (
-            "max_len",
-            "norm_eps",
-            "embedding_multiplier",
-            "logits_divisor",
-            "logits_soft_cap",
-        )
-    }
-    for path, module in model.named_modules():
-        found[path or "model"] = type(module).__name__
-        for name, value in vars(module).items():
-            if isinstance(value, int | float | str):
-                found[f"{path}.{name}".removeprefix(".")] = value
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    return found | shapes
 
 
 def _decoder(kind: str, title: str) -> Family:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stateline.errors import InputError
+from stateline.layers.mixers.mamba2 import default_head
 from stateline.models.config import ModelConfig
 from stateline.models.convert.decoder_parts import decoder_parts
 from stateline.models.convert.decoders import NAMES
@@ -131,7 +132,7 @@ def mamba2_hybrid_settings(config: ModelConfig, kind: str, conv_bias: bool) -> d
     pairs = blocks(config, _MIXERS)
     attention, mamba2 = (first_keywords(pairs, name) for name in ("attention", "mamba2"))
     inner = int(mamba2["expand"] * config.d_model)
-    d_head = mamba2["d_head"] or max(n for n in range(1, min(inner, 64) + 1) if inner % n == 0)
+    d_head = mamba2["d_head"] or default_head(inner)
     is_attention = [mixer.name == "attention" for mixer, _ in pairs]
     settings: dict[str, Any] = {
         "model_type": kind,

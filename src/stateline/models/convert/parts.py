@@ -11,14 +11,11 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers import LAYERS
-from stateline.layers.mixers.feed_forward import GATED
+from stateline.layers.mixers.feed_forward import GATED, default_hidden
 from stateline.models.config import ModelConfig
 from stateline.models.convert.to_mamba import as_stored, has_conv_bias
-from stateline.models.convert.weights import some_names
+from stateline.models.convert.weights import BUFFERS, some_names
 from stateline.models.pattern import Item, Value, parse_pattern
-
-BUFFERS = r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$"
-"""Buffers in old files: frequencies and masks."""
 
 
 class Names(NamedTuple):
@@ -148,10 +145,10 @@ def _layer(
         keywords["n_kv_heads"] = keywords.get("n_kv_heads") or keywords["n_heads"]
         keywords["d_head"] = keywords.get("d_head") or config.d_model // keywords["n_heads"]
     if name == "feed_forward":
-        gated, d_hidden = keywords["activation"] in GATED, keywords["d_hidden"]
+        activation, d_hidden = keywords["activation"], keywords["d_hidden"]
         if d_hidden is None:
-            d_hidden = 8 * round(config.d_model / 3) if gated else 4 * config.d_model
-        bias = not gated if keywords["bias"] is None else keywords["bias"]
+            d_hidden = default_hidden(config.d_model, activation)
+        bias = activation not in GATED if keywords["bias"] is None else keywords["bias"]
         keywords |= {"d_hidden": d_hidden, "bias": bias}
     return Layer(name, keywords)
 

@@ -23,6 +23,8 @@ from stateline.models.language_model import LanguageModel
 FILES = ("model.safetensors", "pytorch_model.bin")
 """Files with weights: a single one, or several that an index (``.index.json``) lists."""
 
+BUFFERS = r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$|_attn_buf$"
+"""Buffers in old files, which no model needs: frequencies and masks."""
 
 _UNREADABLE = (
     SafetensorError,
