@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -223,6 +224,14 @@ def tokens(batch: int = 2, length: int = 24) -> Tensor:
 
 LIMITS = {"qwen3_next": 1e-5, "recurrent_gemma": 3e-5}
 """Largest relative differences; those of other families are up to 6e-7, of these 9e-7 and 3e-6."""
+
+
+def tiny_tokenizer(folder: Path) -> None:
+    """A tokenizer of Hugging Face that knows 61 letters."""
+    tokenizers = pytest.importorskip("tokenizers", reason="makes the tokenizer")
+    vocabulary = {letter: number for number, letter in enumerate(ascii_letters + "_.,:;!?-+")}
+    model = tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="_")
+    tokenizers.Tokenizer(model).save(str(folder / "tokenizer.json"))
 
 
 def assert_near(found: Tensor, wanted: Tensor, limit: float = 6e-6) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from tests.models.published import (
     assert_same_tensors,
     official_model,
     saved,
+    tiny_tokenizer,
     tokens,
     transformers,
 )
@@ -212,14 +212,6 @@ def test_the_command_says_what_was_recognised(
     assert 'recognised bamba: "mamba2 feed_forward attention"' in capsys.readouterr().out
     assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "b"), "--to", "bamba"]) == 0
     assert_same_tensors(tmp_path / "b", tmp_path / "hf")
-
-
-def tiny_tokenizer(folder: Path) -> None:
-    """A tokenizer of Hugging Face that knows 61 letters."""
-    tokenizers = pytest.importorskip("tokenizers", reason="makes the tokenizer")
-    vocabulary = {letter: number for number, letter in enumerate(ascii_letters + "_.,:;!?-+")}
-    model = tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="_")
-    tokenizers.Tokenizer(model).save(str(folder / "tokenizer.json"))
 
 
 @pytest.mark.parametrize("name", ["gpt_neo", "llama", "lfm2", "granitemoehybrid", "falcon_mamba"])
