@@ -22,7 +22,7 @@ from tests.models.test_transformer_sequential import official as staircase_tenso
 
 transformers = pytest.importorskip("transformers", reason="models are made by transformers")
 
-GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
+GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48}
 NEO = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -30,7 +30,7 @@ NEO = {
     "num_heads": 4,
     "attention_types": [[["global", "local"], 2]],
     "window_size": 5,
-    "max_position_embeddings": 32,
+    "max_position_embeddings": 48,
 }
 OPT = {
     "vocab_size": 61,
@@ -38,7 +38,7 @@ OPT = {
     "num_hidden_layers": 2,
     "ffn_dim": 40,
     "num_attention_heads": 4,
-    "max_position_embeddings": 32,
+    "max_position_embeddings": 48,
 }
 BASE = {
     "vocab_size": 61,
@@ -261,8 +261,10 @@ def _ours(to: str, pattern: str, **settings: Any) -> Callable[[Path], None]:
 def _staircase(folder: Path) -> None:
     torch.manual_seed(0)
     folder.mkdir()
-    save_file(staircase_tensors(), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(STAIRCASE))
+    sizes = {"in_emb.weight": (61, 8), "out.out_emb.weight": (61, 8), "out.out_emb.bias": (61,)}
+    tensors = staircase_tensors() | {name: torch.randn(size) for name, size in sizes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**STAIRCASE, "vocab_sz": 61}))
 
 
 _LSTM = {"block": "plain", "norm": "none", "tie_embeddings": False, "head_bias": True}

@@ -122,7 +122,7 @@ def h3_config(settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     found = {name: tuple(t.shape) for name, t in released_names(empty).items()}
     try:
         return _read_off(settings, found)
-    except (KeyError, IndexError, ZeroDivisionError) as error:
+    except (LookupError, ValueError, ZeroDivisionError) as error:
         raise InputError(f"the weights are not those of an H3 model: {error!r}") from error
 
 
