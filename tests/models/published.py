@@ -96,6 +96,20 @@ MAMBA = {
     "state_size": 8,
     "tie_word_embeddings": False,
 }
+NEMOTRON = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "full_attention", "mlp"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "ssm_state_size": 8,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "chunk_size": 8,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT),
     "gpt2 unscaled": ("gpt2", {**GPT, "scale_attn_weights": False, "n_inner": 40}),
@@ -145,6 +159,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "conv_bias": True,
             "block_auto_adjust_ff_dim": False,
         },
+    ),
+    "nemotron_h": ("nemotron_h", NEMOTRON),
+    "nemotron_h with biases": (
+        "nemotron_h",
+        {**NEMOTRON, "use_bias": True, "mlp_bias": True, "use_conv_bias": False, "head_dim": 16},
     ),
     "qwen3_next": ("qwen3_next", {**QWEN, "num_experts": 0}),
     "qwen3_next with few dense layers": (

@@ -114,6 +114,8 @@ REFUSED = [
     ("bamba", {"time_step_limit": [0.0, 1.0]}, "limited step sizes are not supported"),
     ("granitemoehybrid", {"num_local_experts": 4}, "mixtures of experts are not supported"),
     ("lfm2", {"layer_types": ["conv"]}, "layer_types must name 2 layers"),
+    ("nemotron_h", {"layers_block_type": ["moe"]}, "Nemotron-H without experts are .* got 'moe'"),
+    ("nemotron_h", {"layers_block_type": 3}, "must list 1 to .* layers, got 3"),
     ("qwen3_next", {"num_experts": 8}, "mixtures of experts are not supported, got a qwen3_next"),
     (
         "recurrent_gemma",

@@ -15,6 +15,7 @@ from stateline.models.convert.parts import (
     Part,
     blocks,
     by_head,
+    single_branches,
 )
 
 
@@ -47,10 +48,11 @@ def decoder_parts(config: ModelConfig, names: Names, mixers: Sequence[str]) -> l
         "rg_lru": _rg_lru,
         "feed_forward": _feed_forward,
     }
-    for number, pair in enumerate(blocks(config, mixers)):
+    groups = blocks(config, mixers) if len(names.norms) > 1 else single_branches(config, mixers)
+    for number, group in enumerate(groups):
         there = names.layer.format(number)
-        for branch, layer in enumerate(pair):
-            here = f"stack.layers.{2 * number + branch}."
+        for branch, layer in enumerate(group):
+            here = f"stack.layers.{len(group) * number + branch}."
             parts += [
                 Part(f"{here}norm.{p}", (f"{there}{names.norms[branch]}.{p}",)) for p in norm_parts
             ]

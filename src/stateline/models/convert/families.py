@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from stateline.models.config import ModelConfig
-from stateline.models.convert import decoders, gpt, hybrids, qwen, recurrent_gemma
+from stateline.models.convert import decoders, gpt, hybrids, nemotron, qwen, recurrent_gemma
 from stateline.models.convert.parts import Names, Part, read_parts, write_parts
 from stateline.models.convert.to_mamba import has_conv_bias
 
@@ -108,6 +108,13 @@ FAMILIES: Mapping[str, Family] = {
         hybrids.lfm2_names,
         lambda config, _: hybrids.lfm2_settings(config),
     ),
+    "nemotron_h": Family(
+        "Nemotron-H without experts of Hugging Face transformers",
+        nemotron.nemotron_h_config,
+        nemotron.NAMES,
+        nemotron.nemotron_h_names,
+        nemotron.nemotron_h_settings,
+    ),
     "qwen3_next": _qwen("qwen3_next", "Qwen3-Next"),
     "qwen3_5_text": _qwen("qwen3_5_text", "Qwen3.5"),
     "recurrent_gemma": Family(
@@ -132,7 +139,6 @@ MISSING: Mapping[str, str] = {
     "kimi_linear": "Kimi Delta Attention",
     "lfm2_moe": "mixtures of experts",
     "mixtral": "mixtures of experts",
-    "nemotron_h": "blocks with a single branch of each kind",
     "olmoe": "mixtures of experts",
     "qwen2_moe": "mixtures of experts",
     "qwen3_moe": "mixtures of experts",

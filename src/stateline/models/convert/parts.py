@@ -26,7 +26,8 @@ class Names(NamedTuple):
         embedding: Embedding of tokens.
         norm: Last normalisation.
         layer: First part of the names in layer number ``{}``.
-        norms: Normalisations before the mixer and before the feed-forward.
+        norms: Normalisations before the mixer and before the feed-forward; a single one where each
+            of them is a layer of its own.
         qkv: Projections of queries, keys and values, which may be one.
         out: Last projection of attention.
         up: First maps of the feed-forward, the gate before the other; they may be one.
@@ -44,7 +45,7 @@ class Names(NamedTuple):
     embedding: str
     norm: str
     layer: str
-    norms: tuple[str, str]
+    norms: tuple[str, ...]
     qkv: tuple[str, ...]
     out: str
     up: tuple[str, ...]
@@ -171,15 +172,31 @@ def blocks(config: ModelConfig, mixers: Sequence[str]) -> list[tuple[Layer, Laye
     return pairs
 
 
-def first_keywords(pairs: Sequence[tuple[Layer, Layer]], name: str) -> Mapping[str, Any]:
-    """Keywords of the first mixer of a kind.
+def single_branches(config: ModelConfig, layers: Sequence[str]) -> list[tuple[Layer]]:
+    """The layers of a model in which a feed-forward is one of them, as groups of one.
+
+    Raises:
+        InputError: If the model does not consist of these layers.
+    """
+    found = flat_layers(config)
+    fits = config.block == "sequential" and config.norm != "none"
+    if not fits or not {layer.name for layer in found} <= set(layers):
+        raise InputError(
+            f"models of this family consist of {' or '.join(layers)} in sequential blocks, got "
+            f"{config.pattern!r}"
+        )
+    return [(layer,) for layer in found]
+
+
+def first_keywords(groups: Sequence[tuple[Layer, ...]], name: str) -> Mapping[str, Any]:
+    """Keywords of the first layer of a kind.
 
     Raises:
         InputError: If there is none.
     """
-    for mixer, _ in pairs:
-        if mixer.name == name:
-            return mixer.keywords
+    for layer in (layer for group in groups for layer in group):
+        if layer.name == name:
+            return layer.keywords
     raise InputError(f"models of this family have at least one layer {name}, got none")
 
 
