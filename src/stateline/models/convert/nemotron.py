@@ -55,7 +55,7 @@ def nemotron_h_config(settings: Settings) -> ModelConfig:
         norm="rms",
         norm_eps=eps,
         feed_forward="none",
-        tie_embeddings=settings.get("tie_word_embeddings", False),
+        tie_embeddings=False,  # transformers ignores tie_word_embeddings in this family
         layers={
             "attention": heads({"head_dim": 128, **settings}, 8),
             "mamba2": {
@@ -118,7 +118,7 @@ def nemotron_h_settings(config: ModelConfig, conv_bias: bool) -> dict[str, Any]:
         "mlp_bias": feed_forward["bias"],
         "mlp_hidden_act": "relu2",
         "layer_norm_epsilon": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
+        "tie_word_embeddings": False,
         **heads_back(attention),
         "mamba_num_heads": inner // d_head,
         "mamba_head_dim": d_head,
