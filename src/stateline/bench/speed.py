@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from stateline.bench.timing import use_threads, waiter
+from stateline.generate.session import PREFILL_CHUNK
 from stateline.layers.derived import Memory, remembering
 from stateline.models.factory import AnyModel
-from stateline.models.ragged import PREFILL_CHUNK
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import make_optimizer
 

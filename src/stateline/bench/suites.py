@@ -18,12 +18,12 @@ from stateline.bench.peaks import Peaks
 from stateline.bench.record import Figure, Skipped
 from stateline.bench.timing import Call, Timing, interleave, waiter
 from stateline.errors import InputError
+from stateline.generate.session import PREFILL_CHUNK
 from stateline.layers.derived import Memory, remembering
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model
 from stateline.models.language_model import LanguageModel
-from stateline.models.ragged import PREFILL_CHUNK
 from stateline.ops import use_backend
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig

@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 from stateline.generate.encoding import prefill_chunks, token_chunks
+from stateline.generate.ragged import read_ragged
 from stateline.generate.random import uniform
 from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
 from stateline.generate.sampling import GREEDY, Sampling, choose
@@ -18,7 +19,6 @@ from stateline.generate.session import (
 from stateline.generate.state_files import Kept, load_kept, save_kept
 from stateline.generate.text import DecodedToken, HeldText, TextStream, decode_text
 from stateline.generate.tokens import check_length, generate, stream
-from stateline.models.ragged import read_ragged
 
 __all__ = [
     "GREEDY",

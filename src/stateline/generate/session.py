@@ -19,7 +19,12 @@ from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import trim
 from stateline.models.language_model import LanguageModel, LanguageModelState
-from stateline.models.ragged import PREFILL_CHUNK, ROOM
+
+PREFILL_CHUNK = 1024
+"""Prompt tokens that are read at a time, whose activations are in memory together."""
+
+ROOM = 256
+"""Steps for which a growing state gets room at a time, since the length of a text is not known."""
 
 CHECK_EVERY = 32
 """Steps between two checks for NaN on an accelerator, each of which synchronises."""

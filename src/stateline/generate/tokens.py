@@ -8,9 +8,8 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.generate.sampling import GREEDY, Sampling
-from stateline.generate.session import Choice, Prompt, Session, device_of, prefill
+from stateline.generate.session import ROOM, Choice, Prompt, Session, device_of, prefill
 from stateline.models.language_model import LanguageModel
-from stateline.models.ragged import ROOM
 
 
 def stream(

@@ -15,8 +15,8 @@ CODE = "modeling_stateline.py"
 _SOURCE = Path(__file__).parents[2]
 _ROOTS = ("stateline.hf.config", "stateline.hf.model")
 _BACKEND = re.compile(r"stateline\.ops(\.\w+)+")
-_LEFT_OUT = re.compile(r"stateline\.(hf|ops\.numba_kernels|ops\.\w+\.numba_backend)")
-"""Registering the package's own classes, and compiled kernels: PyTorch's are used instead."""
+_LEFT_OUT = re.compile(r"stateline\.(generate|hf|ops\.numba_kernels|ops\.\w+\.numba_backend)")
+"""What two packages import for users, and compiled kernels: PyTorch's are used instead."""
 
 
 def bundled_code(model: LanguageModel) -> str:

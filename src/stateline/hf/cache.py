@@ -7,10 +7,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.generate.session import ROOM
 from stateline.layers import cat_states, select_rows
 from stateline.layers.derived import Memory, remembering
 from stateline.models.language_model import LanguageModel, LanguageModelState
-from stateline.models.ragged import ROOM
 
 
 class StatelineCache:

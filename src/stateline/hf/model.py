@@ -14,13 +14,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from stateline.errors import InputError
 from stateline.files import write_text
+from stateline.generate.ragged import read_ragged
 from stateline.hf.cache import StatelineCache
 from stateline.hf.card import CARD, card
 from stateline.hf.config import StatelineConfig
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import make_empty_model
 from stateline.models.language_model import LanguageModel
-from stateline.models.ragged import read_ragged
 
 _REFUSED = {
     "inputs_embeds": "the model begins with tokens: give input_ids",

@@ -23,10 +23,9 @@ from stateline.generate import (
     prefill,
     read_ragged,
 )
-from stateline.generate.session import device_of
+from stateline.generate.session import PREFILL_CHUNK, device_of
 from stateline.layers import select_rows
 from stateline.models.language_model import LanguageModel
-from stateline.models.ragged import PREFILL_CHUNK
 
 NEW_TOKENS = 256
 """Longest text that is written if a task sets no limit."""

@@ -1,4 +1,4 @@
-"""Reading rows of different lengths together, without padding; how much is read at a time."""
+"""Reading rows of different lengths together, without padding."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from stateline.generate.session import PREFILL_CHUNK
 from stateline.layers import cat_states, select_rows
 from stateline.models.language_model import LanguageModel, LanguageModelState
-
-PREFILL_CHUNK = 1024
-"""Prompt tokens that are read at a time, whose activations are in memory together."""
-
-ROOM = 256
-"""Steps for which a growing state gets room at a time, since the length of a text is not known."""
 
 
 def read_ragged(
