@@ -297,7 +297,7 @@ def build(kind: str, settings: dict[str, Any]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neo", "opt", "qwen2 with windows", "bamba", "lfm2"])
+@pytest.mark.parametrize("name", [*FAMILIES, "qwen2 with windows"])
 @pytest.mark.usefixtures("unannotated")  # the reader must notice, not the checks of annotations
 def test_damaged_settings_never_crash(name: str) -> None:
     """Each setting in turn is replaced by something odd: a model, or a line that explains."""
