@@ -35,6 +35,12 @@ for place in (folder, again):
 source = sys.modules["stateline"].__spec__.loader
 assert type(source).__name__ == "_Sources", source
 assert "stateline.tasks" not in sys.modules
+from stateline.layers import LAYERS
+for name in LAYERS:
+    layer, x = LAYERS[name](8), torch.randn(1, 5, 8)
+    y, state = layer.forward_chunk(x, layer.init_state(1))
+    layer.step(x[:, 0], state)
+    y.sum().backward()
 """
 
 

@@ -78,5 +78,5 @@ def _section(name: str) -> str:
     path, source = _path(name), _read(name)
     package = " package" if path is not None and path.name == "__init__.py" else ""
     digest = hashlib.sha256(source.encode()).hexdigest()
-    lines = "".join(f"# {line}".rstrip() + "\n" for line in source.splitlines())
+    lines = "".join(f"# {line}\n" if line else "#\n" for line in source.split("\n")[:-1])
     return f"\n#: {name} {digest}{package}\n{lines}"
