@@ -8,12 +8,18 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.generate import generate
+from stateline.layers import select_rows
 from stateline.models.language_model import LanguageModel
 from tests.hf.conftest import MIXED, Make, hf
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-PATTERNS = [MIXED, "attention(position=alibi)*2", "mamba2*2"]
+PATTERNS = [
+    MIXED,
+    "attention(position=alibi)*2",
+    "mamba2*2",
+    "rg_lru attention(gated=true, qk_norm=offset)",
+]
 
 
 @pytest.fixture(params=PATTERNS)
@@ -81,6 +87,29 @@ def test_left_padded_rows_go_on_as_each_alone(
     wrapped = hf.wrap(model, pad_token_id=0)
     found = greedy(wrapped, **padded(rows), **settings)
     assert torch.equal(found, torch.cat([generate(model, row[None], 12) for row in rows]))
+
+
+@torch.no_grad()
+def plain_beams(model: LanguageModel, row: Tensor, beams: int, new: int) -> Tensor:
+    """The best continuation of a row by beam search over our steps, without transformers."""
+    logits, state = model.forward_chunk(row[None], model.init_state(1))
+    scores, texts = logits[:, -1].log_softmax(dim=-1), torch.empty(1, 0, dtype=torch.int64)
+    for _ in range(new):
+        best, place = scores.flatten().topk(beams)
+        source, token = place // scores.shape[1], place % scores.shape[1]
+        texts = torch.cat([texts[source], token[:, None]], dim=1)
+        logits, state = model.step(token, select_rows(state, source))
+        scores = best[:, None] + logits.log_softmax(dim=-1)
+    return texts[:1]
+
+
+def test_left_padded_beams_are_those_of_a_plain_search_with_our_steps(
+    model: LanguageModel, prompt: Tensor
+) -> None:
+    rows = ragged(prompt)
+    found = greedy(hf.wrap(model, pad_token_id=0), 8, **padded(rows), num_beams=3)
+    assert torch.equal(found, torch.cat([plain_beams(model, row, 3, 8) for row in rows]))
+    assert not torch.equal(found, torch.cat([generate(model, row[None], 8) for row in rows]))
 
 
 def test_left_padded_beams_are_those_of_each_row_alone(

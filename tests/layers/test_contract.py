@@ -46,6 +46,7 @@ OPTIONS = {
             "rope_original_len": 32,
             "qk_norm": True,
         },
+        {"n_kv_heads": 2, "d_head": 3, "qk_norm": "offset", "gated": True},
     ],
     "block_recurrent": [
         {"window": 3, "n_states": 2, "gate": "lstm", "update": "dual", "d_hidden": 5},
@@ -86,7 +87,10 @@ OPTIONS = {
         {"d_hidden": 5},
     ],
     "gated_conv": [{"taps": 1}, {"taps": 4, "bias": True}],
-    "gated_delta_net": [{"n_heads": 1, "d_conv": 1}, {"n_heads": 1, "expand_v": 1, "d_conv": 2}],
+    "gated_delta_net": [
+        {"n_heads": 1, "d_conv": 1},
+        {"n_heads": 4, "n_key_heads": 2, "d_key": 3, "expand_v": 4 / 3, "d_conv": 2},
+    ],
     "gss": [{"d_state": 4}, {"d_ssm": 3, "expand": 1, "d_state": 3, "exp_frequency": False}],
     "h3": [
         {"d_state": 4},
@@ -113,6 +117,7 @@ OPTIONS = {
         {"d_state": 4, "d_head": 4, "n_groups": 2, "bias": True},
         {"d_state": 3, "d_head": 1, "d_conv": 2, "expand": 1.0},
     ],
+    "rg_lru": [{"d_inner": 6, "n_heads": 3, "d_conv": 1}, {"n_heads": 1}],
     "s4": [{"d_state": 4}, {"d_state": 6, "n_ssm": 2, "n_outputs": 2, "output": "linear"}],
     "s4d": [
         {"d_state": 4, "init": init, "discretization": discretization}

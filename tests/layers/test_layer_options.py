@@ -6,7 +6,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers import Attention, FeedForward, GatedConv, SlidingAttention
+from stateline.layers import (
+    NORMS,
+    RGLRU,
+    Attention,
+    FeedForward,
+    GatedConv,
+    GatedDeltaNet,
+    SlidingAttention,
+)
 
 
 def test_a_gated_convolution_is_its_equation() -> None:
@@ -17,6 +25,68 @@ def test_a_gated_convolution_is_its_equation() -> None:
         for s in range(min(3, t + 1)):
             y[:, t] += layer.conv.kernel[:, s] * (b * u)[:, t - s]
     torch.testing.assert_close(layer(x), layer.out_proj(c * (y + layer.conv.bias)))
+
+
+def test_an_rg_lru_is_its_equations() -> None:
+    layer, x = RGLRU(4, d_inner=6, n_heads=2).double(), torch.randn(2, 6, 4, dtype=torch.float64)
+    z, u = layer.in_proj(x).chunk(2, dim=-1)
+    u, _ = layer.conv.forward_chunk(u, layer.conv.init_state(2))
+    h, outputs = torch.zeros(2, 6, dtype=torch.float64), []
+    for t in range(6):
+        blocks = u[:, t].unflatten(-1, (2, 1, 3))
+        r = ((blocks @ layer.decay_weight).squeeze(-2) + layer.decay_bias).sigmoid().flatten(1)
+        i = ((blocks @ layer.input_weight).squeeze(-2) + layer.input_bias).sigmoid().flatten(1)
+        a = torch.exp(-8 * r * F.softplus(layer.rate))
+        h = a * h + (1.0 if t == 0 else (1 - a**2).sqrt()) * i * u[:, t]
+        outputs.append(h)
+    gate = F.gelu(z, approximate="tanh")
+    torch.testing.assert_close(layer(x), layer.out_proj(torch.stack(outputs, dim=1) * gate))
+
+
+def test_an_rg_lru_that_never_forgets_is_finite_and_has_finite_gradients() -> None:
+    layer, x = RGLRU(4), torch.randn(2, 5, 4)
+    with torch.no_grad():
+        layer.decay_bias.fill_(-200.0)  # the gate is zero in float32
+    layer(x).sum().backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+def test_a_norm_with_an_offset_is_the_usual_one_around_one() -> None:
+    usual, offset = NORMS["rms"](6), NORMS["rms_offset"](6)
+    with torch.no_grad():
+        offset.weight.copy_(torch.randn(6))
+        usual.weight.copy_(1 + offset.weight)
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(offset(x), usual(x))
+    small = NORMS["rms_offset"](6).bfloat16()
+    torch.nn.init.constant_(small.weight, 2.0**-10)  # 1 + 2^-10 is 1 in bfloat16
+    wide = torch.ones(1, 6).bfloat16() * 3
+    assert small(wide).dtype == torch.bfloat16
+    torch.testing.assert_close(small(wide), torch.ones(1, 6).bfloat16())
+
+
+def test_gated_attention_weighs_each_head_by_a_projection_of_the_input() -> None:
+    gated, plain = Attention(8, n_heads=2, gated=True), Attention(8, n_heads=2)
+    weights, x = gated.state_dict(), torch.randn(2, 5, 8)
+    q, kv = weights["qkv.weight"].split([16, 16])
+    q, gate = q.unflatten(0, (2, 2, 4)).unbind(dim=1)
+    plain.load_state_dict(
+        {"qkv.weight": torch.cat([q.flatten(0, 1), kv]), "out_proj.weight": torch.eye(8)}
+    )
+    heads = plain(x) * (x @ gate.flatten(0, 1).T).sigmoid()
+    torch.testing.assert_close(gated(x), gated.out_proj(heads))
+
+
+def test_a_delta_net_with_few_key_heads_is_one_with_repeated_keys() -> None:
+    few = GatedDeltaNet(8, n_heads=4, n_key_heads=2, d_key=3)
+    many, weights = GatedDeltaNet(8, n_heads=4, d_key=3), few.state_dict()
+    for name in ("in_proj.weight", "conv.kernel"):
+        q, k, rest = weights[name].tensor_split([6, 12])
+        q, k = (t.unflatten(0, (2, 3)).repeat_interleave(2, dim=0).flatten(0, 1) for t in (q, k))
+        weights[name] = torch.cat([q, k, rest])
+    many.load_state_dict(weights)
+    x = torch.randn(2, 7, 8)
+    torch.testing.assert_close(few(x), many(x))
 
 
 @pytest.mark.parametrize("layer", [Attention, SlidingAttention])

@@ -175,5 +175,5 @@ def test_what_does_not_fit_is_refused() -> None:
         LinearAttention(WIDTH, feature="identity")
     with pytest.raises(InputError, match="unknown feature 'elo': did you mean 'elu'"):
         LinearAttention(WIDTH, feature="elo")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="expand_v must be at least 1, got expand_v=0"):
+    with pytest.raises(InputError, match=r"expand_v \* d_key must be at least 1, got expand_v=0"):
         GatedDeltaNet(WIDTH, expand_v=0)

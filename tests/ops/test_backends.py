@@ -438,6 +438,11 @@ REACHED = {
         "forward_chunk": "linear_attention short_conv",
         "step": "linear_attention_step short_conv_step",
     },
+    "rg_lru": {
+        "forward": "gelu selective_scan short_conv",
+        "forward_chunk": "gelu selective_scan short_conv",
+        "step": "gelu selective_scan_step short_conv_step",
+    },
     "s4": {
         "forward": "dplr_ssm fft_conv",
         "forward_chunk": "dplr_ssm_chunk fft_conv",

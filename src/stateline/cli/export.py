@@ -24,6 +24,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="add a file that trust_remote_code=True loads; stateline must still be installed",
     )
+    parser.add_argument(
+        "--self_contained",
+        "--self-contained",
+        action="store_true",
+        help="add the code of the model, so that trust_remote_code=True works without stateline",
+    )
     add_dtype_option(parser)
 
 
@@ -52,6 +58,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         dtype=resolve_dtype(given.dtype),
         max_shard_size=given.max_shard_size,
         remote_code=given.remote_code,
+        self_contained=given.self_contained,
     )
     print(f"wrote {given.dst}: {', '.join(files)}")
     if "tokenizer.json" not in files:

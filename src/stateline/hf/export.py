@@ -9,11 +9,10 @@ from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.files import user_path, write_folder
 from stateline.generate import NumberTokenizer, load_run
+from stateline.hf.bundle import CODE, bundled_code
 from stateline.hf.card import CARD, card, find_record
 from stateline.hf.model import wrap
 from stateline.hf.tokenizers import tokenizer
-
-REMOTE = "modeling_stateline.py"
 
 _REMOTE_CODE = '''"""Lets trust_remote_code=True load this model; it needs the package stateline."""
 
@@ -21,6 +20,13 @@ from stateline.hf import StatelineConfig, StatelineForCausalLM
 
 __all__ = ["StatelineConfig", "StatelineForCausalLM"]
 '''
+
+_WITH_CODE = f"""
+## Without the package
+
+The folder holds the code of the model, `{CODE}`, which runs if you allow it:
+`AutoModelForCausalLM.from_pretrained("this folder", trust_remote_code=True)`
+"""
 
 
 def export(
@@ -30,6 +36,7 @@ def export(
     dtype: torch.dtype | None = None,
     max_shard_size: str = "5GB",
     remote_code: bool = False,
+    self_contained: bool = False,
 ) -> list[str]:
     """Write a run's model, tokenizer and model card as a folder of transformers.
 
@@ -43,12 +50,15 @@ def export(
         remote_code: Add a file with which ``trust_remote_code=True`` finds the classes, for
             programs that cannot import :mod:`stateline.hf` first. The package must still be
             installed.
+        self_contained: Add a file with the sources of the classes, with which
+            ``trust_remote_code=True`` works without the package.
 
     Returns:
         The names of the files.
 
     Raises:
-        InputError: If the run cannot be read, or the folder exists or cannot be written.
+        InputError: If the run cannot be read, the folder exists or cannot be written, or a model
+            with layers of your own shall be self-contained.
     """
     run, folder = user_path(run, "model"), user_path(folder, "folder to write")
     if folder.exists():
@@ -59,20 +69,22 @@ def export(
     wrapped = wrap(model, eos_token_id=end, bos_token_id=end)
     if text is not None:
         wrapped.generation_config.pad_token_id = text.pad_token_id
-    if remote_code:
-        name = REMOTE.removesuffix(".py")
+    code = bundled_code(model) if self_contained else _REMOTE_CODE if remote_code else ""
+    if code:
+        name = CODE.removesuffix(".py")
         wrapped.config.auto_map = {
             "AutoConfig": f"{name}.StatelineConfig",
             "AutoModelForCausalLM": f"{name}.StatelineForCausalLM",
         }
 
     def write(temporary: Path) -> None:
-        (temporary / CARD).write_text(card(model, record), encoding="utf-8")
+        text_of_card = card(model, record) + (_WITH_CODE if self_contained else "")
+        (temporary / CARD).write_text(text_of_card, encoding="utf-8")
         wrapped.save_pretrained(temporary, max_shard_size=max_shard_size)
         if text is not None:
             text.save_pretrained(temporary)
-        if remote_code:
-            (temporary / REMOTE).write_text(_REMOTE_CODE, encoding="utf-8")
+        if code:
+            (temporary / CODE).write_text(code, encoding="utf-8")
 
     write_folder(folder, write)
     return sorted(path.name for path in folder.iterdir())

@@ -25,6 +25,7 @@ from stateline.layers.mixers.long_conv import LongConv
 from stateline.layers.mixers.lstm import LSTM
 from stateline.layers.mixers.mamba import Mamba
 from stateline.layers.mixers.mamba2 import Mamba2
+from stateline.layers.mixers.rg_lru import RGLRU
 from stateline.layers.mixers.s4 import S4, S4SSM
 from stateline.layers.mixers.s4d import S4D
 from stateline.layers.mixers.s5 import S5, S5SSM, BidirectionalS5
@@ -67,6 +68,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "lstm": LSTM,
         "mamba": Mamba,
         "mamba2": Mamba2,
+        "rg_lru": RGLRU,
         "s4": S4,
         "s4d": S4D,
         "s5": S5,
@@ -121,6 +123,7 @@ __all__ = [
     "LAYERS",
     "LSTM",
     "NORMS",
+    "RGLRU",
     "S4",
     "S4D",
     "S4SSM",

@@ -3,15 +3,42 @@
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+
+class OffsetRMSNorm(nn.Module):
+    r"""Root-mean-square normalisation whose weight is stored as an offset from one.
+
+    .. math:: y = (1 + w) \odot x / \sqrt{\mathrm{mean}(x^2) + \epsilon}
+
+    It is computed in float32 at least, so that small offsets count in half precision, too.
+
+    References:
+        Gemma Team, "Gemma", 2024; Qwen3-Next calls it zero-centred.
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Normalise the last axis."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale = 1 + self.weight.to(wide)
+        return F.rms_norm(x.to(wide), scale.shape, scale, self.eps).to(x.dtype)
+
 
 NORMS: Mapping[str, Callable[..., nn.Module]] = {
     "layer": lambda d_model, eps=1e-5: nn.LayerNorm(d_model, eps=eps),
     "rms": lambda d_model, eps=1e-5: nn.RMSNorm(d_model, eps=eps),
+    "rms_offset": OffsetRMSNorm,
     "none": lambda _d_model, _eps=1e-5: nn.Identity(),
 }
-"""Layer normalisation (with bias), root-mean-square normalisation (without), or none.
+"""Layer normalisation (with bias), root-mean-square normalisation (without), the same with a weight
+that is stored as an offset from one, or none.
 
 Each takes the width and an epsilon that is added to the variance.
 """

@@ -90,7 +90,8 @@ class ModelConfig(metaclass=_AcceptsPresets):
             sum is added to it, as in GPT-NeoX. ``post_norm``: each in a branch whose sum is
             normalised, as in the original Transformer. ``plain``: one after the other, without
             norms and residuals.
-        norm: Normalisation before each layer and at the end: ``layer``, ``rms`` or ``none``.
+        norm: Normalisation before each layer and at the end: ``layer``, ``rms``, ``rms_offset``
+            (whose weight is stored as an offset from one) or ``none``.
         norm_eps: Added to the variance (or mean square) before taking its root.
         feed_forward: What follows each layer that wants a feed-forward: ``gelu`` (tanh
             approximation), ``gelu_exact``, ``relu``, ``relu2``, ``swiglu``, ``geglu`` or ``none``.
@@ -103,6 +104,7 @@ class ModelConfig(metaclass=_AcceptsPresets):
         embedding_multiplier: Factor of the embeddings of tokens.
         residual_multiplier: Factor of the output of each residual branch.
         logits_divisor: Divisor of the logits.
+        logits_soft_cap: If set, logits y become c tanh(y / c) for this c.
     """
 
     kind: ClassVar[str] = "language_model"
@@ -111,7 +113,7 @@ class ModelConfig(metaclass=_AcceptsPresets):
     vocab_size: int
     d_model: int = 64
     block: Literal["sequential", "parallel", "post_norm", "plain"] = "sequential"
-    norm: Literal["layer", "rms", "none"] = "layer"
+    norm: Literal["layer", "rms", "rms_offset", "none"] = "layer"
     norm_eps: float = 1e-5
     feed_forward: Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "none"] = "gelu"
     tie_embeddings: bool = True
@@ -122,6 +124,7 @@ class ModelConfig(metaclass=_AcceptsPresets):
     embedding_multiplier: float = field(default=1.0, repr=False)
     residual_multiplier: float = field(default=1.0, repr=False)
     logits_divisor: float = field(default=1.0, repr=False)
+    logits_soft_cap: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_settings("the model configuration", self)
@@ -132,8 +135,14 @@ class ModelConfig(metaclass=_AcceptsPresets):
                 raise InputError(f"{name} must be at least 1, got {value}")
             if value is not None and value > MAX_SIZE:
                 raise InputError(f"{name} must be at most {MAX_SIZE:,}, got {value}")
-        for name in ("norm_eps", "embedding_multiplier", "residual_multiplier", "logits_divisor"):
-            if (value := getattr(self, name)) <= 0:
+        for name in (
+            "norm_eps",
+            "embedding_multiplier",
+            "residual_multiplier",
+            "logits_divisor",
+            "logits_soft_cap",
+        ):
+            if (value := getattr(self, name)) is not None and value <= 0:
                 raise InputError(f"{name} must be positive, got {value}")
         if self.head_bias and self.tie_embeddings:
             raise InputError(

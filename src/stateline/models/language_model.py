@@ -148,7 +148,9 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     def _logits(self, h: Tensor) -> Tensor:
         h = self.norm(h)
         y = F.linear(h, self.embedding.weight) if self.head is None else self.head(h)
-        return y if (divisor := self.config.logits_divisor) == 1 else y / divisor
+        if (divisor := self.config.logits_divisor) != 1:
+            y = y / divisor
+        return y if (cap := self.config.logits_soft_cap) is None else cap * torch.tanh(y / cap)
 
 
 def _last(h: Tensor, keep: int | None) -> Tensor:

@@ -23,8 +23,8 @@ Pooling = Literal["mean", "last"]
 class HeadConfig(ModelConfig):
     """What classifiers and regressors have in common; use one of these.
 
-    ``tie_embeddings``, ``head_bias``, ``embedding_multiplier`` and ``logits_divisor`` have no
-    effect.
+    ``tie_embeddings``, ``head_bias``, ``embedding_multiplier``, ``logits_divisor`` and
+    ``logits_soft_cap`` have no effect.
 
     Attributes:
         vocab_size: Number of tokens, if the input is tokens.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
 from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
+from stateline.layers.norm import OffsetRMSNorm
 from stateline.layers.wrappers.context import AttendsToContext, Context
 from stateline.ops import attention, local_attention
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
@@ -78,11 +79,14 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         rope_high: For ``llama3``: turns in ``rope_original_len`` above which none of it applies.
         rope_original_len: For ``llama3``: length of the inputs in pretraining.
         qk_norm: Whether each query and key is divided by its root mean square and multiplied by a
-            learned weight per entry, before the rotation.
+            learned weight per entry, before the rotation; with ``offset``, the weight is stored as
+            an offset from one.
         norm_eps: For ``qk_norm``: added to the mean square.
         score_scale: Factor of the scores in place of :math:`1 / \sqrt d`.
         bias: Whether the projections have biases: all, none, only those of ``qkv``, or only
             ``out``.
+        gated: Whether each head's output is multiplied by the sigmoid of another projection of the
+            input, whose rows follow the queries of the head.
         double_count: Whether all but the first quarter of a head's entries count twice in the
             score, :math:`(q \cdot k + q_{r:} \cdot k_{r:}) / \sqrt d` with
             :math:`r = \lfloor d / 4 \rfloor`. The official code of "Repeat After Me" computes this
@@ -113,10 +117,11 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         rope_low: float = 1.0,
         rope_high: float = 4.0,
         rope_original_len: int = 8192,
-        qk_norm: bool = False,
+        qk_norm: bool | Literal["offset"] = False,
         norm_eps: float = 1e-6,
         score_scale: float | None = None,
         bias: Biases = False,
+        gated: bool = False,
         double_count: bool = False,
     ) -> None:
         super().__init__(d_model)
@@ -136,10 +141,12 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
             raise InputError(
                 f"masked_heads must be from 0 to n_heads, got {masked_heads=}, {n_heads=}"
             )
-        heads = (n_heads + 2 * n_kv_heads) * self.d_head
+        self.output_gate = "sigmoid" if gated else None  # words identify saved states
+        heads = ((1 + gated) * n_heads + 2 * n_kv_heads) * self.d_head
         self.qkv = nn.Linear(d_model, heads, bias=bias in (True, "qkv"))
-        self.q_norm = nn.RMSNorm(self.d_head, eps=norm_eps) if qk_norm else None
-        self.k_norm = nn.RMSNorm(self.d_head, eps=norm_eps) if qk_norm else None
+        norm = OffsetRMSNorm if qk_norm == "offset" else nn.RMSNorm
+        self.q_norm = norm(self.d_head, eps=norm_eps) if qk_norm else None
+        self.k_norm = norm(self.d_head, eps=norm_eps) if qk_norm else None
         self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=bias in (True, "out"))
         slopes = alibi_slopes(n_heads) if position == "alibi" else None
         windows = hard_alibi_windows(n_heads, masked) if position == "hard_alibi" else None
@@ -151,7 +158,8 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
     @property
     def n_kv_heads(self) -> int:
         """Number of heads of keys and values."""
-        return (self.qkv.out_features // self.d_head - self.n_heads) // 2
+        others = self.n_heads * (1 if self.output_gate is None else 2)
+        return (self.qkv.out_features // self.d_head - others) // 2
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> AttentionState:
         """Empty cache with ``capacity`` free slots."""
@@ -164,8 +172,8 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
     ) -> Float[Tensor, "batch length d_model"]:
         """Attend to all earlier positions and the own one."""
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        q, k, v = self._project(x, positions)
-        return self._merge(attention(q, k, v, slopes=self.slopes, windows=self.windows))
+        q, k, v, gate = self._project(x, positions)
+        return self._merge(attention(q, k, v, slopes=self.slopes, windows=self.windows), gate)
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: AttentionState
@@ -173,14 +181,14 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         """Attend to the cache and causally to the chunk; append the chunk to the cache."""
         length = x.shape[1]
         positions = state.length[:, None] + torch.arange(length, device=x.device)
-        q, k, v = self._project(x, positions)
+        q, k, v, gate = self._project(x, positions)
         slots = positions[..., None, None].expand_as(k)
 
         def append(cache: Tensor, new: Tensor) -> Tensor:
             return F.pad(cache, (0, 0, 0, 0, 0, length)).scatter(1, slots, new.to(cache.dtype))
 
         after = AttentionState(append(state.k, k), append(state.v, v), state.length + length)
-        return self._attend(q, after, state.length), after
+        return self._attend(q, after, state.length, gate), after
 
     def step_(
         self, x: Float[Tensor, "batch d_model"], state: AttentionState
@@ -192,11 +200,11 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
                 f"the state has no free slot left (of {state.k.shape[1]}): make it with "
                 "init_state(batch_size, capacity=n) for n steps in place"
             )
-        q, k, v = self._project(x[:, None], slot)
+        q, k, v, gate = self._project(x[:, None], slot)
         index = slot[..., None, None].expand_as(k)
         state.k.scatter_(1, index, k.to(state.k.dtype))
         state.v.scatter_(1, index, v.to(state.v.dtype))
-        y = self._attend(q, state, state.length)
+        y = self._attend(q, state, state.length, gate)
         state.length.add_(1)
         return y[:, 0]
 
@@ -204,7 +212,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "batch length"]
     ) -> Context:
         """Keys and values of given vectors."""
-        _, k, v = self._project(x, positions)
+        _, k, v, _ = self._project(x, positions)
         return Context(k, v)
 
     past_visible = math.inf
@@ -224,14 +232,14 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
     ) -> tuple[Float[Tensor, "batch length d_model"], Context]:
         """Attend to a context and causally to the input itself."""
         first = context.slots - valid.clamp(max=context.slots)
-        q, k, v = self._project(x, positions)
+        q, k, v, gate = self._project(x, positions)
         nearest = 0 if to_itself else 1
         if to_itself:
             context = context.then(Context(k, v))
         window = context.slots
         bias = self._bias(torch.arange(nearest, nearest + window, device=x.device))
         heads = local_attention(q, *context, window=window, first=first, bias=bias)
-        return self._merge(heads), context
+        return self._merge(heads, gate), context
 
     def state_bytes(self, length: int) -> int:
         """Bytes of a key and a value per token, and of the length."""
@@ -245,11 +253,13 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
 
     def _project(
         self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "rows length"]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each (batch, length, head, d_head)."""
-        kv = self.n_kv_heads
-        heads = self.qkv(x).unflatten(-1, (self.n_heads + 2 * kv, self.d_head))
-        q, k, v = heads.split([self.n_heads, kv, kv], dim=2)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, values and the input of the gate, each (batch, length, head, d_head)."""
+        kv, gate = self.n_kv_heads, None
+        heads = self.qkv(x).unflatten(-1, (-1, self.d_head))
+        q, k, v = heads.split([heads.shape[2] - 2 * kv, kv, kv], dim=2)
+        if self.output_gate is not None:
+            q, gate = q.unflatten(2, (self.n_heads, 2)).unbind(dim=3)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
@@ -261,7 +271,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         if self.double_count:
             once, twice = q.tensor_split([self.d_head // 4], dim=-1)
             q = torch.cat([once, 2 * twice], dim=-1)
-        return q, k, v
+        return q, k, v, gate
 
     def _bias(self, distance: Int[Tensor, " slot"]) -> Float[Tensor, "head slot"] | None:
         """Bias of the scores at each distance."""
@@ -272,10 +282,13 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
             return bias.masked_fill(distance >= self.windows[:, None], float("-inf"))
         return None
 
-    def _attend(self, q: Tensor, state: AttentionState, start: Tensor) -> Tensor:
-        return self._merge(
-            attention(q, state.k, state.v, start, slopes=self.slopes, windows=self.windows)
-        )
+    def _attend(
+        self, q: Tensor, state: AttentionState, start: Tensor, gate: Tensor | None
+    ) -> Tensor:
+        heads = attention(q, state.k, state.v, start, slopes=self.slopes, windows=self.windows)
+        return self._merge(heads, gate)
 
-    def _merge(self, heads: Float[Tensor, "batch length head d_head"]) -> Tensor:
-        return self.out_proj(heads.flatten(2))
+    def _merge(
+        self, heads: Float[Tensor, "batch length head d_head"], gate: Tensor | None
+    ) -> Tensor:
+        return self.out_proj((heads if gate is None else heads * gate.sigmoid()).flatten(2))

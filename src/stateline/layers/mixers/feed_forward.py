@@ -16,6 +16,16 @@ GATED = ("swiglu", "geglu")
 """Activations that multiply two maps of the input."""
 
 
+def default_hidden(d_model: int, activation: str) -> int:
+    """Hidden width: 4 ``d_model``, for gates 8/3 of it, rounded to a multiple of 8.
+
+    Example:
+        >>> default_hidden(64, "gelu"), default_hidden(64, "swiglu")
+        (256, 168)
+    """
+    return 8 * round(d_model / 3) if activation in GATED else 4 * d_model
+
+
 class FeedForward(SequenceLayer[tuple[()]]):
     r"""Two linear maps with a nonlinearity between: :math:`y = W_2\, \phi(W_1 x + b_1) + b_2`.
 
@@ -57,7 +67,7 @@ class FeedForward(SequenceLayer[tuple[()]]):
         gated = activation in GATED
         bias = not gated if bias is None else bias
         if d_hidden is None:
-            d_hidden = 8 * round(d_model / 3) if gated else 4 * d_model
+            d_hidden = default_hidden(d_model, activation)
         if d_hidden < 1:
             raise InputError(f"d_hidden must be at least 1, got {d_hidden=}")
         self.in_proj = nn.Linear(d_model, 2 * d_hidden if gated else d_hidden, bias=bias)

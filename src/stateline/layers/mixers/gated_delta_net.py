@@ -12,6 +12,7 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
 from stateline.layers.mixers.finite_filter import FiniteFilterState
+from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.layers.norm import unit_length
@@ -45,9 +46,12 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
     is kept. The parameters of the decay and the state stay float32 under a cast to half precision.
 
     Args:
-        d_model: Width of input and output, and of the keys of all heads together.
-        n_heads: Number of heads; must divide ``d_model``.
-        expand_v: Width of the values of all heads together, in units of ``d_model``.
+        d_model: Width of input and output.
+        n_heads: Number of heads; must divide ``d_model`` unless ``d_key`` is given.
+        n_key_heads: Number of heads of queries and keys, which must divide ``n_heads``; by default
+            the same. Groups of consecutive heads share them.
+        d_key: Width of the queries and keys of a head; by default ``d_model / n_heads``.
+        expand_v: Width of the values of a head, in units of ``d_key``.
         d_conv: Taps of the convolution.
         norm_eps: Added to the mean square in the norm.
         query_scale: Factor of the queries; by default :math:`1 / \sqrt{d_k}` for keys of d_k
@@ -70,28 +74,37 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         d_model: int,
         *,
         n_heads: int = 4,
-        expand_v: int = 2,
+        n_key_heads: int | None = None,
+        d_key: int | None = None,
+        expand_v: float = 2,
         d_conv: int = 4,
         norm_eps: float = 1e-5,
         query_scale: float | None = None,
     ) -> None:
         super().__init__(d_model)
-        if n_heads < 1 or d_model % n_heads:
-            raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
-        if expand_v < 1:
-            raise InputError(f"expand_v must be at least 1, got {expand_v=}")
+        n_key_heads, self.d_key = head_sizes(d_model, n_heads, n_key_heads, d_key)
+        self.d_value = round(expand_v * self.d_key)
+        if self.d_value < 1:
+            raise InputError(
+                f"expand_v * d_key must be at least 1, got {expand_v=} and d_key={self.d_key}"
+            )
         if query_scale is not None and query_scale <= 0:
             raise InputError(f"query_scale must be positive, got {query_scale=}")
-        self.n_heads, self.d_key = n_heads, d_model // n_heads
+        self.n_heads = n_heads
         self.query_scale = self.d_key**-0.5 if query_scale is None else query_scale
-        self.d_values, self.d_value = expand_v * d_model, expand_v * self.d_key
-        mixed = 2 * d_model + self.d_values
+        self.d_values = n_heads * self.d_value
+        mixed = 2 * n_key_heads * self.d_key + self.d_values
         self.in_proj = nn.Linear(d_model, mixed + self.d_values + 2 * n_heads, bias=False)
         self.conv = ShortConv(mixed, taps=d_conv, bias=False)
         self.dt_bias = nn.Parameter(initial_step_bias(n_heads))
         self.a_log = nn.Parameter((16 * (1 - torch.rand(n_heads))).log())
         self.norm = nn.RMSNorm(self.d_value, eps=norm_eps)
         self.out_proj = nn.Linear(self.d_values, d_model, bias=False)
+
+    @property
+    def d_keys(self) -> int:
+        """Width of the keys of all heads together."""
+        return (self.conv.d_model - self.d_values) // 2
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> GatedDeltaNetState:  # noqa: ARG002
         """Zero state."""
@@ -118,7 +131,8 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
 
     def flops_per_token(self, length: int) -> float:
         """Projections, convolution, products with the state, and the system of a chunk."""
-        inside = min(length, CHUNK) * (4.0 * self.d_model + 3.0 * self.d_values)
+        keys = self.n_heads * self.d_key
+        inside = min(length, CHUNK) * (4.0 * keys + 3.0 * self.d_values)
         between = 6.0 * self.d_key * self.d_values
         projections = super().flops_per_token(length)
         return projections + self.conv.flops_per_token(length) + inside + between
@@ -149,9 +163,11 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         Float[Tensor, "batch *length head d_value"],
     ]:
         """Scaled queries and keys, both of unit length before scaling, and values."""
-        q, k, v = mixed.split([self.d_model, self.d_model, self.d_values], dim=-1)
-        q, k, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, k, v))
-        return self.query_scale * unit_length(q), unit_length(k), v
+        q, k, v = mixed.split([self.d_keys, self.d_keys, self.d_values], dim=-1)
+        q, k = (unit_length(t.unflatten(-1, (-1, self.d_key))) for t in (q, k))
+        if (shared := self.n_heads // q.shape[-2]) > 1:
+            q, k = (t.repeat_interleave(shared, dim=-2) for t in (q, k))
+        return self.query_scale * q, k, v.unflatten(-1, (self.n_heads, -1))
 
     def _read(self, y: Tensor, z: Tensor) -> Tensor:
         normed = self.norm(y.to(self.norm.weight.dtype)).flatten(-2)

@@ -30,6 +30,16 @@ class Mamba2State(NamedTuple):
         return ("h",)
 
 
+def default_head(inner: int) -> int:
+    """Inner channels of a head: the largest number up to 64 that divides all.
+
+    Example:
+        >>> default_head(96)
+        48
+    """
+    return max(size for size in range(1, min(inner, 64) + 1) if inner % size == 0)
+
+
 class Mamba2(SequenceLayer[Mamba2State]):
     r"""Selective state space layer in the form dual to attention (SSD).
 
@@ -95,7 +105,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
                 f"got {d_state=}, {n_groups=} and {inner}"
             )
         if d_head is None:
-            d_head = max(size for size in range(1, min(inner, 64) + 1) if inner % size == 0)
+            d_head = default_head(inner)
         if d_head < 1 or inner % d_head or inner // d_head % n_groups:
             raise InputError(
                 "d_head must divide expand * d_model, and n_groups the number of heads, "

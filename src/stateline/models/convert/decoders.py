@@ -5,7 +5,8 @@ from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.convert.parts import Layer, Names, Part, blocks, decoder_parts
+from stateline.models.convert.decoder_parts import decoder_parts
+from stateline.models.convert.parts import Layer, Names, Part, blocks
 from stateline.models.convert.settings import (
     FULL,
     granite_scores,

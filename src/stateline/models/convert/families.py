@@ -6,12 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.convert import decoders, gpt, hybrids
+from stateline.models.convert import decoders, gpt, hybrids, nemotron, qwen, recurrent_gemma
 from stateline.models.convert.parts import Names, Part, read_parts, write_parts
 from stateline.models.convert.to_mamba import has_conv_bias
-from stateline.models.factory import meta_model
 
 Tensors = Mapping[str, Tensor]
 Settings = Mapping[str, Any]
@@ -47,30 +45,7 @@ class Family(NamedTuple):
             InputError: If the family has no such model.
         """
         settings = self.settings(config, has_conv_bias(tensors))
-        wanted, got = _structure(config), _structure(self.config(settings))
-        names = sorted(wanted.keys() | got.keys())
-        if different := [name for name in names if wanted.get(name) != got.get(name)]:
-            raise InputError(
-                f"models of this family cannot express {config.pattern!r}: {different[0]} would be "
-                f"{got.get(different[0])}, not {wanted.get(different[0])}"
-            )
         return write_parts(tensors, self.parts(config)), settings
-
-
-def _structure(config: ModelConfig) -> dict[str, Any]:
-    """Everything that tells models apart, but the values of parameters."""
-    model = meta_model(config)
-    found: dict[str, Any] = {
-        name: getattr(config, name)
-        for name in ("max_len", "norm_eps", "embedding_multiplier", "logits_divisor")
-    }
-    for path, module in model.named_modules():
-        found[path or "model"] = type(module).__name__
-        for name, value in vars(module).items():
-            if isinstance(value, int | float | str):
-                found[f"{path}.{name}".removeprefix(".")] = value
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    return found | shapes
 
 
 def _decoder(kind: str, title: str) -> Family:
@@ -90,6 +65,16 @@ def _gpt(kind: str, title: str) -> Family:
         gpt.NAMES[kind],
         partial(gpt.gpt_names, kind=kind),
         lambda config, _: gpt.gpt_settings(config, kind),
+    )
+
+
+def _qwen(kind: str, title: str) -> Family:
+    return Family(
+        f"{title} without experts of Hugging Face transformers",
+        qwen.qwen_config,
+        qwen.NAMES[kind],
+        partial(qwen.qwen_names, kind=kind),
+        lambda config, _: qwen.qwen_settings(config, kind),
     )
 
 
@@ -123,6 +108,22 @@ FAMILIES: Mapping[str, Family] = {
         hybrids.lfm2_names,
         lambda config, _: hybrids.lfm2_settings(config),
     ),
+    "nemotron_h": Family(
+        "Nemotron-H without experts of Hugging Face transformers",
+        nemotron.nemotron_h_config,
+        nemotron.NAMES,
+        nemotron.nemotron_h_names,
+        nemotron.nemotron_h_settings,
+    ),
+    "qwen3_next": _qwen("qwen3_next", "Qwen3-Next"),
+    "qwen3_5_text": _qwen("qwen3_5_text", "Qwen3.5"),
+    "recurrent_gemma": Family(
+        "RecurrentGemma of Hugging Face transformers",
+        recurrent_gemma.recurrent_gemma_config,
+        recurrent_gemma.NAMES,
+        recurrent_gemma.recurrent_gemma_names,
+        lambda config, _: recurrent_gemma.recurrent_gemma_settings(config),
+    ),
 }
 """By ``model_type``."""
 
@@ -138,15 +139,11 @@ MISSING: Mapping[str, str] = {
     "kimi_linear": "Kimi Delta Attention",
     "lfm2_moe": "mixtures of experts",
     "mixtral": "mixtures of experts",
-    "nemotron_h": "blocks with a single branch of each kind",
     "olmoe": "mixtures of experts",
     "qwen2_moe": "mixtures of experts",
-    "qwen3_5_text": "attention with an output gate and delta nets with other head sizes",
     "qwen3_moe": "mixtures of experts",
-    "qwen3_next": "mixtures of experts, attention with an output gate",
-    "recurrent_gemma": "the RG-LRU",
     "xlstm": "the mLSTM",
-    "zamba": "attention blocks whose weights are shared by several layers",
-    "zamba2": "attention blocks whose weights are shared by several layers",
+    "zamba": "attention blocks that several layers share and that read the embeddings again",
+    "zamba2": "attention blocks that several layers share and that read the embeddings again",
 }
 """What keeps other families from being read, by ``model_type``."""

@@ -6,8 +6,9 @@ from typing import Any
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
+from stateline.models.convert.decoder_parts import decoder_parts
 from stateline.models.convert.gpt_neox import ACTIVATIONS
-from stateline.models.convert.parts import Names, Part, blocks, decoder_parts
+from stateline.models.convert.parts import Names, Part, blocks
 from stateline.models.convert.settings import layer_count, only, runs
 from stateline.models.convert.weights import count, number
 from stateline.models.pattern import Value

@@ -10,6 +10,7 @@ from torch import Tensor
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.convert.weights import (
+    BUFFERS,
     assemble,
     count,
     number,
@@ -30,9 +31,6 @@ ACTIVATIONS = {
     "relu": "relu",
 }
 """Our name of each official activation."""
-
-BUFFERS = r"\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)$"
-"""Buffers in old files: masks and frequencies."""
 
 
 def load_gpt_neox(folder: str | Path, *, device: torch.device | str = "cpu") -> LanguageModel:
@@ -169,7 +167,7 @@ def gpt_neox_tensors(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict
     Raises:
         InputError: If a tensor of the model has no place in a GPT-NeoX model.
     """
-    settings = gpt_neox_settings(config)
+    settings = gpt_neox_settings(config, rotary=False)
     names, n_heads = _names(settings), count(settings, "num_attention_heads")
     if left_over := sorted(tensors.keys() - names.values()):
         raise InputError(f"GPT-NeoX models have no place for {some_names(left_over)}")
@@ -179,8 +177,12 @@ def gpt_neox_tensors(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict
     }
 
 
-def gpt_neox_settings(config: ModelConfig) -> dict[str, Any]:
+def gpt_neox_settings(config: ModelConfig, *, rotary: bool = True) -> dict[str, Any]:
     """The ``config.json`` of our model as a GPT-NeoX; the inverse of :func:`gpt_neox_config`.
+
+    Args:
+        config: Of the model.
+        rotary: Whether positions must be rotary.
 
     Raises:
         InputError: If GPT-NeoX has no such model.
@@ -189,7 +191,8 @@ def gpt_neox_settings(config: ModelConfig) -> dict[str, Any]:
     activation = {ours: official for official, ours in reversed(ACTIVATIONS.items())}
     fits = not others and item.name == "attention" and not item.keywords
     fits = fits and config.block in ("parallel", "sequential") and config.norm == "layer"
-    fits = fits and attention.get("position") == "rope" and config.max_len is None
+    fits = fits and config.max_len is None
+    fits = fits and (not rotary or attention.get("position") == "rope")
     if not fits or config.feed_forward not in activation or config.head_bias:
         raise InputError(
             "GPT-NeoX models consist of attention with rotary positions, set for all layers, and "

@@ -13,6 +13,7 @@ from stateline.errors import InputError, unknown_name
 from stateline.layers import H3, Attention, Residual
 from stateline.models.config import ModelConfig
 from stateline.models.convert.weights import (
+    BUFFERS,
     assemble,
     count,
     number,
@@ -51,7 +52,6 @@ _ATTENTION = {
     for official, ours in (("Wqkv", "qkv"), ("out_proj", "out_proj"))
     for part in ("weight", "bias")
 }
-_ROTARY = r"\.rotary_emb\.inv_freq$"
 
 
 def load_h3(
@@ -101,7 +101,7 @@ def h3_weights(
     head, embedding = official.pop("lm_head.weight", None), f"{EMBEDDING}weight"
     if head is not None and not torch.equal(head, official.get(embedding, head)):
         raise InputError(f"lm_head.weight must equal {embedding}, as in every H3 model")
-    ours = rename(official, official_names(model), ignored=_ROTARY)
+    ours = rename(official, official_names(model), ignored=BUFFERS)
     for prefix in h3_prefixes(model):
         ours = _finished(ours, prefix, head_order)
     return ours
@@ -122,7 +122,7 @@ def h3_config(settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     found = {name: tuple(t.shape) for name, t in released_names(empty).items()}
     try:
         return _read_off(settings, found)
-    except (KeyError, IndexError, ZeroDivisionError) as error:
+    except (LookupError, ValueError, ZeroDivisionError) as error:
         raise InputError(f"the weights are not those of an H3 model: {error!r}") from error
 
 

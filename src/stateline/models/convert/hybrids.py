@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stateline.errors import InputError
+from stateline.layers.mixers.mamba2 import default_head
 from stateline.models.config import ModelConfig
+from stateline.models.convert.decoder_parts import decoder_parts
 from stateline.models.convert.decoders import NAMES
 from stateline.models.convert.mamba import unlimited
-from stateline.models.convert.parts import Layer, Part, blocks, decoder_parts
+from stateline.models.convert.parts import Part, blocks, first_keywords
 from stateline.models.convert.settings import (
     FULL,
     granite_scores,
@@ -33,10 +35,10 @@ BAMBA = NAMES._replace(
     norms=("input_layernorm", "pre_ff_layernorm"),
     up=("feed_forward.gate_proj", "feed_forward.up_proj"),
     down="feed_forward.down_proj",
-    mamba2="mamba.",
+    inner="mamba.",
 )
 GRANITE = NAMES._replace(
-    up=("shared_mlp.input_linear",), down="shared_mlp.output_linear", mamba2="mamba."
+    up=("shared_mlp.input_linear",), down="shared_mlp.output_linear", inner="mamba."
 )
 LFM2 = NAMES._replace(
     norm="model.embedding_norm",
@@ -45,7 +47,7 @@ LFM2 = NAMES._replace(
     up=("feed_forward.w1", "feed_forward.w3"),
     down="feed_forward.w2",
     qk_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
-    conv="conv.",
+    inner="conv.",
 )
 _MIXERS = ("mamba2", "attention")
 _HIDDEN = {"bamba": "intermediate_size", "granitemoehybrid": "shared_intermediate_size"}
@@ -128,9 +130,9 @@ def mamba2_hybrid_settings(config: ModelConfig, kind: str, conv_bias: bool) -> d
         InputError: If the model does not consist of Mamba-2, attention and feed-forwards.
     """
     pairs = blocks(config, _MIXERS)
-    attention, mamba2 = (_first(pairs, name) for name in ("attention", "mamba2"))
+    attention, mamba2 = (first_keywords(pairs, name) for name in ("attention", "mamba2"))
     inner = int(mamba2["expand"] * config.d_model)
-    d_head = mamba2["d_head"] or max(n for n in range(1, min(inner, 64) + 1) if inner % n == 0)
+    d_head = mamba2["d_head"] or default_head(inner)
     is_attention = [mixer.name == "attention" for mixer, _ in pairs]
     settings: dict[str, Any] = {
         "model_type": kind,
@@ -162,14 +164,6 @@ def mamba2_hybrid_settings(config: ModelConfig, kind: str, conv_bias: bool) -> d
         "num_local_experts": 0,
         "layer_types": ["full_attention" if f else "linear_attention" for f in is_attention],
     }
-
-
-def _first(pairs: list[tuple[Layer, Layer]], name: str) -> Mapping[str, Any]:
-    """Keywords of the first mixer of a kind."""
-    for mixer, _ in pairs:
-        if mixer.name == name:
-            return mixer.keywords
-    raise InputError(f"models of this family have at least one layer {name}, got none")
 
 
 def lfm2_config(settings: Settings) -> ModelConfig:
@@ -234,7 +228,7 @@ def lfm2_settings(config: ModelConfig) -> dict[str, Any]:
             feed-forwards.
     """
     pairs = blocks(config, ("gated_conv", "attention"))
-    attention, conv = (_first(pairs, name) for name in ("attention", "gated_conv"))
+    attention, conv = (first_keywords(pairs, name) for name in ("attention", "gated_conv"))
     names = {"attention": "full_attention", "gated_conv": "conv"}
     return {
         "architectures": ["Lfm2ForCausalLM"],

@@ -3,22 +3,19 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers import LAYERS
-from stateline.layers.mixers.feed_forward import GATED
+from stateline.layers.mixers.feed_forward import GATED, default_hidden
 from stateline.models.config import ModelConfig
 from stateline.models.convert.to_mamba import as_stored, has_conv_bias
-from stateline.models.convert.weights import some_names
+from stateline.models.convert.weights import BUFFERS, some_names
 from stateline.models.pattern import Item, Value, parse_pattern
-
-BUFFERS = r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$"
-"""Buffers in old files: frequencies and masks."""
 
 
 class Names(NamedTuple):
@@ -29,7 +26,8 @@ class Names(NamedTuple):
         embedding: Embedding of tokens.
         norm: Last normalisation.
         layer: First part of the names in layer number ``{}``.
-        norms: Normalisations before the mixer and before the feed-forward.
+        norms: Normalisations before the mixer and before the feed-forward; a single one where each
+            of them is a layer of its own.
         qkv: Projections of queries, keys and values, which may be one.
         out: Last projection of attention.
         up: First maps of the feed-forward, the gate before the other; they may be one.
@@ -37,8 +35,9 @@ class Names(NamedTuple):
         positions: Learned positions.
         unused_positions: Rows before that of the first position.
         qk_norms: Normalisations of queries and keys.
-        mamba2: First part of the names in a Mamba-2 layer.
-        conv: First part of the names in a gated convolution.
+        inner: First part of the names in a mixer that is no attention.
+        delta: Projections of the input of a delta net: four, or two whose rows are grouped by the
+            heads of the keys.
         transposed: Whether linear maps are stored as (input, output).
     """
 
@@ -46,7 +45,7 @@ class Names(NamedTuple):
     embedding: str
     norm: str
     layer: str
-    norms: tuple[str, str]
+    norms: tuple[str, ...]
     qkv: tuple[str, ...]
     out: str
     up: tuple[str, ...]
@@ -54,8 +53,8 @@ class Names(NamedTuple):
     positions: str = ""
     unused_positions: int = 0
     qk_norms: tuple[str, str] = ("", "")
-    mamba2: str = ""
-    conv: str = ""
+    inner: str = ""
+    delta: tuple[str, ...] = ()
     transposed: bool = False
 
 
@@ -72,6 +71,27 @@ KERNEL = Change(lambda t: t[:, 0].flip(-1), lambda t: t.flip(-1)[:, None])
 """Official kernels of convolutions begin with the oldest input."""
 
 
+def by_head(heads: int, sizes: Sequence[int], order: int = 1) -> Change:
+    """From rows that are grouped by head to one part after the other.
+
+    Args:
+        heads: Number of groups.
+        sizes: Rows of each part in a group.
+        order: -1 if our parts are in reversed order.
+    """
+
+    def read(rows: Tensor) -> Tensor:
+        parts = rows.unflatten(0, (heads, -1)).split(list(sizes), dim=1)
+        return torch.cat([part.flatten(0, 1) for part in parts[::order]])
+
+    def write(rows: Tensor) -> Tensor:
+        parts = rows.split([heads * size for size in sizes[::order]])
+        grouped = [part.unflatten(0, (heads, -1)) for part in parts[::order]]
+        return torch.cat(grouped, dim=1).flatten(0, 1)
+
+    return Change(read, write)
+
+
 class Part(NamedTuple):
     """One of our tensors, and those of theirs that are its rows.
 
@@ -79,14 +99,14 @@ class Part(NamedTuple):
         ours: Our name.
         theirs: Their names.
         rows: For several of theirs: the number of rows of each.
-        change: How the numbers are rearranged.
+        changes: How the numbers of theirs are rearranged: one for all, or one for each.
         zeros: For a tensor that may be missing there, and is zero then: its length.
     """
 
     ours: str
     theirs: tuple[str, ...]
     rows: tuple[int, ...] = ()
-    change: Change = SAME
+    changes: tuple[Change, ...] = (SAME,)
     zeros: int = 0
 
 
@@ -126,10 +146,10 @@ def _layer(
         keywords["n_kv_heads"] = keywords.get("n_kv_heads") or keywords["n_heads"]
         keywords["d_head"] = keywords.get("d_head") or config.d_model // keywords["n_heads"]
     if name == "feed_forward":
-        gated, d_hidden = keywords["activation"] in GATED, keywords["d_hidden"]
+        activation, d_hidden = keywords["activation"], keywords["d_hidden"]
         if d_hidden is None:
-            d_hidden = 8 * round(config.d_model / 3) if gated else 4 * config.d_model
-        bias = not gated if keywords["bias"] is None else keywords["bias"]
+            d_hidden = default_hidden(config.d_model, activation)
+        bias = activation not in GATED if keywords["bias"] is None else keywords["bias"]
         keywords |= {"d_hidden": d_hidden, "bias": bias}
     return Layer(name, keywords)
 
@@ -152,111 +172,32 @@ def blocks(config: ModelConfig, mixers: Sequence[str]) -> list[tuple[Layer, Laye
     return pairs
 
 
-def decoder_parts(config: ModelConfig, names: Names, mixers: Sequence[str]) -> list[Part]:
-    """All tensors of a decoder.
-
-    Args:
-        config: What the model is made of.
-        names: Names of the family.
-        mixers: Layers that the family knows.
+def single_branches(config: ModelConfig, layers: Sequence[str]) -> list[tuple[Layer]]:
+    """The layers of a model in which a feed-forward is one of them, as groups of one.
 
     Raises:
-        InputError: If the model has layers that the family does not know.
+        InputError: If the model does not consist of these layers.
     """
-    parts = [Part("embedding.weight", (f"{names.embedding}.weight",))]
-    if config.max_len:
-        n = names.unused_positions
-        skip = Change(lambda t: t[n:], lambda t: F.pad(t, (0, 0, n, 0)))
-        parts.append(Part("positions.weight", (f"{names.positions}.weight",), change=skip))
-    norm_parts = ("weight", "bias") if config.norm == "layer" else ("weight",)
-    parts += [Part(f"norm.{p}", (f"{names.norm}.{p}",)) for p in norm_parts]
-    if not config.tie_embeddings:
-        parts.append(Part("head.weight", ("lm_head.weight",)))
-    make = {
-        "attention": _attention,
-        "sliding_attention": _sliding_attention,
-        "mamba2": _mamba2,
-        "gated_conv": _gated_conv,
-        "feed_forward": _feed_forward,
-    }
-    for number, pair in enumerate(blocks(config, mixers)):
-        there = names.layer.format(number)
-        for branch, layer in enumerate(pair):
-            here = f"stack.layers.{2 * number + branch}."
-            parts += [
-                Part(f"{here}norm.{p}", (f"{there}{names.norms[branch]}.{p}",)) for p in norm_parts
-            ]
-            parts += make[layer.name](layer.keywords, names, there, f"{here}layer.", config)
-    return parts
+    found = flat_layers(config)
+    fits = config.block == "sequential" and config.norm != "none"
+    if not fits or not {layer.name for layer in found} <= set(layers):
+        raise InputError(
+            f"models of this family consist of {' or '.join(layers)} in sequential blocks, got "
+            f"{config.pattern!r}"
+        )
+    return [(layer,) for layer in found]
 
 
-def _linear(
-    ours: str, theirs: Sequence[str], bias: bool, names: Names, rows: Sequence[int] = ()
-) -> list[Part]:
-    """Weight and bias of a linear map, whose rows are those of several of theirs."""
-    change = TRANSPOSED if names.transposed else SAME
-    sizes = tuple(rows) if len(theirs) > 1 else ()
-    weight = Part(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), sizes, change)
-    biases = Part(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), sizes)
-    return [weight, biases] if bias else [weight]
+def first_keywords(groups: Sequence[tuple[Layer, ...]], name: str) -> Mapping[str, Any]:
+    """Keywords of the first layer of a kind.
 
-
-def _attention(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, _: ModelConfig
-) -> list[Part]:
-    rows = [keywords[n] * keywords["d_head"] for n in ("n_heads", "n_kv_heads", "n_kv_heads")]
-    bias, qkv = keywords["bias"], [f"{there}{name}" for name in names.qkv]
-    parts = _linear(f"{here}qkv", qkv, bias in (True, "qkv"), names, rows)
-    parts += _linear(f"{here}out_proj", [there + names.out], bias in (True, "out"), names)
-    if keywords["qk_norm"]:
-        for ours, theirs in zip(("q_norm", "k_norm"), names.qk_norms, strict=True):
-            parts.append(Part(f"{here}{ours}.weight", (f"{there}{theirs}.weight",)))
-    return parts
-
-
-def _sliding_attention(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, _: ModelConfig
-) -> list[Part]:
-    rows = [keywords["n_kv_heads"] * keywords["d_head"]] * 2
-    bias, (q, *kv) = keywords["bias"], [f"{there}{name}" for name in names.qkv]
-    parts = _linear(f"{here}q_proj", [q], bias in (True, "qkv"), names)
-    parts += _linear(f"{here}kv_proj", kv, bias in (True, "qkv"), names, rows)
-    return parts + _linear(f"{here}out_proj", [there + names.out], bias in (True, "out"), names)
-
-
-def _mamba2(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, config: ModelConfig
-) -> list[Part]:
-    there += names.mamba2
-    inner = int(keywords["expand"] * config.d_model)
-    channels = inner + 2 * keywords["n_groups"] * keywords["d_state"]
-    same = {"a_log": "A_log", "skip": "D", "dt_bias": "dt_bias", "norm_weight": "norm.weight"}
-    parts = [Part(here + ours, (there + theirs,)) for ours, theirs in same.items()]
-    for name in ("in_proj", "out_proj"):
-        parts += _linear(here + name, [there + name], keywords["bias"], names)
-    parts.append(Part(f"{here}conv.kernel", (f"{there}conv1d.weight",), change=KERNEL))
-    parts.append(Part(f"{here}conv.bias", (f"{there}conv1d.bias",), zeros=channels))
-    return parts
-
-
-def _gated_conv(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, _: ModelConfig
-) -> list[Part]:
-    there += names.conv
-    parts = [Part(f"{here}conv.kernel", (f"{there}conv.weight",), change=KERNEL)]
-    if keywords["bias"]:
-        parts.append(Part(f"{here}conv.bias", (f"{there}conv.bias",)))
-    for name in ("in_proj", "out_proj"):
-        parts += _linear(here + name, [there + name], keywords["bias"], names)
-    return parts
-
-
-def _feed_forward(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, _: ModelConfig
-) -> list[Part]:
-    up, bias = [f"{there}{name}" for name in names.up], keywords["bias"]
-    parts = _linear(f"{here}in_proj", up, bias, names, [keywords["d_hidden"]] * 2)
-    return parts + _linear(f"{here}out_proj", [there + names.down], bias, names)
+    Raises:
+        InputError: If there is none.
+    """
+    for layer in (layer for group in groups for layer in group):
+        if layer.name == name:
+            return layer.keywords
+    raise InputError(f"models of this family have at least one layer {name}, got none")
 
 
 def read_parts(
@@ -295,13 +236,20 @@ def read_parts(
 def _read(part: Part, found: Mapping[str, Tensor]) -> Tensor:
     if part.zeros and part.theirs[0] not in found:
         return torch.zeros(part.zeros)
-    tensors = [part.change.read(found[name]) for name in part.theirs]
-    for tensor, rows, name in zip(tensors, part.rows, part.theirs, strict=False):
-        if len(tensor) != rows:
+    for name, rows in zip(part.theirs, part.rows, strict=False):
+        if (got := found[name].shape[:1]) != (rows,):
             raise InputError(
                 f"the published weights do not fit their config: {name!r} wants {rows} rows, got "
-                f"{len(tensor)}"
+                f"{'none' if not got else got[0]}"
             )
+    changes = zip(part.theirs, cycle(part.changes), strict=False)
+    try:
+        tensors = [change.read(found[name]) for name, change in changes]
+    except (LookupError, RuntimeError) as error:
+        raise InputError(
+            f"the published weights do not fit their config: {part.theirs[0]!r} has the shape "
+            f"{tuple(found[part.theirs[0]].shape)}"
+        ) from error
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
@@ -318,7 +266,8 @@ def write_parts(tensors: Mapping[str, Tensor], parts: Sequence[Part]) -> dict[st
     for part in parts:
         if part.zeros and dropped:
             continue
-        tensor = as_stored(part.change.write(tensors[part.ours]), dtype)
+        tensor = as_stored(tensors[part.ours], dtype)
         pieces = tensor.split(list(part.rows)) if part.rows else [tensor]
-        official |= dict(zip(part.theirs, pieces, strict=True))
+        for name, piece, change in zip(part.theirs, pieces, cycle(part.changes), strict=False):
+            official[name] = change.write(piece)
     return official

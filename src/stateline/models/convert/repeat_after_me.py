@@ -7,11 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.layers.mixers.attention import Position
 from stateline.models.config import ModelConfig
-from stateline.models.convert.gpt_neox import gpt_neox_config, gpt_neox_weights
-from stateline.models.convert.weights import assemble, rename
+from stateline.models.convert.gpt_neox import (
+    gpt_neox_config,
+    gpt_neox_settings,
+    gpt_neox_weights,
+)
+from stateline.models.convert.weights import assemble, rename, some_names
 from stateline.models.language_model import LanguageModel
+from stateline.models.pattern import parse_pattern
 
 
 def load_repeat_after_me(
@@ -65,6 +71,19 @@ def repeat_after_me_config(settings: Mapping[str, Any]) -> ModelConfig:
     return dataclasses.replace(config, layers={**config.layers, "attention": attention})
 
 
+def repeat_after_me_settings(config: ModelConfig) -> dict[str, Any]:
+    """The settings of one of its Transformers; the inverse of :func:`repeat_after_me_config`.
+
+    Raises:
+        InputError: If it has no such model.
+    """
+    settings = gpt_neox_settings(config, rotary=False)
+    del settings["architectures"], settings["model_type"]  # transformers has other positions
+    attention = config.layers.get("attention", {})
+    position = {"position": attention.get("position", "none")}
+    return settings | position | {"masked_heads": attention.get("masked_heads")}
+
+
 def load_repeat_after_me_lstm(
     tensors: Mapping[str, Tensor], *, device: torch.device | str = "cpu"
 ) -> LanguageModel:
@@ -89,8 +108,14 @@ def load_repeat_after_me_lstm(
 
 
 def repeat_after_me_lstm_config(shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-    """Our configuration of its LSTM, read off the shapes of the tensors."""
-    vocab_size, d_model = shapes["word_embeddings.weight"]
+    """Our configuration of its LSTM, read off the shapes of the tensors.
+
+    Raises:
+        InputError: If its embedding is not a matrix.
+    """
+    if len(shape := shapes["word_embeddings.weight"]) != 2:
+        raise InputError(f"word_embeddings.weight must be a matrix, got the shape {shape}")
+    vocab_size, d_model = shape
     # Differs from the official code, which applies dropout of 65 % between LSTM layers in
     # training: there is no dropout here.
     return ModelConfig(
@@ -106,12 +131,35 @@ def repeat_after_me_lstm_config(shapes: Mapping[str, tuple[int, ...]]) -> ModelC
 
 def repeat_after_me_lstm_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors of its LSTM; see :func:`load_repeat_after_me_lstm`."""
+    return rename(tensors, _lstm_names(_n_layers(tensors)))
+
+
+def repeat_after_me_lstm_tensors(
+    tensors: Mapping[str, Tensor], config: ModelConfig
+) -> dict[str, Tensor]:
+    """Its tensors from ours; the inverse of :func:`repeat_after_me_lstm_weights`.
+
+    Raises:
+        InputError: If a tensor has no place there.
+    """
+    (item, *_) = parse_pattern(config.pattern)
+    names = _lstm_names(int(str(item.keywords.get("n_layers", 1))))
+    if left_over := sorted(tensors.keys() ^ set(names.values())):
+        raise InputError(
+            "the LSTM of Repeat After Me is lstm(n_layers=...) in a plain block, without norms, "
+            f"got {config.pattern!r}: {some_names(left_over)} does not fit"
+        )
+    return {official: tensors[ours] for official, ours in names.items()}
+
+
+def _lstm_names(n_layers: int) -> dict[str, str]:
+    """Our name of each official one."""
     names = {"word_embeddings.weight": "embedding.weight"}
     names |= {f"head.{part}": f"head.{part}" for part in ("weight", "bias")}
-    for layer in range(_n_layers(tensors)):
+    for layer in range(n_layers):
         for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
             names[f"lstm.{part}_l{layer}"] = f"stack.layers.0.{part}_l{layer}"
-    return rename(tensors, names)
+    return names
 
 
 def _n_layers(names: Iterable[str]) -> int:

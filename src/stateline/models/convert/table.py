@@ -3,6 +3,7 @@
 # ruff: noqa: ARG005 (the functions of all converters take the same arguments)
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -25,8 +26,16 @@ from stateline.models.convert import (
     to_mamba,
     transformer_sequential,
 )
+from stateline.models.convert.expressible import check_expressible
 from stateline.models.convert.families import FAMILIES, MISSING, Family
-from stateline.models.convert.weights import assemble, read_settings, read_tensors, read_weights
+from stateline.models.convert.parts import flat_layers
+from stateline.models.convert.weights import (
+    BUFFERS,
+    assemble,
+    read_settings,
+    read_tensors,
+    read_weights,
+)
 from stateline.models.language_model import LanguageModel
 
 TOKENIZER_FILES = (
@@ -54,8 +63,8 @@ class Converter(NamedTuple):
         recognise: Whether settings (``{}`` if there are none) and shapes of tensors are of it.
         config: Our configuration, from settings and shapes.
         weights: Our tensors, from theirs and the settings.
-        back: Their tensors and settings, from our tensors and configuration; ``None`` if there is
-            no official program that reads them.
+        back: Their tensors and settings, from our tensors and configuration.
+        one_way: Why there is no way back, if there is none.
         file: Name of the weights file that the official program reads.
     """
 
@@ -64,6 +73,7 @@ class Converter(NamedTuple):
     config: Callable[[Settings, Shapes], ModelConfig]
     weights: Callable[[Tensors, Settings], dict[str, Tensor]]
     back: Callable[[Tensors, ModelConfig], tuple[dict[str, Tensor], dict[str, Any]]] | None = None
+    one_way: str = ""
     file: str = "model.safetensors"
 
 
@@ -86,9 +96,11 @@ def _has(shapes: Collection[str], *endings: str) -> bool:
 
 
 def _official_h3(tensors: Tensors, config: ModelConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    heads = config.layers.get("attention", {}).get("n_heads")
+    official = to_h3.h3_tensors(tensors, config)
+    attention = [layer for layer in flat_layers(config) if layer.name == "attention"]
     settings: dict[str, Any] = {"layer_norm_epsilon": config.norm_eps}
-    return to_h3.h3_tensors(tensors, config), settings | ({"num_heads": heads} if heads else {})
+    heads = {"num_heads": attention[0].keywords["n_heads"]} if attention else {}
+    return official, settings | heads
 
 
 def _h3_weights(tensors: Tensors, settings: Settings) -> dict[str, Tensor]:
@@ -103,7 +115,7 @@ CONVERTERS: dict[str, Converter] = {
         h3.h3_config,
         _h3_weights,
         _official_h3,
-        "model.pt",
+        file="model.pt",
     ),
     "mamba": Converter(
         "Mamba and Mamba-2 of state-spaces/mamba",
@@ -114,7 +126,7 @@ CONVERTERS: dict[str, Converter] = {
             to_mamba.mamba_tensors(tensors, config, hugging_face=False),
             to_mamba.mamba_settings(config, tensors, hugging_face=False),
         ),
-        "pytorch_model.bin",
+        file="pytorch_model.bin",
     ),
     "mamba-hf": Converter(
         "Mamba, Mamba-2 and Falcon-Mamba of Hugging Face transformers",
@@ -131,6 +143,10 @@ CONVERTERS: dict[str, Converter] = {
         lambda settings, shapes: "position" in settings and _has(shapes, "query_key_value.weight"),
         lambda settings, shapes: repeat_after_me.repeat_after_me_config(settings),
         gpt_neox.gpt_neox_weights,
+        lambda tensors, config: (
+            gpt_neox.gpt_neox_tensors(tensors, config),
+            repeat_after_me.repeat_after_me_settings(config),
+        ),
     ),
     "gpt_neox": Converter(
         "GPT-NeoX and Pythia of Hugging Face transformers",
@@ -147,6 +163,7 @@ CONVERTERS: dict[str, Converter] = {
         lambda settings, shapes: {"word_embeddings.weight", "lstm.weight_hh_l0"} <= shapes.keys(),
         lambda settings, shapes: repeat_after_me.repeat_after_me_lstm_config(shapes),
         lambda tensors, settings: repeat_after_me.repeat_after_me_lstm_weights(tensors),
+        lambda tensors, config: (repeat_after_me.repeat_after_me_lstm_tensors(tensors, config), {}),
     ),
     "transformer_sequential": Converter(
         "models of facebookresearch/transformer-sequential; settings have kind",
@@ -157,6 +174,7 @@ CONVERTERS: dict[str, Converter] = {
         lambda tensors, settings: transformer_sequential.transformer_sequential_weights(
             tensors, settings, settings.get("kind", "transformer_xl")
         ),
+        one_way="the official program reads only checkpoints that also hold its optimizer",
     ),
 }
 
@@ -264,6 +282,8 @@ def _official(model: LanguageModel, converter: Converter) -> Callable[[LanguageM
     """What writes the model in an official format; InputError if that cannot express it."""
     assert converter.back is not None
     tensors, settings = converter.back(model.state_dict(), model.config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    check_expressible(model.config, converter.config(settings, shapes))
 
     def write(_: LanguageModel, folder: Path) -> None:
         _write_tensors(tensors, folder / converter.file)
@@ -339,9 +359,8 @@ def _recognise(settings: Settings, shapes: Shapes, path: Path) -> tuple[str, Con
 
 def _ignored(tensors: Tensors, ours: Tensors) -> tuple[str, ...]:
     """Buffers and tied copies: every official tensor is used, refused, or one of these."""
-    names = ("rotary_emb.inv_freq", "attention.bias", "masked_bias", "attn_buf", ".attn.bias")
     tied = () if "head.weight" in ours else ("lm_head.weight", "embed_out.weight")
-    return tuple(name for name in tensors if name.endswith((*names, *tied)))
+    return tuple(name for name in tensors if name in tied or re.search(BUFFERS, name))
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

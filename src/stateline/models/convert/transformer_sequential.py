@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
-from stateline.models.convert.weights import assemble, count, rename
+from stateline.models.convert.weights import BUFFERS, assemble, count, rename
 from stateline.models.language_model import LanguageModel
 from stateline.models.pattern import Value
 
@@ -98,7 +98,7 @@ def transformer_sequential_weights(
             names[f"{official}.ff.fc2.{part}"] = f"{feed_forward}.layer.out_proj.{part}"
     if kind == "feedback":
         names["single_memory_attn_params"] = "stack.layers.0.mixture"
-    weights = rename(tensors, names, ignored=r"^single_memory_attn_buf$")
+    weights = rename(tensors, names, ignored=BUFFERS)
     if kind == "feedback":
         weights["stack.layers.0.mixture"] = weights["stack.layers.0.mixture"][0]
     for layer, (attention, _) in enumerate(places):

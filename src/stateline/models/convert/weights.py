@@ -16,13 +16,15 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.files import read_json_object, regular_file
 from stateline.layers.base import LOW_PRECISION
-from stateline.models.config import ModelConfig
+from stateline.models.config import MAX_SIZE, ModelConfig
 from stateline.models.factory import MAX_BYTES, float32_parameters, make_empty_model
 from stateline.models.language_model import LanguageModel
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 """Files with weights: a single one, or several that an index (``.index.json``) lists."""
 
+BUFFERS = r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$|_attn_buf$"
+"""Buffers in old files, which no model needs: frequencies and masks."""
 
 _UNREADABLE = (
     SafetensorError,
@@ -59,7 +61,8 @@ def count(settings: Mapping[str, Any], name: str, default: int | None = None) ->
     """A positive integer among the settings.
 
     Raises:
-        InputError: If it is missing and has no default, or is not an integer of at least 1.
+        InputError: If it is missing and has no default, or is not an integer from 1 to the largest
+            size that a model may have.
     """
     value = settings.get(name, default)
     if type(value) is not int or value < 1:
@@ -67,6 +70,8 @@ def count(settings: Mapping[str, Any], name: str, default: int | None = None) ->
             f"the published configuration must have {name!r}, an integer of at least 1, got "
             f"{value!r}: is it of another family?"
         )
+    if value > MAX_SIZE:
+        raise InputError(f"{name} must be at most {MAX_SIZE:,}, got {value}")
     return value
 
 

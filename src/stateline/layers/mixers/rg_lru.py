@@ -1,0 +1,146 @@
+"""RG-LRU: a gated diagonal recurrence between a convolution and a gate."""
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.derived import derived
+from stateline.layers.mixers.finite_filter import FiniteFilterState
+from stateline.layers.mixers.gated_conv import PlainConv
+from stateline.ops import gelu, selective_scan, selective_scan_step
+
+_SHARPNESS = 8.0
+"""The constant c of the paper: how much faster a state decays at most than by its own rate."""
+
+_SLOWEST = 1e-20
+"""Smallest decay: inputs are divided by it and multiplied again, which must not overflow."""
+
+
+class RGLRUState(NamedTuple):
+    """State of the convolution, that of every channel, and the number of tokens so far."""
+
+    conv: FiniteFilterState
+    h: Float[Tensor, "batch d_inner"]
+    length: Int[Tensor, " batch"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The states of the channels accumulate rounding errors."""
+        return ("h",)
+
+
+class RGLRU(SequenceLayer[RGLRUState]):
+    r"""Real-gated linear recurrent unit, in the recurrent block of Griffin.
+
+    .. math::
+        (z, u) = W_{\mathrm{in}} x + b, \qquad u \leftarrow \mathrm{conv}(u), \qquad
+        r, i = \sigma(W_r u + b_r), \sigma(W_i u + b_i)
+
+    .. math::
+        a_t = \exp(-8\, r_t \odot \mathrm{softplus}(\lambda)), \quad
+        h_t = a_t \odot h_{t-1} + \sqrt{1 - a_t^2} \odot i_t \odot u_t, \quad
+        y = W_{\mathrm{out}} (h \odot \mathrm{gelu}(z))
+
+    At the first token, 1 replaces the root. The maps of the two gates are block-diagonal, a block
+    for each head. Gates, filter and state stay float32 under a cast to half precision.
+
+    Args:
+        d_model: Width of input and output.
+        d_inner: Number of channels; by default ``d_model``.
+        n_heads: Number of blocks in the maps of the gates; must divide ``d_inner``.
+        d_conv: Taps of the convolution.
+
+    Raises:
+        InputError: If a size is not positive, or the heads do not divide the channels.
+
+    References:
+        De et al., "Griffin", 2024, section 2.4; first token and signs as in RecurrentGemma.
+    """
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"rate": "no_decay"}
+
+    def __init__(
+        self, d_model: int, *, d_inner: int | None = None, n_heads: int = 4, d_conv: int = 4
+    ) -> None:
+        super().__init__(d_model)
+        self.d_inner = d_model if d_inner is None else d_inner
+        if self.d_inner < 1 or n_heads < 1 or self.d_inner % n_heads:
+            raise InputError(f"n_heads must divide d_inner, got {n_heads=}, d_inner={self.d_inner}")
+        self.n_heads, width = n_heads, self.d_inner // n_heads
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner)
+        self.conv = PlainConv(self.d_inner, taps=d_conv)
+        blocks = (n_heads, width, width)
+        self.decay_weight = nn.Parameter(torch.randn(blocks) * width**-0.5)
+        self.decay_bias = nn.Parameter(torch.zeros(n_heads, width))
+        self.input_weight = nn.Parameter(torch.randn(blocks) * width**-0.5)
+        self.input_bias = nn.Parameter(torch.zeros(n_heads, width))
+        fastest = torch.empty(self.d_inner).uniform_(0.9, 0.999)  # of a where r is 1
+        self.rate = nn.Parameter((-fastest.log() / _SHARPNESS).expm1().log())
+        self.out_proj = nn.Linear(self.d_inner, d_model)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> RGLRUState:  # noqa: ARG002
+        """Zero states."""
+        h = zeros(self.rate, batch_size, self.d_inner)
+        length = torch.zeros(batch_size, dtype=torch.int64, device=h.device)
+        return RGLRUState(self.conv.init_state(batch_size), h, length)
+
+    def forward_chunk(
+        self, x: Float[Tensor, "batch length d_model"], state: RGLRUState
+    ) -> tuple[Float[Tensor, "batch length d_model"], RGLRUState]:
+        """Scan the chunk from a state."""
+        z, u = self.in_proj(x).chunk(2, dim=-1)
+        u, conv = self.conv.forward_chunk(u, state.conv)
+        position = state.length[:, None] + torch.arange(x.shape[1], device=x.device)
+        v, decay = self._gates(u, position)
+        ones = torch.ones_like(self.rate)[:, None]
+        y, h = selective_scan(v, decay, -ones, ones, ones, state.h[..., None])
+        after = RGLRUState(conv, h[..., 0], state.length + x.shape[1])
+        return self.out_proj((y * gelu(z)).to(x.dtype)), after
+
+    def step(
+        self, x: Float[Tensor, "batch d_model"], state: RGLRUState
+    ) -> tuple[Float[Tensor, "batch d_model"], RGLRUState]:
+        """Advance the recurrence by one input."""
+        z, u = self.in_proj(x).chunk(2, dim=-1)
+        u, conv = self.conv.step(u, state.conv)
+        v, decay = self._gates(u, state.length)
+        ones = torch.ones_like(self.rate)[:, None]
+        each = ones.expand(len(x), -1, -1)
+        y, h = selective_scan_step(v, decay, -ones, each, each, state.h[..., None])
+        return self.out_proj((y * gelu(z)).to(x.dtype)), RGLRUState(
+            conv, h[..., 0], state.length + 1
+        )
+
+    def flops_per_token(self, length: int) -> float:
+        """Maps, gates, convolution, and about 10 operations per channel."""
+        gates = 4.0 * self.decay_weight.numel() + 10.0 * self.d_inner
+        return super().flops_per_token(length) + self.conv.flops_per_token(length) + gates
+
+    @derived
+    def rates(self) -> Float[Tensor, " d_inner"]:
+        """Decay of each channel where its gate is 1."""
+        return _SHARPNESS * F.softplus(self.rate)
+
+    def _gates(
+        self, u: Float[Tensor, "batch *length d_inner"], position: Int[Tensor, "batch *length"]
+    ) -> tuple[Float[Tensor, "batch *length d_inner"], Float[Tensor, "batch *length d_inner"]]:
+        """What enters the scan, over the decay by which the scan multiplies it, and the decay."""
+        heads = u.to(self.rate.dtype).unflatten(-1, (self.n_heads, 1, -1))
+        r, i = (
+            (heads @ weight).squeeze(-2).add(bias).sigmoid().flatten(-2)
+            for weight, bias in (
+                (self.decay_weight, self.decay_bias),
+                (self.input_weight, self.input_bias),
+            )
+        )
+        decay = (r * self.rates()).clamp(min=_SLOWEST)
+        root = (-torch.expm1(-2 * decay)).sqrt()
+        root = torch.where(position[..., None] == 0, 1.0, root)
+        return root * i * u / decay, decay

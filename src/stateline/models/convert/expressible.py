@@ -1,0 +1,48 @@
+"""Whether a configuration survives the way to another format and back."""
+
+from typing import Any
+
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.models.factory import meta_model
+
+
+def check_expressible(config: ModelConfig, again: ModelConfig) -> None:
+    """Compare a model with the one that its official settings describe.
+
+    Args:
+        config: Of the model.
+        again: Read from the settings that were written for it.
+
+    Raises:
+        InputError: If they differ in anything but the values of parameters.
+    """
+    wanted, got = _structure(config), _structure(again)
+    for name in sorted(wanted.keys() | got.keys()):
+        if wanted.get(name) != got.get(name):
+            raise InputError(
+                f"models of this family cannot express {config.pattern!r}: {name} would be "
+                f"{got.get(name)}, not {wanted.get(name)}"
+            )
+
+
+def _structure(config: ModelConfig) -> dict[str, Any]:
+    """Everything that tells models apart, but the values of parameters."""
+    model = meta_model(config)
+    found: dict[str, Any] = {
+        name: getattr(config, name)
+        for name in (
+            "max_len",
+            "norm_eps",
+            "embedding_multiplier",
+            "logits_divisor",
+            "logits_soft_cap",
+        )
+    }
+    for path, module in model.named_modules():
+        found[path or "model"] = type(module).__name__
+        for name, value in vars(module).items():
+            if isinstance(value, int | float | str):
+                found[f"{path}.{name}".removeprefix(".")] = value
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return found | shapes

@@ -1,0 +1,303 @@
+"""Tiny models of every published format, and comparisons with them."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from string import ascii_letters
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stateline.models.config import ModelConfig
+from stateline.models.convert.families import FAMILIES
+from stateline.models.convert.table import write_pretrained
+from stateline.models.convert.weights import read_weights
+from stateline.models.language_model import LanguageModel
+from tests.models.test_transformer_sequential import SETTINGS as STAIRCASE
+from tests.models.test_transformer_sequential import official as staircase_tensors
+
+transformers = pytest.importorskip("transformers", reason="models are made by transformers")
+
+GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48}
+NEO = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_layers": 4,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 2]],
+    "window_size": 5,
+    "max_position_embeddings": 48,
+}
+OPT = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "ffn_dim": 40,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 48,
+}
+BASE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 6.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.03,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+GRANITE4 = {
+    **BASE,
+    **MAMBA2,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+QWEN = {
+    **BASE,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 8,
+}
+GEMMA = {
+    **BASE,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": None,
+    "attention_window_size": 6,
+    "lru_width": 32,
+}
+MAMBA = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "tie_word_embeddings": False,
+}
+NEMOTRON = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "full_attention", "mlp"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "ssm_state_size": 8,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "chunk_size": 8,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", GPT),
+    "gpt2 unscaled": ("gpt2", {**GPT, "scale_attn_weights": False, "n_inner": 40}),
+    "gpt_neo": ("gpt_neo", NEO),
+    "opt": ("opt", OPT),
+    "opt without biases": ("opt", {**OPT, "enable_bias": False}),
+    "llama": ("llama", BASE),
+    "llama 3 with biases": (
+        "llama",
+        {
+            **BASE,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 16,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama stretched": (
+        "llama",
+        {**BASE, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+    "mistral": ("mistral", {**BASE, "sliding_window": 6}),
+    "mistral without window": ("mistral", {**BASE, "sliding_window": None, "head_dim": 16}),
+    "qwen2": ("qwen2", {**BASE, "tie_word_embeddings": True}),
+    "qwen2 with windows": (
+        "qwen2",
+        {**BASE, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {**BASE, "head_dim": 16}),
+    "granite": ("granite", {**BASE, **MULTIPLIERS}),
+    "bamba": ("bamba", {**BASE, **MAMBA2, "attn_layer_indices": [1]}),
+    "bamba without bias": (
+        "bamba",
+        {**BASE, **MAMBA2, "attn_layer_indices": [1], "mamba_conv_bias": False},
+    ),
+    "granitemoehybrid": ("granitemoehybrid", {**GRANITE4, **MULTIPLIERS}),
+    "granitemoehybrid with rope": (
+        "granitemoehybrid",
+        {**GRANITE4, "position_embedding_type": "rope", "tie_word_embeddings": True},
+    ),
+    "lfm2": ("lfm2", {**BASE, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
+    "lfm2 with biases": (
+        "lfm2",
+        {
+            **BASE,
+            "layer_types": ["conv", "full_attention"],
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "nemotron_h": ("nemotron_h", NEMOTRON),
+    "nemotron_h with biases": (
+        "nemotron_h",
+        {**NEMOTRON, "use_bias": True, "mlp_bias": True, "use_conv_bias": False, "head_dim": 16},
+    ),
+    "qwen3_next": ("qwen3_next", {**QWEN, "num_experts": 0}),
+    "qwen3_next with few dense layers": (
+        "qwen3_next",
+        {
+            **QWEN,
+            "num_hidden_layers": 5,
+            "layer_types": None,
+            "mlp_only_layers": [0, 1, 2, 3, 4],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_5_text": ("qwen3_5_text", QWEN),
+    "qwen3_5_text with other heads": (
+        "qwen3_5_text",
+        {
+            **QWEN,
+            "linear_num_key_heads": 4,
+            "linear_value_head_dim": 3,
+            "rope_parameters": {"partial_rotary_factor": 1.0, "rope_theta": 100.0},
+        },
+    ),
+    "recurrent_gemma": ("recurrent_gemma", GEMMA),
+    "recurrent_gemma with grouped queries": (
+        "recurrent_gemma",
+        {
+            **GEMMA,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "block_types": ["attention", "recurrent"],
+            "conv1d_width": 3,
+            "lru_width": 48,
+            "logits_soft_cap": 2.0,
+        },
+    ),
+    "gpt_neox": (
+        "gpt_neox",
+        {
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "intermediate_size": 48,
+            "num_attention_heads": 4,
+        },
+    ),
+    "mamba": ("mamba", {**MAMBA, "tie_word_embeddings": True}),
+    "mamba2": ("mamba2", {**MAMBA, "head_dim": 8, "num_heads": 8, "n_groups": 2, "chunk_size": 8}),
+    "falcon_mamba": ("falcon_mamba", {**MAMBA, "state_size": 4, "mixer_rms_eps": 1e-3}),
+}
+
+
+def official_model(name: str, **changes: Any) -> Any:
+    """A tiny random model, in which every tensor matters."""
+    kind, settings = MODELS[name]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **{**settings, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for parameter in model.parameters():
+        with torch.no_grad():
+            noise = torch.randn_like(parameter)
+            parameter.mul_(3) if parameter.dim() == 2 else parameter.add_(noise, alpha=0.1)
+    return model
+
+
+def saved(name: str, folder: Path, **options: Any) -> Any:
+    model = official_model(name)
+    model.save_pretrained(folder, **options)
+    return model
+
+
+def tokens(batch: int = 2, length: int = 24) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randint(3, 61, (batch, length))
+
+
+LIMITS = {"qwen3_next": 1e-5, "recurrent_gemma": 3e-5}
+"""Largest relative differences; those of other families are up to 6e-7, of these 9e-7 and 3e-6."""
+
+
+def tiny_tokenizer(folder: Path) -> None:
+    """A tokenizer of Hugging Face that knows 61 letters."""
+    tokenizers = pytest.importorskip("tokenizers", reason="makes the tokenizer")
+    vocabulary = {letter: number for number, letter in enumerate(ascii_letters + "_.,:;!?-+")}
+    model = tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="_")
+    tokenizers.Tokenizer(model).save(str(folder / "tokenizer.json"))
+
+
+def assert_near(found: Tensor, wanted: Tensor, limit: float = 6e-6) -> None:
+    found, wanted = found.detach(), wanted.detach()
+    assert float((found - wanted).abs().max()) <= limit * float(wanted.abs().max())
+
+
+def assert_same_tensors(one: Path, other: Path) -> None:
+    found, wanted = read_weights(one), read_weights(other)
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        if name.endswith("embed_positions.weight"):  # OPT never reads the first two rows
+            tensor = torch.cat([torch.zeros_like(tensor[:2]), tensor[2:]])
+        assert found[name].dtype == tensor.dtype, name
+        assert found[name].equal(tensor), name
+
+
+def _ours(to: str, pattern: str, **settings: Any) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        torch.manual_seed(0)
+        config = ModelConfig(pattern, **{"vocab_size": 61, "d_model": 32, **settings})
+        write_pretrained(LanguageModel(config), folder, to)
+
+    return write
+
+
+def _staircase(folder: Path) -> None:
+    torch.manual_seed(0)
+    folder.mkdir()
+    sizes = {"in_emb.weight": (61, 8), "out.out_emb.weight": (61, 8), "out.out_emb.bias": (61,)}
+    tensors = staircase_tensors() | {name: torch.randn(size) for name, size in sizes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**STAIRCASE, "vocab_sz": 61}))
+
+
+_LSTM = {"block": "plain", "norm": "none", "tie_embeddings": False, "head_bias": True}
+_HARD = {"n_heads": 4, "bias": True, "position": "hard_alibi", "double_count": True}
+_NEOX = {"block": "parallel", "tie_embeddings": False, "layers": {"attention": _HARD}}
+
+FOLDERS: dict[str, Callable[[Path], Any]] = {
+    "h3": _ours("h3", "h3 attention", layers={"attention": {"bias": True}}),
+    "mamba": _ours("mamba", "mamba*2", norm="rms"),
+    "repeat_after_me": _ours("repeat_after_me", "attention*2", **_NEOX),
+    "repeat_after_me_lstm": _ours("repeat_after_me_lstm", "lstm(n_layers=2)", **_LSTM),
+    "transformer_sequential": _staircase,
+    "gpt_neox": partial(saved, "gpt_neox"),
+    "mamba-hf": partial(saved, "mamba2"),
+    **{kind: partial(saved, kind) for kind in FAMILIES},
+}
+"""Writes a tiny model of each format into a folder."""
