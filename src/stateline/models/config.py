@@ -103,6 +103,10 @@ class ModelConfig(metaclass=_AcceptsPresets):
         embedding_multiplier: Factor of the embeddings of tokens.
         residual_multiplier: Factor of the output of each residual branch.
         logits_divisor: Divisor of the logits.
+        embedding_dropout: Chance that an entry of the embedded input is dropped in training.
+        residual_dropout: The same for the output of each residual branch. Attention weights, the
+            hidden units of feed-forwards and what LSTM layers pass on are dropped by the keyword
+            ``dropout`` of these layers.
     """
 
     kind: ClassVar[str] = "language_model"
@@ -122,6 +126,8 @@ class ModelConfig(metaclass=_AcceptsPresets):
     embedding_multiplier: float = field(default=1.0, repr=False)
     residual_multiplier: float = field(default=1.0, repr=False)
     logits_divisor: float = field(default=1.0, repr=False)
+    embedding_dropout: float = field(default=0.0, repr=False)
+    residual_dropout: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
         check_settings("the model configuration", self)
@@ -135,6 +141,9 @@ class ModelConfig(metaclass=_AcceptsPresets):
         for name in ("norm_eps", "embedding_multiplier", "residual_multiplier", "logits_divisor"):
             if (value := getattr(self, name)) <= 0:
                 raise InputError(f"{name} must be positive, got {value}")
+        for name in ("embedding_dropout", "residual_dropout"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise InputError(f"{name} must be from 0 to below 1, got {value}")
         if self.head_bias and self.tie_embeddings:
             raise InputError(
                 "head_bias=True needs an output matrix of its own: set tie_embeddings=False"

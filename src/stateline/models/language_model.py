@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import values_at_hand
+from stateline.layers.dropout import Dropout
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.initial_weights import initialise
@@ -51,6 +52,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.max_len else None
+        self.dropout = Dropout(config.embedding_dropout)
         self.stack = build_stack(config)
         self.max_len = length_limit(config.max_len, self.stack)
         normed = config.block == "post_norm"  # already normalised by the last branch
@@ -133,7 +135,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         h = self.embedding(tokens)
         if (multiplier := self.config.embedding_multiplier) != 1:
             h = h * multiplier
-        return h if self.positions is None else h + self.positions(positions)
+        return self.dropout(h if self.positions is None else h + self.positions(positions))
 
     def _logits(self, h: Tensor) -> Tensor:
         h = self.norm(h)

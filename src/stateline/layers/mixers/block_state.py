@@ -77,6 +77,7 @@ class BlockState(SequenceLayer[BlockStateState]):
             head replaces :math:`1 / \sqrt d`.
         zeros_before: Whether a block of zeros precedes the first block, as in the official code of
             Block-Recurrent models.
+        dropout: Chance that a weight of the tokens' attention is dropped in training.
 
     Raises:
         InputError: If a size does not fit, a name is unknown, or the outputs cannot be independent.
@@ -108,6 +109,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         includes_self: bool = False,
         qk_norm: bool = True,
         zeros_before: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
         if variant not in get_args(Variant):
@@ -131,8 +133,9 @@ class BlockState(SequenceLayer[BlockStateState]):
             includes_self=includes_self,
             qk_norm=qk_norm,
             zeros_before=zeros_before,
+            dropout=dropout,
         )
-        self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm)
+        self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm, dropout=dropout)
         outputs = {"sh": 1, "mh": n_heads, "mf": n_states}[variant]
         self.copies = outputs if independent and ssm != "long_conv" else 1
         self.narrow = nn.Linear(d_model, d_ssm, bias=False)
@@ -163,7 +166,8 @@ class BlockState(SequenceLayer[BlockStateState]):
             return x
         k, v = (t.flatten(0, 1) for t in self._keys_and_values(self.context_states(x)))
         q = _blocks(self.cross.queries(x), self.window).flatten(0, 1)
-        found = attend_to_all(q, k, v) if self.variant == "mf" else attention(q, k, v)
+        attend = attend_to_all if self.variant == "mf" else attention
+        found = attend(q, k, v, dropout=self.cross.dropout.rate)
         heads = found.unflatten(0, (len(x), -1)).flatten(1, 2)[:, : x.shape[1]]
         return self.local(x) + self.cross.merge(heads)
 
@@ -249,11 +253,13 @@ class BlockState(SequenceLayer[BlockStateState]):
         """Output of the attention to the context states, and their keys and values to keep."""
         length, window = q.shape[1], self.window
         phase = state.local.length % window
-        old = (state.k, state.v)
+        old, rate = (state.k, state.v), self.cross.dropout.rate
         if self.initial is None:
             new = self._keys_and_values(c)
             k, v = (torch.cat([a, b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True))
-            found = local_attention(q, k, v, window=window, block_len=window, phase=phase)
+            found = local_attention(
+                q, k, v, window=window, block_len=window, phase=phase, dropout=rate
+            )
             return (
                 found,
                 k[:, length:].clone(),
@@ -267,7 +273,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         k, v = (
             torch.cat([a[:, None], b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True)
         )
-        found = attend_by_block(q, k, v, phase, window)
+        found = attend_by_block(q, k, v, phase, window, dropout=rate)
         last = ((phase + length) // window)[:, None]
         return found, k[row, last][:, 0], v[row, last][:, 0]
 

@@ -37,6 +37,23 @@ def local_attention(  # noqa: PLR0913
     return _local_attention(q, k, v, bias, position_keys, first, phase, window, block_len)
 
 
+def local_attention_with_dropout(  # noqa: PLR0913
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    first: Tensor | None,
+    bias: Tensor | None,
+    position_keys: Tensor | None,
+    phase: Tensor | None,
+    block_len: int,
+    dropout: float,
+) -> Tensor:
+    """Compute the same blocks under autograd, which keeps the weights and their masks."""
+    inputs = (q, k, v, bias, position_keys, first, phase, window, block_len)
+    return _by_blocks(*inputs, dropout)
+
+
 def _forward(  # noqa: PLR0913
     q: Tensor,
     k: Tensor,
@@ -47,6 +64,21 @@ def _forward(  # noqa: PLR0913
     phase: Tensor | None,
     window: int,
     block_len: int,
+) -> Tensor:
+    return _by_blocks(q, k, v, bias, position_keys, first, phase, window, block_len, 0.0)
+
+
+def _by_blocks(  # noqa: PLR0913
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    position_keys: Tensor | None,
+    first: Tensor | None,
+    phase: Tensor | None,
+    window: int,
+    block_len: int,
+    dropout: float,
 ) -> Tensor:
     y = torch.empty_like(q)
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -61,10 +93,10 @@ def _forward(  # noqa: PLR0913
         if far is not None:
             mask = mask + _by_slot(q_b @ far.mT, mask.shape[-1])
         if q.device.type == "cpu":  # fused kernels of other devices restrict the mask
-            y_b = F.scaled_dot_product_attention(q_b, k_b, v_b, mask, scale=1.0)
+            y_b = F.scaled_dot_product_attention(q_b, k_b, v_b, mask, dropout, scale=1.0)
         else:
-            y_b = _weights(q_b, k_b, mask) @ v_b
-        y[rows, times] = y_b.masked_fill_(blind, 0.0).transpose(1, 2).to(y.dtype)
+            y_b = F.dropout(_weights(q_b, k_b, mask), dropout) @ v_b
+        y[rows, times] = y_b.masked_fill(blind, 0.0).transpose(1, 2).to(y.dtype)
     return y
 
 
