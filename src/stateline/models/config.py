@@ -13,6 +13,8 @@ from stateline.files import parse_json_object
 from stateline.models.pattern import Value, canonical_pattern
 from stateline.settings import check_settings
 
+Init = Literal["width", "gpt2", "h3", "neox", "mamba", "staircase", "t5"]
+
 ConfigT = TypeVar("ConfigT", bound="ModelConfig")
 
 MAX_SIZE = 1 << 24
@@ -107,6 +109,8 @@ class ModelConfig(metaclass=_AcceptsPresets):
         residual_dropout: The same for the output of each residual branch. Attention weights, the
             hidden units of feed-forwards and what LSTM layers pass on are dropped by the keyword
             ``dropout`` of these layers.
+        init: How weights begin: by the model's ``width``, or as in the official code of ``gpt2``,
+            ``h3``, ``neox``, ``mamba``, ``staircase`` or ``t5``.
     """
 
     kind: ClassVar[str] = "language_model"
@@ -128,6 +132,7 @@ class ModelConfig(metaclass=_AcceptsPresets):
     logits_divisor: float = field(default=1.0, repr=False)
     embedding_dropout: float = field(default=0.0, repr=False)
     residual_dropout: float = field(default=0.0, repr=False)
+    init: Init = field(default="width", repr=False)
 
     def __post_init__(self) -> None:
         check_settings("the model configuration", self)

@@ -26,10 +26,11 @@ class LanguageModelState(NamedTuple):
 class LanguageModel(SequenceLayer[LanguageModelState]):
     r"""Embedding, blocks, normalisation, and a linear map to the logits of the next token.
 
-    Linear maps and embeddings are initialised from a normal distribution with standard deviation
-    :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2), biases with
-    zero; the last maps of residual branches are divided by the root of the number of branches.
-    State space and LSTM parameters keep the initial values of their layers.
+    By default, linear maps and embeddings are initialised from a normal distribution with standard
+    deviation :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2),
+    biases with zero; the last maps of residual branches are divided by the root of the number of
+    branches. State space and LSTM parameters keep the initial values of their layers. For other
+    schemes see :func:`~stateline.models.initial_weights.initialise`.
 
     Args:
         config: What the model is made of.
@@ -59,7 +60,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.norm = NORMS["none" if normed else config.norm](config.d_model, config.norm_eps)
         tied, bias = config.tie_embeddings, config.head_bias
         self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=bias)
-        initialise(self, config.d_model)
+        initialise(self, config.d_model, config.init)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
         """State before the first token."""

@@ -94,7 +94,7 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         self.max_len = length_limit(config.max_len, self.stack)
         self.norm = NORMS[config.norm](width, config.norm_eps)
         self.head = nn.Linear(width, config.n_outputs)
-        initialise(self, width)
+        initialise(self, width, config.init)
         if self.encoder is not None:
             # Inputs of unit variance are mapped to unit variance.
             nn.init.normal_(self.encoder.weight, std=channels**-0.5)

@@ -77,7 +77,7 @@ class RandomWalk(StreamTask):
         self.grid, self.reset_every = grid, reset_every
         self.vocab_size = 4 + grid**2
         self.train_length = length
-        lengths = (length, 2 * length, 4 * length)
+        lengths: tuple[int, ...] = (length, 2 * length, 4 * length)
         if reset:  # a row in evaluation holds one walk: the longest is scored whole
             whole = max(length, reset_every + 1)
             lengths = (*(n for n in lengths if n < whole), whole)
