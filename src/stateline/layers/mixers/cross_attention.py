@@ -17,17 +17,27 @@ class CrossAttention(nn.Module):
     Args:
         d_model: Width of the tokens.
         n_heads: Number of heads.
+        d_head: Width of a head; by default ``d_model / n_heads``.
         qk_norm: Whether queries and keys have unit length and a learned scale per head, initially
             1, replaces :math:`1 / \sqrt d`.
         dropout: Chance that an attention weight is dropped in training.
     """
 
-    def __init__(self, d_model: int, *, n_heads: int, qk_norm: bool, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int,
+        d_head: int | None = None,
+        qk_norm: bool,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
-        self.n_heads, self.d_head = n_heads, d_model // n_heads
-        self.q_proj = nn.Linear(d_model, d_model, bias=False)
-        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+        self.n_heads, self.d_head = n_heads, d_head or d_model // n_heads
+        width = n_heads * self.d_head
+        self.q_proj = nn.Linear(d_model, width, bias=False)
+        self.out_proj = nn.Linear(width, d_model, bias=False)
         self.scale = nn.Parameter(torch.ones(n_heads)) if qk_norm else None
 
     def queries(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch head d_head"]:
