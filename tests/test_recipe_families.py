@@ -1,5 +1,6 @@
 """Recipes that are compared with each other differ in what is compared, and in nothing else."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,48 @@ def test_no_label_of_a_global_cache_is_asked_after_its_episode_was_forgotten(nam
     keywords = {**item.keywords, "batch_size": 8}
     assert unknown_labels(kind(**keywords), given["train"]["carry_cap"]) == 0
     assert unknown_labels(kind(**{**keywords, "reset": False}), 512) > 0
+
+
+EXTRAPOLATION = {
+    "no_dropout": {"model.embedding_dropout"},
+    "width_init": {"model.init"},
+    "decay_matrices": {"train.decay_vectors"},
+    "fresh_examples": {"task"},
+    "twice_as_long": {"train.steps", "train.warmup_steps"},
+    "early_stop": {"train.stop_at"},
+    "absent_keys": {"task"},
+}
+
+
+def test_extrapolation_recipes_change_one_factor_each() -> None:
+    names = {path.stem for path in (FOLDER / "h3/extrapolation").glob("*.yaml")}
+    assert names == EXTRAPOLATION.keys()
+    base = recipe("h3/paper/associative_recall_h3.yaml")
+    for name, changed in EXTRAPOLATION.items():
+        assert differences(recipe(f"h3/extrapolation/{name}.yaml"), base) == changed
+
+
+def test_recipes_of_table_2_differ_in_the_layers_alone() -> None:
+    layers = {"pattern", "model.max_len"}
+    for task in ("associative_recall", "induction_head"):
+        base = recipe(f"h3/paper/{task}_h3.yaml")
+        for model in ("s4d", "gss", "attention"):
+            found = differences(recipe(f"h3/paper/{task}_{model}.yaml"), base)
+            assert {name for name in found if not name.startswith("model.layers.")} <= layers
+    assert recipe("h3/paper/induction_head_s4d.yaml")["pattern"] == "s4d(n_ssm=1, init=inv)*2"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        path.relative_to(FOLDER).as_posix()
+        for folder in ("staircase/paper", "repeat_after_me/paper", "h3/paper", "block_state/paper")
+        for path in sorted((FOLDER / folder).glob("*.yaml"))
+    ],
+)
+def test_recipes_of_the_papers_name_their_place_and_their_dropout(name: str) -> None:
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    header = "".join(line for line in text.splitlines() if line.startswith("#"))
+    assert re.search(r"\b(tables?|figures?) \d|perplexity table", header)
+    assert "et al." in header
+    assert "dropout" in text or "repeat_after_me" in name
