@@ -60,11 +60,11 @@ def test_a_window_recipe_differs_from_its_reference_in_windows_alone(name: str) 
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [(n, {"pattern"}) for n in BLOCK_STATE if n.startswith("place_")]
-    + [(n, {"pattern", "model.d_model"}) for n in BLOCK_STATE if n.startswith("number_")],
+    + [(n, {"pattern", "model.d_model"}) for n in BLOCK_STATE if n.startswith("number_")]
+    + [(n, {"model.layers.block_state.d_state"}) for n in BLOCK_STATE if n.startswith("state_")]
+    + [("lift_full_sh", {"model.layers.block_state.lift", "model.d_model"})],
 )
-def test_place_and_number_differ_from_their_reference_in_the_pattern(
-    name: str, allowed: set[str]
-) -> None:
+def test_ablations_differ_from_their_reference_in_one_thing(name: str, allowed: set[str]) -> None:
     reference = recipe("block_state/length_block_state_sh.yaml")
     assert differences(recipe(f"block_state/{name}.yaml"), reference) <= allowed
 
@@ -113,6 +113,19 @@ def test_no_label_of_a_global_cache_is_asked_after_its_episode_was_forgotten(nam
     keywords = {**item.keywords, "batch_size": 8}
     assert unknown_labels(kind(**keywords), given["train"]["carry_cap"]) == 0
     assert unknown_labels(kind(**{**keywords, "reset": False}), 512) > 0
+
+
+SWEEPS = [
+    path.relative_to(FOLDER).as_posix()
+    for pattern in ("masked_heads_*", "mamba_state_*")
+    for path in sorted((FOLDER / "repeat_after_me").glob(f"*/{pattern}.yaml"))
+]
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_differs_from_its_reference_in_the_pattern(name: str) -> None:
+    of = "copying_mamba" if "mamba" in name else "generalisation_hard_alibi"
+    assert differences(recipe(name), recipe(f"{name.rsplit('/', 1)[0]}/{of}.yaml")) == {"pattern"}
 
 
 EXTRAPOLATION = {
