@@ -30,7 +30,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     deviation :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2),
     biases with zero; the last maps of residual branches are divided by the root of the number of
     branches. State space and LSTM parameters keep the initial values of their layers. For other
-    schemes see :func:`~stateline.models.initial_weights.initialise`.
+    schemes see ``stateline.models.initial_weights.initialise``.
 
     Args:
         config: What the model is made of.
