@@ -325,3 +325,14 @@ def test_positions_double_from_bucket_to_bucket() -> None:
     buckets = Buckets(3)
     buckets.add(torch.arange(1, 50), torch.ones(49))
     assert buckets.counts == {3: 3, 6: 3, 12: 6, 24: 12, 48: 24, 96: 1}
+
+
+def test_perplexity_per_word_counts_words_of_the_text(tmp_path: Path) -> None:
+    file = tmp_path / "words"
+    file.write_text("one  two\nthree four\n\n five")
+    model = LanguageModel(ModelConfig("h3", vocab_size=256, d_model=8)).eval()
+    score = score_file(model, ByteTokenizer(), file)
+    assert score.n_words == 5
+    per_word = score.losses.mean * score.losses.count / 5
+    assert score.word_perplexity == pytest.approx(math.exp(per_word))
+    assert (score + score).n_words == 10

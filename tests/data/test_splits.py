@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateline.data.documents import FileDocument
-from stateline.data.splits import Splits, split_by_hash, split_by_names
+from stateline.data.splits import Splits, split_by_bytes, split_by_hash, split_by_names
 from stateline.errors import InputError
 
 
@@ -117,3 +117,14 @@ def test_a_missing_file_of_splits_is_one_line(tmp_path: Path) -> None:
         InputError, match=r"cannot read the file of splits .*nowhere.json: No such file"
     ):
         split_by_names(documents("a"), tmp_path / "nowhere.json")
+
+
+def test_a_document_is_cut_at_given_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789")
+    only = FileDocument(name="a", path=str(tmp_path / "a"), size=10)
+    splits = split_by_bytes([only], [6, 2, 2])
+    found = {split: "".join(d.text("keep") for d in chosen) for split, chosen in splits.items()}
+    assert found == {"train": "012345", "held_out": "67", "test": "89"}
+    for documents_, parts in (([only], [6, 3]), ([only] * 2, [6, 4]), ([only], [9, 1])):
+        with pytest.raises(InputError, match="add up to a single document"):
+            split_by_bytes(documents_, parts)

@@ -1,5 +1,6 @@
 """Writing a corpus: what is in it, and that nothing but the sources and the recipe decides that."""
 
+import itertools
 import json
 import random
 import signal
@@ -423,3 +424,33 @@ class TestOpening:
         other = make(source, tmp_path / "other", newlines="keep")
         assert open_corpus(out).sha256 != other.sha256
         assert open_corpus(out).sha256 == make(source, tmp_path / "same").sha256
+
+
+def test_the_end_of_text_follows_every_document(
+    write: Callable[..., Path], bpe: Path, tmp_path: Path
+) -> None:
+    described = json.loads(bpe.read_text())
+    described["added_tokens"] = [
+        {"id": 270, "content": "<|endoftext|>", "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    source, out = write("source", a="the", b="thing"), tmp_path / "out"
+    settings = {"tokenizer": str(tmp_path / "tokenizer.json"), "held_out": 0.0}
+    plain = write_corpus([source], tmp_path / "plain", CorpusSettings(**settings), workers=1)
+    recipe = CorpusSettings(**settings, end_of_text=True)
+    ended = write_corpus([source], out, recipe, workers=1).splits["train"]
+    text, borders = plain.splits["train"].text, plain.splits["train"].text.borders
+    parts = [[*text.read(a, b), 270] for a, b in itertools.pairwise(map(int, borders))]
+    assert [*ended.text.read(0, len(ended.text))] == [*itertools.chain(*parts)]
+    assert ended.bytes.tolist() == [3, 5]
+    with pytest.raises(InputError, match="with end_of_text=True, not None"):
+        write_corpus([source], out, CorpusSettings(**settings), workers=1)
+    with pytest.raises(InputError, match="byte has no end-of-text token"):
+        write_corpus([source], tmp_path / "no", CorpusSettings(end_of_text=True), workers=1)
+
+
+def test_parts_and_splits_exclude_each_other() -> None:
+    for settings in ({"parts": [1]}, {"parts": [5, 5], "splits": "a.json"}):
+        with pytest.raises(InputError, match="parts must be two or three numbers"):
+            CorpusSettings(**settings)  # type: ignore[arg-type]

@@ -197,3 +197,23 @@ def test_operations_are_those_that_pytorch_counts(variant: str) -> None:
 def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         small(**options)
+
+
+@pytest.mark.parametrize("variant", ["sh", "mf"])
+def test_a_full_lift_is_its_formula(variant: str) -> None:
+    layer = BlockState(12, n_heads=2, d_head=5, window=3, variant=variant, n_states=4, lift="full")
+    context = torch.randn(2, 4, layer.d_ssm)
+    lifted = context @ layer.w_lift
+    normed = lifted / (lifted.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
+    normed = normed if layer.ids is None else normed + layer.ids
+    keys, values = (normed @ layer.w_kv[0]).unflatten(-1, (2, 2, 5)).unbind(dim=-3)
+    k, v = layer._keys_and_values(context)
+    torch.testing.assert_close(k, F.normalize(keys, dim=-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(v, values)
+    assert layer.ids is None or layer.ids.shape == (4, 12)
+    assert layer(torch.randn(1, 7, 12)).shape == (1, 7, 12)
+
+
+def test_heads_have_their_own_maps_and_no_full_lift() -> None:
+    with pytest.raises(InputError, match="full for sh and mf"):
+        BlockState(8, variant="mh", lift="full")

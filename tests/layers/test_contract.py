@@ -63,6 +63,8 @@ OPTIONS = {
         {"window": 3, "zeros_before": True},
         {"window": 2, "variant": "mh", "ssm": "long_conv", "filter_len": 5, "includes_self": True},
         {"window": 3, "variant": "mf", "n_states": 2, "d_ssm": 3, "ssm": "s5", "d_state": 4},
+        {"window": 3, "n_heads": 3, "d_head": 2, "lift": "full"},
+        {"window": 2, "variant": "mf", "n_states": 2, "d_ssm": 3, "lift": "full"},
         {
             "window": 1,
             "variant": "mf",
@@ -241,6 +243,10 @@ KINDS: dict[str, Callable[[], AnyLayer]] = {
         )
         for passes, chunk_len, steps in [(1, 1, 6), (2, 2, 3), (3, 2, 5), (2, 3, 2), (2, 3, None)]
     },
+    "cached_staircase(passes=0)": lambda: WRAPPERS["cached_staircase"](
+        LAYERS["attention"](WIDTH), passes=0, chunk_len=1, steps=None
+    ),
+    "state_passing(chunk_len=3)": lambda: WRAPPERS["state_passing"](hybrid(), chunk_len=3),
     "cached_staircase(ladder)": lambda: WRAPPERS["cached_staircase"](
         WRAPPERS["ladder"](slides(position="alibi")), passes=2, chunk_len=2, steps=4
     ),

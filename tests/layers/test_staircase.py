@@ -367,3 +367,17 @@ def test_a_staircase_does_not_grow_though_it_is_larger_late_in_a_chunk(chunk_len
     assert layer.state_bytes(2 * chunk_len + 1) > layer.state_bytes(chunk_len)
     assert not layer.state_grows
     assert Ladder(attention(1)).state_grows
+
+
+def test_without_passes_the_memory_is_the_input() -> None:
+    torch.manual_seed(0)
+    core = SlidingAttention(8, n_heads=2, window=9).double()
+    layer = CachedStaircase(Stack(core, core), passes=0, chunk_len=1, steps=None)
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    keys = [core.project_context(x, torch.arange(6)[None].expand(2, -1)) for _ in range(2)]
+    for t in range(6):
+        h = x[:, t : t + 1]
+        for memory in keys:
+            place = torch.full((2, 1), t)
+            h, _ = core.attend(h, place, memory.part(0, t), torch.full((2,), t))
+        torch.testing.assert_close(layer(x)[:, t : t + 1], h)

@@ -348,7 +348,7 @@ class TestRegistration:
         monkeypatch.setattr(op, "entry_points", lambda **_: entries)
         op._add_installed.cache_clear()
         try:
-            assert OPS["fft_conv"].backends == ("third", "torch", "reference")
+            assert OPS["fft_conv"].backends == ("third", "torch", "blocks", "reference")
             assert "third_party" not in sys.modules
             OPS["fft_conv"].candidates.clear()
             assert fft_conv(U, KERNEL).equal(5 * U)
@@ -521,11 +521,12 @@ class TestTable:
         rows = capsys.readouterr().out.splitlines()
         first = next(i for i, row in enumerate(rows) if row.startswith("fft_conv"))
         assert [
-            row.split(maxsplit=5 if i == 0 else 4) for i, row in enumerate(rows[first:][:4])
+            row.split(maxsplit=5 if i == 0 else 4) for i, row in enumerate(rows[first:][:5])
         ] == [
             ["fft_conv", "broken", "-", "-", "-", "import failed: No module named 'not_there'"],
             ["mine", "both", "inference", "-", "gradients need float32; float64 is too wide"],
             ["torch", "-", "training", "both", "can run"],
+            ["blocks", "-", "-", "-", "can run"],
             ["reference", "-", "-", "-", "can run"],
         ]
 

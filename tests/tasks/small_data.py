@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import struct
 import wave
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +87,56 @@ def sequential_image(folder: Path, name: str = "t10k", count: int = 20) -> Path:
     return folder
 
 
+def grey_png(pixels: np.ndarray, kinds: str = "01234") -> bytes:
+    """A PNG image, whose lines have the filters of the given kinds in turn."""
+    lines, above = [], np.zeros(pixels.shape[1], np.uint8)
+    for number, line in enumerate(pixels.astype(np.uint8)):
+        kind = int(kinds[number % len(kinds)])
+        left, corner = np.append(0, line[:-1]), np.append(0, above[:-1])
+        near = [left, above, corner]
+        distance = [abs(left.astype(int) + above - corner - x) for x in near]
+        guess = np.select(
+            [kind == 0, kind == 1, kind == 2, kind == 3],
+            [0, left, above, (left.astype(int) + above) // 2],
+            np.choose(np.argmin(distance, axis=0), near),
+        )
+        lines.append(bytes([kind]) + (line - guess).astype(np.uint8).tobytes())
+        above = line
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        check = zlib.crc32(name + data).to_bytes(4, "big")
+        return len(data).to_bytes(4, "big") + name + data + check
+
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 0, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"".join(lines)))
+    return b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b"")
+
+
+def pathfinder(folder: Path) -> Path:
+    """Twenty images of 4 x 3 pixels, all different."""
+    (folder / "metadata").mkdir(parents=True)
+    (folder / "imgs" / "0").mkdir(parents=True)
+    rows = []
+    for number in range(20):
+        pixels = np.arange(12).reshape(4, 3) * (number + 1)
+        (folder / "imgs" / "0" / f"sample_{number}.png").write_bytes(grey_png(pixels))
+        rows.append(f"imgs/0 sample_{number}.png {number} {number % 2} 1 0.5 2 14")
+    for part in (0, 1):
+        text = "".join(f"{row}\n" for row in rows[part::2])
+        (folder / "metadata" / f"{part}.npy").write_text(text)
+    return folder
+
+
+def retrieval(folder: Path) -> Path:
+    """Pairs of texts, of which the equal ones are cited."""
+    folder.mkdir(exist_ok=True)
+    for part, first in (("train", 0), ("eval", 10), ("test", 20)):
+        rows = [f"{n % 2}.0\t{n}\t{n + 1}\tré {n}\t{'ré' if n % 2 else 'b'} {n}" for n in range(8)]
+        lines = [row.replace("ré", f"ré{first}") for row in rows]
+        (folder / f"new_aan_pairs.{part}.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
 def signals(folder: Path) -> Path:
     """Two classes of short signals with two channels, a folder each."""
     for label in ("calm", "wild"):
@@ -99,6 +151,8 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "byte_text": byte_text,
     "eeg": eeg,
     "listops": listops,
+    "pathfinder": pathfinder,
+    "retrieval": retrieval,
     "sequential_image": sequential_image,
     "signals": signals,
     "speech_commands": speech_commands,

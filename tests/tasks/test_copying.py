@@ -144,7 +144,7 @@ def test_a_part_of_the_string_can_be_asked_for() -> None:
 
 
 def test_it_can_be_scored_far_beyond_training() -> None:
-    assert Copying(longest=1000).eval_lengths == (10, 20, 40, 80, 160, 320, 640)
+    assert Copying(longest=1000).eval_lengths == (10, 20, 40, 80, 160, 320, 640, 1000)
 
 
 def test_one_wrong_letter_costs_the_string_and_one_letter() -> None:

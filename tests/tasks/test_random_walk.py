@@ -53,8 +53,10 @@ def test_sizes_out_of_range_are_refused(sizes: dict[str, int]) -> None:
         RandomWalk(**sizes)  # type: ignore[arg-type]
 
 
-def test_with_resets_no_length_is_beyond_a_walk() -> None:
-    assert RandomWalk(length=16, reset_every=40, reset=True).eval_lengths == (16, 32)
+def test_with_resets_the_longest_row_is_a_whole_walk() -> None:
+    assert RandomWalk(length=16, reset_every=40, reset=True).eval_lengths == (16, 32, 41)
+    assert RandomWalk(length=16, reset_every=15, reset=True).eval_lengths == (16,)
+    assert RandomWalk(length=16, reset_every=7, reset=True).eval_lengths == (16,)
     assert RandomWalk(length=16, reset_every=40).eval_lengths == (16, 32, 64)
 
 

@@ -127,7 +127,7 @@ def test_the_description_tells_what_is_scored_and_on_what(make: Callable[..., To
 def test_the_name_of_the_task_may_have_its_keywords(make: Callable[..., Tokens]) -> None:
     path = make().corpus.folder
     task = make_task(f"tokens(path={path}, documents=separate, length=32, longest=300)")
-    assert task.eval_lengths == (32, 64, 128, 256)
+    assert task.eval_lengths == (32, 64, 128, 256, 300)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.train.config import TrainConfig
@@ -135,3 +136,38 @@ def test_a_short_run_warms_up_for_half_of_it_at_most() -> None:
     config = TrainConfig(steps=30, warmup_steps=100, schedule="constant")
     assert learning_rate_share(config, 13) == pytest.approx(14 / 15)
     assert [learning_rate_share(config, step) for step in (14, 15, 29)] == [1.0, 1.0, 1.0]
+
+
+def test_a_cosine_that_ends_before_the_run_stays_at_a_tenth() -> None:
+    config = TrainConfig(steps=100, warmup_steps=20, schedule_steps=60)
+    whole = TrainConfig(steps=60, warmup_steps=20)
+    for step in range(60):
+        assert learning_rate_share(config, step) == learning_rate_share(whole, step)
+    assert [learning_rate_share(config, step) for step in (60, 99)] == pytest.approx([0.1, 0.1])
+    with pytest.raises(InputError, match="schedule_steps ends a cosine"):
+        TrainConfig(schedule="linear", schedule_steps=10)
+
+
+def test_variants_of_the_warm_up() -> None:
+    config = TrainConfig(steps=100, warmup_steps=10, warmup_from_zero=True, schedule="linear")
+    assert [learning_rate_share(config, step) for step in (0, 5, 10)] == [0, 0.5, 1]
+    overlapping = TrainConfig(steps=100, warmup_steps=10, warmup_overlaps=True, schedule="linear")
+    assert [learning_rate_share(overlapping, step) for step in (9, 10, 99)] == [1, 0.9, 0.01]
+
+
+def test_vectors_decay_if_asked_to(model: LanguageModel) -> None:
+    config = TrainConfig(decay_vectors=True)
+    decayed = {id(p) for p in grouped(model, config)["decay"]["params"]}
+    assert id(model.norm.weight) in decayed
+    assert grouped(model, config)["ssm"]["weight_decay"] == 0.0
+
+
+def test_adafactor_has_the_rates_of_the_groups(model: LanguageModel) -> None:
+    config = TrainConfig(optimizer="adafactor", lr=1e-2, warmup_steps=0)
+    optimizer = make_optimizer(model, config)
+    assert isinstance(optimizer, torch.optim.Adafactor)
+    set_learning_rate(optimizer, config, 0)
+    rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+    assert rates == {"decay": 1e-2, "no_decay": 1e-2, "ssm": 1e-3}
+    with pytest.raises(InputError, match="adafactor works with whole parameters"):
+        TrainConfig(optimizer="adafactor", parallel="fsdp")

@@ -226,3 +226,14 @@ def test_weights_that_are_no_numbers_are_not_kept(text: Text, tmp_path: Path) ->
     with pytest.raises(TrainingDiverged, match=r"a weight or its moments became .* at step 1"):
         run(text, tmp_path, lr=1e38, weight_decay=10.0, save_every=1)
     assert not checkpoint.found(tmp_path)
+
+
+def test_a_run_with_adafactor_goes_on_to_the_bit(text: Text, tmp_path: Path) -> None:
+    run(text, tmp_path / "whole", optimizer="adafactor")
+    run(text, tmp_path / "halves", until=4, optimizer="adafactor")
+    run(text, tmp_path / "halves", optimizer="adafactor")
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "halves"))
+    kinds = {name.rpartition("/")[2] for name in tensors(tmp_path / "whole") if "moments" in name}
+    assert kinds == {"step", "row_var", "col_var", "variance"}
+    with pytest.raises(InputError, match="with another optimizer"):
+        run(text, tmp_path / "halves")

@@ -58,7 +58,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
             f"{n_bytes / max(n_tokens, 1):.3f} bytes per token"
         )
     console.print(f"vocabulary {corpus.tokenizer.vocab_size:,}, newlines: {settings.newlines}")
-    if settings.splits is None:
+    if settings.splits is None and settings.parts is None:
         console.print(_held_out(corpus, settings.held_out))
     console.print(f'the corpus is in {out}: stateline train h3 --task "tokens(path={out})"')
     return 0

@@ -155,7 +155,7 @@ def _print(scores: dict[str, "TextScore"], total: "TextScore") -> None:
     from rich.table import Table
 
     console, files, places = Console(), *(Table(box=None, pad_edge=False) for _ in range(2))
-    headings = ("text", "tokens", "nats/token", "perplexity", "bits/byte", "tokens/s")
+    headings = ("text", "tokens", "nats/token", "perplexity", "per word", "bits/byte", "tokens/s")
     for heading in headings:
         files.add_column(heading, justify="left" if heading == "text" else "right")
     for name, score in scores.items():
@@ -164,6 +164,7 @@ def _print(scores: dict[str, "TextScore"], total: "TextScore") -> None:
             f"{score.losses.count:,}",
             f"{score.losses.mean:.4f}",
             f"{score.perplexity:.4g}",
+            f"{score.word_perplexity:.4g}",
             f"{score.bits_per_byte:.4f}",
             f"{score.tokens_per_second:,.0f}",
         )
@@ -184,6 +185,8 @@ def _as_json(score: "TextScore") -> dict[str, Any]:
         "bytes": score.n_bytes,
         "nats_per_token": score.losses.mean,
         "perplexity": score.perplexity,
+        "words": score.n_words,
+        "word_perplexity": score.word_perplexity,
         "bits_per_byte": score.bits_per_byte,
         "tokens_per_second": score.tokens_per_second,
         "nats_per_token_by_position": score.losses.means(),

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from stateline.data.documents import Document, Newlines
 from stateline.data.load import load_tokenizer
 from stateline.data.sources import Sources, read_sources
-from stateline.data.splits import SPLITS, Splits, split_by_hash, split_by_names
+from stateline.data.splits import SPLITS, Splits, split_by_bytes, split_by_hash, split_by_names
 from stateline.data.tokenizer import CharacterTokenizer, Tokenizer, utf8
 from stateline.errors import InputError
 
@@ -36,6 +36,9 @@ class CorpusSettings:
         shard_tokens: Approximate number of tokens in a shard; documents are not divided.
         text_key: Name of the field with the text, for JSON lines and saved data sets.
         split_name: Which data set to read if several were saved together.
+        end_of_text: Add the tokenizer's end-of-text token after every document.
+        parts: Instead of ``held_out``, for a single document: the bytes of its training, held-out
+            and test parts, in this order; enwik8 has 90000000, 5000000 and 5000000.
     """
 
     tokenizer: str = "byte"
@@ -45,12 +48,19 @@ class CorpusSettings:
     shard_tokens: int = 1_000_000
     text_key: str = "text"
     split_name: str = "train"
+    end_of_text: bool = False
+    parts: list[int] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
             raise InputError(f"held_out must be from 0 to less than 1, got {self.held_out}")
         if self.shard_tokens < 1:
             raise InputError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
+        if self.parts is not None and (self.splits is not None or len(self.parts) not in (2, 3)):
+            raise InputError(
+                "parts must be two or three numbers of bytes, and not given with splits, got "
+                f"parts={self.parts} and splits={self.splits}"
+            )
 
 
 class Unit(NamedTuple):
@@ -96,10 +106,16 @@ def make_plan(paths: Sequence[Path], settings: CorpusSettings) -> Plan:
     tokenizer = fixed or CharacterTokenizer.of(
         document.text(settings.newlines) for document in sources.documents
     )
-    if settings.splits is None:
+    if settings.parts is not None:
+        splits = split_by_bytes(sources.documents, settings.parts)
+    elif settings.splits is None:
         splits = split_by_hash(sources.documents, settings.held_out)
     else:
         splits = split_by_names(sources.documents, Path(settings.splits))
+    if settings.end_of_text and tokenizer.end_of_text is None:
+        raise InputError(
+            f"the tokenizer {settings.tokenizer} has no end-of-text token: leave end_of_text out"
+        )
     size = settings.shard_tokens * _bytes_per_token(tokenizer, splits["train"], settings.newlines)
     units = [unit for split in SPLITS for unit in _units(split, splits.get(split, ()), size)]
     recorded = _settings(settings, sources, tokenizer, splits)
@@ -111,6 +127,9 @@ def _settings(
     given: CorpusSettings, sources: Sources, tokenizer: Tokenizer, splits: Splits
 ) -> dict[str, Any]:
     settings = asdict(given) | {"tokenizer": _sha256(tokenizer.to_json())}
+    for later in ("end_of_text", "parts"):  # corpora made before have no such setting
+        if not settings[later]:
+            del settings[later]
     if given.splits is not None:
         names = {split: [d.name for d in documents] for split, documents in splits.items()}
         settings |= {"splits": _sha256(json.dumps(names)), "held_out": None}

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from stateline.data.documents import Document
@@ -72,6 +73,30 @@ def _cut(document: Document, share: float) -> Splits:
     return {
         "train": [dataclasses.replace(document, end=cut)],
         "held_out": [dataclasses.replace(document, begin=cut)],
+    }
+
+
+def split_by_bytes(documents: Sequence[Document], parts: Sequence[int]) -> Splits:
+    """Cut a single document into consecutive parts.
+
+    Args:
+        documents: One document.
+        parts: Bytes to train on, to hold out and, optionally, to test on.
+
+    Raises:
+        InputError: If there is more than one document, or the parts do not add up to it.
+    """
+    sizes = [len(document.contents()) for document in documents[:2]]
+    if len(sizes) != 1 or min(parts) < 2 or sum(parts) != sizes[0]:
+        found = f"one of {sizes[0]:,} bytes" if len(sizes) == 1 else "more than one"
+        raise InputError(
+            f"parts must be at least 2 bytes each and add up to a single document, got {parts} and "
+            f"{found}: correct them, or use held_out or splits"
+        )
+    ends = list(accumulate(parts))
+    return {
+        split: [dataclasses.replace(documents[0], begin=end - size, end=end)]
+        for split, size, end in zip(SPLITS, parts, ends, strict=False)
     }
 
 

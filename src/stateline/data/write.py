@@ -134,7 +134,8 @@ def _is_source(value: object) -> bool:
 
 
 def _compare(folder: Path, recorded: dict[str, Any], settings: dict[str, Any]) -> None:
-    for key, value in settings.items():
+    for key in {**settings, **recorded}:
+        value: Any = settings.get(key)
         before = recorded.get(key)
         if before == value:
             continue
@@ -172,13 +173,15 @@ class _Order(NamedTuple):
     newlines: Newlines
     dtype: str
     plan: str
+    end_of_text: int | None
 
 
 def _write_units(
     units: Sequence[Unit], folder: Path, plan: Plan, workers: int
 ) -> Iterator[tuple[str, int]]:
     """Name and number of tokens of each shard as it is finished."""
-    order = _Order(folder, plan.settings["newlines"], _dtype(plan).str, plan.key)
+    ended = plan.tokenizer.end_of_text if plan.settings.get("end_of_text") else None
+    order = _Order(folder, plan.settings["newlines"], _dtype(plan).str, plan.key, ended)
     if min(workers, len(units)) < 2:
         yield from (_write_unit(unit, order) for unit in units)
         return
@@ -207,7 +210,10 @@ def _write_unit(unit: Unit, order: _Order) -> tuple[str, int]:
                 f"cannot read {document.path}: {error.strerror}; do not change the sources"
             ) from error
         n_bytes.append(len(utf8(text)))
-        parts.append(encode_part(tokenizer, text, document).astype(order.dtype))
+        tokens = encode_part(tokenizer, text, document)
+        if order.end_of_text is not None:
+            tokens = np.append(tokens, order.end_of_text)
+        parts.append(tokens.astype(order.dtype))
     contents = b"".join(part.tobytes() for part in parts)
     described = {
         "plan": order.plan,

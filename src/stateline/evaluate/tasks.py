@@ -125,7 +125,7 @@ def _rows(task: RowsTask, model: SequenceHead, length: int, batches: int) -> dic
     tallies = [
         task.objective.tally(model(x.to(device)).cpu(), targets) for x, targets in task.held_out()
     ]
-    return task.objective.score(torch.stack(tallies).sum(dim=0))
+    return task.objective.score(task.objective.total(tallies))
 
 
 def loss_by_position(

@@ -37,11 +37,13 @@ class TextScore:
         losses: Losses in nats, by position in the text.
         n_bytes: Bytes of the scored tokens; 0 if they were not counted.
         seconds: Time that scoring took.
+        n_words: Words of the text, separated by white space; 0 if they were not counted.
     """
 
     losses: Buckets
     n_bytes: int
     seconds: float
+    n_words: int = 0
 
     @property
     def perplexity(self) -> float:
@@ -54,6 +56,12 @@ class TextScore:
         return self.losses.mean * self.losses.count / math.log(2) / self.n_bytes
 
     @property
+    def word_perplexity(self) -> float:
+        """Exponential of the loss in nats per word of the text, comparable between tokenizers."""
+        per_word = self.losses.mean * self.losses.count / max(self.n_words, 1)
+        return float(torch.tensor(per_word, dtype=torch.float64).exp())
+
+    @property
     def tokens_per_second(self) -> float:
         """Tokens scored per second."""
         return self.losses.count / self.seconds
@@ -62,7 +70,8 @@ class TextScore:
         losses = Buckets(self.losses.first)
         losses.merge(self.losses)
         losses.merge(other.losses)
-        return TextScore(losses, self.n_bytes + other.n_bytes, self.seconds + other.seconds)
+        sums = (getattr(self, n) + getattr(other, n) for n in ("n_bytes", "seconds", "n_words"))
+        return TextScore(losses, *sums)
 
 
 @torch.inference_mode()
@@ -141,7 +150,10 @@ def score_file(
             score = score_text(
                 model, chain([first], pieces), chunk=chunk, window=window, stride=stride
             )
-            return TextScore(score.losses, file.tell() - unscored, score.seconds)
+            n_bytes = file.tell() - unscored
+            file.seek(0)
+            n_words = sum(len(line.split()) for line in file)
+            return TextScore(score.losses, n_bytes, score.seconds, n_words)
     except InputError as error:
         raise InputError(f"cannot score {path}: {error}") from error
     except OSError as error:

@@ -45,6 +45,7 @@ from stateline.layers.wrappers.cached_staircase import CachedStaircase
 from stateline.layers.wrappers.feedback import Feedback
 from stateline.layers.wrappers.ladder import Ladder
 from stateline.layers.wrappers.staircase import Staircase
+from stateline.layers.wrappers.state_passing import StatePassing
 from stateline.plugins import Registry
 
 LAYERS: Registry[type[AnyLayer]] = Registry(
@@ -87,6 +88,7 @@ WRAPPERS: Registry[type[AnyLayer]] = Registry(
         "feedback": Feedback,
         "ladder": Ladder,
         "staircase": Staircase,
+        "state_passing": StatePassing,
     },
 )
 """Layers made from a core: the first constructor argument is any sequence layer."""
@@ -155,6 +157,7 @@ __all__ = [
     "SlidingAttention",
     "Stack",
     "Staircase",
+    "StatePassing",
     "cat_states",
     "detach",
     "load_state",

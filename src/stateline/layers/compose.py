@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stateline.layers.base import AnyLayer, SequenceLayer, require_same_width
+from stateline.layers.dropout import Dropout
 
 
 class Branch(SequenceLayer[Any]):
@@ -21,13 +22,17 @@ class Branch(SequenceLayer[Any]):
         layer: Any sequence layer.
         norm: A normalisation, applied to each position separately.
         multiplier: Factor of the layer's output.
+        dropout: Chance that an entry of the layer's output is dropped in training.
     """
 
-    def __init__(self, layer: AnyLayer, norm: nn.Module, multiplier: float = 1.0) -> None:
+    def __init__(
+        self, layer: AnyLayer, norm: nn.Module, multiplier: float = 1.0, dropout: float = 0.0
+    ) -> None:
         super().__init__(layer.d_model)
         require_same_width(layer)
         self.norm, self.layer = norm, layer
         self.multiplier = None if multiplier == 1 else multiplier
+        self.dropout = Dropout(dropout)
 
     @abstractmethod
     def enter(self, x: Tensor) -> Tensor:
@@ -38,7 +43,8 @@ class Branch(SequenceLayer[Any]):
         """Residual stream after the layer, whose output is ``y``."""
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """The stream plus the scaled output of the layer."""
+        """The stream plus the scaled output of the layer, some of it dropped in training."""
+        y = self.dropout(y)
         return x + (y if self.multiplier is None else y * self.multiplier)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:

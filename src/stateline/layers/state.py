@@ -244,6 +244,8 @@ def fingerprint(layer: nn.Module) -> dict[str, str]:
     config, weights = hashlib.sha256(), hashlib.sha256()
     config.update(f"{getattr(layer, 'config', None)}".encode())
     for path, module in layer.named_modules():
+        if isinstance(module, nn.Dropout):
+            continue  # it acts in training only
         settings = {
             name: value
             for name, value in vars(module).items()

@@ -142,8 +142,9 @@ def _block(layers: list[AnyLayer], config: ModelConfig) -> list[AnyLayer]:
     if config.block == "plain":
         return layers
     norm = partial(NORMS[config.norm], config.d_model, config.norm_eps)
+    join = (config.residual_multiplier, config.residual_dropout)
     if config.block == "post_norm":
-        return [PostNorm(layer, norm(), config.residual_multiplier) for layer in layers]
-    branches = [Residual(layer, norm(), config.residual_multiplier) for layer in layers]
+        return [PostNorm(layer, norm(), *join) for layer in layers]
+    branches = [Residual(layer, norm(), *join) for layer in layers]
     alone = len(branches) == 1 or config.block == "sequential"
     return [*branches] if alone else [Parallel(*branches)]

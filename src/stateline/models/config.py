@@ -13,6 +13,8 @@ from stateline.files import parse_json_object
 from stateline.models.pattern import Value, canonical_pattern
 from stateline.settings import check_settings
 
+Init = Literal["width", "gpt2", "h3", "neox", "mamba", "staircase", "t5"]
+
 ConfigT = TypeVar("ConfigT", bound="ModelConfig")
 
 MAX_SIZE = 1 << 24
@@ -105,6 +107,12 @@ class ModelConfig(metaclass=_AcceptsPresets):
         residual_multiplier: Factor of the output of each residual branch.
         logits_divisor: Divisor of the logits.
         logits_soft_cap: If set, logits y become c tanh(y / c) for this c.
+        embedding_dropout: Chance that an entry of the embedded input is dropped in training.
+        residual_dropout: The same for the output of each residual branch. Attention weights, the
+            hidden units of feed-forwards and what LSTM layers pass on are dropped by the keyword
+            ``dropout`` of these layers.
+        init: How weights begin: by the model's ``width``, or as in the official code of ``gpt2``,
+            ``h3``, ``neox``, ``mamba``, ``staircase`` or ``t5``.
     """
 
     kind: ClassVar[str] = "language_model"
@@ -125,6 +133,9 @@ class ModelConfig(metaclass=_AcceptsPresets):
     residual_multiplier: float = field(default=1.0, repr=False)
     logits_divisor: float = field(default=1.0, repr=False)
     logits_soft_cap: float | None = field(default=None, repr=False)
+    embedding_dropout: float = field(default=0.0, repr=False)
+    residual_dropout: float = field(default=0.0, repr=False)
+    init: Init = field(default="width", repr=False)
 
     def __post_init__(self) -> None:
         check_settings("the model configuration", self)
@@ -144,6 +155,9 @@ class ModelConfig(metaclass=_AcceptsPresets):
         ):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise InputError(f"{name} must be positive, got {value}")
+        for name in ("embedding_dropout", "residual_dropout"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise InputError(f"{name} must be from 0 to below 1, got {value}")
         if self.head_bias and self.tie_embeddings:
             raise InputError(
                 "head_bias=True needs an output matrix of its own: set tie_embeddings=False"

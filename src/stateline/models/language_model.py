@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import values_at_hand
+from stateline.layers.dropout import Dropout
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.initial_weights import initialise
@@ -25,10 +26,11 @@ class LanguageModelState(NamedTuple):
 class LanguageModel(SequenceLayer[LanguageModelState]):
     r"""Embedding, blocks, normalisation, and a linear map to the logits of the next token.
 
-    Linear maps and embeddings are initialised from a normal distribution with standard deviation
-    :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2), biases with
-    zero; the last maps of residual branches are divided by the root of the number of branches.
-    State space and LSTM parameters keep the initial values of their layers.
+    By default, linear maps and embeddings are initialised from a normal distribution with standard
+    deviation :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2),
+    biases with zero; the last maps of residual branches are divided by the root of the number of
+    branches. State space and LSTM parameters keep the initial values of their layers. For other
+    schemes see ``stateline.models.initial_weights.initialise``.
 
     Args:
         config: What the model is made of.
@@ -51,13 +53,14 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.max_len else None
+        self.dropout = Dropout(config.embedding_dropout)
         self.stack = build_stack(config)
         self.max_len = length_limit(config.max_len, self.stack)
         normed = config.block == "post_norm"  # already normalised by the last branch
         self.norm = NORMS["none" if normed else config.norm](config.d_model, config.norm_eps)
         tied, bias = config.tie_embeddings, config.head_bias
         self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=bias)
-        initialise(self, config.d_model)
+        initialise(self, config.d_model, config.init)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
         """State before the first token."""
@@ -143,7 +146,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         h = self.embedding(tokens)
         if (multiplier := self.config.embedding_multiplier) != 1:
             h = h * multiplier
-        return h if self.positions is None else h + self.positions(positions)
+        return self.dropout(h if self.positions is None else h + self.positions(positions))
 
     def _logits(self, h: Tensor) -> Tensor:
         h = self.norm(h)

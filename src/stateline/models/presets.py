@@ -62,9 +62,11 @@ def _gpt2(d_model: int, n_layers: int, n_heads: int) -> ModelConfig:
     )
 
 
-def _windowed(pattern: str, *, d_hidden: int = 4096) -> ModelConfig:
+def _windowed(pattern: str, *, d_hidden: int = 4096, n_heads: int = 8) -> ModelConfig:
     """Twelve layers with windows of 512, in the sizes of the official Block-Recurrent code."""
-    sizes: dict[str, Value] = {"n_heads": 8, "window": 512}
+    sizes: dict[str, Value] = {"n_heads": n_heads, "window": 512}
+    if n_heads != 8:
+        sizes["d_head"] = 128
     window: dict[str, Value] = {"position": "t5", "includes_self": False, "qk_norm": True}
     return ModelConfig(
         pattern,
@@ -91,31 +93,48 @@ def _block_state(keywords: str) -> ModelConfig:
     return _windowed(f"{bst} {slide}*5 {bst} {slide} {bst} {slide}*3")
 
 
-def _large_block_state(keywords: str) -> ModelConfig:
+def _large_block_state(keywords: str, n_heads: int = 8) -> ModelConfig:
     """Block-State layers at positions 1, 5, 7 and 9, and feed-forwards of twice the width."""
     bst, slide = f"block_state({keywords})", "sliding_attention"
     pattern = f"{bst} {slide}*3 {bst} {slide} {bst} {slide} {bst} {slide}*3"
-    return _windowed(pattern, d_hidden=8192)
+    return _windowed(pattern, d_hidden=8192, n_heads=n_heads)
+
+
+def _small(pattern: str) -> ModelConfig:
+    """Twelve layers as wide as the smallest H3, with its feed-forwards and vocabulary."""
+    attention: dict[str, Value] = {"n_heads": 12, "bias": True}
+    return ModelConfig(pattern, vocab_size=50_264, d_model=768, layers={"attention": attention})
 
 
 PRESETS: Mapping[str, ModelConfig] = {
     "brect-193m": _windowed("sliding_attention*9 block_recurrent sliding_attention*2"),
     "bst_mf-192m": _block_state("variant=mf, ssm=s4, n_states=32"),
+    "bst_mf-198m-full": _block_state("variant=mf, ssm=s4, n_states=32, lift=full"),
     "bst_mf-295m": _large_block_state("variant=mf, ssm=s4, n_states=64"),
+    "bst_mf-337m-full": _large_block_state("variant=mf, ssm=s4, n_states=64, lift=full", 12),
     "bst_mf_free-193m": _block_state(f"variant=mf, n_states=32, {_FREE}"),
+    "bst_mf_free-199m-full": _block_state(f"variant=mf, n_states=32, lift=full, {_FREE}"),
     "bst_mf_free-297m": _large_block_state(f"variant=mf, n_states=64, {_FREE}"),
+    "bst_mf_free-339m-full": _large_block_state(f"variant=mf, n_states=64, lift=full, {_FREE}", 12),
     "bst_mh-193m": _block_state("variant=mh, ssm=s4"),
     "bst_sh-193m": _block_state("variant=sh, ssm=s4"),
+    "bst_sh-198m-full": _block_state("variant=sh, ssm=s4, lift=full"),
     "bst_sh-296m": _large_block_state("variant=sh, ssm=s4"),
+    "bst_sh-337m-full": _large_block_state("variant=sh, ssm=s4, lift=full", 12),
     "bst_sh_free-193m": _block_state(f"variant=sh, {_FREE}"),
+    "bst_sh_free-198m-full": _block_state(f"variant=sh, lift=full, {_FREE}"),
     "bst_sh_free-297m": _large_block_state(f"variant=sh, {_FREE}"),
+    "bst_sh_free-338m-full": _large_block_state(f"variant=sh, lift=full, {_FREE}", 12),
     "gpt2-124m": _gpt2(768, 12, 12),
     "gpt2-355m": _gpt2(1024, 24, 16),
     "gpt2-774m": _gpt2(1280, 36, 20),
     "gpt2-1.5b": _gpt2(1600, 48, 25),
+    "gss-106m": _small("gss*12"),
+    "gss_attention-109m": _small("gss attention gss*5 attention gss*4"),
     "gss_hybrid-373m": _windowed("(gss*3 sliding_attention)*8"),
     "h3-125m": _h3(768, 12, 12, (6,)),
     "h3-125m-paper": _h3(768, 12, 12, (1, 7)),
+    "h3_pure-125m": _small("h3(d_head=8)*12"),
     "h3-355m": _h3(1024, 24, 16, (8, 16)),
     "h3-355m-paper": _h3(1024, 24, 16, (1, 13)),
     "h3-1.3b": _h3(2048, 24, 16, (8, 16)),
@@ -135,6 +154,7 @@ PRESETS: Mapping[str, ModelConfig] = {
     "pythia-2.8b": _pythia(2560, 32, 32),
     "pythia-6.9b": _pythia(4096, 32, 32, vocab_size=50_432),
     "pythia-12b": _pythia(5120, 36, 40, vocab_size=50_688),
+    "s4d-103m": _small("s4d(n_ssm=1, init=inv)*12"),
     "slide-184m": _windowed("sliding_attention*12"),
     "txl-184m": _windowed("sliding_attention(window=2048)*12"),
 }
@@ -148,7 +168,11 @@ No weights of ``bst_*`` (Block-State, small and large, over S4 or ``free`` filte
 baselines ``brect`` (Block-Recurrent), ``slide``, ``txl`` (Transformer-XL) and ``gss_hybrid`` were
 released. Their widths and windows are those of the official Block-Recurrent code; where the layers
 stand and how many states they have is our reading of the paper; the sizes in their names are our
-counts. All have 8 heads.
+counts. All have 8 heads, except for the large ``-full`` models, which have 12 of the same width. In
+``-full``, context states are mapped to the full width first (``lift=full``).
+
+``h3_pure``, ``s4d``, ``gss`` and ``gss_attention`` are, with ``h3-125m-paper`` and ``gpt2-124m``,
+the six models of table 3 of the H3 paper, all of twelve layers of width 768.
 
 References:
     Radford et al., 2019 (GPT-2); Hutchins et al., "Block-Recurrent Transformers", NeurIPS 2022, and

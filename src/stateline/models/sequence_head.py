@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import values_at_hand
+from stateline.layers.dropout import Dropout
 from stateline.models.build import build_stack
 from stateline.models.config import MAX_SIZE, ModelConfig
 from stateline.models.initial_weights import initialise
@@ -88,11 +89,12 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         self.embedding = None if channels else nn.Embedding(config.vocab_size, width)
         self.encoder = nn.Linear(channels, width) if channels else None
         self.positions = nn.Embedding(config.max_len, width) if config.max_len else None
+        self.dropout = Dropout(config.embedding_dropout)
         self.stack = build_stack(config)
         self.max_len = length_limit(config.max_len, self.stack)
         self.norm = NORMS[config.norm](width, config.norm_eps)
         self.head = nn.Linear(width, config.n_outputs)
-        initialise(self, width)
+        initialise(self, width, config.init)
         if self.encoder is not None:
             # Inputs of unit variance are mapped to unit variance.
             nn.init.normal_(self.encoder.weight, std=channels**-0.5)
@@ -196,7 +198,7 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         if values_at_hand(x):
             self.check_input(x)
         h = self.embedding(x) if self.embedding is not None else self._encode(x)
-        return h if self.positions is None else h + self.positions(places)
+        return self.dropout(h if self.positions is None else h + self.positions(places))
 
     def _encode(self, x: Tensor) -> Tensor:
         assert self.encoder is not None

@@ -26,6 +26,7 @@ from stateline.tasks.base import (
 from stateline.tasks.classification import ClassificationTask
 from stateline.tasks.rows import Rows, RowsTask
 from stateline.tasks.signals.eeg import EEG
+from stateline.tasks.signals.pathfinder import Pathfinder
 from stateline.tasks.signals.sequential_image import SequentialImage
 from stateline.tasks.signals.signals import Signals
 from stateline.tasks.signals.speech_commands import SpeechCommands
@@ -44,6 +45,7 @@ from stateline.tasks.synthetic.stream import Episode, StreamTask
 from stateline.tasks.synthetic.word_problem import WordProblem
 from stateline.tasks.text.byte_text import ByteText
 from stateline.tasks.text.listops import ListOps
+from stateline.tasks.text.retrieval import Retrieval
 from stateline.tasks.text.text import Text
 from stateline.tasks.text.tokens import Tokens
 
@@ -71,8 +73,10 @@ __all__ = [
     "MultiQueryRecall",
     "NgramLookup",
     "ObjectCollision",
+    "Pathfinder",
     "Problems",
     "RandomWalk",
+    "Retrieval",
     "Rows",
     "RowsTask",
     "SequentialImage",
@@ -107,7 +111,9 @@ TASKS: Registry[type[Task]] = Registry(
         "multi_query_recall": MultiQueryRecall,
         "ngram_lookup": NgramLookup,
         "object_collision": ObjectCollision,
+        "pathfinder": Pathfinder,
         "random_walk": RandomWalk,
+        "retrieval": Retrieval,
         "sequential_image": SequentialImage,
         "signals": Signals,
         "speech_commands": SpeechCommands,

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stateline.errors import InputError
-from stateline.tasks.objective import Classes
+from stateline.tasks.objective import Classes, ClassMetric, Ranked
 from stateline.tasks.rows import HeldOut, Rows, RowsTask
 
 __all__ = ["ClassificationTask", "HeldOut", "Rows", "in_frames"]
 
 
 class ClassificationTask(RowsTask):
-    """Predict the class of a whole sequence; scored by accuracy on all held-out rows.
+    """Predict the class of a whole sequence; scored on all held-out rows.
 
     Args:
         seed: Fixes the order.
@@ -21,9 +21,11 @@ class ClassificationTask(RowsTask):
         held_out: Rows to score.
         classes: Names of the classes.
         vocab_size: Number of tokens; 1 if rows are numbers.
+        metric: ``accuracy``, or ``auroc`` for two classes.
 
     Raises:
-        InputError: If there are fewer training rows than in a batch, or no rows to score.
+        InputError: If there are fewer training rows than in a batch, no rows to score, or not two
+            classes for ``auroc``.
     """
 
     metric = "accuracy"
@@ -37,13 +39,14 @@ class ClassificationTask(RowsTask):
         held_out: Rows,
         classes: Sequence[str],
         vocab_size: int = 1,
+        metric: ClassMetric = "accuracy",
     ) -> None:
         super().__init__(
             seed,
             batch_size,
             training=training,
             held_out=held_out,
-            objective=Classes(classes),
+            objective=(Ranked if metric == "auroc" else Classes)(classes),
             vocab_size=vocab_size,
         )
         self.classes = tuple(classes)

@@ -1,5 +1,6 @@
 """What a model should output for the rows of a data set, how that is trained and scored."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -10,12 +11,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.regressor import RegressorConfig
 from stateline.tasks.base import IGNORE, Targets
 
 Loss = Literal["cross_entropy", "l1", "l2"]
+
+ClassMetric = Literal["accuracy", "auroc"]
 
 
 class Objective(ABC):
@@ -50,6 +54,10 @@ class Objective(ABC):
         self, outputs: Float[Tensor, "batch length outputs"], targets: Targets
     ) -> Float[Tensor, "..."]:
         """Sums over the targets that count, from which ``score`` computes the scores."""
+
+    def total(self, tallies: Sequence[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
+        """What ``score`` takes, from the tallies of all batches: their sum."""
+        return torch.stack([*tallies]).sum(dim=0)
 
     @abstractmethod
     def score(self, totals: Float[Tensor, "..."]) -> dict[str, float]:
@@ -98,6 +106,49 @@ class Classes(Objective):
         """Share of targets whose most likely class is correct."""
         right, count = totals.tolist()
         return {"accuracy": right / count}
+
+
+class Ranked(Classes):
+    r"""One of two classes, trained by cross entropy and scored by the area under the ROC curve.
+
+    The area is the chance that a row of the second class gets more of a score than a row of the
+    first, where equal scores count half. ``accuracy`` is given, too.
+
+    Args:
+        names: Names of the two classes.
+
+    Raises:
+        InputError: If there are not two.
+    """
+
+    metric = "auroc"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        if len(names) != 2:
+            raise InputError(f"auroc needs two classes, got {len(names)}: score the accuracy")
+        super().__init__(names)
+
+    def tally(
+        self, outputs: Float[Tensor, "batch length outputs"], targets: Targets
+    ) -> Float[Tensor, "target 2"]:
+        """Score and class of every target."""
+        asked = self.asked(targets)
+        scores = (outputs[..., 1] - outputs[..., 0])[asked]
+        return torch.stack([scores.double(), targets[asked].double()], dim=1)
+
+    def total(self, tallies: Sequence[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
+        """All of them."""
+        return torch.cat([*tallies])
+
+    def score(self, totals: Float[Tensor, "..."]) -> dict[str, float]:
+        """Area under the ROC curve by ranks; NaN if there is only one class."""
+        scores, second = totals[:, 0], totals[:, 1] > 0
+        _, place, count = scores.unique(return_inverse=True, return_counts=True)
+        ranks = (count.cumsum(0) - (count - 1) / 2)[place]
+        n, rest = int(second.sum()), int((~second).sum())
+        area = (ranks[second].sum().item() - n * (n + 1) / 2) / (n * rest) if n * rest else math.nan
+        accuracy = ((scores > 0) == second).double().mean().item()
+        return {"auroc": area, "accuracy": accuracy}
 
 
 class Values(Objective):

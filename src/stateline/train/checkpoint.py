@@ -250,7 +250,8 @@ def _loaded(path: Path, progress: Any, model: AnyModel, wanted: Wanted) -> _Cont
     # After init_state, which gathers a sharded model's parameters; state_dict shards them again.
     check_tensors("weights", weights, model.state_dict())
     moments = _below(tensors, "moments/")
-    check_moments(moments, dict(model.named_parameters()), done.steps)
+    optimizer = wanted.run["train"].get("optimizer", "adamw")
+    check_moments(moments, dict(model.named_parameters()), done.steps, optimizer)
     check_random(tensors["random"])
     others = tensors.keys() - {"random"}
     if strange := [n for n in others if not n.startswith(("moments/", "carried/"))]:

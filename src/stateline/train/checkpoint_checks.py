@@ -20,7 +20,6 @@ from stateline.settings import check_settings
 from stateline.train.metrics import Ending
 
 MANIFEST = "manifest.json"
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass
@@ -99,19 +98,28 @@ def check_tensors(
             raise ValueError(f"its {kind} {name!r} are not all finite")
 
 
+def _moments_of(parameter: Tensor, optimizer: str) -> dict[str, Tensor]:
+    """Tensors like the optimizer's moments of a parameter."""
+    count = {"step": torch.zeros((), device="meta")}
+    if optimizer == "adamw":
+        return count | {"exp_avg": parameter, "exp_avg_sq": parameter}
+    if parameter.ndim < 2:
+        return count | {"variance": parameter}
+    return count | {"row_var": parameter[..., :1], "col_var": parameter[..., :1, :]}
+
+
 def check_moments(
-    moments: Mapping[str, Tensor], parameters: Mapping[str, Tensor], steps: int
+    moments: Mapping[str, Tensor], parameters: Mapping[str, Tensor], steps: int, optimizer: str
 ) -> None:
-    """Check AdamW's moments of every parameter; one without any gradient has none."""
+    """Check the optimizer's moments of every parameter; one without any gradient has none."""
     owners = {name.rpartition("/")[0] for name in moments}
     wanted: dict[str, Tensor] = {}
     for owner in owners & parameters.keys():
-        like = parameters[owner]
-        count = torch.zeros((), device="meta")
-        wanted |= {f"{owner}/{kind}": count if kind == "step" else like for kind in MOMENTS}
+        kinds = _moments_of(parameters[owner], optimizer)
+        wanted |= {f"{owner}/{kind}": like for kind, like in kinds.items()}
     check_tensors("moments", moments, wanted)
     for name, tensor in moments.items():
-        if name.endswith("/exp_avg_sq") and (tensor < 0).any():
+        if name.endswith(("/exp_avg_sq", "var", "/variance")) and (tensor < 0).any():
             raise ValueError(f"its moments {name!r} are negative")
         if name.endswith("/step") and not 0 <= float(tensor) <= steps:
             raise ValueError(f"its moments {name!r} are of step {float(tensor):g}")

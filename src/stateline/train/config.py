@@ -7,7 +7,7 @@ from stateline.errors import InputError
 from stateline.settings import check_settings
 
 _LEAST = {
-    1: ("steps", "log_every", "accumulate", "keep", "segment_len", "carry_cap"),
+    1: ("steps", "log_every", "accumulate", "keep", "segment_len", "carry_cap", "schedule_steps"),
     0: ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed"),
 }
 
@@ -17,7 +17,7 @@ COUNTS = (*_LEAST[1], "warmup_steps", "eval_every", "save_every", "seed")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """AdamW with a learning-rate schedule.
+    """The optimizer, with a learning-rate schedule.
 
     Attributes:
         steps: Number of updates.
@@ -25,8 +25,11 @@ class TrainConfig:
         ssm_lr: Highest learning rate of the step sizes, transitions and input maps of state space
             layers; by default the smaller of ``lr`` and 0.001, as in the official H3
             configurations.
+        optimizer: ``adamw``, or PyTorch's ``adafactor``, which has no momentum and multiplies
+            ``lr`` by the size of each parameter; ``beta1`` and ``beta2`` are those of ``adamw``.
         weight_decay: Weight decay of matrices; norms, biases and the parameters under ``ssm_lr``
             are not decayed.
+        decay_vectors: Decay norms and biases, too, as the official H3 code does.
         beta1: Decay rate of the running mean of gradients.
         beta2: Decay rate of the running mean of squared gradients.
         accumulate: Batches whose gradients are summed for one update.
@@ -46,8 +49,14 @@ class TrainConfig:
             cut.
         schedule: Learning rate after the warm-up: ``constant``, ``linear`` (to zero) or
             ``cosine`` (to a tenth).
-        warmup_steps: Updates in which the learning rate rises linearly from zero; at most half of
-            all updates.
+        schedule_steps: For ``cosine``: update at which it ends; the learning rate then stays at a
+            tenth. By default the last one.
+        warmup_steps: Updates in which the learning rate rises linearly; at most half of all
+            updates.
+        warmup_from_zero: Make the first update with a learning rate of zero, as in most official
+            code, instead of with the first part of the warm-up.
+        warmup_overlaps: Count the schedule from the first update instead of from the end of the
+            warm-up, as the official H3 code does.
         clip: Largest norm of the whole gradient; 0 switches clipping off.
         log_every: Updates between two lines of metrics.
         eval_every: Updates between two scores at the training length; 0 scores only at the end.
@@ -65,7 +74,9 @@ class TrainConfig:
     steps: int = 1000
     lr: float = 1e-3
     ssm_lr: float | None = None
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
     weight_decay: float = 0.1
+    decay_vectors: bool = False
     beta1: float = 0.9
     beta2: float = 0.999
     accumulate: int = 1
@@ -76,7 +87,10 @@ class TrainConfig:
     carry_cap: int | None = None
     segment_len: int | None = None
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    schedule_steps: int | None = None
     warmup_steps: int = 100
+    warmup_from_zero: bool = False
+    warmup_overlaps: bool = False
     clip: float = 1.0
     log_every: int = 50
     eval_every: int = 100
@@ -95,9 +109,19 @@ class TrainConfig:
             rate = getattr(self, name)
             if rate is not None and rate <= 0:
                 raise InputError(f"{name} must be positive, got {rate}")
+        self._check_choices()
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
+
+    def _check_choices(self) -> None:
+        if self.schedule_steps is not None and self.schedule != "cosine":
+            raise InputError(
+                f"schedule_steps ends a cosine before the run, got schedule={self.schedule}: "
+                "leave it out, or take cosine"
+            )
+        if self.optimizer == "adafactor" and self.parallel == "fsdp":
+            raise InputError("adafactor works with whole parameters: take parallel=ddp")
 
     def _check_ranges(self) -> None:
         for least, names in _LEAST.items():

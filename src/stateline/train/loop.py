@@ -178,7 +178,7 @@ class _Trainer:
         """Make one update, and return the loss before it."""
         micro_batches = self.batches.update(self.progress.steps)
         try:
-            loss = self.update(micro_batches)
+            loss = self.update(micro_batches, self.progress.steps)
         except NotFinite as error:
             self._diverged(str(error), self.progress.steps + 1)
         tokens = sum(micro.targets.shape[:2].numel() for micro in micro_batches)

@@ -1,4 +1,4 @@
-"""AdamW with the parameter groups that layers declare, and the learning-rate schedule."""
+"""The optimizer over the parameter groups that layers declare, and the learning-rate schedule."""
 
 import math
 from typing import Any
@@ -13,7 +13,8 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
     """Parameters by optimizer group.
 
     A layer's ``optimizer_groups`` assigns its own parameters to ``ssm`` (own learning rate, no
-    weight decay) or ``no_decay``. All other matrices are decayed; vectors (norms, biases) are not.
+    weight decay) or ``no_decay``. All other matrices are decayed; vectors (norms, biases) are not,
+    unless ``decay_vectors`` says so.
 
     Args:
         model: Any module.
@@ -30,7 +31,8 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
         for name, parameter in module.named_parameters(recurse=False):
             if parameter not in seen:
                 seen.add(parameter)
-                default = "decay" if parameter.ndim > 1 else "no_decay"
+                decayed = parameter.ndim > 1 or config.decay_vectors
+                default = "decay" if decayed else "no_decay"
                 members[declared.get(name, default)].append(parameter)
     ssm_rate = config.ssm_lr
     if ssm_rate is None:
@@ -51,9 +53,11 @@ _FUSED = ("cpu", "cuda")
 """Devices on which PyTorch has one kernel for a whole step of AdamW."""
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over the groups of a model, fused if its device allows it."""
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer over the groups of a model; AdamW is fused if its device allows it."""
     groups = parameter_groups(model, config)
+    if config.optimizer == "adafactor":
+        return torch.optim.Adafactor(groups, lr=config.lr)
     fused = all(parameter.device.type in _FUSED for parameter in model.parameters())
     return torch.optim.AdamW(
         groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=fused or None
@@ -78,8 +82,9 @@ def learning_rate_share(config: TrainConfig, step: int) -> float:
     """
     warmup = min(config.warmup_steps, config.steps // 2)
     if step < warmup:
-        return (step + 1) / warmup
-    left = (config.steps - step) / max(1, config.steps - warmup)
+        return (step + (not config.warmup_from_zero)) / warmup
+    begin, end = 0 if config.warmup_overlaps else warmup, config.schedule_steps or config.steps
+    left = max(0, end - step) / max(1, end - begin)
     if config.schedule == "linear":
         return left
     if config.schedule == "cosine":

@@ -1,5 +1,6 @@
 """One update: forward and backward passes, the norm of the gradient, the optimizer's step."""
 
+import hashlib
 import math
 from typing import Any
 
@@ -51,8 +52,11 @@ class Updater:
         """Start from a carried state, that of this process's rows."""
         self.state, self._positions = state, state.position.cpu()
 
-    def __call__(self, micro_batches: list[MicroBatch]) -> float:
+    def __call__(self, micro_batches: list[MicroBatch], step: int) -> float:
         """Make one update.
+
+        Random numbers, such as the masks of dropout, follow from the seed of the training, the
+        update's number, counted from 0, and the process.
 
         Returns:
             The mean loss before it, in nats per target.
@@ -61,6 +65,20 @@ class Updater:
             NotFinite: If the loss or the norm of the gradient is not finite; weights are as they
                 were.
         """
+        with torch.random.fork_rng(self._accelerators()):
+            torch.manual_seed(self._seed(step))
+            return self._update(micro_batches)
+
+    def _accelerators(self) -> list[torch.device]:
+        device = self.processes.device
+        return [device] if device.type == "cuda" else []
+
+    def _seed(self, step: int) -> int:
+        """Seed of the masks of dropout in an update of this process."""
+        text = f"dropout {self.config.seed} {step} {self.processes.rank}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+    def _update(self, micro_batches: list[MicroBatch]) -> float:
         scored = sum(micro.scored for micro in micro_batches)
         scored_in_all = max(1.0, self.processes.sum(scored))
         self.optimizer.zero_grad()

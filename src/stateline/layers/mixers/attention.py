@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
+from stateline.layers.dropout import Dropout
 from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.layers.wrappers.context import AttendsToContext, Context
@@ -91,6 +92,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
             score, :math:`(q \cdot k + q_{r:} \cdot k_{r:}) / \sqrt d` with
             :math:`r = \lfloor d / 4 \rfloor`. The official code of "Repeat After Me" computes this
             for ``none``, ``alibi`` and ``hard_alibi``, and its weights need it.
+        dropout: Chance that an attention weight is dropped in training.
 
     Raises:
         InputError: If the numbers of heads do not fit each other or ``d_model``, an option does not
@@ -123,8 +125,10 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         bias: Biases = False,
         gated: bool = False,
         double_count: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
+        self.dropout = Dropout(dropout)
         n_kv_heads, self.d_head = head_sizes(d_model, n_heads, n_kv_heads, d_head)
         if position not in get_args(Position):
             raise unknown_name("position", position, get_args(Position))
@@ -173,7 +177,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         """Attend to all earlier positions and the own one."""
         positions = torch.arange(x.shape[1], device=x.device)[None]
         q, k, v, gate = self._project(x, positions)
-        return self._merge(attention(q, k, v, slopes=self.slopes, windows=self.windows), gate)
+        return self._merge(self._mixed(q, k, v), gate)
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: AttentionState
@@ -238,7 +242,9 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
             context = context.then(Context(k, v))
         window = context.slots
         bias = self._bias(torch.arange(nearest, nearest + window, device=x.device))
-        heads = local_attention(q, *context, window=window, first=first, bias=bias)
+        heads = local_attention(
+            q, *context, window=window, first=first, bias=bias, dropout=self.dropout.rate
+        )
         return self._merge(heads, gate), context
 
     def state_bytes(self, length: int) -> int:
@@ -285,8 +291,11 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
     def _attend(
         self, q: Tensor, state: AttentionState, start: Tensor, gate: Tensor | None
     ) -> Tensor:
-        heads = attention(q, state.k, state.v, start, slopes=self.slopes, windows=self.windows)
-        return self._merge(heads, gate)
+        return self._merge(self._mixed(q, state.k, state.v, start), gate)
+
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, start: Tensor | None = None) -> Tensor:
+        slopes, windows, dropout = self.slopes, self.windows, self.dropout.rate
+        return attention(q, k, v, start, slopes=slopes, windows=windows, dropout=dropout)
 
     def _merge(
         self, heads: Float[Tensor, "batch length head d_head"], gate: Tensor | None

@@ -109,6 +109,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
             :math:`1 / \sqrt d`.
         zeros_before: Whether a block of zeros precedes the first block, for its tokens and for the
             state vectors, as in the official code.
+        dropout: Chance that a weight of the tokens' attention is dropped in training.
 
     Raises:
         InputError: If a size does not fit, or a name is unknown.
@@ -132,6 +133,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         includes_self: bool = False,
         qk_norm: bool = True,
         zeros_before: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
         if gate not in get_args(Gate):
@@ -152,8 +154,9 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
             includes_self=includes_self,
             qk_norm=qk_norm,
             zeros_before=zeros_before,
+            dropout=dropout,
         )
-        self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm)
+        self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm, dropout=dropout)
         self.initial = nn.Parameter(torch.randn(n_states, d_model) * 0.1)
         self.ids = nn.Parameter(torch.randn(n_states, d_model))
         self.norm = nn.RMSNorm(d_model, eps=1e-6)
@@ -190,7 +193,9 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         phase = state.length % self.window
         seen, vectors = self._recur(tokens, state, x.shape[1])
         k, v = (torch.stack(t, dim=1) for t in zip(*seen, strict=True))
-        heads = attend_by_block(self.cross.queries(x), k, v, phase, self.window)
+        heads = attend_by_block(
+            self.cross.queries(x), k, v, phase, self.window, dropout=self.cross.dropout.rate
+        )
         kept = tokens.with_slots(2 * self.window - 1)
         after = BlockRecurrentState(*kept, state.length + x.shape[1], vectors)
         return y + self.cross.merge(heads), after

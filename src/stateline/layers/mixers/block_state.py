@@ -21,6 +21,7 @@ from stateline.ops import attention, local_attention
 
 Variant = Literal["sh", "mh", "mf"]
 SSM = Literal["dss", "long_conv", "s4", "s4d", "s5"]
+Lift = Literal["narrow", "full"]
 
 
 class BlockStateState(NamedTuple):
@@ -59,7 +60,9 @@ class BlockState(SequenceLayer[BlockStateState]):
 
     Args:
         d_model: Width of input and output.
-        n_heads: Number of heads of both attentions; must divide ``d_model``.
+        n_heads: Number of heads of both attentions; must divide ``d_model`` unless ``d_head`` is
+            given.
+        d_head: Width of a head; by default ``d_model / n_heads``.
         window: Length of a block, and window of the sliding attention.
         variant: Kind of context states: ``sh``, ``mh`` or ``mf``.
         ssm: State space model: ``s4d`` (lin, zoh), ``s4``, ``s5``, ``dss`` (exp), or ``long_conv``
@@ -72,11 +75,15 @@ class BlockState(SequenceLayer[BlockStateState]):
             instead of a readout of a common one; not with ``s5``. Models of ``dss`` still share
             their transition. Free filters are always independent.
         filter_len: For ``long_conv``: taps of the filters.
+        lift: ``narrow``: keys and values are computed from context states at the width of the state
+            space model. ``full``: these are first mapped to ``d_model``, normalised and given their
+            IDs there; not for ``mh``.
         includes_self: Whether the sliding attention sees the position itself.
         qk_norm: Whether queries and keys have unit length and a learned scale :math:`\lambda` per
             head replaces :math:`1 / \sqrt d`.
         zeros_before: Whether a block of zeros precedes the first block, as in the official code of
             Block-Recurrent models.
+        dropout: Chance that a weight of the tokens' attention is dropped in training.
 
     Raises:
         InputError: If a size does not fit, a name is unknown, or the outputs cannot be independent.
@@ -88,15 +95,15 @@ class BlockState(SequenceLayer[BlockStateState]):
 
     # Differs from the paper's pseudo-code, which shifts the context of mf along the filters, so
     # that a block would see its own last token, and which does not scale the Fourier transform.
-    # The size of the paper's models suggests a dense map of c to the full width, then norm, IDs and
-    # full-width maps to keys and values. Here keys and values come from the reduced width directly.
-    # Without IDs and with keys of unit length, the keys are the same functions; the values are, up
-    # to a factor per context state.
+    # The size of the paper's models suggests what ``lift=full`` does. By default, keys and values
+    # come from the reduced width directly. Without IDs and with keys of unit length, the keys are
+    # the same functions; the values are, up to a factor per context state.
     def __init__(  # noqa: PLR0913
         self,
         d_model: int,
         *,
         n_heads: int = 4,
+        d_head: int | None = None,
         window: int = 128,
         variant: Variant = "sh",
         ssm: SSM = "s4d",
@@ -105,9 +112,11 @@ class BlockState(SequenceLayer[BlockStateState]):
         n_states: int = 32,
         independent: bool = False,
         filter_len: int = 1024,
+        lift: Lift = "narrow",
         includes_self: bool = False,
         qk_norm: bool = True,
         zeros_before: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
         if variant not in get_args(Variant):
@@ -119,6 +128,10 @@ class BlockState(SequenceLayer[BlockStateState]):
                 "independent is for several outputs (mh, mf), and not for s5, whose outputs all "
                 f"read one state: got {variant=} and {ssm=}"
             )
+        if lift not in get_args(Lift) or (lift == "full" and variant == "mh"):
+            raise InputError(
+                f"lift must be narrow, or full for sh and mf, got {lift=} and {variant=}"
+            )
         d_ssm = max(1, d_model // (8 if variant == "mf" else 4)) if d_ssm is None else d_ssm
         if d_ssm < 1 or n_states < 1:
             raise InputError(f"d_ssm and n_states must be at least 1, got {d_ssm=} and {n_states=}")
@@ -126,23 +139,29 @@ class BlockState(SequenceLayer[BlockStateState]):
         self.local = SlidingAttention(
             d_model,
             n_heads=n_heads,
+            d_head=d_head,
             window=window,
             position="t5",
             includes_self=includes_self,
             qk_norm=qk_norm,
             zeros_before=zeros_before,
+            dropout=dropout,
         )
-        self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm)
+        self.cross = CrossAttention(
+            d_model, n_heads=n_heads, d_head=d_head, qk_norm=qk_norm, dropout=dropout
+        )
         outputs = {"sh": 1, "mh": n_heads, "mf": n_states}[variant]
         self.copies = outputs if independent and ssm != "long_conv" else 1
         self.narrow = nn.Linear(d_model, d_ssm, bias=False)
         sizes = _Sizes(self.copies * d_ssm, outputs // self.copies, d_state, filter_len)
         self.ssm: AnyLayer = _SSMS[ssm](sizes)
-        self.norm = nn.RMSNorm(d_ssm, eps=1e-6)
-        readers = n_heads if variant == "mh" else 1
-        self.w_kv = nn.Parameter(torch.randn(readers, d_ssm, 2 * d_model // readers) / d_ssm**0.5)
+        full, heads = lift == "full", n_heads * self.cross.d_head
+        self.w_lift = nn.Parameter(torch.randn(d_ssm, d_model) / d_ssm**0.5) if full else None
+        width, readers = d_model if full else d_ssm, n_heads if variant == "mh" else 1
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.w_kv = nn.Parameter(torch.randn(readers, width, 2 * heads // readers) / width**0.5)
         self.initial = nn.Parameter(torch.randn(n_states, d_ssm)) if variant == "mf" else None
-        self.ids = nn.Parameter(torch.randn(n_states, d_ssm)) if variant == "mf" else None
+        self.ids = nn.Parameter(torch.randn(n_states, width)) if variant == "mf" else None
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> BlockStateState:
         """Initial states of the parts; for ``mf``, the learned context."""
@@ -163,7 +182,8 @@ class BlockState(SequenceLayer[BlockStateState]):
             return x
         k, v = (t.flatten(0, 1) for t in self._keys_and_values(self.context_states(x)))
         q = _blocks(self.cross.queries(x), self.window).flatten(0, 1)
-        found = attend_to_all(q, k, v) if self.variant == "mf" else attention(q, k, v)
+        attend = attend_to_all if self.variant == "mf" else attention
+        found = attend(q, k, v, dropout=self.cross.dropout.rate)
         heads = found.unflatten(0, (len(x), -1)).flatten(1, 2)[:, : x.shape[1]]
         return self.local(x) + self.cross.merge(heads)
 
@@ -212,7 +232,9 @@ class BlockState(SequenceLayer[BlockStateState]):
         if self.ids is not None:
             seen, states = len(self.ids), len(self.ids) / self.window
         own = products - SequenceLayer.flops_per_token(self.local, length)
-        own += 2.0 * states * self.w_kv.numel() + 4.0 * self.d_model * seen
+        lift = 0 if self.w_lift is None else self.w_lift.numel()
+        own += 2.0 * states * (self.w_kv.numel() + lift)
+        own += 4.0 * self.cross.n_heads * self.cross.d_head * seen
         own += self.local.flops_per_token(length)
         if self.ids is not None and isinstance(self.ssm, ChannelSSM):
             return own + self.ssm.flops_of_every(self.window)
@@ -229,7 +251,7 @@ class BlockState(SequenceLayer[BlockStateState]):
 
     def _keys_and_values(self, context: Float[Tensor, "*batch d_ssm"]) -> tuple[Tensor, Tensor]:
         """Keys and values (..., state, head, d_head) of context states."""
-        context = self.norm(context)
+        context = self.norm(context if self.w_lift is None else context @ self.w_lift)
         if self.ids is not None:
             context = context + self.ids
         if self.variant == "mh":
@@ -249,11 +271,13 @@ class BlockState(SequenceLayer[BlockStateState]):
         """Output of the attention to the context states, and their keys and values to keep."""
         length, window = q.shape[1], self.window
         phase = state.local.length % window
-        old = (state.k, state.v)
+        old, rate = (state.k, state.v), self.cross.dropout.rate
         if self.initial is None:
             new = self._keys_and_values(c)
             k, v = (torch.cat([a, b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True))
-            found = local_attention(q, k, v, window=window, block_len=window, phase=phase)
+            found = local_attention(
+                q, k, v, window=window, block_len=window, phase=phase, dropout=rate
+            )
             return (
                 found,
                 k[:, length:].clone(),
@@ -267,7 +291,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         k, v = (
             torch.cat([a[:, None], b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True)
         )
-        found = attend_by_block(q, k, v, phase, window)
+        found = attend_by_block(q, k, v, phase, window, dropout=rate)
         last = ((phase + length) // window)[:, None]
         return found, k[row, last][:, 0], v[row, last][:, 0]
 

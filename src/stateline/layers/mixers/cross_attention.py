@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from stateline.layers.dropout import Dropout
 from stateline.layers.norm import unit_length
 
 
@@ -16,15 +17,27 @@ class CrossAttention(nn.Module):
     Args:
         d_model: Width of the tokens.
         n_heads: Number of heads.
+        d_head: Width of a head; by default ``d_model / n_heads``.
         qk_norm: Whether queries and keys have unit length and a learned scale per head, initially
             1, replaces :math:`1 / \sqrt d`.
+        dropout: Chance that an attention weight is dropped in training.
     """
 
-    def __init__(self, d_model: int, *, n_heads: int, qk_norm: bool) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int,
+        d_head: int | None = None,
+        qk_norm: bool,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.n_heads, self.d_head = n_heads, d_model // n_heads
-        self.q_proj = nn.Linear(d_model, d_model, bias=False)
-        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+        self.dropout = Dropout(dropout)
+        self.n_heads, self.d_head = n_heads, d_head or d_model // n_heads
+        width = n_heads * self.d_head
+        self.q_proj = nn.Linear(d_model, width, bias=False)
+        self.out_proj = nn.Linear(width, d_model, bias=False)
         self.scale = nn.Parameter(torch.ones(n_heads)) if qk_norm else None
 
     def queries(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch head d_head"]:
@@ -52,11 +65,13 @@ def attend_to_all(
     k: Float[Tensor, "batch slot head d_head"],
     v: Float[Tensor, "batch slot head d_head"],
     seen: Bool[Tensor, "batch slot"] | None = None,
+    *,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "batch query head d_head"]:
     """Attention of every query of a row to every visible slot of the row."""
     mask = None if seen is None else seen[:, None, None, :]
     queries, keys, values = (t.to(q.dtype).transpose(1, 2) for t in (q, k, v))
-    found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    found = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
     return found.transpose(1, 2)
 
 
@@ -66,6 +81,8 @@ def attend_by_block(
     v: Float[Tensor, "batch block slot head d_head"],
     phase: Int[Tensor, " batch"],
     block_len: int,
+    *,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "batch length head d_head"]:
     """Attention of every query to all slots of its own block.
 
@@ -75,16 +92,17 @@ def attend_by_block(
         v: Values of the same blocks.
         phase: Offset of each row's first query in its block.
         block_len: Number of queries in a block.
+        dropout: Chance that a weight is dropped.
 
     Returns:
         Outputs of all heads.
     """
     (batch, length), blocks = q.shape[:2], k.shape[1]
     if length == 1:
-        return attend_to_all(q, k[:, 0], v[:, 0])
+        return attend_to_all(q, k[:, 0], v[:, 0], dropout=dropout)
     row = torch.arange(batch, device=q.device)[:, None]
     query = torch.arange(blocks * block_len, device=q.device) - phase[:, None]
     laid = q[row, query.clamp(0, length - 1)].unflatten(1, (blocks, block_len))
-    found = attend_to_all(*(t.flatten(0, 1) for t in (laid, k, v)))
+    found = attend_to_all(*(t.flatten(0, 1) for t in (laid, k, v)), dropout=dropout)
     place = phase[:, None] + torch.arange(length, device=q.device)
     return found.unflatten(0, (batch, blocks)).flatten(1, 2)[row, place]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer
+from stateline.layers.dropout import Dropout
 from stateline.ops import gelu
 
 Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"]
@@ -40,6 +41,7 @@ class FeedForward(SequenceLayer[tuple[()]]):
         d_hidden: Hidden width; by default 4 ``d_model``, for gates 8/3 ``d_model`` (the same
             number of parameters), rounded to a multiple of 8.
         bias: Whether the maps have biases; by default all but gates.
+        dropout: Chance that a hidden unit is dropped in training.
 
     Raises:
         InputError: If the activation is unknown, or ``d_hidden`` is not positive.
@@ -59,6 +61,7 @@ class FeedForward(SequenceLayer[tuple[()]]):
         activation: Activation = "gelu",
         d_hidden: int | None = None,
         bias: bool | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
         if activation not in get_args(Activation):
@@ -72,6 +75,7 @@ class FeedForward(SequenceLayer[tuple[()]]):
             raise InputError(f"d_hidden must be at least 1, got {d_hidden=}")
         self.in_proj = nn.Linear(d_model, 2 * d_hidden if gated else d_hidden, bias=bias)
         self.out_proj = nn.Linear(d_hidden, d_model, bias=bias)
+        self.dropout = Dropout(dropout)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[()]:  # noqa: ARG002
         """Empty: the layer has no memory."""
@@ -79,15 +83,16 @@ class FeedForward(SequenceLayer[tuple[()]]):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Map each position."""
-        h = self.in_proj(x)
+        return self.out_proj(self.dropout(self._activated(self.in_proj(x))))
+
+    def _activated(self, h: Tensor) -> Tensor:
         if self.activation in GATED:
             gate, h = h.chunk(2, dim=-1)
-            gate = F.silu(gate) if self.activation == "swiglu" else gelu(gate)
-            return self.out_proj(gate * h)
+            return h * (F.silu(gate) if self.activation == "swiglu" else gelu(gate))
         if self.activation in ("relu", "relu2"):
             h = F.relu(h)
-            return self.out_proj(h if self.activation == "relu" else h.square())
-        return self.out_proj(gelu(h) if self.activation == "gelu" else F.gelu(h))
+            return h if self.activation == "relu" else h.square()
+        return gelu(h) if self.activation == "gelu" else F.gelu(h)
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: tuple[()]

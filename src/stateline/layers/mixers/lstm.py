@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.dropout import Dropout
 from stateline.ops import lstm
 
 
@@ -37,6 +38,7 @@ class LSTM(SequenceLayer[LSTMState]):
     Args:
         d_model: Width of input, output and state.
         n_layers: Number of layers.
+        dropout: Chance that an entry that a layer passes to the next one is dropped in training.
 
     Raises:
         InputError: If ``n_layers`` is not positive.
@@ -48,11 +50,12 @@ class LSTM(SequenceLayer[LSTMState]):
     wants_feed_forward = False
     keeps_float32 = True
 
-    def __init__(self, d_model: int, *, n_layers: int = 1) -> None:
+    def __init__(self, d_model: int, *, n_layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__(d_model)
         if n_layers < 1:
             raise InputError(f"n_layers must be at least 1, got {n_layers=}")
         self.n_layers = n_layers
+        self.dropout = Dropout(dropout)
         bound = d_model**-0.5
         for layer in range(n_layers):
             for name, shape in (
@@ -79,6 +82,7 @@ class LSTM(SequenceLayer[LSTMState]):
         for layer, (h, c) in enumerate(
             zip(state.h.unbind(dim=1), state.c.unbind(dim=1), strict=True)
         ):
+            y = self.dropout(y) if layer else y
             y, h, c = lstm(y, h, c, *weights[4 * layer : 4 * layer + 4])
             after.append((h, c))
         h, c = (torch.stack(parts, dim=1) for parts in zip(*after, strict=True))

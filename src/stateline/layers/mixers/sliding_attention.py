@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.dropout import Dropout
 from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
 from stateline.layers.norm import unit_length
 from stateline.layers.wrappers.context import AttendsToContext, Context
@@ -76,6 +77,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         score_scale: Factor of the scores in place of :math:`1 / \sqrt d`; not with ``qk_norm``.
         bias: Whether the projections have biases: all, none, only those of queries, keys and values
             (``qkv``), or only the last one (``out``).
+        dropout: Chance that an attention weight is dropped in training.
 
     Raises:
         InputError: If the numbers of heads do not fit each other or ``d_model``, the window is
@@ -109,8 +111,10 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         zeros_before: bool = False,
         score_scale: float | None = None,
         bias: Biases = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
+        self.dropout = Dropout(dropout)
         n_kv_heads, self.d_head = head_sizes(d_model, n_heads, n_kv_heads, d_head)
         if window < 1:
             raise InputError(f"window must be at least 1, got window={window}")
@@ -265,6 +269,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
             position_keys=keys if keys is None or skipped <= 0 else keys[skipped:],
             block_len=self.window if self.blocks else None,
             phase=phase,
+            dropout=self.dropout.rate,
         )
         return self.out_proj(heads.flatten(2))
 

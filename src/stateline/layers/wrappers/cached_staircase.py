@@ -65,6 +65,10 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
     own level. With M = N nothing is cached: that is the plain staircase. With ``steps=none`` chunks
     stay visible forever: the Global Cached Staircase.
 
+    With ``passes=0`` the memory is the input: a chunk makes one pass, and sees the vectors
+    :math:`h_j^0 = x_j` of earlier chunks in every layer. With ``chunk_len=1, steps=none`` this is
+    an end-to-end memory network.
+
     The core must consist of attention and feed-forwards, in stacks and ladders, since it gets keys
     and values from outside (:mod:`stateline.layers.wrappers.context`). A final vector is projected
     once per layer.
@@ -100,9 +104,9 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
     ) -> None:
         super().__init__(core.d_model)
         context_links("cached_staircase", core)
-        if passes < 1 or chunk_len < 1 or (steps is not None and steps < passes):
+        if passes < 0 or chunk_len < 1 or (steps is not None and steps < max(passes, 1)):
             raise InputError(
-                "passes and chunk_len must be at least 1, and steps at least passes, "
+                "passes must be at least 0, chunk_len at least 1, and steps at least passes and 1, "
                 f"got {passes=}, {chunk_len=} and {steps=}"
             )
         self.core, self.passes, self.chunk_len, self.steps = core, passes, chunk_len, steps
@@ -160,11 +164,16 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
         chunks, steps = length / chunk_len, math.inf if self.steps is None else self.steps
         own = (chunk_len + 1) / 2
         flops = 0.0
-        for n in range(1, self.passes + 1):
+        for n in range(1, self._runs + 1):
             earlier = chunk_len * mean_visible(chunks, steps - n)
             for link in self._links:
                 flops += link.attend_flops(partial(min, earlier), own)
         return flops + sum(link.context_flops() for link in self._links if link.attends)
+
+    @property
+    def _runs(self) -> int:
+        """Calls of the core for each chunk."""
+        return max(self.passes, 1)
 
     @property
     def _links(self) -> list[ContextLink]:
@@ -174,7 +183,7 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
     def _kept(self) -> int:
         """Slots of a limited cache: those visible to the first pass, and the current chunk."""
         assert self.steps is not None
-        return self.steps * self.chunk_len if self.steps > self.passes else 0
+        return self.steps * self.chunk_len if self.steps > self._runs else 0
 
     def _blank(self, batch_size: int) -> State:
         """State without tokens and without slots."""
@@ -183,12 +192,12 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
         contexts = tuple(link.project(x, positions) for link in self._links if link.attends)
         length = torch.zeros(batch_size, dtype=torch.int64, device=x.device)
         kind = GlobalCachedStaircaseState if self.steps is None else CachedStaircaseState
-        return kind(length, contexts, (contexts,) * self.passes)
+        return kind(length, contexts, (contexts,) * self._runs)
 
     def _fitted(self, live: tuple[Contexts, ...]) -> tuple[Contexts, ...]:
         """Give each pass the number of slots that it needs at any phase."""
         return tuple(
-            tuple(context.with_slots((self.passes - n) * self.chunk_len) for context in contexts)
+            tuple(context.with_slots((self._runs - n) * self.chunk_len) for context in contexts)
             for n, contexts in enumerate(live)
         )
 
@@ -201,14 +210,14 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
         chunks = cut(x, self.chunk_len, phase)
         starts = torch.tensor([0, *(c.shape[1] for c in chunks)]).cumsum(0).tolist()
         done = state.cache
-        after: deque[Contexts] = deque(maxlen=self.passes)
+        after: deque[Contexts] = deque(maxlen=self._runs)
 
         def wavefront(s: int, h: Tensor) -> Tensor:
             nonlocal done
-            oldest = max(0, s - self.passes + 1)
+            oldest = max(0, s - self._runs + 1)
             start = state.length + starts[oldest]
             positions = start[:, None] + torch.arange(h.shape[1], device=h.device)
-            behind = max(0, (self.passes - 1 - s) * self.chunk_len + phase * (s < self.passes))
+            behind = max(0, (self._runs - 1 - s) * self.chunk_len + phase * (s < self._runs))
             cached = self._visible(done, behind)
             if behind:
                 live = (its.part(its.slots - behind, its.slots) for its in state.live[s])
@@ -218,12 +227,13 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
             y, seen = self.run(self._cross, h, positions, context, start)
             hidden = context[0].slots - behind
             after.append(tuple(its.part(hidden, its.slots) for its in seen))
-            if s >= self.passes - 1:
+            if s >= self._runs - 1:
                 final = slice(0, chunks[oldest].shape[1])
-                done = self._remember(done, y[:, final], positions[:, final])
+                kept = y if self.passes else h
+                done = self._remember(done, kept[:, final], positions[:, final])
             return y
 
-        y = climb(chunks, self.passes, wavefront)
+        y = climb(chunks, self._runs, wavefront)
         live = tuple(after)
         if (phase + x.shape[1]) % self.chunk_len == 0:
             live = (*live[1:], self._blank(len(x)).cache)
@@ -248,7 +258,7 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
         stop = max(0, done[0].slots - behind)
         start = 0
         if self.steps is not None:
-            start = max(0, stop - (self.steps - self.passes) * self.chunk_len)
+            start = max(0, stop - (self.steps - self._runs) * self.chunk_len)
         return tuple(its.part(start, stop) for its in done)
 
     def _remember(self, done: Contexts, final: Tensor, positions: Tensor) -> Contexts:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from stateline.errors import InputError
+from stateline.layers.dropout import Dropout
 from stateline.models.config import ModelConfig
 from stateline.models.factory import meta_model
 
@@ -27,7 +28,7 @@ def check_expressible(config: ModelConfig, again: ModelConfig) -> None:
 
 
 def _structure(config: ModelConfig) -> dict[str, Any]:
-    """Everything that tells models apart, but the values of parameters."""
+    """Everything that tells models apart outside training, but the values of parameters."""
     model = meta_model(config)
     found: dict[str, Any] = {
         name: getattr(config, name)
@@ -40,6 +41,8 @@ def _structure(config: ModelConfig) -> dict[str, Any]:
         )
     }
     for path, module in model.named_modules():
+        if isinstance(module, Dropout):  # has no effect outside training
+            continue
         found[path or "model"] = type(module).__name__
         for name, value in vars(module).items():
             if isinstance(value, int | float | str):

@@ -25,6 +25,7 @@ def attention(
     *,
     slopes: Float[Tensor, " head"] | None = None,
     windows: Int[Tensor, " head"] | None = None,
+    dropout: float = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, "batch length head d_head"]:
     r"""Attend to the keys at and before each query.
@@ -45,6 +46,7 @@ def attention(
         slopes: Slope m of the linear bias of each head; ``None`` means no bias.
         windows: Number of positions that each head sees, including the query's own; ``None`` means
             all.
+        dropout: Chance that a weight is dropped, and the others are scaled by 1 / (1 - dropout).
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
@@ -59,4 +61,7 @@ def attention(
         True
     """
     k, v = k.to(q.dtype), v.to(q.dtype)
-    return dispatch(OP, "attention", q, k, v, start, slopes, windows, backend=backend)
+    inputs = (q, k, v, start, slopes, windows)
+    if dropout:
+        return dispatch(OP, "attention_with_dropout", *inputs, dropout, backend=backend)
+    return dispatch(OP, "attention", *inputs, backend=backend)

@@ -32,6 +32,29 @@ def attention(
     return _biased_attention(q, k, v, slopes, start, windows)
 
 
+def attention_with_dropout(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor | None,
+    slopes: Tensor | None,
+    windows: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """Use PyTorch's attention, with all biases in memory if there are any."""
+    queries, keys, values = (t.transpose(1, 2) for t in (q, k, v))
+    plain = start is None and slopes is None and windows is None
+    bias = None
+    if not plain:
+        every = slice(0, q.shape[1]), slice(0, k.shape[1])
+        bias = _bias(q, *every, start, slopes, windows).to(q.dtype)
+    grouped = q.shape[2] != k.shape[2]
+    y = scaled_dot_product_attention(
+        queries, keys, values, bias, dropout, is_causal=plain, enable_gqa=grouped
+    )
+    return y.transpose(1, 2)
+
+
 def _forward(
     q: Tensor,
     k: Tensor,

@@ -1,6 +1,7 @@
 """The definition of causal attention: all scores at once."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -12,6 +13,7 @@ def attention(
     start: Int[Tensor, " batch"] | None,
     slopes: Float[Tensor, " head"] | None,
     windows: Int[Tensor, " head"] | None,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "batch length head d_head"]:
     """Softmax over the allowed scores, in float32 or better."""
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -28,4 +30,8 @@ def attention(
     if windows is not None:
         allowed = allowed & (distance < windows[:, None, None])
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
+    weights = F.dropout(weights, dropout)
     return torch.einsum("bhts,bshd->bthd", weights, v.to(dtype)).to(q.dtype)
+
+
+attention_with_dropout = attention

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from stateline.ops.backend import dispatch, own_precision
 from stateline.ops.convolution import convolve_after
-from stateline.ops.fft_conv import pytorch, reference
+from stateline.ops.fft_conv import blocks, pytorch, reference
 from stateline.ops.op import Op
 
-OP = Op("fft_conv", {"torch": pytorch, "reference": reference})
+OP = Op("fft_conv", {"torch": pytorch, "blocks": blocks, "reference": reference})
 
 
 @own_precision

@@ -22,6 +22,7 @@ def local_attention(  # noqa: PLR0913
     position_keys: Float[Tensor, "window d_head"] | None = None,
     block_len: int | None = None,
     phase: Int[Tensor, " batch"] | None = None,
+    dropout: float = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, "batch length head d_head"]:
     r"""Attend to the slots at and before each query, inside a window.
@@ -50,6 +51,7 @@ def local_attention(  # noqa: PLR0913
         position_keys: Keys p by distance, shared by all heads.
         block_len: Length of the blocks, at most the window; ``None`` means sliding windows.
         phase: Offset of each row's first query in its block; ``None`` means 0.
+        dropout: Chance that a weight is dropped, and the others are scaled by 1 / (1 - dropout).
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
@@ -74,4 +76,7 @@ def local_attention(  # noqa: PLR0913
     if k.shape[2] != q.shape[2]:
         k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
     options = (window, first, bias, position_keys, phase, block_len or 1)
+    if dropout:
+        function = "local_attention_with_dropout"
+        return dispatch(OP, function, q, k, v, *options, dropout, backend=backend)
     return dispatch(OP, "local_attention", q, k, v, *options, backend=backend)

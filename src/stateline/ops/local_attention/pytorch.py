@@ -1,6 +1,7 @@
 """Local attention by blocks of queries, each with the slots that its windows cover."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,14 @@ def local_attention(  # noqa: PLR0913
     return _local_attention(q, k, v, bias, position_keys, first, phase, window, block_len)
 
 
+def local_attention_with_dropout(
+    q: Tensor, k: Tensor, v: Tensor, window: int, *options: Any
+) -> Tensor:
+    """Compute the same blocks under autograd, which keeps the weights and their masks."""
+    first, bias, position_keys, phase, block_len, dropout = options
+    return _by_blocks((q, k, v), (bias, position_keys, first, phase), window, block_len, dropout)
+
+
 def _forward(  # noqa: PLR0913
     q: Tensor,
     k: Tensor,
@@ -48,6 +57,17 @@ def _forward(  # noqa: PLR0913
     window: int,
     block_len: int,
 ) -> Tensor:
+    return _by_blocks((q, k, v), (bias, position_keys, first, phase), window, block_len, 0.0)
+
+
+def _by_blocks(
+    heads: tuple[Tensor, Tensor, Tensor],
+    masks: tuple[Tensor | None, ...],
+    window: int,
+    block_len: int,
+    dropout: float,
+) -> Tensor:
+    (q, k, v), (bias, position_keys, first, phase) = heads, masks
     y = torch.empty_like(q)
     dtype = torch.promote_types(q.dtype, torch.float32)
     free, k, v = _free(k, v, first)
@@ -61,9 +81,9 @@ def _forward(  # noqa: PLR0913
         if far is not None:
             mask = mask + _by_slot(q_b @ far.mT, mask.shape[-1])
         if q.device.type == "cpu":  # fused kernels of other devices restrict the mask
-            y_b = F.scaled_dot_product_attention(q_b, k_b, v_b, mask, scale=1.0)
+            y_b = F.scaled_dot_product_attention(q_b, k_b, v_b, mask, dropout, scale=1.0)
         else:
-            y_b = _weights(q_b, k_b, mask) @ v_b
+            y_b = F.dropout(_weights(q_b, k_b, mask), dropout) @ v_b
         y[rows, times] = y_b.masked_fill_(blind, 0.0).transpose(1, 2).to(y.dtype)
     return y
 

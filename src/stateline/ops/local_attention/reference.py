@@ -1,6 +1,7 @@
 """The definition of local attention: all scores at once."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -15,6 +16,7 @@ def local_attention(  # noqa: PLR0913
     position_keys: Float[Tensor, "window d_head"] | None,
     phase: Int[Tensor, " batch"] | None,
     block_len: int,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "batch length head d_head"]:
     """Softmax over the allowed scores, in float32 or better; zero where none is allowed."""
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -39,4 +41,8 @@ def local_attention(  # noqa: PLR0913
     scores = scores.masked_fill(~allowed, float("-inf"))
     nothing = (scores == float("-inf")).all(dim=-1, keepdim=True)
     weights = scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
+    weights = F.dropout(weights, dropout)
     return torch.einsum("bhts,bshd->bthd", weights, v.to(dtype)).to(q.dtype)
+
+
+local_attention_with_dropout = local_attention

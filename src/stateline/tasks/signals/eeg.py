@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from stateline.tasks.classification import ClassificationTask, Rows, in_frames
+from stateline.tasks.objective import ClassMetric
 
 _LAYOUT = "the segments of the Bonn EEG data (Z001.txt, O001.txt, N001.txt, F001.txt, S001.txt ...)"
 _NAME = re.compile(r"([ZONFS])(\d+)\.txt\Z", re.IGNORECASE)
@@ -25,12 +26,14 @@ class EEG(ClassificationTask):
         seed: Fixes the order.
         path: Folder with the segments, directly or in subfolders.
         target: ``set`` (five classes) or ``seizure`` (S or not).
+        metric: ``accuracy``, or for ``seizure`` also ``auroc``, the area under the ROC curve.
         held_out_from: First number that is held out.
         frame: Samples per position.
         batch_size: Segments in a training batch.
 
     Raises:
-        InputError: If there are no segments at ``path``, or one cannot be read.
+        InputError: If there are no segments at ``path``, one cannot be read, or ``auroc`` is asked
+            for five classes.
 
     References:
         Andrzejak et al., "Indications of nonlinear deterministic and finite-dimensional structures
@@ -56,6 +59,7 @@ class EEG(ClassificationTask):
         *,
         path: str = "",
         target: Literal["set", "seizure"] = "set",
+        metric: ClassMetric = "accuracy",
         held_out_from: int = 69,
         frame: int = 8,
         batch_size: int = 16,
@@ -70,7 +74,9 @@ class EEG(ClassificationTask):
                 part.labels.append(place if target == "set" else int(place == 4))
         whole, scored = in_frames(training, held_out, frame)
         classes = list(_SETS) if target == "set" else ["no seizure", "seizure"]
-        super().__init__(seed, batch_size, training=whole, held_out=scored, classes=classes)
+        super().__init__(
+            seed, batch_size, training=whole, held_out=scored, classes=classes, metric=metric
+        )
 
 
 def _read_segment(path: Path) -> np.ndarray:

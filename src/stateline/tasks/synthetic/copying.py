@@ -68,7 +68,7 @@ class Copying(CopyTask):
             first token is not a target and the last is not an input.
         batch_size: Rows in a training batch.
         answer_len: Letters to repeat; by default all.
-        longest: Score at ``max_len`` and at its doublings up to this length; by default at
+        longest: Score at ``max_len``, at its doublings up to this length, and at it; by default at
             lengths up to four times ``max_len``.
         teacher_forcing: Predict each letter of the answer from the true letters before it, instead
             of the decoded ones.

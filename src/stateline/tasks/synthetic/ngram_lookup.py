@@ -40,7 +40,7 @@ class NgramLookup(StringTask):
         max_len: Letters in the longest training string.
         context_len: Tokens in a training row.
         batch_size: Rows in a training batch.
-        longest: Score at ``max_len`` and at its doublings up to this length; by default at
+        longest: Score at ``max_len``, at its doublings up to this length, and at it; by default at
             lengths up to four times ``max_len``.
         teacher_forcing: Predict each letter of the answer from the true letters before it, instead
             of the decoded ones.

@@ -77,9 +77,11 @@ class RandomWalk(StreamTask):
         self.grid, self.reset_every = grid, reset_every
         self.vocab_size = 4 + grid**2
         self.train_length = length
-        # With resets, a row in evaluation holds one walk and then padding.
-        longest = max(length, reset_every + 1) if reset else 4 * length
-        self.eval_lengths = tuple(n for n in (length, 2 * length, 4 * length) if n <= longest)
+        lengths: tuple[int, ...] = (length, 2 * length, 4 * length)
+        if reset:  # a row in evaluation holds one walk: the longest is scored whole
+            whole = max(length, reset_every + 1)
+            lengths = (*(n for n in lengths if n < whole), whole)
+        self.eval_lengths = lengths
 
     def episode(self, rng: np.random.Generator) -> Episode:
         """Draw a walk."""

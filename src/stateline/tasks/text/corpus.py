@@ -190,14 +190,14 @@ class Places(NamedTuple):
 
 
 def eval_lengths(length: int, longest: int | None) -> tuple[int, ...]:
-    """The training length and four times that, or its doublings up to the longest.
+    """The training length and four times that, or its doublings up to the longest, and that one.
 
     Raises:
         InputError: If the longest is shorter than the training length.
 
     Example:
         >>> eval_lengths(256, None), eval_lengths(256, 2000)
-        ((256, 1024), (256, 512, 1024))
+        ((256, 1024), (256, 512, 1024, 2000))
     """
     if longest is None:
         return length, 4 * length
@@ -206,7 +206,8 @@ def eval_lengths(length: int, longest: int | None) -> tuple[int, ...]:
             f"longest must be at least the training length, got longest={longest} and "
             f"length={length}"
         )
-    return tuple(length << power for power in range((longest // length).bit_length()))
+    doublings = (length << power for power in range((longest // length).bit_length()))
+    return tuple(dict.fromkeys((*doublings, longest)))
 
 
 def _in_runs(count: int, size: int) -> Iterator[Numbers]:

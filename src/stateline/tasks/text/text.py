@@ -42,7 +42,7 @@ class Text(TextTask):
         length: Bytes in a training window.
         held_out_bytes: Largest number of bytes to score.
         batch_size: Windows in a training batch.
-        longest: Score at ``length`` and at its doublings up to this length; by default at
+        longest: Score at ``length``, at its doublings up to this length, and at it; by default at
             ``length`` and four times ``length``.
 
     Raises:

@@ -24,7 +24,7 @@ class Tokens(TextTask):
         documents: ``"join"`` reads them as one long text. With ``"separate"``, windows end with
             their document, and carried state is reset at the start of each document.
         held_out_tokens: Largest number of tokens of the held-out text to score.
-        longest: Score at ``length`` and at its doublings up to this length; by default at
+        longest: Score at ``length``, at its doublings up to this length, and at it; by default at
             ``length`` and four times ``length``.
 
     Raises:

@@ -1,0 +1,82 @@
+"""Pathfinder: do two dots in an image lie on one dashed path?"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from stateline.tasks.base import generator
+from stateline.tasks.classification import ClassificationTask, HeldOut, Rows, in_frames
+from stateline.tasks.signals.png import read_grey
+
+_LAYOUT = (
+    "Pathfinder as the Long Range Arena has it (a folder with metadata/0.npy ..., lines of text, "
+    "and the PNG images that these name, such as pathfinder32/curv_contour_length_14)"
+)
+_PARTS = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}
+
+
+class Pathfinder(ClassificationTask):
+    """Read the pixels of an image row by row, and say whether a path joins its two dots.
+
+    Images of 32 x 32 pixels are Pathfinder, those of 128 x 128 are Path-X. In a line of the
+    metadata, the first two words are the folder and the name of an image, and the fourth is its
+    class. As in the Long Range Arena, 80 % of the images are trained on, and 10 % each are for
+    validation and test. The files do not say which: here a random order, the same for all seeds,
+    divides them, so the parts are not those of other code.
+
+    Args:
+        seed: Fixes the order.
+        path: Folder of one level of difficulty; the Arena uses ``curv_contour_length_14``.
+        frame: Pixels per position.
+        batch_size: Images in a training batch.
+        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
+
+    Raises:
+        InputError: If there are no images at ``path``, or one cannot be read.
+
+    References:
+        Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent
+        units", NeurIPS 2018; Tay et al., "Long Range Arena", ICLR 2021.
+    """
+
+    name = "pathfinder"
+    layout = _LAYOUT
+    title = "Pathfinder"
+    about = (
+        "Half of the images are connected, so 50 % is chance, and most models stay there for a "
+        "long time before they learn anything."
+    )
+    training: ClassVar[Mapping[str, float | str]] = {**ClassificationTask.training, "lr": 1e-3}
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        path: str = "",
+        frame: int = 1,
+        batch_size: int = 32,
+        held_out: HeldOut = "test",
+    ) -> None:
+        folder = self.find(path)
+        named = self.read(folder, _read_metadata)
+        order = generator(0, "pathfinder").permutation(len(named))
+
+        def part(name: str) -> Rows:
+            first, last = (round(share * len(named)) for share in _PARTS[name])
+            chosen = [named[place] for place in order[first:last]]
+            images = [self.read(file, read_grey).ravel() for file, _ in chosen]
+            return Rows(images, [label for _, label in chosen])
+
+        whole, scored = in_frames(part("train"), part(held_out), frame)
+        classes = ["apart", "connected"]
+        super().__init__(seed, batch_size, training=whole, held_out=scored, classes=classes)
+
+
+def _read_metadata(folder: Path) -> list[tuple[Path, int]]:
+    """File and class of every image."""
+    found = []
+    for file in sorted((folder / "metadata").iterdir(), key=lambda file: file.name):
+        for line in file.read_text(encoding="ascii").splitlines():
+            where, name, _, label, *_ = line.split()
+            found.append((folder / where / name, ("0", "1").index(label)))
+    return found
