@@ -16,6 +16,7 @@ OP = Op(
     {
         "numba": "stateline.ops.short_conv.numba_backend",
         "triton": "stateline.ops.short_conv.triton_backend",
+        "causal_conv1d": "stateline.ops.short_conv.causal_conv1d_backend",
         "torch": pytorch,
         "reference": reference,
     },
