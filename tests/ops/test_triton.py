@@ -229,7 +229,7 @@ class TestConvolutions:
         agree(fft_conv, [normal(3, length, 1), normal(2, taps, seed=1) / 4], 1)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("length", [1, 128, 129, 257, 1025])
+    @pytest.mark.parametrize("length", [1, 128, 129, 257, 1025, 2048])
     @pytest.mark.parametrize("batch", [(), (2,), (3,)])
     def test_by_fft_of_any_size(self, length: int, batch: tuple[int, ...]) -> None:
         kernel = normal(2, length, seed=1) / length**0.5

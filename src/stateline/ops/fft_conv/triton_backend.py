@@ -11,11 +11,11 @@ from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like
 from stateline.ops.triton_kernels import fourier, launch
 from stateline.ops.triton_kernels.launch import channels_first, empty, on
 
-MOST_POINTS = 16384
-"""Largest transform that the registers of a multiprocessor hold."""
+MOST_POINTS = 4096
+"""Largest transform whose matrices fit into the memory of a multiprocessor."""
 
-MOST_PRECISE = 4096
-"""The same in float32, where matrix products are slow and the FFT needs fewer operations."""
+FEW_POINTS, SHARED = 1024, 131_072
+"""More points than these need so many bytes of a multiprocessor's memory, by Triton's compiler."""
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
@@ -23,9 +23,11 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     u, kernel = inputs
     if reason := launch.can_use(u, kernel):
         return reason
-    most = MOST_PRECISE if u.dtype == torch.float32 else MOST_POINTS
-    if u.shape[-2] + min(kernel.shape[1], u.shape[-2]) - 1 > most:
-        return f"the Triton kernel transforms up to {most} points of {u.dtype}"
+    needed = u.shape[-2] + min(kernel.shape[1], u.shape[-2]) - 1
+    if needed > MOST_POINTS:
+        return f"the Triton kernel transforms up to {MOST_POINTS} points"
+    if needed > FEW_POINTS and launch.shared_memory(u.device) < SHARED:
+        return f"the Triton kernel needs {SHARED} bytes of shared memory per multiprocessor"
     return ""
 
 
@@ -80,7 +82,7 @@ def _run(u: Tensor, kernel: Tensor, shape: tuple[int, ...], *, conjugate: bool) 
 def _compiled(sizes: tuple[int, int], u: Tensor) -> dict[str, Any]:
     """What the kernels are compiled for."""
     precision = launch.PRECISION[u.dtype]
-    warps = 4 if sizes[0] <= 32 else 8 if sizes[0] <= 64 else 16
+    warps = 4 if sizes[0] <= 32 else 8
     return {"N1": sizes[0], "N2": sizes[1], "PRECISION": precision, "num_warps": warps}
 
 

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -72,6 +73,15 @@ def channels_first(*signals: Tensor) -> list[Tensor]:
 def on(x: Tensor) -> AbstractContextManager[object]:
     """Launch kernels on the device of a tensor."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of fast memory that one program may use; the interpreter has no limit."""
+    if INTERPRETED:
+        return 1 << 40
+    found = torch.cuda.get_device_properties(device)
+    return getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
 
 
 def round_up(n: int, least: int = 16) -> int:
