@@ -107,6 +107,8 @@ def _first(call: Call, device: torch.device) -> tuple[str, float]:
         call()
     except InputError as error:
         return str(error), 0.0
+    except torch.OutOfMemoryError:
+        return "it needs more memory than the device has", 0.0
     wait()
     return "", time.perf_counter() - started
 
