@@ -4,11 +4,13 @@ The ordinary suite has no GPU. There, one test runs this file again in a process
 interpreter is switched on.
 """
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +54,43 @@ def test_the_kernels_under_the_interpreter(which: str) -> None:
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory() -> None:
+    """For an H200, without one: the largest sizes that ``can_use`` lets through."""
+    program = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    shared = json.loads(done.stdout)
+    assert len(shared) == 13
+    assert max(shared.values()) <= 227 * 1024
+
+
+@kernels
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (h3_core_chunk, lambda: h3_case(19, 4)),
+        (diagonal_ssm_chunk, lambda: ssm_case(19)),
+        (fft_conv, lambda: [normal(2, 19, 2), normal(4, 19)]),
+        (short_conv, lambda: [normal(2, 19, 2), normal(4, 3)]),
+    ],
+)
+def test_compiled_code_is_one_graph_with_the_same_results(
+    function: Callable[..., Any], inputs: Callable[[], list[Tensor]]
+) -> None:
+    def triton(*given: Tensor, backend: str) -> Any:
+        return function(*given, backend="triton")
+
+    given = [t.to(DEVICE) for t in inputs()]
+    compiled = torch.compile(triton, backend="aot_eager", fullgraph=True)
+    for found, wanted in zip(run(compiled, given, ""), run(triton, given, ""), strict=True):
+        torch.testing.assert_close(found, wanted)
 
 
 @pytest.fixture(autouse=True)
@@ -139,10 +178,9 @@ class TestDiagonal:
         agree(diagonal_ssm_chunk, ssm_case(length, channels=1), 1)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 255, 256, 257, 513, 545, 1031])
+    @pytest.mark.parametrize("length", [1, 2, 15, 17, 257, 545])
     def test_any_length(self, length: int) -> None:
-        agree(diagonal_ssm_chunk, ssm_case(length, channels=1), 1)
-        agree(diagonal_ssm, ssm_case(length, channels=1)[:4], 1)
+        agree(diagonal_ssm_chunk, ssm_case(length, channels=1, batch=(1,)), 1)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -189,11 +227,14 @@ class TestH3:
         agree(h3_core_chunk, h3_case(21, taps, width=1), 3)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("length", [1, 16, 17, 300, 545])
-    @pytest.mark.parametrize("taps", [1, 2, 4, 64])
+    @pytest.mark.parametrize("length", [1, 17, 300])
+    @pytest.mark.parametrize("taps", [1, 2, 64])
     def test_any_size(self, length: int, taps: int) -> None:
         agree(h3_core_chunk, h3_case(length, taps, width=1), 3)
-        agree(h3_core, h3_case(length, taps, width=1)[:8], 3)
+
+    @pytest.mark.slow
+    def test_from_zero_states(self) -> None:
+        agree(h3_core, h3_case(19, 4)[:8], 3)
 
     def test_chunks_and_steps_are_the_whole(self) -> None:
         q, k, v, taps, *weights, past, state = (t.to(DEVICE) for t in h3_case(19, 4, width=3))
@@ -229,11 +270,11 @@ class TestConvolutions:
         agree(fft_conv, [normal(3, length, 1), normal(2, taps, seed=1) / 4], 1)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("length", [1, 128, 129, 257, 1025, 2048])
-    @pytest.mark.parametrize("batch", [(), (2,), (3,)])
+    @pytest.mark.parametrize("length", [1, 129, 1025])
+    @pytest.mark.parametrize("batch", [(), (3,)])
     def test_by_fft_of_any_size(self, length: int, batch: tuple[int, ...]) -> None:
         kernel = normal(2, length, seed=1) / length**0.5
-        agree(fft_conv, [normal(*batch, length, 2), kernel], 1)
+        agree(fft_conv, [normal(*batch, length, 1), kernel], 1)
 
     @pytest.mark.parametrize("length", [129])
     def test_the_end_does_not_wrap_around_to_the_start(self, length: int) -> None:

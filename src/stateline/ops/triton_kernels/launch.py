@@ -75,6 +75,7 @@ def on(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
+@torch.compiler.assume_constant_result
 @cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of fast memory that one program may use; the interpreter has no limit."""
