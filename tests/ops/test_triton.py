@@ -289,6 +289,7 @@ class TestConvolutions:
     def test_by_taps(self, taps: int, filters: int) -> None:
         agree(short_conv, [normal(2, 37, 3), normal(3 * filters, taps, seed=1)], 1)
 
+    @pytest.mark.slow
     def test_more_taps_than_inputs(self) -> None:
         agree(short_conv, [normal(2, 3, 2), normal(4, 7, seed=1)], 1)
 
