@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.convolution import slide
 from stateline.ops.stepping import Stepper
 from stateline.ops.triton_kernels import launch, steps
 from stateline.ops.triton_kernels.state_passing import (
@@ -64,11 +63,11 @@ def h3_core_chunk(  # noqa: PLR0913
     table = tables(log_a, b, c, skip, q.shape[1])
     signals = (x.mT for x in (q, k, v))
     keys, first = past.mT.float().contiguous(), planes_first(state[:, 0, 0], table.into.shape[3])
-    y, before, tail = pass_gated_states(
+    y, before, tail, latest = pass_gated_states(
         *signals, keys, taps.float().contiguous(), *table[:4], first
     )
     after = finish(before, tail, q.shape[1], table)[..., : b.shape[1], :]
-    return y.mT, slide(past, k), after[:, None, None].to(state.dtype)
+    return y.mT, latest.mT.to(past.dtype), after[:, None, None].to(state.dtype)
 
 
 def h3_core_stepper(weights: Tensor, log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:

@@ -232,15 +232,19 @@ def _forward_gated(
     out: Tensor,
     leap: Tensor,
     first: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     y, *ends = _launch((q, k, v), (past, weights), (taps, into, out, leap), first, output=True)
-    return y.to(q.dtype), ends[0], ends[1]
+    kept = past.shape[2]
+    latest = k[..., max(0, k.shape[2] - kept) :].float()
+    keys = torch.cat([past, latest], dim=2)[..., latest.shape[2] :].contiguous()
+    return y.to(q.dtype), ends[0], ends[1], keys
 
 
 def _backward_gated(
     grad: Tensor,
     grad_last: Tensor,
     grad_tail: Tensor,
+    grad_keys: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -257,6 +261,9 @@ def _backward_gated(
     found = _gradients(grads, inputs[:3], (past, weights), inputs[5:9], first)
     dq, dkeys, dv = found.signals
     dk, dpast, dweights = _filter_gradients(dkeys, k, past, weights, taps.shape[1])
+    new = min(k.shape[2], past.shape[2])  # the latest keys are also an output
+    dk[..., k.shape[2] - new :] += grad_keys[..., past.shape[2] - new :]
+    dpast[..., new:] += grad_keys[..., : past.shape[2] - new]
     return _like((dq, dk, dv, dpast, dweights, *found.tables, found.first), inputs)
 
 
@@ -269,7 +276,7 @@ def _filter_gradients(
     back, pieces = -(-(count - 1) // size), _pieces(rows, channels)
     sizes: dict[str, Any] = {"COUNT": count, "BACK": back, "ROWS": ROWS, "T": size}
     sizes["PRECISION"] = PRECISION[k.dtype]
-    dk, dpast = empty(k.shape, k), empty(past.shape, past)
+    dk, dpast = empty(k.shape, dkeys), empty(past.shape, past)
     dband = empty((pieces, channels, back + 1, size, size), dkeys)
     with on(k):
         spans = -(-(length + back * size) // (ROWS * size))
@@ -303,10 +310,19 @@ def _fake_backward(
     return empty_like(*inputs)
 
 
+def _fake_gated(q: Tensor, *others: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    past = others[2]
+    return *_fake(q, *others), past.new_empty(past.shape)
+
+
+def _fake_gated_backward(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return empty_like(*tensors[4:])
+
+
 pass_states = define_kernel_op("pass_states", _forward, _backward, _fake, _fake_backward)
 """``pass_states(u, taps, into, out, leap, first)``: outputs, state before the last block, block."""
 
 pass_gated_states = define_kernel_op(
-    "pass_gated_states", _forward_gated, _backward_gated, _fake, _fake_backward
+    "pass_gated_states", _forward_gated, _backward_gated, _fake_gated, _fake_gated_backward
 )
-"""The same for H3: ``(q, k, v, past, weights, taps, into, out, leap, first)``."""
+"""The same for H3: ``(q, k, v, past, weights, taps, into, out, leap, first)``; and latest keys."""
