@@ -26,6 +26,7 @@ settings.load_profile("patient")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--vectors", metavar="DIR", type=Path, default=VECTORS)
     parser.addoption("--data", metavar="DIR", type=Path, default=SHARED / "data")
+    parser.addoption("--device", metavar="NAME", default="cpu")
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +37,14 @@ def vectors(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def data(request: pytest.FixtureRequest) -> Path:
     return _folder_or_skip(request, "--data", "real data")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where tests of ops and of the law compute (``--device cuda``); all others use the CPU."""
+    from stateline.devices import resolve_device  # not before jaxtyping can check the annotations
+
+    return resolve_device(request.config.getoption("--device"))
 
 
 def _folder_or_skip(request: pytest.FixtureRequest, option: str, what: str) -> Path:

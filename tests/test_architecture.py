@@ -156,7 +156,11 @@ def complex_words(source: str) -> set[str]:
 @pytest.mark.parametrize("path", sorted(FILES))
 def test_complex_numbers_stay_inside_definitions_and_the_fft(path: str) -> None:
     allowed = path.startswith("ops/") and path.endswith("/reference.py")
-    allowed = allowed or path in ("ops/fft_conv/pytorch.py", "ops/dplr_ssm/cauchy.py")
+    allowed = allowed or path in (
+        "ops/fft_conv/pytorch.py",
+        "ops/fft_conv/triton_backend.py",
+        "ops/dplr_ssm/cauchy.py",
+    )
     assert allowed or complex_words(FILES[path]) == set()
 
 

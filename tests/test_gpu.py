@@ -1,4 +1,4 @@
-"""The law holds on CUDA devices, too."""
+"""The law holds on CUDA devices, too: ``pytest --device cuda`` for a certain one."""
 
 import pytest
 import torch

@@ -47,6 +47,11 @@ INPUTS = {
     "short_conv": (U, KERNEL),
 }
 KEYWORDS = {"local_attention": {"window": 2}}
+TRITON = (
+    "these kernels run on cuda, not on cpu"
+    if torch.cuda.is_available()
+    else "import failed: Triton needs a CUDA device (TRITON_INTERPRET=1 interprets it on the CPU)"
+)
 SSM = INPUTS["diagonal_ssm"][1:]
 STATE = torch.zeros(1, 1, 1, 2)
 
@@ -118,9 +123,9 @@ class TestExplicitChoice:
     @pytest.mark.parametrize("name", OPS)
     def test_an_unknown_backend_is_refused_and_the_known_ones_are_listed(self, name: str) -> None:
         with pytest.raises(InputError) as caught:
-            run(name, backend="tritn")
+            run(name, backend="mlx")
         known = ", ".join(sorted([*OPS[name].backends, "auto"]))
-        assert str(caught.value) == f"unknown backend of {name} 'tritn': Known: {known}"
+        assert str(caught.value) == f"unknown backend of {name} 'mlx': Known: {known}"
 
     def test_the_nearest_backend_is_offered(self) -> None:
         with pytest.raises(InputError, match="did you mean 'reference'"):
@@ -314,7 +319,7 @@ class TestRegistration:
     def test_it_stands_before_the_backend_named(self, register: Callable[..., None]) -> None:
         before = OPS["diagonal_ssm"].backends
         register("diagonal_ssm", Delegate("diagonal_ssm"), before="torch")
-        assert OPS["diagonal_ssm"].backends == ("numba", "mine", *before[1:])
+        assert OPS["diagonal_ssm"].backends == ("numba", "triton", "mine", *before[2:])
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -348,7 +353,7 @@ class TestRegistration:
         monkeypatch.setattr(op, "entry_points", lambda **_: entries)
         op._add_installed.cache_clear()
         try:
-            assert OPS["fft_conv"].backends == ("third", "torch", "blocks", "reference")
+            assert OPS["fft_conv"].backends == ("triton", "third", "torch", "blocks", "reference")
             assert "third_party" not in sys.modules
             OPS["fft_conv"].candidates.clear()
             assert fft_conv(U, KERNEL).equal(5 * U)
@@ -525,6 +530,7 @@ class TestTable:
         ] == [
             ["fft_conv", "broken", "-", "-", "-", "import failed: No module named 'not_there'"],
             ["mine", "both", "inference", "-", "gradients need float32; float64 is too wide"],
+            ["triton", "-", "-", "-", TRITON],
             ["torch", "-", "training", "both", "can run"],
             ["blocks", "-", "-", "-", "can run"],
             ["reference", "-", "-", "-", "can run"],

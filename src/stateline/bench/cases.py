@@ -10,6 +10,9 @@ from torch import Tensor
 from stateline import ops
 from stateline.layers.mixers.diagonal_ssm import convolution_flops
 
+TAPS = 64
+"""Taps of the filter of keys, as in H3."""
+
 MODES = 32
 """Complex modes per channel: 64 real numbers of state, as in H3."""
 
@@ -89,6 +92,15 @@ def diagonal_ssm(sizes: Sizes) -> Case:
     return _case("diagonal_ssm", ops.diagonal_ssm, (u, *_diagonal(sizes)), flops)
 
 
+def h3_core(sizes: Sizes) -> Case:
+    """The core of H3: shift filter, gate, recurrence, gate."""
+    signals = (sizes.randn(sizes.batch, sizes.length, sizes.d_model) for _ in range(3))
+    taps = torch.randn(sizes.d_model, TAPS, device=sizes.device) / TAPS**0.5
+    skip = torch.ones(sizes.d_model, device=sizes.device)
+    flops = sizes.positions * (MODES * 12.0 + TAPS * 2.0)
+    return _case("h3_core", ops.h3_core, (*signals, taps, *_diagonal(sizes), skip), flops)
+
+
 def fft_conv(sizes: Sizes) -> Case:
     """Convolution with a given kernel that is as long as the sequence."""
     u = sizes.randn(sizes.batch, sizes.length, sizes.d_model)
@@ -144,6 +156,7 @@ def linear_attention(sizes: Sizes) -> Case:
 
 OP_CASES: Mapping[str, Callable[[Sizes], Case]] = {
     "diagonal_ssm": diagonal_ssm,
+    "h3_core": h3_core,
     "fft_conv": fft_conv,
     "attention": attention,
     "selective_scan": selective_scan,

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from stateline.bench.cases import OP_CASES
+from stateline.bench.op_suite import bench_ops
 from stateline.bench.peaks import measure_peaks
 from stateline.bench.peers import find_peers
 from stateline.bench.record import Benchmark, Figure
-from stateline.bench.suites import Settings, bench_decode, bench_layers, bench_ops, bench_train
+from stateline.bench.suites import Settings, bench_decode, bench_layers, bench_train
 from stateline.bench.timing import use_threads, watch_load
 from stateline.devices import resolve_device
 from stateline.errors import InputError, unknown_name
@@ -36,8 +37,20 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
     for name in given.only or ():
         if name not in OP_CASES:
             raise unknown_name("case", name, OP_CASES)
-    if min([*given.lengths, *given.batches, given.tokens, given.d_model, given.threads]) < 1:
-        raise InputError("lengths, batches, tokens, d_model and threads must be at least 1")
+    if (
+        min(
+            [
+                *given.lengths,
+                *given.batches,
+                given.tokens,
+                given.rows or 1,
+                given.d_model,
+                given.threads,
+            ]
+        )
+        < 1
+    ):
+        raise InputError("lengths, batches, tokens, rows, d_model and threads must be at least 1")
     torch.manual_seed(0)
     with use_threads(given.threads), watch_load() as load:
         tell("the machine's own peaks")
@@ -49,9 +62,10 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
             tokens=given.tokens,
             d_model=given.d_model,
             seconds=given.seconds,
-            backends=given.backends or ["torch", "numba"],
+            backends=given.backends,
             peaks=peaks,
             peers=find_peers(given.against),
+            rows=given.rows,
         )
         figures = []
         for figure in _suite(given, settings):

@@ -1,7 +1,6 @@
 """The suites of ``stateline bench``: each times its candidates in turns and yields figures."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -12,31 +11,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stateline.bench.cases import OP_CASES, Case, Sizes
+from stateline.bench.cases import Sizes
 from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
 from stateline.bench.record import Figure, Skipped
-from stateline.bench.timing import Call, Timing, interleave, waiter
-from stateline.errors import InputError
+from stateline.bench.timing import Call, Timing, interleave
+from stateline.generate.graphs import Graphs
 from stateline.generate.session import PREFILL_CHUNK
 from stateline.layers.derived import Memory, remembering
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model
 from stateline.models.language_model import LanguageModel
-from stateline.ops import use_backend
+from stateline.ops import OPS, use_backend
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import make_optimizer
 
-MOST_SECONDS = 20.0
-"""A call that is predicted to take longer is left out."""
-
 DECODED = 32
 """Tokens that are decoded after a prompt, each a sample."""
 
-LONGEST_CHECKED = 8192
-"""Positions up to which errors against float64 are measured."""
+CPU_BACKENDS = ("torch", "numba")
 
 FORWARD, BOTH = "forward", "forward+backward"
 
@@ -52,10 +47,11 @@ class Settings:
         tokens: Positions of a batch, as far as the length allows.
         d_model: Channels.
         seconds: Time to spend on each candidate.
-        backends: Backends to compare.
+        backends: Backends to compare; ``None`` means those that the device has.
         peaks: Ceilings of the machine.
         peers: Modules of other projects, by case: ``{case: {name: build(d_model)}}``.
         skipped: Filled with what could not be measured.
+        rows: Rows of a batch at every length, in place of ``tokens``.
     """
 
     device: torch.device
@@ -64,50 +60,30 @@ class Settings:
     tokens: int
     d_model: int
     seconds: float
-    backends: Sequence[str]
+    backends: Sequence[str] | None
     peaks: Peaks
     peers: Mapping[str, Mapping[str, Callable[[int], nn.Module]]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
+    rows: int | None = None
 
     def sizes(self, length: int) -> Sizes:
         """Sizes of a case at one length."""
-        return Sizes(max(1, self.tokens // length), length, self.d_model, self.device, self.dtype)
+        rows = self.rows or max(1, self.tokens // length)
+        return Sizes(rows, length, self.d_model, self.device, self.dtype)
 
+    def of_op(self, op: str) -> Sequence[str]:
+        """Backends of an op to compare, PyTorch's first."""
+        if self.backends is not None:
+            return self.backends
+        if self.device.type != "cuda":
+            return CPU_BACKENDS
+        return ["torch", *(b for b in OPS[op].backends if b not in (*CPU_BACKENDS, "reference"))]
 
-def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
-    """Every op by itself: forward, and forward with backward, by length and backend."""
-    for name in names:
-        known: dict[tuple[str, str], tuple[float, float]] = {}
-        for length in settings.lengths:
-            sizes = settings.sizes(length)
-            case = OP_CASES[name](sizes)
-            for work in (FORWARD, BOTH):
-                calls, first = {}, {}
-                for backend in settings.backends:
-                    reason = _too_slow(known.get((backend, work)), case.flops)
-                    call = _op_call(case, backend, work)
-                    if not reason:
-                        reason, first[backend] = _first(call, settings.device)
-                    if reason:
-                        _skip(settings, name, backend, work, length, reason)
-                    else:
-                        calls[backend] = call
-                begun = {backend: first[backend] for backend in calls}
-                timed = interleave(
-                    calls, seconds=settings.seconds, device=settings.device, first=begun
-                )
-                for backend, timing in timed.items():
-                    known[backend, work] = timing.median, case.flops
-                    yield _figure(
-                        name,
-                        backend,
-                        work,
-                        sizes,
-                        timing,
-                        n_bytes=peak_bytes(calls[backend], settings.device),
-                        floor=settings.peaks.floor(case.n_bytes, case.flops),
-                        error=_error(case, backend, work),
-                    )
+    @property
+    def of_models(self) -> Sequence[str]:
+        """Backends to compare in whole layers and models."""
+        on_gpu = self.device.type == "cuda"
+        return self.backends or (("torch", "auto") if on_gpu else CPU_BACKENDS)
 
 
 def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure]:
@@ -121,12 +97,12 @@ def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure
         for length in settings.lengths:
             sizes = settings.sizes(length)
             for work in (FORWARD, BOTH):
-                calls = {b: _layer_call(ours, sizes, work, b) for b in settings.backends}
+                calls = {b: _layer_call(ours, sizes, work, b) for b in settings.of_models}
                 calls |= {n: _layer_call(peer, sizes, work, None) for n, peer in peers.items()}
                 timed = interleave(calls, seconds=settings.seconds, device=settings.device)
                 for name, timing in timed.items():
                     memory = peak_bytes(calls[name], settings.device)
-                    yield _figure(pattern, name, work, sizes, timing, n_bytes=memory)
+                    yield figure_of(pattern, name, work, sizes, timing, n_bytes=memory)
 
 
 def bench_train(
@@ -140,11 +116,11 @@ def bench_train(
         for pattern in patterns:
             config = task.model_config(pattern, {"d_model": settings.d_model})
             calls = {
-                b: _update(_model(config, settings), tokens, targets, b) for b in settings.backends
+                b: _update(_model(config, settings), tokens, targets, b) for b in settings.of_models
             }
             timed = interleave(calls, seconds=settings.seconds, device=settings.device)
             for backend, timing in timed.items():
-                yield _figure(f"{pattern} on {spec}", backend, "update", sizes, timing)
+                yield figure_of(f"{pattern} on {spec}", backend, "update", sizes, timing)
 
 
 def bench_decode(
@@ -162,15 +138,15 @@ def bench_decode(
             decoders = {
                 f"{name} [{backend}]": _Decoder(model, backend, batch, prompt)
                 for name, model in models.items()
-                for backend in settings.backends
+                for backend in settings.of_models
             }
             fill = {name: decoder.prefill for name, decoder in decoders.items()}
             for name, timing in interleave(fill, rounds=2, device=settings.device).items():
-                yield _figure("prefill", name, "prefill", sizes, timing)
+                yield figure_of("prefill", name, "prefill", sizes, timing)
             steps = {name: decoder.step for name, decoder in decoders.items()}
             timed = interleave(steps, rounds=DECODED, device=settings.device)
             for name, timing in timed.items():
-                figure = _figure("decode", name, "decode", one, timing)
+                figure = figure_of("decode", name, "decode", one, timing)
                 yield msgspec.structs.replace(figure, length=prompt)
 
 
@@ -182,6 +158,7 @@ class _Decoder:
         self.tokens = model.example_input(batch, prompt)
         self.memory: Memory = {}
         self.state: Any = None
+        self.graphs = Graphs(model.step_) if self.tokens.is_cuda else None
 
     @torch.inference_mode()
     def prefill(self) -> None:
@@ -193,7 +170,10 @@ class _Decoder:
     @torch.inference_mode()
     def step(self) -> None:
         with use_backend(self.backend), remembering(self.memory):
-            self.model.step_(self.tokens[:, 0], self.state)
+            if self.graphs is None:
+                self.model.step_(self.tokens[:, 0], self.state)
+            else:
+                _, self.state = self.graphs(self.tokens[:, 0], self.state)
 
 
 def _model(config: ModelConfig, settings: Settings) -> Any:
@@ -205,23 +185,6 @@ def _bare_layer(pattern: str, settings: Settings) -> nn.Module:
     config = ModelConfig(pattern, vocab_size=1, d_model=settings.d_model, block="plain")
     layer = build_stack(dataclasses.replace(config, feed_forward="none"))
     return layer.to(settings.device, settings.dtype)
-
-
-def _op_call(case: Case, backend: str, work: str) -> Call:
-    if work == FORWARD:
-
-        def forward() -> Tensor:
-            with torch.no_grad():
-                return case.run(*case.inputs, backend=backend)
-
-        return forward
-
-    def both() -> Tensor:
-        y = case.run(*case.inputs, backend=backend)
-        y.backward(torch.ones_like(y))
-        return y
-
-    return _clearing(both, case.inputs)
 
 
 def _layer_call(layer: nn.Module, sizes: Sizes, work: str, backend: str | None) -> Call:
@@ -245,7 +208,7 @@ def _layer_call(layer: nn.Module, sizes: Sizes, work: str, backend: str | None) 
             y.backward(torch.ones_like(y))
         return y
 
-    return _clearing(both, (x, *layer.parameters()))
+    return clearing(both, (x, *layer.parameters()))
 
 
 def _update(model: AnyModel, tokens: Tensor, targets: Tensor, backend: str) -> Call:
@@ -262,7 +225,7 @@ def _update(model: AnyModel, tokens: Tensor, targets: Tensor, backend: str) -> C
     return update
 
 
-def _clearing(call: Call, leaves: Sequence[Tensor]) -> Call:
+def clearing(call: Call, leaves: Sequence[Tensor]) -> Call:
     """The call, with gradients of the call before it dropped first."""
 
     def run() -> object:
@@ -273,57 +236,7 @@ def _clearing(call: Call, leaves: Sequence[Tensor]) -> Call:
     return run
 
 
-def _too_slow(known: tuple[float, float] | None, flops: float) -> str:
-    """Why a call is left out, by the time that the same candidate took at a smaller size."""
-    if known is None:
-        return ""
-    predicted = known[0] * flops / known[1]
-    return f"predicted to take {predicted:.0f} s" if predicted > MOST_SECONDS else ""
-
-
-def _first(call: Call, device: torch.device) -> tuple[str, float]:
-    """Why a backend cannot run a call, or the seconds of this first call."""
-    wait = waiter(device)
-    started = time.perf_counter()
-    try:
-        call()
-    except InputError as error:
-        return str(error), 0.0
-    wait()
-    return "", time.perf_counter() - started
-
-
-def _skip(
-    settings: Settings, case: str, candidate: str, work: str, length: int, reason: str
-) -> None:
-    settings.skipped.append(
-        Skipped(case=case, candidate=candidate, work=work, length=length, reason=reason)
-    )
-
-
-def _error(case: Case, backend: str, work: str) -> float | None:
-    """Largest difference to float64, of the output or of any gradient; short sequences only."""
-    if case.inputs[0].shape[1] > LONGEST_CHECKED or case.inputs[0].device.type != "cpu":
-        return None
-    found = _outcome(case, case.inputs, backend, work)
-    exact = _outcome(case, [x.detach().double() for x in case.inputs], "torch", work)
-    return max(
-        ((a.double() - b).abs().max() / b.abs().max()).item()
-        for a, b in zip(found, exact, strict=True)
-    )
-
-
-def _outcome(case: Case, inputs: Sequence[Tensor], backend: str, work: str) -> Sequence[Tensor]:
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    y = case.run(*leaves, backend=backend)
-    if work == FORWARD:
-        return [y.detach()]
-    generator = torch.Generator().manual_seed(0)  # the same cotangent for every backend
-    y.backward(torch.randn(y.shape, generator=generator).to(y))
-    return [leaf.grad for leaf in leaves if leaf.grad is not None]
-
-
-def _figure(
+def figure_of(
     case: str,
     candidate: str,
     work: str,
@@ -334,6 +247,7 @@ def _figure(
     floor: float | None = None,
     error: float | None = None,
 ) -> Figure:
+    """One line of the record."""
     low, high = timing.spread
     return Figure(
         case=case,

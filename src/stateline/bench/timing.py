@@ -90,12 +90,12 @@ def interleave(
     """
     if not candidates:
         return {}
-    wait = waiter(torch.device(device))
+    elapsed_in = stopwatch(torch.device(device))
     begun, repeats = dict(first or {}), dict.fromkeys(candidates, 1)
     for name, call in candidates.items():
         if name not in begun:
-            begun[name] = _elapsed(call, 1, wait)
-        warm = _elapsed(call, 1, wait)
+            begun[name] = elapsed_in(call, 1)
+        warm = elapsed_in(call, 1)
         if rounds is None:
             repeats[name] = max(1, round(SAMPLE_SECONDS / max(warm, 1e-7)))
     samples: dict[str, list[float]] = {name: [] for name in candidates}
@@ -109,20 +109,40 @@ def interleave(
 
     while not done():
         for name in order:
-            elapsed = _elapsed(candidates[name], repeats[name], wait)
+            elapsed = elapsed_in(candidates[name], repeats[name])
             samples[name].append(elapsed / repeats[name])
             spent += elapsed
         order = [*order[1:], order[0]]
     return {name: Timing(begun[name], tuple(samples[name])) for name in candidates}
 
 
-def _elapsed(call: Call, repeats: int, wait: Call) -> float:
-    wait()
-    started = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    wait()
-    return time.perf_counter() - started
+def stopwatch(device: torch.device) -> Callable[[Call, int], float]:
+    """A function that measures the seconds of some calls, one after the other.
+
+    On CUDA devices it takes the time between two events of the device itself, so that the cost of
+    waiting for the device is not measured.
+    """
+    wait = waiter(device)
+
+    def by_events(call: Call, repeats: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        wait()
+        begin.record()
+        for _ in range(repeats):
+            call()
+        end.record()
+        wait()
+        return begin.elapsed_time(end) / 1e3
+
+    def by_clock(call: Call, repeats: int) -> float:
+        wait()
+        started = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        wait()
+        return time.perf_counter() - started
+
+    return by_events if device.type == "cuda" else by_clock
 
 
 def waiter(device: torch.device) -> Call:

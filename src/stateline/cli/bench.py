@@ -50,6 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     option("--lengths", nargs="+", type=int, default=None, help="of a row; of decode: of a prompt")
     option("--batches", nargs="+", type=int, default=[1, 8, 64], help="of decode: rows")
     option("--tokens", type=int, default=8192, help="positions of a batch: rows times length")
+    option("--rows", type=int | None, default=None, help="of a batch, in place of --tokens")
     option(
         "--d_model",
         type=int | None,
@@ -57,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="channels; ops and train 64, layers 256, decode 512",
     )
     option("--vocab_size", type=int, default=256, help="of decode: tokens of the vocabulary")
-    option("--backends", nargs="+", type=str, default=None, help="by default torch and numba")
+    option("--backends", nargs="+", type=str, default=None, help="by default those of the device")
     option("--against", nargs="+", type=str, default=[], help="peers, as hf mambapy safari=PATH")
     option("--threads", type=int, default=1, help="threads of a CPU")
     option("--seconds", type=float, default=0.5, help="time for each candidate, after warm-up")

@@ -26,6 +26,10 @@ def describe(metrics: Metrics, score_name: str) -> str:
     score = "" if metrics.metric is None else f"  {score_name} {metrics.metric:.3f}"
     minutes, seconds = divmod(round(metrics.seconds_left), 60)
     speed = f"{metrics.tokens_per_second:,.0f} tokens/s"
+    if metrics.utilisation is not None:
+        speed += f" ({metrics.utilisation:.0%} of peak)"
+    if metrics.memory is not None:
+        speed += f"  {metrics.memory / 2**30:.1f} GiB"
     return (
         f"{metrics.step:>5}/{metrics.steps}  loss {metrics.loss:.3f} nats{score}  {speed}  "
         f"{minutes}:{seconds:02} left"

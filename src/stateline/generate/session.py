@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
+from stateline.generate.graphs import Graphs, Record
 from stateline.generate.random import uniform_block
 from stateline.generate.sampling import GREEDY, Sampling, choose
 from stateline.layers import cat_states, select_rows
@@ -121,6 +122,13 @@ class Session:
         drawn = int(sampling.temperature > 0)
         self._advance = torch.tensor([0, 0, drawn], device=state.token.device)
         self._first_nan: Tensor | None = None
+        self._graphs: Graphs | None = None
+        if state.token.is_cuda:
+            self.use_graphs()
+
+    def use_graphs(self, record: Record | None = None) -> None:
+        """Decode by recorded graphs, as is the default on CUDA devices; see :class:`Graphs`."""
+        self._graphs = Graphs(self.model.step_, record)
 
     @torch.inference_mode()
     def step(self) -> Choice:
@@ -133,13 +141,13 @@ class Session:
             self._make_room()
         state = self._state
         with remembering(self._memory), unchecked() if self._fits else nullcontext():
-            logits = self.model.step_(state.token, state.model)
+            logits, after = self._run(state.token, state.model)
         self._fits = len(state.token) > 0
         self._watch(logits)
         numbers, random = self._draw()
         tokens = choose(logits, self.sampling, numbers, state.seen)
         state.seen.scatter_(1, tokens[:, None], True)
-        self._state = SessionState(state.model, tokens, random, state.seen)
+        self._state = SessionState(after, tokens, random, state.seen)
         self._free -= 1
         self._lengths = [length + 1 for length in self._lengths]
         return Choice(tokens, logits)
@@ -183,6 +191,15 @@ class Session:
         self._first_nan = None
         if first != _NEVER:
             raise _nan(first)
+
+    def _run(
+        self, token: Int[Tensor, " batch"], state: LanguageModelState
+    ) -> tuple[Float[Tensor, "batch vocab"], LanguageModelState]:
+        """Logits and changed state, by a graph where there are graphs."""
+        if self._graphs is None:
+            return self.model.step_(token, state), state
+        logits, after = self._graphs(token, state)
+        return logits.clone(), after
 
     def _make_room(self) -> None:
         """Copy the state with room for more steps: a state joined to one with room gets room."""

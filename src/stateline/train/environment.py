@@ -10,9 +10,13 @@ import torch
 def environment() -> dict[str, str | int]:
     """Versions and machine, which results and speed depend on.
 
-    With ``amx`` = 1, products in bfloat16 run on the matrix units of the processor.
+    With ``amx`` = 1, products in bfloat16 run on the matrix units of the processor. ``gpu`` and
+    ``cuda`` are there where there is a CUDA device.
     """
-    return {
+    gpu: dict[str, str | int] = {}
+    if torch.cuda.is_available():
+        gpu = {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return gpu | {
         "stateline": metadata.version("stateline"),
         "python": platform.python_version(),
         "torch": str(torch.__version__),

@@ -34,6 +34,7 @@ from stateline.train.metrics import (
 from stateline.train.optimizer import set_learning_rate
 from stateline.train.processes import Processes, local_part
 from stateline.train.update import Updater
+from stateline.train.usage import Usage
 
 __all__ = ["ALONE", "FREE", "check_carried_state", "train"]
 
@@ -118,6 +119,8 @@ class _Trainer:
         self.batches = Batches(task, config, processes)
         self.update = Updater(model, task, config, processes)
         self.progress, self.curve = Progress(), list[Metrics]()
+        precision = getattr(torch, config.precision)
+        self.usage = Usage(model, task.train_length, precision, processes.device)
 
     def resume(self) -> None:
         """Continue from the newest checkpoint, or begin; nothing is written before all is read."""
@@ -215,6 +218,8 @@ class _Trainer:
             lr=lr,
             tokens_per_second=speed,
             seconds_left=(planned - progress.steps) * progress.seconds / progress.steps,
+            memory=self.usage.memory(),
+            utilisation=self.usage.utilisation(speed / self.processes.count),
         )
         progress.losses.clear()
         self.curve.append(metrics)

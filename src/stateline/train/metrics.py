@@ -43,6 +43,10 @@ class Metrics:
         lr: Learning rate of the last update.
         tokens_per_second: Training speed since the last line, without evaluation.
         seconds_left: Estimated time to the last update, at the mean speed so far.
+        memory: On a CUDA device, the most bytes of tensors since the last line.
+        utilisation: On a CUDA device, the arithmetic of the model (three times that of ``forward``,
+            as ``stateline info`` counts it, without recomputation) over what matrix products of the
+            same precision reach there, measured when training starts.
     """
 
     step: int
@@ -52,6 +56,8 @@ class Metrics:
     lr: float
     tokens_per_second: float
     seconds_left: float
+    memory: int | None = None
+    utilisation: float | None = None
 
 
 @dataclass

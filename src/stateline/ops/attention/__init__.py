@@ -11,6 +11,7 @@ OP = Op(
     "attention",
     {
         "numba": "stateline.ops.attention.numba_backend",
+        "flex": "stateline.ops.attention.flex_backend",
         "torch": pytorch,
         "reference": reference,
     },

@@ -29,6 +29,7 @@ OP = Op(
     "diagonal_ssm",
     {
         "numba": "stateline.ops.diagonal_ssm.numba_backend",
+        "triton": "stateline.ops.diagonal_ssm.triton_backend",
         "torch": pytorch,
         "reference": reference,
     },

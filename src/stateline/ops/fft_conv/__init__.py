@@ -10,7 +10,15 @@ from stateline.ops.convolution import convolve_after
 from stateline.ops.fft_conv import blocks, pytorch, reference
 from stateline.ops.op import Op
 
-OP = Op("fft_conv", {"torch": pytorch, "blocks": blocks, "reference": reference})
+OP = Op(
+    "fft_conv",
+    {
+        "triton": "stateline.ops.fft_conv.triton_backend",
+        "torch": pytorch,
+        "blocks": blocks,
+        "reference": reference,
+    },
+)
 
 
 @own_precision

@@ -24,6 +24,7 @@ OP = Op(
     "gated_delta_rule",
     {
         "numba": "stateline.ops.gated_delta_rule.numba_backend",
+        "fla": "stateline.ops.gated_delta_rule.fla_backend",
         "torch": pytorch,
         "reference": reference,
     },

@@ -27,7 +27,12 @@ from stateline.ops.stepping import Stepper
 
 OP = Op(
     "h3_core",
-    {"numba": "stateline.ops.h3_core.numba_backend", "torch": pytorch, "reference": reference},
+    {
+        "numba": "stateline.ops.h3_core.numba_backend",
+        "triton": "stateline.ops.h3_core.triton_backend",
+        "torch": pytorch,
+        "reference": reference,
+    },
 )
 
 

@@ -23,6 +23,7 @@ OP = Op(
     "linear_attention",
     {
         "numba": "stateline.ops.linear_attention.numba_backend",
+        "fla": "stateline.ops.linear_attention.fla_backend",
         "torch": pytorch,
         "reference": reference,
     },

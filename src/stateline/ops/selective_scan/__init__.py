@@ -22,6 +22,7 @@ OP = Op(
     "selective_scan",
     {
         "numba": "stateline.ops.selective_scan.numba_backend",
+        "mamba_ssm": "stateline.ops.selective_scan.mamba_backend",
         "torch": pytorch,
         "reference": reference,
     },

@@ -13,7 +13,13 @@ from stateline.ops.stepping import Stepper
 
 OP = Op(
     "short_conv",
-    {"numba": "stateline.ops.short_conv.numba_backend", "torch": pytorch, "reference": reference},
+    {
+        "numba": "stateline.ops.short_conv.numba_backend",
+        "triton": "stateline.ops.short_conv.triton_backend",
+        "causal_conv1d": "stateline.ops.short_conv.causal_conv1d_backend",
+        "torch": pytorch,
+        "reference": reference,
+    },
 )
 
 

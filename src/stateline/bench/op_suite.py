@@ -1,0 +1,146 @@
+"""The suite ``ops`` of ``stateline bench``: single ops, by length and backend."""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from stateline.bench.cases import OP_CASES, Case
+from stateline.bench.memory import peak_bytes
+from stateline.bench.record import Figure, Skipped
+from stateline.bench.suites import BOTH, FORWARD, Settings, clearing, figure_of
+from stateline.bench.timing import Call, interleave, waiter
+from stateline.errors import InputError
+
+MOST_SECONDS = 20.0
+"""A call that is predicted to take longer is left out."""
+
+LONGEST_CHECKED = 8192
+"""Positions up to which errors against float64 are measured."""
+
+PRECISE_LENGTH = 2048
+"""The same on a GPU, where batches are larger and all scores of attention must fit."""
+
+MOST_COPIES = 8
+"""Copies of the inputs that are used in turns on a GPU."""
+
+
+def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
+    """Every op by itself: forward, and forward with backward, by length and backend."""
+    for name in names:
+        known: dict[tuple[str, str], tuple[float, float]] = {}
+        for length in settings.lengths:
+            sizes = settings.sizes(length)
+            case = OP_CASES[name](sizes)
+            for work in (FORWARD, BOTH):
+                calls, first = {}, {}
+                for backend in settings.of_op(case.op):
+                    reason = _too_slow(known.get((backend, work)), case.flops)
+                    call = _op_call(case, backend, work)
+                    if not reason:
+                        reason, first[backend] = _first(call, settings.device)
+                    if reason:
+                        _skip(settings, name, backend, work, length, reason)
+                    else:
+                        calls[backend] = call
+                begun = {backend: first[backend] for backend in calls}
+                timed = interleave(
+                    calls, seconds=settings.seconds, device=settings.device, first=begun
+                )
+                for backend, timing in timed.items():
+                    known[backend, work] = timing.median, case.flops
+                    yield figure_of(
+                        name,
+                        backend,
+                        work,
+                        sizes,
+                        timing,
+                        n_bytes=peak_bytes(calls[backend], settings.device),
+                        floor=settings.peaks.floor(case.n_bytes, case.flops),
+                        error=_error(case, backend, work),
+                    )
+
+
+def _op_call(case: Case, backend: str, work: str) -> Call:
+    copies = _copies(case.inputs)
+    turns = itertools.cycle(copies)
+    if work == FORWARD:
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return case.run(*next(turns), backend=backend)
+
+        return forward
+
+    def both() -> Tensor:
+        y = case.run(*next(turns), backend=backend)
+        y.backward(torch.ones_like(y))
+        return y
+
+    return clearing(both, [leaf for inputs in copies for leaf in inputs])
+
+
+def _copies(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    """Inputs to use in turns: on a GPU so many that its cache does not hold those of a call."""
+    device = inputs[0].device
+    if device.type != "cuda":
+        return [inputs]
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    count = min(MOST_COPIES, 1 + -(-2 * cache // sum(x.nbytes for x in inputs)))
+    others = (tuple(x.detach().clone().requires_grad_() for x in inputs) for _ in range(count - 1))
+    return [inputs, *others]
+
+
+def _too_slow(known: tuple[float, float] | None, flops: float) -> str:
+    """Why a call is left out, by the time that the same candidate took at a smaller size."""
+    if known is None:
+        return ""
+    predicted = known[0] * flops / known[1]
+    return f"predicted to take {predicted:.0f} s" if predicted > MOST_SECONDS else ""
+
+
+def _first(call: Call, device: torch.device) -> tuple[str, float]:
+    """Why a backend cannot run a call, or the seconds of this first call."""
+    wait = waiter(device)
+    started = time.perf_counter()
+    try:
+        call()
+    except InputError as error:
+        return str(error), 0.0
+    except torch.OutOfMemoryError:
+        return "it needs more memory than the device has", 0.0
+    wait()
+    return "", time.perf_counter() - started
+
+
+def _skip(
+    settings: Settings, case: str, candidate: str, work: str, length: int, reason: str
+) -> None:
+    settings.skipped.append(
+        Skipped(case=case, candidate=candidate, work=work, length=length, reason=reason)
+    )
+
+
+def _error(case: Case, backend: str, work: str) -> float | None:
+    """Largest difference to float64, of the output or of any gradient; short sequences only."""
+    longest = LONGEST_CHECKED if case.inputs[0].device.type == "cpu" else PRECISE_LENGTH
+    if case.inputs[0].shape[1] > longest:
+        return None
+    found = _outcome(case, case.inputs, backend, work)
+    exact = _outcome(case, [x.detach().double() for x in case.inputs], "torch", work)
+    return max(
+        ((a.double() - b).abs().max() / b.abs().max()).item()
+        for a, b in zip(found, exact, strict=True)
+    )
+
+
+def _outcome(case: Case, inputs: Sequence[Tensor], backend: str, work: str) -> Sequence[Tensor]:
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    y = case.run(*leaves, backend=backend)
+    if work == FORWARD:
+        return [y.detach()]
+    generator = torch.Generator().manual_seed(0)  # the same cotangent for every backend
+    y.backward(torch.randn(y.shape, generator=generator).to(y))
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]

@@ -1,0 +1,119 @@
+"""Decoding steps as recorded graphs: one launch per token instead of one per kernel."""
+
+from collections.abc import Callable
+from logging import getLogger
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Step = Callable[[Tensor, Any], Tensor]
+"""``step(tokens, state)`` returns logits and changes the state in place."""
+
+Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
+"""``record(call)`` returns what repeats the call on the same memory, and its output."""
+
+MOST = 8
+"""Graphs that are kept, each with the memory of its states."""
+
+CLOSE = 1e-2
+"""Largest difference of logits between a graph and the step, relative to the largest logit."""
+
+log = getLogger("stateline.generate")
+
+
+class _Graph(NamedTuple):
+    """A recorded step and its memory."""
+
+    replay: Callable[[], object]
+    tokens: Tensor
+    leaves: list[Tensor]
+    logits: Tensor
+
+
+class Graphs:
+    """Replays a step, one graph for each number of rows and room of the state.
+
+    A graph is tied to its memory. A state that lies elsewhere is copied there first, which is once
+    after rows joined or left or the state got more room. A new graph is compared with the step in
+    two steps on copies; if it differs, or the step cannot be recorded, the step itself runs from
+    then on, and the log says so once.
+
+    Args:
+        step: The step.
+        record: How to record it.
+    """
+
+    def __init__(self, step: Step, record: Record | None = None) -> None:
+        self.step, self.record = step, record or record_cuda
+        self._graphs: dict[tuple[Any, ...], _Graph] = {}
+        self._works = True
+
+    def __call__(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Logits of the next token, and the changed state, which may be in other memory.
+
+        The logits are overwritten by the next step.
+        """
+        leaves, structure = pytree.tree_flatten(state)
+        graph = self._find(tokens, state, leaves, structure) if self._works else None
+        if graph is None:
+            return self.step(tokens, state), state
+        for held, leaf in zip(graph.leaves, leaves, strict=True):
+            if held is not leaf:
+                held.copy_(leaf)
+        graph.tokens.copy_(tokens)
+        graph.replay()
+        return graph.logits, pytree.tree_unflatten(graph.leaves, structure)
+
+    def _find(
+        self, tokens: Tensor, state: Any, leaves: list[Tensor], structure: Any
+    ) -> _Graph | None:
+        key = tuple((leaf.shape, leaf.dtype) for leaf in (tokens, *leaves))
+        if key in self._graphs:
+            return self._graphs[key]
+        try:
+            graph = self._make(tokens, leaves, structure)
+            self._compare(graph, tokens, state, leaves)
+        except RuntimeError as error:
+            self._works = False
+            reason = " ".join(str(error).split())[:200]
+            log.warning("decoding runs without graphs, kernel by kernel: %s", reason)
+            return None
+        if len(self._graphs) == MOST:
+            del self._graphs[next(iter(self._graphs))]
+        self._graphs[key] = graph
+        return graph
+
+    def _make(self, tokens: Tensor, leaves: list[Tensor], structure: Any) -> _Graph:
+        """Record the step on memory of its own."""
+        held, buffers = tokens.clone(), [leaf.clone() for leaf in leaves]
+        state = pytree.tree_unflatten(buffers, structure)
+        replay, logits = self.record(lambda: self.step(held, state))
+        return _Graph(replay, held, buffers, logits)
+
+    def _compare(self, graph: _Graph, tokens: Tensor, state: Any, leaves: list[Tensor]) -> None:
+        """Two steps: what a graph takes for constant may only change in the second."""
+        copy = pytree.tree_map(torch.clone, state)
+        for held, leaf in zip(graph.leaves, leaves, strict=True):
+            held.copy_(leaf)
+        graph.tokens.copy_(tokens)
+        for _ in range(2):
+            wanted = self.step(tokens, copy)
+            graph.replay()
+            error = (graph.logits - wanted).abs().max()
+            if not error <= CLOSE * wanted.abs().max():
+                raise RuntimeError(f"a graph's logits differ by {float(error):.1e}")
+
+
+def record_cuda(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+    """Record a call as a CUDA graph, after a first call that compiles and allocates."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = call()
+    return graph.replay, logits

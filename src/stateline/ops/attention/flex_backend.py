@@ -1,0 +1,91 @@
+"""Causal attention with windows or linear biases by PyTorch's FlexAttention, compiled."""
+
+from collections import OrderedDict
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from stateline.ops import theirs
+
+MASKS = 32
+"""Masks that are kept: one for each length and each tensor of windows."""
+
+SHORTEST = 128
+"""Queries of a block of their kernel; fewer ones are left to other backends."""
+
+_masks: OrderedDict[tuple[Any, ...], tuple[Tensor | None, BlockMask]] = OrderedDict()
+
+available = theirs.no_device
+
+
+def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
+    """Why the kernel cannot run this call, or an empty string."""
+    q, k, v, start, slopes, windows = inputs
+    if start is not None:
+        return "FlexAttention is used without start, where one mask serves all rows"
+    if slopes is None and windows is None:
+        return "plain causal attention is faster by PyTorch's fused kernel"
+    if q.shape[1] < SHORTEST:
+        return f"FlexAttention is used from {SHORTEST} queries on"
+    width = q.shape[-1]
+    if width < 16 or width & (width - 1):
+        return "FlexAttention takes heads of a power of two of at least 16 entries"
+    if torch.compiler.is_compiling():
+        return "masks are made outside of compiled code"
+    return theirs.can_use(theirs.SINGLE, q, k, v)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor | None,  # noqa: ARG001
+    slopes: Tensor | None,
+    windows: Tensor | None,
+) -> Tensor:
+    """Skip the blocks that no head sees, and add the bias to the scores of the others."""
+    score = None
+    if slopes is not None:
+        slope = slopes.float()
+
+        def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
+            return s - slope[h] * (i - j)
+
+    first = [t.transpose(1, 2) for t in (q, k, v)]
+    y = _compiled()(
+        *first,
+        score_mod=score,
+        block_mask=_mask(windows, q.shape[1], k.shape[1], q.device, q.shape[2]),
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return y.transpose(1, 2)
+
+
+@cache
+def _compiled() -> Any:
+    """Their function for fixed shapes: with dynamic ones it is ten times slower."""
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _mask(
+    windows: Tensor | None, length: int, slots: int, device: torch.device, heads: int
+) -> BlockMask:
+    """The mask of these windows, made once; the kept tensor makes sure that its address is free."""
+    place = None if windows is None else (windows.data_ptr(), windows._version)
+    key = place, length, slots, device, heads
+    if key not in _masks:
+
+        def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
+            causal = i >= j
+            return causal if windows is None else causal & (i - j < windows[h])
+
+        per_head = None if windows is None else heads
+        mask = create_block_mask(visible, None, per_head, length, slots, device=str(device))
+        _masks[key] = windows, mask
+    _masks.move_to_end(key)
+    if len(_masks) > MASKS:
+        _masks.popitem(last=False)
+    return _masks[key][1]

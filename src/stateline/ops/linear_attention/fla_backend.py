@@ -1,0 +1,44 @@
+"""Linear attention and Mamba-2's scan by flash-linear-attention's ``chunk_simple_gla``."""
+
+from typing import Any
+
+from fla.ops.simple_gla import chunk_simple_gla
+from torch import Tensor
+
+from stateline.ops import theirs
+
+MOST_WIDE = 256
+"""Largest key and value of a head that their kernels take."""
+
+available = theirs.no_device
+
+
+def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
+    """Why the kernel cannot run this call, or an empty string.
+
+    Their kernels multiply float32 as TF32, so that only half precision keeps our promise.
+    """
+    q, k, v = inputs[:3]
+    if max(q.shape[-1], v.shape[-1]) > MOST_WIDE:
+        return f"flash-linear-attention takes heads of up to {MOST_WIDE} entries"
+    return theirs.can_use(theirs.HALVES, q, k, v)
+
+
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Run their kernel: queries are not scaled, each head has its own query and key."""
+    each = v.shape[2] // q.shape[2]
+    if each > 1:
+        q, k = (t.repeat_interleave(each, dim=2) for t in (q, k))
+    decay = None if log_decay is None else log_decay.float()
+    y, after = chunk_simple_gla(
+        q.to(v.dtype),
+        k.to(v.dtype),
+        v,
+        g=decay,
+        scale=1.0,
+        initial_state=state.float(),
+        output_final_state=True,
+    )
+    return y.to(v.dtype), after.to(state.dtype)

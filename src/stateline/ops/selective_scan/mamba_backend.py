@@ -1,0 +1,57 @@
+r"""Selective scan by mamba-ssm's ``selective_scan_fn``.
+
+Their function starts from the zero state, and no gradient comes back from the state that it
+returns. So the state goes in and out as signals: N tokens before the sequence write it, one entry
+each (:math:`B = e_n`), and N tokens after it read it (:math:`C = e_n`), all with a step so short
+that nothing decays.
+"""
+
+from typing import Any
+
+import torch
+from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+from torch import Tensor
+
+from stateline.ops import theirs
+
+MOST_STATES = 256
+"""Largest state of a channel that their kernel takes."""
+
+SHORTEST = 128
+"""From so many tokens on, those that carry the state do not count."""
+
+STEP = 1e-10
+"""Step of the tokens that carry the state: :math:`e^{\\Delta A}` is 1 in float32."""
+
+available = theirs.no_device
+
+
+def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
+    """Why the kernel cannot run this call, or an empty string."""
+    u, _, a = inputs[:3]
+    if a.shape[1] > MOST_STATES:
+        return f"mamba-ssm takes up to {MOST_STATES} states of a channel"
+    if u.shape[1] < SHORTEST:
+        return f"for fewer than {SHORTEST} tokens another backend is faster"
+    return theirs.can_use(theirs.SINGLE, *inputs)
+
+
+def selective_scan(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Run their kernel in float32, between the tokens that carry the state."""
+    (batch, length, _), (states, groups) = u.shape, (a.shape[1], b.shape[2])
+    signal, step, enter, leave = (t.float() for t in (u, dt, b, c))
+    unit = torch.eye(states, device=u.device)[:, None].expand(batch, -1, groups, -1)
+    held, short = state.float().mT / STEP, torch.full_like(state.mT, STEP, dtype=torch.float32)
+    nothing = torch.zeros_like(held)
+    signal = torch.cat([held, signal, nothing], dim=1).mT.contiguous()
+    step = torch.cat([short, step, short], dim=1).mT.contiguous()
+    silent = torch.zeros_like(unit)
+    enter, leave = (
+        torch.cat(parts, dim=1).permute(0, 2, 3, 1).contiguous()
+        for parts in ((unit, enter, silent), (silent, leave, unit))
+    )
+    y = selective_scan_fn(signal, step, a.float(), enter, leave).mT
+    after = y[:, states + length :].mT
+    return y[:, states : states + length].to(u.dtype), after.to(state.dtype).contiguous()

@@ -1,0 +1,33 @@
+"""Short causal convolution by the package causal-conv1d."""
+
+from typing import Any
+
+from causal_conv1d import causal_conv1d_fn
+from torch import Tensor
+
+from stateline.ops import theirs
+
+TAPS = (2, 3, 4)
+"""Numbers of taps that their kernel is compiled for."""
+
+ALIGNED = 8
+"""Their kernel for adjacent channels takes a multiple of so many."""
+
+available = theirs.no_device
+
+
+def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
+    """Why the kernel cannot run this call, or an empty string."""
+    u, kernel = inputs
+    if u.ndim != 3 or len(kernel) != u.shape[-1]:
+        return "causal-conv1d takes a batch of signals and one filter for each channel"
+    if kernel.shape[1] not in TAPS:
+        return "causal-conv1d takes 2, 3 or 4 taps"
+    if u.shape[-1] % ALIGNED:
+        return f"causal-conv1d takes a multiple of {ALIGNED} channels"
+    return theirs.can_use(theirs.SINGLE, u, kernel)
+
+
+def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
+    """Run their kernel, whose last weight is that of the newest input."""
+    return causal_conv1d_fn(u.contiguous().mT, kernel.flip(-1).contiguous()).mT

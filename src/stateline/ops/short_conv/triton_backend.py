@@ -1,0 +1,79 @@
+"""Short causal convolution, tap by tap, in GPU kernels compiled by Triton."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like
+from stateline.ops.stepping import Stepper
+from stateline.ops.triton_kernels import filters, launch, steps
+from stateline.ops.triton_kernels.launch import empty, on
+
+MOST_TAPS = 16
+"""Most taps; longer filters are faster by FFT."""
+
+TIMES, WIDTH, PROGRAMS = 32, 64, 512
+"""Tile of a program, and programs that keep a GPU busy."""
+
+
+def can_use(function: str, *inputs: Any) -> str:
+    """Why the kernels cannot run this call, or an empty string."""
+    if function == "short_conv" and inputs[1].shape[1] > MOST_TAPS:
+        return f"the Triton kernel takes up to {MOST_TAPS} taps"
+    return launch.can_use(*inputs)
+
+
+def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
+    """Sum the delayed signals."""
+    rows = u.reshape(-1, *u.shape[-2:])
+    return _by_taps(rows, kernel).reshape(*u.shape[:-1], len(kernel))
+
+
+def short_conv_stepper(weights: Tensor) -> Stepper:
+    """Filter many single inputs; the past inputs change in place."""
+    return steps.filter_stepper(weights)
+
+
+def _grid(columns: int, length: int, rows: int) -> tuple[int, int, int]:
+    return -(-columns // WIDTH), -(-length // TIMES), rows
+
+
+def _run(u: Tensor, weights: Tensor, channels: int, *, ahead: bool) -> Tensor:
+    (rows, length, _), (outputs, count) = u.shape, weights.shape
+    columns = channels if ahead else outputs
+    y = empty((rows, length, columns), u)
+    with on(u):
+        filters.short[_grid(columns, length, rows)](
+            u, weights, y, length, channels, outputs, *u.stride(),
+            COUNT=count, AHEAD=ahead, TIMES=TIMES, WIDTH=WIDTH,
+        )  # fmt: skip
+    return y.to(u.dtype)
+
+
+def _forward(u: Tensor, kernel: Tensor) -> Tensor:
+    return _run(u, kernel.float().contiguous(), u.shape[2], ahead=False)
+
+
+def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """Correlate the output gradient with the kernel and with the signal."""
+    (rows, length, channels), (outputs, count) = u.shape, kernel.shape
+    du = _run(grad, kernel.float().contiguous(), channels, ahead=True)
+    blocks = -(-outputs // WIDTH)
+    pieces = max(1, min(rows, PROGRAMS // (blocks * count)))
+    sheets = empty((pieces, outputs, count), u, torch.float32)
+    with on(u):
+        filters.short_weights[(blocks, count, pieces)](
+            grad.contiguous(), u, sheets, rows, length, channels, outputs, *u.stride(), pieces,
+            COUNT=count, TIMES=TIMES, WIDTH=WIDTH,
+        )  # fmt: skip
+    return du.to(u.dtype), sheets.sum(dim=0).to(kernel.dtype)
+
+
+_by_taps = define_kernel_op(
+    "short_conv_triton",
+    _forward,
+    _backward,
+    lambda u, kernel: u.new_empty(*u.shape[:2], len(kernel)),
+    lambda _grad, *inputs: empty_like(*inputs),
+)

@@ -1,0 +1,121 @@
+"""Filters of some taps: gradients of the keys' filter in H3, and short convolutions."""
+
+import triton
+import triton.language as tl
+
+from stateline.ops.triton_kernels.diagonal import load_rows, toeplitz
+
+
+@triton.jit
+def signal_gradient(
+    dy, weights, dk, dpast, length, channels,
+    COUNT: tl.constexpr, BACK: tl.constexpr,
+    ROWS: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the inputs of ``diagonal.filtered``, and of the COUNT - 1 inputs before them."""
+    channel, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    line = batch * channels + channel
+    dy += line * length
+    start = tl.program_id(2) * ROWS * T - BACK * T
+    total = tl.zeros((ROWS, T), tl.float32)
+    for block in tl.static_range(BACK + 1):
+        later = load_rows(dy, start + block * T, length, ROWS, T)
+        band = toeplitz(weights + channel * COUNT, block * T, COUNT, T)
+        total += tl.dot(later, tl.trans(band), input_precision=PRECISION)
+    at = start + tl.arange(0, ROWS)[:, None] * T + tl.arange(0, T)[None, :]
+    tl.store(dk + line * length + at, total, mask=(at >= 0) & (at < length))
+    early = (at < 0) & (at >= 1 - COUNT)
+    tl.store(dpast + line * (COUNT - 1) + at + (COUNT - 1), total, mask=early)
+
+
+@triton.jit
+def weight_gradient(
+    dy, k, past, dband, batch, length, batch_stride, channel_stride, channels, pieces,
+    COUNT: tl.constexpr, BACK: tl.constexpr,
+    ROWS: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradient of one band (T, T) of the filter's matrix, summed over some rows of the batch."""
+    channel, piece = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    block = tl.program_id(2)
+    total = tl.zeros((T, T), tl.float32)
+    for entry in range(piece, batch, pieces):
+        line = entry * channels + channel
+        keys = k + entry * batch_stride + channel * channel_stride
+        for start in range(0, length, ROWS * T):
+            begin = start - block * T
+            at = begin + tl.arange(0, ROWS)[:, None] * T + tl.arange(0, T)[None, :]
+            early = (at < 0) & (at >= 1 - COUNT)
+            x = load_rows(keys, begin, length, ROWS, T)
+            before = past + line * (COUNT - 1) + at + (COUNT - 1)
+            x += tl.load(before, mask=early, other=0.0).to(tl.float32)
+            grad = load_rows(dy + line * length, start, length, ROWS, T)
+            total += tl.dot(tl.trans(x), grad, input_precision=PRECISION)
+    sheet = (piece * channels + channel) * (BACK + 1) + block
+    j, i = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
+    tl.store(dband + sheet * T * T + j * T + i, total)
+
+
+@triton.jit
+def short(
+    u, weights, y, length, channels, outputs, row_stride, time_stride, channel_stride,
+    COUNT: tl.constexpr, AHEAD: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Convolve by taps; with AHEAD, correlate: the result is summed over filters of a channel.
+
+    ``weights`` is (output, COUNT). Forward, u is the signal and y (row, length, output). With
+    AHEAD, u is the gradient of the outputs, and y that of the signal (row, length, channel).
+    """
+    row = tl.program_id(2).to(tl.int64)
+    time = tl.program_id(1) * TIMES + tl.arange(0, TIMES)[:, None]
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    total = tl.zeros((TIMES, WIDTH), tl.float32)
+    u += row * row_stride
+    if AHEAD:
+        for output in range(0, outputs, channels):
+            for tap in tl.static_range(COUNT):
+                inside = (time + tap < length) & (column < channels)
+                place = (time + tap) * time_stride + (output + column) * channel_stride
+                grad = tl.load(u + place, mask=inside, other=0.0).to(tl.float32)
+                there = column < channels
+                weight = tl.load(weights + (output + column) * COUNT + tap, mask=there, other=0.0)
+                total += weight * grad
+        tl.store(
+            y + row * length * channels + time * channels + column,
+            total,
+            mask=(time < length) & (column < channels),
+        )
+    else:
+        for tap in tl.static_range(COUNT):
+            inside = (time >= tap) & (time - tap < length) & (column < outputs)
+            place = (time - tap) * time_stride + column % channels * channel_stride
+            x = tl.load(u + place, mask=inside, other=0.0).to(tl.float32)
+            there = column < outputs
+            total += tl.load(weights + column * COUNT + tap, mask=there, other=0.0) * x
+        tl.store(
+            y + row * length * outputs + time * outputs + column,
+            total,
+            mask=(time < length) & (column < outputs),
+        )
+
+
+@triton.jit
+def short_weights(
+    dy, u, dweights, batch, length, channels, outputs, row_stride, time_stride, channel_stride,
+    pieces, COUNT: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Gradient of one tap of some outputs, summed over every ``pieces``-th row of the batch."""
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    tap, piece = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    total = tl.zeros((TIMES, WIDTH), tl.float32)
+    for row in range(piece, batch, pieces):
+        for start in range(0, length, TIMES):
+            time = start + tl.arange(0, TIMES)[:, None]
+            inside = (time >= tap) & (time < length) & (column < outputs)
+            place = (time - tap) * time_stride + column % channels * channel_stride
+            x = tl.load(u + row * row_stride + place, mask=inside, other=0.0).to(tl.float32)
+            place = row * length * outputs + time * outputs + column
+            total += x * tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    summed = tl.sum(total, axis=0)
+    output = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    place = (piece * outputs + output) * COUNT + tap
+    tl.store(dweights + place, summed, mask=output < outputs)

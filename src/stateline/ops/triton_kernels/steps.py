@@ -1,0 +1,90 @@
+"""Single tokens on states that change in place: one launch per token."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from stateline.ops.planes import exponential
+from stateline.ops.stepping import Stepper
+from stateline.ops.triton_kernels import tokens
+from stateline.ops.triton_kernels.launch import empty, on, round_up
+
+WIDTH = 16
+"""Channels of a program."""
+
+
+def filter_stepper(weights: Tensor) -> Stepper:
+    """A short convolution of many single inputs."""
+    taps, (count, total) = weights.float().contiguous(), weights.shape
+
+    def step(u: Tensor, past: Tensor) -> Tensor:
+        u, y = u.contiguous(), empty(tuple(u.shape), u, past.dtype)
+        with on(u), _changing(past) as (held,):
+            tokens.filtered[_grid(total, u)](
+                u, taps, held, y, count - 1, total, total, TAPS=_taps(count), WIDTH=WIDTH
+            )
+        return y.to(past.dtype)
+
+    return step
+
+
+def diagonal_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:
+    """A diagonal SSM for many single inputs."""
+    constants = _constants(log_a, b, c, skip)
+    total, modes = b.shape[:2]
+
+    def step(u: Tensor, state: Tensor) -> Tensor:
+        rows, y = u.reshape(-1, total).contiguous(), empty((*u.shape[:-1], len(c)), u)
+        with on(u), _changing(state) as (held,):
+            tokens.diagonal[_grid(total, rows)](
+                rows, *constants, held, y, total, modes, total,
+                READOUTS=len(c) // total, N=round_up(modes, 1), WIDTH=WIDTH,
+            )  # fmt: skip
+        return y.to(u.dtype)
+
+    return step
+
+
+def h3_stepper(weights: Tensor, log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:
+    """The core of H3 for many single tokens."""
+    constants = weights.float().contiguous(), *_constants(log_a, b, c, skip)
+    (count, total), modes = weights.shape, b.shape[1]
+
+    def step(q: Tensor, k: Tensor, v: Tensor, past: Tensor, state: Tensor) -> Tensor:
+        y = empty(tuple(q.shape), q)
+        signals = [x if x.stride(1) == 1 else x.contiguous() for x in (q, k, v)]
+        with on(q), _changing(past, state) as held:
+            tokens.h3[_grid(total, q)](
+                *signals, *constants, *held, y, count - 1, total, modes,
+                *(x.stride(0) for x in signals),
+                TAPS=_taps(count), N=round_up(modes, 1), WIDTH=WIDTH,
+            )  # fmt: skip
+        return y.to(q.dtype)
+
+    return step
+
+
+def _grid(total: int, u: Tensor) -> tuple[int, int]:
+    return -(-total // WIDTH), len(u)
+
+
+@contextmanager
+def _changing(*states: Tensor) -> Iterator[list[Tensor]]:
+    """The memory of states that a kernel changes; of views with gaps, a copy that is put back."""
+    held = [x.contiguous() for x in states]
+    yield held
+    for x, changed in zip(states, held, strict=True):
+        if changed is not x:
+            x.copy_(changed)
+
+
+def _taps(count: int) -> int:
+    return round_up(max(1, count - 1), 1)
+
+
+def _constants(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> tuple[Tensor, ...]:
+    """What follows from the weights: transition, b, c and skip connection in float32."""
+    transition = exponential(log_a.double()).expand(b.shape)
+    return tuple(t.detach().to(torch.float32).contiguous() for t in (transition, b, c, skip))

@@ -1,0 +1,70 @@
+"""How much of a GPU a run uses: memory, and the share of its arithmetic."""
+
+import torch
+
+from stateline.models.factory import AnyModel
+
+SIDE = 4096
+"""Of the square matrices whose product shows what the device can do."""
+
+PRODUCTS = 20
+"""Products that are timed together, after as many to warm up."""
+
+BACKWARD = 3
+"""Arithmetic of an update over that of the forward pass."""
+
+
+class Usage:
+    """Measures the device once, and then reads its counters when a line is logged.
+
+    On other devices than CUDA there is nothing to read.
+
+    Args:
+        model: The model that is trained.
+        length: Positions of a row.
+        dtype: Precision of its products.
+        device: Where it is.
+        flops_per_second: Arithmetic that the device reaches; by default it is measured.
+    """
+
+    def __init__(
+        self,
+        model: AnyModel,
+        length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        flops_per_second: float | None = None,
+    ) -> None:
+        self.device, self.measured = device, device.type == "cuda"
+        self.flops_per_token = BACKWARD * model.flops_per_token(length)
+        if flops_per_second is None and self.measured:
+            flops_per_second = rate_of_products(device, dtype)
+        self.flops_per_second = flops_per_second
+
+    def utilisation(self, tokens_per_second: float) -> float | None:
+        """Model-flops utilisation at a training speed of one device, or ``None``."""
+        if not self.flops_per_second:
+            return None
+        return tokens_per_second * self.flops_per_token / self.flops_per_second
+
+    def memory(self) -> int | None:
+        """The most bytes since the last call, or ``None``."""
+        if not self.measured:
+            return None
+        most = torch.cuda.max_memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return most
+
+
+def rate_of_products(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of large matrix products on a CUDA device."""
+    a, b = (torch.randn(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(PRODUCTS):
+        a @ b
+    begin.record()
+    for _ in range(PRODUCTS):
+        a @ b
+    end.record()
+    torch.cuda.synchronize(device)
+    return PRODUCTS * 2 * SIDE**3 / (begin.elapsed_time(end) / 1e3)

@@ -1,0 +1,143 @@
+"""Decoding by recorded graphs gives the texts of decoding without."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stateline.generate import graphs
+from stateline.generate.graphs import Graphs
+from stateline.generate.sampling import Sampling
+from stateline.generate.session import Session, prefill
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+
+PATTERNS = ["h3 attention(position=rope)", "mamba gated_delta_net", "s4d lstm"]
+PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+
+class Recorder:
+    """Repeats a call as a graph does: on the same memory, into the same output, nothing in Python.
+
+    Attributes:
+        recorded: Number of graphs.
+        replayed: Number of replays.
+    """
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def __call__(self, call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        self.recorded += 1
+        logits = call()
+
+        def replay() -> None:
+            self.replayed += 1
+            logits.copy_(call())
+
+        return replay, logits
+
+
+def make(pattern: str) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(ModelConfig(pattern, vocab_size=11, d_model=16)).eval()
+
+
+def session(model: LanguageModel, record: Any, **options: Any) -> Session:
+    made = Session(model, prefill(model, PROMPT, seed=3), **options)
+    if record is not None:
+        made.use_graphs(record)
+    return made
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_texts_are_the_same(pattern: str) -> None:
+    model, recorder = make(pattern), Recorder()
+    sampling = Sampling(temperature=1.0)
+    plain, recorded = (
+        session(model, record, sampling=sampling, room=4) for record in (None, recorder)
+    )
+    for _ in range(6):
+        one, two = plain.step(), recorded.step()
+        assert torch.equal(one.tokens, two.tokens)
+        torch.testing.assert_close(one.logits, two.logits)
+    assert recorder.replayed >= 6
+    for a, b in zip(*(map(str, s.state().model) for s in (plain, recorded)), strict=True):
+        assert a == b
+
+
+def test_rows_leave_and_join_between_graphs() -> None:
+    model, recorder = make(PATTERNS[0]), Recorder()
+    plain, recorded = (session(model, record) for record in (None, recorder))
+    for made in (plain, recorded):
+        made.step()
+        made.select([1])
+        made.step()
+        made.join(prefill(model, torch.tensor([[7, 8]])))
+    assert torch.equal(plain.step().tokens, recorded.step().tokens)
+    assert recorder.recorded == 3
+
+
+def test_a_graph_is_used_again_for_the_same_shapes() -> None:
+    model, recorder = make("h3"), Recorder()
+    made = session(model, recorder, room=2)
+    for _ in range(7):
+        made.step()
+    assert recorder.recorded == 1
+
+
+def test_the_kept_choice_is_not_overwritten_by_the_next_step() -> None:
+    made = session(make("h3"), Recorder())
+    first = made.step()
+    kept = first.logits.clone()
+    made.step()
+    torch.testing.assert_close(first.logits, kept, rtol=0, atol=0)
+
+
+def test_a_graph_that_differs_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """Its second step shows a number that the graph holds as a constant."""
+
+    def frozen(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        return (lambda: None), call()
+
+    model = make(PATTERNS[0])
+    plain, recorded = session(model, None), session(model, frozen)
+    for _ in range(3):
+        assert torch.equal(plain.step().tokens, recorded.step().tokens)
+    assert len(caplog.messages) == 1
+    assert "without graphs, kernel by kernel: a graph's logits differ" in caplog.text
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    model = make(PATTERNS[0])
+    with caplog.at_level(logging.WARNING):
+        plain, recorded = session(model, None), session(model, refuse)
+        for _ in range(2):
+            assert torch.equal(plain.step().tokens, recorded.step().tokens)
+    assert caplog.text.count("not permitted") == 1
+
+
+def test_old_graphs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST", 2)
+    made = Graphs(lambda tokens, state: tokens.float() + state, Recorder())
+    for rows in (1, 2, 3, 1):
+        made(torch.zeros(rows), torch.zeros(rows))
+    assert len(made._graphs) == 2
+    assert made.record.recorded == 4  # type: ignore[attr-defined]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_cuda_graphs_give_the_same_texts(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = make(pattern).cuda()
+    plain, recorded = session(model, None), session(model, graphs.record_cuda)
+    for _ in range(5):
+        assert torch.equal(plain.step().tokens, recorded.step().tokens)
+    assert not caplog.messages

@@ -1,0 +1,221 @@
+"""Kernels of other projects get what they ask for.
+
+Their packages need a GPU. Here stand-ins with their signatures, layouts and limits compute by our
+definitions, so that a wrong layout, scale or order of arguments gives a wrong result.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stateline.ops import (
+    OPS,
+    attention,
+    gated_delta_rule,
+    linear_attention,
+    selective_scan,
+    short_conv,
+    theirs,
+)
+from stateline.ops.gated_delta_rule import reference as delta_reference
+from stateline.ops.linear_attention import reference as linear_reference
+from stateline.ops.selective_scan import reference as scan_reference
+from stateline.ops.short_conv import reference as conv_reference
+
+MODULES = {
+    "fla.ops.simple_gla": "chunk_simple_gla",
+    "fla.ops.gated_delta_rule": "chunk_gated_delta_rule",
+    "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn",
+    "causal_conv1d": "causal_conv1d_fn",
+}
+
+
+def chunk_simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    assert initial_state is not None
+    assert q.dtype == k.dtype == v.dtype
+    assert q.shape[2] == v.shape[2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    y, state = linear_reference.linear_attention(q * scale, k, v, g, initial_state)
+    return y, state if output_final_state else None
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    assert initial_state is not None
+    assert not use_qk_l2norm_in_kernel
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    y, state = delta_reference.gated_delta_rule(q * scale, k, v, g, beta, initial_state)
+    return y, state if output_final_state else None
+
+
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+) -> Tensor:
+    """Signals (batch, channel, length), B and C (batch, group, state, length); no state."""
+    assert u.dtype == delta.dtype == B.dtype == C.dtype
+    zeros = u.new_zeros(*u.shape[:2], A.shape[1])
+    b, c = (t.permute(0, 3, 1, 2) for t in (B, C))
+    return scan_reference.selective_scan(u.mT, delta.mT, A, b, c, zeros)[0].mT
+
+
+def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Signal (batch, channel, length), weights (channel, taps) in the order of a correlation."""
+    assert weight.shape[1] in (2, 3, 4)
+    return conv_reference.short_conv(x.mT, weight.flip(-1)).mT
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The packages seem installed, and the CPU seems to be their device."""
+    monkeypatch.setattr(theirs, "DEVICE", "cpu")
+    monkeypatch.setattr(theirs, "no_device", lambda: "")
+    for path, name in MODULES.items():
+        parts = path.split(".")
+        for end in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(".".join(parts)))
+        monkeypatch.setattr(sys.modules[path], name, globals()[name], raising=False)
+    forget()
+    yield
+    forget()
+
+
+THEIR = ("fla_backend", "mamba_backend", "causal_conv1d_backend", "flex_backend")
+
+
+def forget() -> None:
+    for module in [m for m in sys.modules if m.startswith("stateline.ops.") and m.endswith(THEIR)]:
+        del sys.modules[module]
+    for op in OPS.values():
+        op.candidates.clear()
+        for backend in ("fla", "mamba_ssm", "causal_conv1d", "flex"):
+            op._modules.pop(backend, None)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def agree(function: Callable[..., Any], backend: str, *inputs: Tensor, limit: float) -> None:
+    """Outputs and gradients are those of the definition."""
+
+    def run(chosen: str) -> list[Tensor]:
+        leaves = [t.detach().clone().requires_grad_() for t in inputs]
+        found = function(*leaves, backend=chosen)
+        outputs = found if isinstance(found, tuple) else (found,)
+        loss = sum((y.float() * normal(*y.shape, seed=n)).sum() for n, y in enumerate(outputs))
+        assert isinstance(loss, Tensor)
+        return [t.detach().float() for t in (*outputs, *torch.autograd.grad(loss, leaves))]
+
+    for found, wanted in zip(run(backend), run("reference"), strict=True):
+        assert (found - wanted).abs().max() <= limit * wanted.abs().max().clamp(min=1.0)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_linear_attention_by_fla(groups: int) -> None:
+    q, k = (normal(2, 9, groups, 5, seed=n).bfloat16() for n in (1, 2))
+    decay = -normal(2, 9, 4).exp()
+    inputs = q, k, normal(2, 9, 4, 6).bfloat16(), decay, normal(2, 4, 5, 6)
+    agree(linear_attention, "fla", *inputs, limit=1e-2)
+
+
+def test_linear_attention_without_decay_by_fla() -> None:
+    q, k, v = (normal(2, 9, 4, 5, seed=n).bfloat16() for n in (1, 2, 3))
+    state = normal(2, 4, 5, 5)
+    found = linear_attention(q, k, v, None, state, backend="fla")
+    wanted = linear_attention(q, k, v, None, state, backend="reference")
+    torch.testing.assert_close(found, wanted)
+
+
+def test_gated_delta_rule_by_fla() -> None:
+    q, k, v = (normal(2, 9, 4, 5, seed=n).bfloat16() for n in (1, 2, 3))
+    k = torch.nn.functional.normalize(k, dim=-1)
+    decay, beta = -normal(2, 9, 4).exp(), normal(2, 9, 4).sigmoid()
+    agree(gated_delta_rule, "fla", q, k, v, decay, beta, normal(2, 4, 5, 5), limit=1e-2)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_selective_scan_by_mamba(groups: int) -> None:
+    """The state goes in and out, with gradients, though their function has none."""
+    u, dt = normal(2, 128, 4), normal(2, 128, 4, seed=1).sigmoid() / 4
+    a, state = -normal(4, 3, seed=2).exp(), normal(2, 4, 3, seed=3)
+    b, c = (normal(2, 128, groups, 3, seed=n) for n in (4, 5))
+    agree(selective_scan, "mamba_ssm", u, dt, a, b, c, state, limit=5e-6)
+
+
+def test_short_convolution_by_causal_conv1d() -> None:
+    inputs = normal(2, 7, 8), normal(8, 3, seed=1)
+    agree(short_conv, "causal_conv1d", *inputs, limit=5e-6)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize(
+    ("biased", "windowed"),
+    [
+        (True, True),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+)
+def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, windowed: bool) -> None:
+    """Uncompiled; PyTorch has no backward pass of it on the CPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    module, _ = OPS["attention"].module("flex")
+    monkeypatch.setattr(module, "_compiled", lambda: flex_attention)
+    module._masks.clear()
+    q, k, v = (normal(1, 130, heads, 16, seed=n) for n, heads in enumerate((4, 2, 2)))
+    slopes = torch.tensor([0.5, 0.25, 0.0, 1.0]) if biased else None
+    windows = torch.tensor([1, 5, 129, 2**60]) if windowed else None
+    options = {"slopes": slopes, "windows": windows}
+    found = attention(q, k, v, backend="flex", **options)
+    wanted = attention(q, k, v, backend="reference", **options)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
+    assert len(module._masks) == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "backend", "inputs", "reason"),
+    [
+        ("linear_attention", "fla", (*[normal(1, 3, 1, 2)] * 3, None, None), "not exact enough"),
+        ("linear_attention", "fla", (*[normal(1, 3, 1, 257)] * 3, None, None), "up to 256"),
+        ("gated_delta_rule", "fla", [normal(1, 3, 1, 2)] * 6, "not exact enough"),
+        ("selective_scan", "mamba_ssm", [normal(1, 9, 2)] * 6, "fewer than 128"),
+        ("short_conv", "causal_conv1d", (normal(1, 3, 8), normal(8, 5)), "2, 3 or 4 taps"),
+        ("short_conv", "causal_conv1d", (normal(1, 3, 6), normal(6, 4)), "multiple of 8"),
+        ("attention", "flex", (*[normal(1, 9, 1, 16)] * 3, None, normal(1), None), "from 128"),
+        ("attention", "flex", (*[normal(1, 128, 1, 16)] * 3, None, None, None), "plain"),
+    ],
+)
+def test_what_they_cannot_do_is_known(
+    op: str, backend: str, inputs: tuple[Any, ...], reason: str
+) -> None:
+    assert reason in OPS[op].reasons(op, *inputs)[backend]

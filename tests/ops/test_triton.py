@@ -1,0 +1,328 @@
+"""The kernels of Triton against the definitions: on a GPU, or interpreted on the CPU.
+
+The ordinary suite has no GPU. There, one test runs this file again in a process in which Triton's
+interpreter is switched on.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stateline.ops import (
+    diagonal_ssm,
+    diagonal_ssm_chunk,
+    diagonal_ssm_stepper,
+    fft_conv,
+    h3_core,
+    h3_core_chunk,
+    h3_core_stepper,
+    short_conv,
+    short_conv_stepper,
+)
+from stateline.ops.op import OPS
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda"
+HALVES = (torch.bfloat16, torch.float16)
+
+kernels = pytest.mark.skipif(
+    not INTERPRETED and DEVICE == "cpu",
+    reason="no CUDA device; under the interpreter, test_the_kernels_under_the_interpreter runs it",
+)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_kernels_under_the_interpreter(which: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", which]
+    done = subprocess.run(
+        [*command, "-k", "not under_the_interpreter and not for_a_gpu", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory() -> None:
+    """For an H200, without one: the largest sizes that ``can_use`` lets through."""
+    program = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    shared = json.loads(done.stdout)
+    assert len(shared) == 13
+    assert max(shared.values()) <= 227 * 1024
+
+
+@kernels
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (h3_core_chunk, lambda: h3_case(19, 4)),
+        (diagonal_ssm_chunk, lambda: ssm_case(19)),
+        (fft_conv, lambda: [normal(2, 19, 2), normal(4, 19)]),
+        (short_conv, lambda: [normal(2, 19, 2), normal(4, 3)]),
+    ],
+)
+def test_compiled_code_is_one_graph_with_the_same_results(
+    function: Callable[..., Any], inputs: Callable[[], list[Tensor]]
+) -> None:
+    def triton(*given: Tensor, backend: str) -> Any:
+        return function(*given, backend="triton")
+
+    given = [t.to(DEVICE) for t in inputs()]
+    compiled = torch.compile(triton, backend="aot_eager", fullgraph=True)
+    for found, wanted in zip(run(compiled, given, ""), run(triton, given, ""), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is NaN: whatever a kernel does not write is seen."""
+    empty = torch.empty
+
+    def nan(*size: Any, **options: Any) -> Tensor:
+        made = empty(*size, **options)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", nan)
+
+
+@pytest.fixture(autouse=True)
+def backends_anew() -> None:
+    for op in OPS.values():
+        op.candidates.clear()
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def modes(channels: int, count: int, outputs: int) -> list[Tensor]:
+    """log_a (stable, any frequency), b and c."""
+    log_a = torch.stack([-normal(channels, count).exp() / 5, 2 * normal(channels, count)], dim=-1)
+    return [log_a, normal(channels, count, 2, seed=1), normal(outputs, count, 2, seed=2)]
+
+
+def ssm_case(
+    length: int, channels: int = 2, count: int = 3, batch: Sequence[int] = (2,), readouts: int = 1
+) -> list[Tensor]:
+    u, state = normal(*batch, length, channels, seed=3), normal(*batch, channels, count, 2, seed=4)
+    return [u, *modes(channels, count, readouts * channels), state]
+
+
+def h3_case(length: int, taps: int, width: int = 2) -> list[Tensor]:
+    signals = [normal(2, length, width, seed=seed) for seed in (5, 6, 7)]
+    past, state = normal(2, taps - 1, width, seed=8), normal(2, 1, 1, width, 3, 2, seed=9)
+    skip = normal(width, seed=10)
+    return [*signals, normal(width, taps), *modes(width, 3, width), skip, past, state]
+
+
+def run(function: Callable[..., Any], inputs: Sequence[Tensor], backend: str) -> list[Tensor]:
+    """Outputs, then the gradients of a random projection of them, in float64 on the CPU."""
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    found = function(*leaves, backend=backend)
+    outputs = found if isinstance(found, tuple) else (found,)
+    projected = sum(
+        (y.double().cpu() * normal(*y.shape, seed=index).bfloat16().double()).sum()
+        for index, y in enumerate(outputs)
+    )
+    gradients = torch.autograd.grad(projected, leaves, allow_unused=True, materialize_grads=True)
+    return [t.detach().double().cpu() for t in (*outputs, *gradients)]
+
+
+def errors(found: list[Tensor], truth: list[Tensor]) -> list[float]:
+    """Largest errors, relative to the largest entry (of at least 1)."""
+    pairs = [(a, b) for a, b in zip(found, truth, strict=True) if a.numel()]
+    return [float((a - b).abs().max() / b.abs().max().clamp(min=1.0)) for a, b in pairs]
+
+
+def close(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    return max(errors([x.double() for x in found], [x.double() for x in wanted])) <= 5e-6
+
+
+def agree(function: Callable[..., Any], inputs: Sequence[Tensor], halved: int) -> None:
+    """In float32 5e-6; in half precision at most twice what the definition loses, and 1e-5."""
+    for dtype in (torch.float32, *HALVES):
+        given = [t.to(dtype if i < halved else torch.float32) for i, t in enumerate(inputs)]
+        truth = run(function, [t.double() for t in given], "reference")
+        found = errors(run(function, [t.to(DEVICE) for t in given], "triton"), truth)
+        lost = errors(run(function, given, "reference"), truth)
+        for index, (error, own) in enumerate(zip(found, lost, strict=True)):
+            limit = 5e-6 if dtype == torch.float32 else 2 * own + 1e-5
+            assert error <= limit, f"tensor {index} in {dtype}: {error:.1e} > {limit:.1e}"
+
+
+@kernels
+@pytest.mark.gpu
+class TestDiagonal:
+    @pytest.mark.parametrize("length", [37])
+    def test_a_chunk(self, length: int) -> None:
+        agree(diagonal_ssm_chunk, ssm_case(length, channels=1), 1)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("length", [1, 2, 15, 17, 257, 545])
+    def test_any_length(self, length: int) -> None:
+        agree(diagonal_ssm_chunk, ssm_case(length, channels=1, batch=(1,)), 1)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "sizes",
+        [{"count": 17}, {"count": 64}, {"batch": ()}, {"batch": (2, 3)}, {"readouts": 2}],
+    )
+    def test_any_size(self, sizes: dict[str, Any]) -> None:
+        agree(diagonal_ssm_chunk, ssm_case(19, **sizes), 1)
+        agree(diagonal_ssm, ssm_case(19, **sizes)[:4], 1)
+
+    @pytest.mark.parametrize(
+        "cut", [16, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 36))]
+    )
+    def test_two_chunks_are_the_whole(self, cut: int) -> None:
+        u, *weights, state = (t.to(DEVICE) for t in ssm_case(37))
+        head, middle = diagonal_ssm_chunk(u[:, :cut], *weights, state, backend="triton")
+        tail, after = diagonal_ssm_chunk(u[:, cut:], *weights, middle, backend="triton")
+        y, end = diagonal_ssm_chunk(u, *weights, state, backend="triton")
+        assert close((torch.cat([head, tail], dim=1), after), (y, end))
+
+    @pytest.mark.slow
+    def test_one_transition_serves_all_channels(self) -> None:
+        u, log_a, *others = (t.to(DEVICE) for t in ssm_case(13, channels=3))
+        found = diagonal_ssm_chunk(u, log_a[:1], *others, backend="triton")
+        shared = log_a[:1].expand_as(log_a)
+        wanted = diagonal_ssm_chunk(u, shared, *others, backend="reference")
+        assert close(found, wanted)
+
+    def test_steps_are_a_chunk(self) -> None:
+        u, *weights, state = (t.to(DEVICE) for t in ssm_case(5, readouts=2))
+        skip = normal(4, seed=11).to(DEVICE)
+        y, after = diagonal_ssm_chunk(u, *weights, state, backend="reference")
+        wide = torch.stack([state, state])[0].movedim(0, -1).contiguous().movedim(-1, 0)  # a view
+        stepper = diagonal_ssm_stepper(*weights, skip, backend="triton")
+        found = torch.stack([stepper(u_t, wide) for u_t in u.unbind(dim=1)], dim=1)
+        assert close((found, wide), (y + skip * u.repeat(1, 1, 2), after))
+
+
+@kernels
+@pytest.mark.gpu
+class TestH3:
+    @pytest.mark.parametrize("taps", [17])
+    def test_a_chunk(self, taps: int) -> None:
+        agree(h3_core_chunk, h3_case(21, taps, width=1), 3)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("length", [1, 17, 300])
+    @pytest.mark.parametrize("taps", [1, 2, 64])
+    def test_any_size(self, length: int, taps: int) -> None:
+        agree(h3_core_chunk, h3_case(length, taps, width=1), 3)
+
+    @pytest.mark.slow
+    def test_from_zero_states(self) -> None:
+        agree(h3_core, h3_case(19, 4)[:8], 3)
+
+    def test_chunks_and_steps_are_the_whole(self) -> None:
+        q, k, v, taps, *weights, past, state = (t.to(DEVICE) for t in h3_case(19, 4, width=3))
+        whole = h3_core_chunk(q, k, v, taps, *weights, past, state, backend="reference")
+        head = (t[:, :17] for t in (q, k, v))
+        y, past, state = h3_core_chunk(*head, taps, *weights, past, state, backend="triton")
+        stepper = h3_core_stepper(taps.flip(-1).mT.contiguous(), *weights, backend="triton")
+        past = past.contiguous()
+        steps = [stepper(q[:, t], k[:, t], v[:, t], past, state) for t in (17, 18)]
+        found = torch.cat([y, torch.stack(steps, dim=1)], dim=1), past, state
+        assert close(found, whole)
+
+    @pytest.mark.slow
+    def test_parts_of_one_projection_are_not_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a layer gets from ``weight @ x.mT`` has adjacent times."""
+        from stateline.ops.triton_kernels import launch
+
+        q, k, v, *others = (t.to(DEVICE) for t in h3_case(19, 4))
+        parts = torch.cat([q, k, v], dim=2).mT.contiguous().chunk(3, dim=1)
+        assert [x.data_ptr() for x in launch.channels_first(*parts)] == [
+            x.data_ptr() for x in parts
+        ]
+        found = h3_core_chunk(*(x.mT for x in parts), *others, backend="triton")
+        wanted = h3_core_chunk(q, k, v, *others, backend="reference")
+        assert close(found, wanted)
+
+
+@kernels
+@pytest.mark.gpu
+class TestConvolutions:
+    @pytest.mark.parametrize(("length", "taps"), [(137, 150)])
+    def test_by_fft(self, length: int, taps: int) -> None:
+        agree(fft_conv, [normal(3, length, 1), normal(2, taps, seed=1) / 4], 1)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("length", [1, 129, 1025])
+    @pytest.mark.parametrize("batch", [(), (3,)])
+    def test_by_fft_of_any_size(self, length: int, batch: tuple[int, ...]) -> None:
+        kernel = normal(2, length, seed=1) / length**0.5
+        agree(fft_conv, [normal(*batch, length, 1), kernel], 1)
+
+    @pytest.mark.parametrize("length", [129])
+    def test_the_end_does_not_wrap_around_to_the_start(self, length: int) -> None:
+        u = torch.zeros(1, length, 1)
+        u[0, -1] = 1
+        y = fft_conv(u.to(DEVICE), torch.ones(1, length).to(DEVICE), backend="triton")
+        assert y[0, :-1].abs().max() < 1e-6
+
+    @pytest.mark.parametrize("taps", [1, 4])
+    @pytest.mark.parametrize("filters", [1, 3])
+    @pytest.mark.slow
+    def test_by_taps(self, taps: int, filters: int) -> None:
+        agree(short_conv, [normal(2, 37, 3), normal(3 * filters, taps, seed=1)], 1)
+
+    @pytest.mark.slow
+    def test_more_taps_than_inputs(self) -> None:
+        agree(short_conv, [normal(2, 3, 2), normal(4, 7, seed=1)], 1)
+
+    @pytest.mark.slow
+    def test_by_taps_over_several_tiles(self) -> None:
+        agree(short_conv, [normal(3, 70, 66), normal(132, 3, seed=1)], 1)
+
+    @pytest.mark.parametrize("taps", [1, 4])
+    def test_steps_by_taps(self, taps: int) -> None:
+        u, kernel, past = (
+            t.to(DEVICE) for t in (normal(2, 5, 3), normal(3, taps), normal(2, taps - 1, 3))
+        )
+        wanted = short_conv(u, kernel, past, backend="reference")
+        stepper = short_conv_stepper(kernel.flip(-1).mT, backend="triton")
+        found = torch.stack([stepper(u_t, past) for u_t in u.unbind(dim=1)], dim=1)
+        assert close([found], [wanted])
+        torch.testing.assert_close(past, u[:, 5 - (taps - 1) :] if taps > 1 else past)
+
+
+@kernels
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("op", "inputs", "reason"),
+    [
+        ("fft_conv", (torch.ones(1, 3, 1).double(), torch.ones(1, 2)), "float64"),
+        ("fft_conv", (torch.ones(1, 4000, 1), torch.ones(1, 4000)), "up to 4096 points"),
+        ("fft_conv", (torch.ones(0, 3, 1), torch.ones(1, 2)), "empty"),
+        ("short_conv", (torch.ones(1, 3, 1), torch.ones(1, 17)), "up to 16 taps"),
+        ("diagonal_ssm", ssm_case(3, count=65)[:4], "up to 64 modes"),
+        ("h3_core", [*h3_case(3, 2)[:4], *modes(1, 3, 2), torch.ones(2)], "heads of one channel"),
+    ],
+)
+def test_what_they_cannot_run_is_left_to_others(
+    op: str, inputs: Sequence[Tensor], reason: str
+) -> None:
+    assert reason in OPS[op].reasons(op, *(t.to(DEVICE) for t in inputs))["triton"]
