@@ -36,6 +36,7 @@ PARTS = [
     "plugins",
     "settings",
     "workers",
+    "allocator",
     "files",
     "errors",
 ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from stateline import allocator
 from stateline.bench.cases import OP_CASES
 from stateline.bench.peaks import measure_peaks
 from stateline.bench.peers import find_peers
@@ -62,7 +63,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
         suite=given.suite,
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        environment=machine,
+        environment=machine | {"allocator": allocator.name()},
         device=_name(device, machine),
         dtype=given.dtype,
         threads=int(machine["threads"]),

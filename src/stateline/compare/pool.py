@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from stateline.allocator import keep_freed_memory
 from stateline.compare.news import News
 from stateline.compare.own_code import OwnCode, own_code
 from stateline.devices import resolve_device
@@ -149,6 +150,7 @@ def _start(queue: Any, places: Any, started: Any, code: OwnCode) -> None:
     global _here, _news
     started.set()
     serve_parent()
+    keep_freed_memory()
     torch.set_num_threads(1)  # the same bits for any number of workers
     _here, _news = Processes(device=torch.device(places.get())), queue
     code.restore()
