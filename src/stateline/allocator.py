@@ -34,7 +34,7 @@ def keep_freed_memory() -> None:
     if os.environ.get(VARIABLE) == "system" or chosen or platform.libc_ver()[0] != "glibc":
         return
     library = ctypes.CDLL(None)
-    _keeps = all([library.mallopt(option, value) for option, value in _OPTIONS.items()])
+    _keeps = all(library.mallopt(option, value) for option, value in _OPTIONS.items())
     if _keeps:
         _log.info("freed memory is kept for reuse; %s=system gives it back", VARIABLE)
 

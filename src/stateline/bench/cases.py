@@ -53,23 +53,21 @@ class Case:
     """One op on given inputs.
 
     Attributes:
-        op: Name of the op's folder.
         run: ``run(*inputs, backend=...)`` returns the output.
         inputs: Tensors that require a gradient.
         n_bytes: Traffic that no implementation can avoid: inputs read, output written.
         flops: Arithmetic of the cheapest known algorithm.
     """
 
-    op: str
     run: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
     n_bytes: float
     flops: float
 
 
-def _case(op: str, run: Callable[..., Tensor], inputs: tuple[Tensor, ...], flops: float) -> Case:
+def _case(run: Callable[..., Tensor], inputs: tuple[Tensor, ...], flops: float) -> Case:
     traffic = float(sum(x.nbytes for x in inputs) + inputs[0].nbytes)
-    return Case(op, run, tuple(x.requires_grad_() for x in inputs), traffic, flops)
+    return Case(run, tuple(x.requires_grad_() for x in inputs), traffic, flops)
 
 
 def _diagonal(sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +84,7 @@ def diagonal_ssm(sizes: Sizes) -> Case:
     """S4D's recurrence, kernel included."""
     u = sizes.randn(sizes.batch, sizes.length, sizes.d_model)
     flops = sizes.positions * MODES * 12.0
-    return _case("diagonal_ssm", ops.diagonal_ssm, (u, *_diagonal(sizes)), flops)
+    return _case(ops.diagonal_ssm, (u, *_diagonal(sizes)), flops)
 
 
 def fft_conv(sizes: Sizes) -> Case:
@@ -94,14 +92,14 @@ def fft_conv(sizes: Sizes) -> Case:
     u = sizes.randn(sizes.batch, sizes.length, sizes.d_model)
     kernel = torch.randn(sizes.d_model, sizes.length, device=sizes.device)
     flops = sizes.positions * convolution_flops(sizes.length)
-    return _case("fft_conv", ops.fft_conv, (u, kernel), flops)
+    return _case(ops.fft_conv, (u, kernel), flops)
 
 
 def short_conv(sizes: Sizes) -> Case:
     """Convolution with four taps."""
     u = sizes.randn(sizes.batch, sizes.length, sizes.d_model)
     kernel = torch.randn(sizes.d_model, 4, device=sizes.device)
-    return _case("short_conv", ops.short_conv, (u, kernel), sizes.positions * 8.0)
+    return _case(ops.short_conv, (u, kernel), sizes.positions * 8.0)
 
 
 def selective_scan(sizes: Sizes) -> Case:
@@ -117,7 +115,7 @@ def selective_scan(sizes: Sizes) -> Case:
         return ops.selective_scan(u, dt, a, b, c, state, backend=backend)[0]
 
     flops = sizes.positions * D_STATE * 6.0
-    return _case("selective_scan", run, (u, dt.detach(), a, b, c), flops)
+    return _case(run, (u, dt.detach(), a, b, c), flops)
 
 
 def attention(sizes: Sizes) -> Case:
@@ -125,7 +123,7 @@ def attention(sizes: Sizes) -> Case:
     heads = max(1, sizes.d_model // HEAD)
     shape = (sizes.batch, sizes.length, heads, sizes.d_model // heads)
     inputs = tuple(sizes.randn(*shape) for _ in range(3))
-    return _case("attention", ops.attention, inputs, 2.0 * sizes.positions * sizes.length)
+    return _case(ops.attention, inputs, 2.0 * sizes.positions * sizes.length)
 
 
 def linear_attention(sizes: Sizes) -> Case:
@@ -139,7 +137,7 @@ def linear_attention(sizes: Sizes) -> Case:
         state = torch.zeros(len(q), heads, width, width, dtype=dtype, device=q.device)
         return ops.linear_attention(q, k, v, None, state, backend=backend)[0]
 
-    return _case("linear_attention", run, (q, k, v), 4.0 * sizes.positions * width)
+    return _case(run, (q, k, v), 4.0 * sizes.positions * width)
 
 
 OP_CASES: Mapping[str, Callable[[Sizes], Case]] = {

@@ -8,10 +8,11 @@ import torch
 
 from stateline import allocator
 from stateline.bench.cases import OP_CASES
+from stateline.bench.decode import bench_decode
 from stateline.bench.peaks import measure_peaks
-from stateline.bench.peers import find_peers
+from stateline.bench.peers import find_models, find_peers
 from stateline.bench.record import Benchmark, Figure
-from stateline.bench.suites import Settings, bench_decode, bench_layers, bench_ops, bench_train
+from stateline.bench.suites import Settings, bench_layers, bench_ops, bench_train
 from stateline.bench.timing import use_threads, watch_load
 from stateline.devices import resolve_device
 from stateline.errors import InputError, unknown_name
@@ -52,7 +53,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
             seconds=given.seconds,
             backends=given.backends or ["torch", "numba"],
             peaks=peaks,
-            peers=find_peers(given.against),
+            peers={} if given.suite == "decode" else find_peers(given.against),
         )
         figures = []
         for figure in _suite(given, settings):
@@ -87,7 +88,8 @@ def _suite(given: Any, settings: Settings) -> Iterator[Figure]:
         name: ModelConfig(pattern, vocab_size=given.vocab_size, d_model=given.d_model)
         for name, pattern in map(_named, given.patterns)
     }
-    return bench_decode(settings, configs, given.batches)
+    peers = find_models(given.against, given.d_model, given.vocab_size, settings.device)
+    return bench_decode(settings, configs, given.batches, peers)
 
 
 def _named(text: str) -> tuple[str, str]:

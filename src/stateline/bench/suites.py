@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,12 +17,9 @@ from stateline.bench.peaks import Peaks
 from stateline.bench.record import Figure, Skipped
 from stateline.bench.timing import Call, Timing, interleave, waiter
 from stateline.errors import InputError
-from stateline.generate.session import PREFILL_CHUNK
-from stateline.layers.derived import Memory, remembering
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model
-from stateline.models.language_model import LanguageModel
 from stateline.ops import use_backend
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
@@ -31,9 +27,6 @@ from stateline.train.optimizer import make_optimizer
 
 MOST_SECONDS = 20.0
 """A call that is predicted to take longer is left out."""
-
-DECODED = 32
-"""Tokens that are decoded after a prompt, each a sample."""
 
 LONGEST_CHECKED = 8192
 """Positions up to which errors against float64 are measured."""
@@ -89,13 +82,13 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                     if not reason:
                         reason, first[backend] = _first(call, settings.device)
                     if reason:
-                        _skip(settings, name, backend, work, length, reason)
+                        skip(settings, name, backend, work, length, reason)
                     else:
                         calls[backend] = call
                 timed = interleave(calls, seconds=settings.seconds, device=settings.device)
                 for backend, timing in timed.items():
                     known[backend, work] = timing.median, case.flops
-                    yield _figure(
+                    yield figure(
                         name,
                         backend,
                         work,
@@ -123,7 +116,7 @@ def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure
                 timed = interleave(calls, seconds=settings.seconds, device=settings.device)
                 for name, timing in timed.items():
                     memory = peak_bytes(calls[name], settings.device)
-                    yield _figure(pattern, name, work, sizes, timing, n_bytes=memory)
+                    yield figure(pattern, name, work, sizes, timing, n_bytes=memory)
 
 
 def bench_train(
@@ -137,63 +130,16 @@ def bench_train(
         for pattern in patterns:
             config = task.model_config(pattern, {"d_model": settings.d_model})
             calls = {
-                b: _update(_model(config, settings), tokens, targets, b) for b in settings.backends
+                b: _update(build_model(config, settings), tokens, targets, b)
+                for b in settings.backends
             }
             timed = interleave(calls, seconds=settings.seconds, device=settings.device)
             for backend, timing in timed.items():
-                yield _figure(f"{pattern} on {spec}", backend, "update", sizes, timing)
+                yield figure(f"{pattern} on {spec}", backend, "update", sizes, timing)
 
 
-def bench_decode(
-    settings: Settings, configs: Mapping[str, ModelConfig], batches: Sequence[int]
-) -> Iterator[Figure]:
-    """Prefill of a prompt, then one token after the other, for models side by side.
-
-    All models decode in turns, a token each. Their states stay in memory at the same time.
-    """
-    models = {name: _model(config, settings).eval() for name, config in configs.items()}
-    for prompt in settings.lengths:
-        for batch in batches:
-            sizes = Sizes(batch, prompt, 1, settings.device, settings.dtype)
-            one = Sizes(batch, 1, 1, settings.device, settings.dtype)
-            decoders = {
-                f"{name} [{backend}]": _Decoder(model, backend, batch, prompt)
-                for name, model in models.items()
-                for backend in settings.backends
-            }
-            fill = {name: decoder.prefill for name, decoder in decoders.items()}
-            for name, timing in interleave(fill, rounds=2, device=settings.device).items():
-                yield _figure("prefill", name, "prefill", sizes, timing)
-            steps = {name: decoder.step for name, decoder in decoders.items()}
-            timed = interleave(steps, rounds=DECODED, device=settings.device)
-            for name, timing in timed.items():
-                figure = _figure("decode", name, "decode", one, timing)
-                yield msgspec.structs.replace(figure, length=prompt)
-
-
-class _Decoder:
-    """A model that reads a prompt and then decodes in place."""
-
-    def __init__(self, model: LanguageModel, backend: str, batch: int, prompt: int) -> None:
-        self.model, self.backend = model, backend
-        self.tokens = model.example_input(batch, prompt)
-        self.memory: Memory = {}
-        self.state: Any = None
-
-    @torch.inference_mode()
-    def prefill(self) -> None:
-        with use_backend(self.backend):
-            self.state = self.model.init_state(len(self.tokens), capacity=2 * DECODED)
-            for part in self.tokens.split(PREFILL_CHUNK, dim=1):
-                self.state = self.model.forward_chunk(part, self.state)[1]
-
-    @torch.inference_mode()
-    def step(self) -> None:
-        with use_backend(self.backend), remembering(self.memory):
-            self.model.step_(self.tokens[:, 0], self.state)
-
-
-def _model(config: ModelConfig, settings: Settings) -> Any:
+def build_model(config: ModelConfig, settings: Settings) -> Any:
+    """A model with the same initial weights each time."""
     torch.manual_seed(0)
     return make_model(config).to(settings.device, settings.dtype)
 
@@ -290,9 +236,10 @@ def _first(call: Call, device: torch.device) -> tuple[str, float]:
     return "", time.perf_counter() - started
 
 
-def _skip(
+def skip(
     settings: Settings, case: str, candidate: str, work: str, length: int, reason: str
 ) -> None:
+    """Record what could not be measured."""
     settings.skipped.append(
         Skipped(case=case, candidate=candidate, work=work, length=length, reason=reason)
     )
@@ -320,7 +267,7 @@ def _outcome(case: Case, inputs: Sequence[Tensor], backend: str, work: str) -> S
     return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
-def _figure(
+def figure(
     case: str,
     candidate: str,
     work: str,
@@ -331,6 +278,7 @@ def _figure(
     floor: float | None = None,
     error: float | None = None,
 ) -> Figure:
+    """The record of one timing."""
     low, high = timing.spread
     return Figure(
         case=case,
