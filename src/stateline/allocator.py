@@ -36,7 +36,7 @@ def keep_freed_memory() -> None:
     library = ctypes.CDLL(None)
     _keeps = all(library.mallopt(option, value) for option, value in _OPTIONS.items())
     if _keeps:
-        _log.info("freed memory is kept for reuse; %s=system gives it back", VARIABLE)
+        _log.debug("freed memory is kept for reuse; %s=system gives it back", VARIABLE)
 
 
 def name() -> str:

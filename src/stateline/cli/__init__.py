@@ -5,6 +5,7 @@
 ``--help`` answers at once.
 """
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 if a check failed; 2 if the user must change something.
     """
     if argv is None:  # the process is ours
+        logging.basicConfig(format="stateline: %(message)s")
+        logging.getLogger("stateline").setLevel(logging.INFO)
         keep_freed_memory()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
