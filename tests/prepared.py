@@ -43,7 +43,7 @@ def prepare() -> None:
 
 
 def prepare_more() -> None:
-    """Add what only the fuzzer reads: runs that stopped half way, rows, splits, prompts."""
+    """Add what only the fuzzer reads: runs that stopped half way, an export, rows, prompts."""
     shutil.copytree("run", "half")
     stop(Path("half"), 2)
     carrying = ["--train.carry_state", "true", "--train.steps", "2", "--train.save_every", "1"]
@@ -55,6 +55,10 @@ def prepare_more() -> None:
     Path("rows.jsonl").write_text("".join(rows))
     Path("splits.json").write_text('{"train": ["0.txt", "1.txt"], "held_out": ["2.txt"]}')
     Path("prompts").write_text("to be\nor not\n")
+    Path("material/text").mkdir(parents=True)
+    lines = [f'{{"text": "line {number} of a document"}}\n' for number in range(5)]
+    Path("material/text/lines.jsonl").write_text("".join(lines))
+    assert main(["export", "run", "exported"]) == 0
 
 
 def stop(run: Path, step: int) -> None:

@@ -156,7 +156,7 @@ def test_likelihoods_are_those_of_whole_texts(model: LanguageModel, batch_size: 
     judge = lm(model, batch_size=batch_size)
     found = judge.loglikelihood([asked(*pair) for pair in PAIRS], disable_tqdm=True)
     wanted = [log_likelihood(model, *pair) for pair in PAIRS]
-    assert [likelihood for likelihood, _ in found] == pytest.approx(wanted, abs=1e-4)
+    assert [likelihood for likelihood, _ in found] == pytest.approx(wanted, abs=1e-5)
 
 
 @slow
@@ -198,7 +198,7 @@ def test_whole_texts_are_scored_as_one_forward_pass_or_in_windows(max_len: int |
             with torch.no_grad():
                 p = model(window)[0, -(end - start) :].log_softmax(-1)
             wanted += float(p.gather(1, torch.tensor(tokens[start:end])[:, None]).sum())
-    assert found == pytest.approx(wanted, abs=1e-3)
+    assert found == pytest.approx(wanted, abs=3e-4)
 
 
 @slow
@@ -236,7 +236,7 @@ def test_all_local_tasks_give_scores(model: LanguageModel, data: Path) -> None:
 @slow
 @pytest.mark.parametrize("shots", [0, 2])
 def test_ranking_takes_the_likeliest_answer(model: LanguageModel, data: Path, shots: int) -> None:
-    (found,) = run_suite(model, ByteTokenizer(), ["cb"], data=data, shots=shots)
+    found, _ = run_suite(model, ByteTokenizer(), ["cb"], data=data, shots=shots)
     names = {"entailment": "True", "contradiction": "False", "neutral": "Neither"}
     asked_by = [
         f"{row['premise']}\nQuestion: {row['hypothesis']}. True, False, or Neither?\nAnswer:"
@@ -276,8 +276,8 @@ def test_perplexity_per_word_is_that_of_the_articles(model: LanguageModel, data:
     words = sum(len(re.split(r"\s+", a)) for a in articles)
     size = sum(len(article.encode()) for article in articles)
     e = torch.tensor
-    assert found["word_perplexity"] == pytest.approx(float(e(-total / words).exp()), rel=1e-3)
-    assert found["bits_per_byte"] == pytest.approx(-total / size / 0.6931471805599453, rel=1e-4)
+    assert found["word_perplexity"] == pytest.approx(float(e(-total / words).exp()), rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(-total / size / 0.6931471805599453, rel=1e-6)
 
 
 @slow
@@ -295,7 +295,7 @@ def test_the_scores_agree_with_lm_evals_own_model_class(
     wanted = theirs.loglikelihood(requests, disable_tqdm=True)
     found = lm(model).loglikelihood(requests, disable_tqdm=True)
     for (likelihood, greedy), (other, same) in zip(found, wanted, strict=True):
-        assert likelihood == pytest.approx(other, abs=3e-5)
+        assert likelihood == pytest.approx(other, abs=1e-5)
         assert greedy == same
     writing = [asked(c, {"until": ["\n"], "max_gen_toks": 8}) for c in ("A state", "It is")]
     assert lm(model).generate_until(writing) == theirs.generate_until(writing, disable_tqdm=True)
@@ -344,6 +344,11 @@ def test_tasks_of_the_user_are_run(
 Change = Callable[[Path], object]
 
 
+def put(path: Path, **fields: object) -> None:
+    """Other fields in the first row of a file."""
+    write_rows(path, [{**json.loads(path.read_text().splitlines()[0]), **fields}])
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -352,6 +357,8 @@ Change = Callable[[Path], object]
         ("cb", lambda f: (f / "CB" / "val.jsonl").write_text("no\n"), "line 1 of .* is not JSON"),
         ("rte", lambda f: (f / "RTE" / "train.jsonl").write_text(""), "holds no example"),
         ("bolq", lambda _: None, "did you mean 'boolq'"),
+        ("boolq", lambda f: put(f / "BoolQ" / "val.jsonl", label=7), r"answer \[7\] of 2"),
+        ("copa", lambda f: (f / "COPA" / "val.jsonl").write_bytes(b"\xff"), "not UTF-8 text"),
     ],
 )
 def test_data_that_cannot_be_used_is_one_line(

@@ -110,6 +110,10 @@ def test_a_layer_of_a_file_has_a_name_in_every_command(
     [
         "generate {} --prompt 1 --max_new_tokens 1",
         "evaluate {} my_layers.py",
+        "evaluate {} --tasks boolq",
+        "probe {}",
+        "export {} new",
+        "check {}",
         "capacity {} --batches 1 --length 2",
         "convert {} new",
     ],

@@ -15,7 +15,6 @@ from stateline.generate import Session, SessionState, prefill
 from stateline.layers.base import AnyLayer
 from stateline.layers.state import State
 from stateline.models.language_model import LanguageModel
-from stateline.tasks import Task
 
 BITS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Bits per state entry at which a model is scored."""
@@ -142,7 +141,7 @@ class Measured:
         return enough
 
 
-def answered_by_decoding(task: Task) -> bool:
+def answered_by_decoding(task: Any) -> bool:
     """True if a task has prompts that a model answers token by token."""
     return callable(getattr(task, "problems", None))
 

@@ -215,6 +215,21 @@ def has_hash(path: Path, wanted: str) -> bool:
     return sha256(path) == wanted
 
 
+def read_text(path: Path, what: str) -> str:
+    """Read a text file in UTF-8.
+
+    Raises:
+        InputError: If there is no regular file, or it is unreadable or not UTF-8.
+    """
+    path = regular_file(path, what)
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the {what} {path} is damaged: it is not UTF-8 text") from error
+    except OSError as error:
+        raise _cannot_read(path, what, error) from error
+
+
 def read_json(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> Any:
     """Read a JSON file.
 
@@ -231,17 +246,9 @@ def read_json(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> Any:
             too deeply.
     """
     path = regular_file(path, what)
-    try:
-        if (size := path.stat().st_size) > max_bytes:
-            raise InputError(
-                f"the {what} {path} must have at most {max_bytes:,} bytes, got {size:,}"
-            )
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"the {what} {path} is damaged: it is not UTF-8 text") from error
-    except OSError as error:
-        raise _cannot_read(path, what, error) from error
-    return parse_json(text, f"{what} {path}")
+    if (size := path.stat().st_size) > max_bytes:
+        raise InputError(f"the {what} {path} must have at most {max_bytes:,} bytes, got {size:,}")
+    return parse_json(read_text(path, what), f"{what} {path}")
 
 
 def read_json_object(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tests.prepared import COPYING
 
 TOKENS = "tokens(path=corpus, length=16)"
 RESUME = "train recipe.yaml --resume --out"
+BRIEFLY = "--lengths 9 --batches 1 --examples 2 --out new"
 COMMANDS = [
     "train recipe.yaml --out new",
     "train recipe.yaml --dry_run",
@@ -43,6 +44,9 @@ COMMANDS = [
     f"compare h3 lstm --tasks '{COPYING}' --d_model 8 --steps 1 --workers 0 --out new",
     "convert run new",
     "bench layers --patterns h3 --d_model 8 --lengths 8 --seconds 0.01 --backends torch --force",
+    f"probe run --tasks letters copy --data material {BRIEFLY}",
+    f"probe hf:exported --tasks letters {BRIEFLY}",
+    "export run new",
 ]
 """Commands that work as they stand: mutations begin here."""
 
@@ -50,10 +54,10 @@ READ: Mapping[str, tuple[str, ...]] = {
     "recipe.yaml": (COMMANDS[0],),
     "run/config.yaml": ("train run/config.yaml --out new",),
     "book.txt": (COMMANDS[0], "evaluate run book.txt"),
-    "run/config.json": (COMMANDS[5], "evaluate run book.txt", "convert run new"),
+    "run/config.json": (COMMANDS[5], "evaluate run book.txt", "convert run new", COMMANDS[27]),
     "run/model.safetensors": (COMMANDS[5], "evaluate run book.txt", "convert run new"),
     "run/tokenizer.json": (COMMANDS[5], "evaluate run book.txt"),
-    "run/result.json": ("report run --out new", f"{RESUME} run"),
+    "run/result.json": ("report run --out new", f"{RESUME} run", "export run new"),
     "run/results.json": ("report run --out new", "report run copier --out new"),
     "copier/result.json": (COMMANDS[20],),
     "copier/config.json": (COMMANDS[20],),
@@ -73,6 +77,12 @@ READ: Mapping[str, tuple[str, ...]] = {
     "rows.jsonl": (COMMANDS[15],),
     "splits.json": (COMMANDS[14],),
     "source/2.txt": (COMMANDS[14],),
+    "material/text/lines.jsonl": (COMMANDS[25],),
+    "exported/config.json": (COMMANDS[26], "export exported new"),
+    "exported/model.safetensors": (COMMANDS[26],),
+    "exported/generation_config.json": (COMMANDS[26],),
+    "exported/tokenizer.json": (COMMANDS[26],),
+    "exported/tokenizer_config.json": (COMMANDS[26],),
 }
 """Every file that is read, with commands that read it."""
 
@@ -100,7 +110,7 @@ PATHS += [
 PATHS += ["", ".", "run", "corpus", "state", "a\nb", "x\u2028y", "book.txt", "secret/x", "file/x"]
 """Places that cannot be read or written, or that hold something else."""
 
-ENDLESS = {"--max_new_tokens", "--train.steps", "--batches"}
+ENDLESS = {"--max_new_tokens", "--train.steps", "--batches", "--examples"}
 """Options whose large values ask for long work, and get it."""
 
 BRIEF = ["--train.steps", "4", "--train.accumulate", "1"]
@@ -114,6 +124,7 @@ IN_THE_WAY += [
     "new/checkpoints",
     "new/index.json",
 ]
+IN_THE_WAY += ["new/probes.json", "new/probes.html"]
 IN_THE_WAY += ["new/model.safetensors", "new/train-00000.bin", "new/unfinished.json", "new.json"]
 
 
@@ -177,6 +188,7 @@ def safe(argument: str) -> str:
 def paths(rng: Random) -> Case:
     """A command with another path where it wants one."""
     known = {*READ, "new", "new.json", "run", "half", "corpus", "source", "copier", "numbers"}
+    known |= {"material", "hf:exported"}
     words = shlex.split(rng.choice(COMMANDS))
     places = [at for at, word in enumerate(words) if word in known or "path=" in word]
     if not places:

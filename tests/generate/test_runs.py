@@ -19,6 +19,8 @@ from stateline.generate import (
     token_chunks,
 )
 from stateline.models.checkpoint import save_model
+from stateline.models.config import ModelConfig
+from stateline.models.convert.table import write_pretrained
 from stateline.models.language_model import LanguageModel
 
 Build = Callable[..., LanguageModel]
@@ -64,6 +66,32 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(build: Build, tmp_
     CharacterTokenizer("abcd").save(tmp_path / "tokenizer.json")
     with pytest.raises(InputError, match=r"tokenizer.json has 4 tokens, but the model in .* 3: "):
         load_run(tmp_path)
+
+
+def test_another_tokenizer_can_be_named(build: Build, tmp_path: Path) -> None:
+    save_model(build("lstm", 256), tmp_path)
+    CharacterTokenizer("abc").save(tmp_path / "other.json")
+    tokenizer = load_run(tmp_path, tokenizer=tmp_path / "other.json")[1]
+    assert tokenizer.decode([2, 0]) == "ca"
+    assert tokenizer.decode([2, 200, 0]) == "ca"  # the model may write what has no text
+    CharacterTokenizer("z").save(tmp_path / "tokenizer.json")
+    assert type(load_run(tmp_path, tokenizer="byte")[1]) is ByteTokenizer
+
+
+def test_a_published_model_may_be_a_file_or_a_folder_without_a_configuration(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("h3", 16, 8)).eval()
+    write_pretrained(model, tmp_path / "h3", "h3")
+    (tmp_path / "h3" / "config.json").unlink()
+    CharacterTokenizer("abc").save(tmp_path / "h3" / "tokenizer.json")
+    tokens = torch.tensor([[1, 2, 0, 1]])
+    for place in (tmp_path / "h3", tmp_path / "h3" / "model.pt"):
+        found, tokenizer = load_run(place)
+        assert tokenizer.decode([2, 0]) == "ca"
+        with torch.no_grad():
+            torch.testing.assert_close(found(tokens), model(tokens))
 
 
 def test_layers_that_grow_are_named(build: Build) -> None:

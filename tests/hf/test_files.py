@@ -165,7 +165,7 @@ def test_the_model_card_tells_size_state_and_scores(run: Path, tmp_path: Path) -
         "tokens_per_second": 1.0,
         "steps_to_solve": None,
         "curve": [],
-        "by_length": {"20": {"accuracy": 0.4375}, "40": {"accuracy": None}},
+        "by_length": {"20": {"accuracy": 0.4375}, "40": {"accuracy": None, "loss": 2.0}},
     }
     (run / "result.json").write_text(json.dumps({"format": "stateline-results-1", **record}))
     command(run, tmp_path / "out")
@@ -174,7 +174,15 @@ def test_the_model_card_tells_size_state_and_scores(run: Path, tmp_path: Path) -
     assert f"| parameters | {sum(p.numel() for p in model.parameters()):,} |" in card
     assert f"| 4,096 | {model.state_bytes(4096):,} |" in card
     assert "Trained on `copying(max_len=20)` for 300 updates" in card
-    assert "| 20 | 0.4375 |\n| 40 | diverged |" in card
+    assert "| 20 | 0.4375 | \N{EN DASH} |\n| 40 | diverged | 2 |" in card
+
+
+def test_a_run_in_the_home_folder_is_exported(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(run.parent))
+    assert "model.safetensors" in hf.export(f"~/{run.name}", "~/exported")
+    assert (run.parent / "exported" / "model.safetensors").exists()
 
 
 def test_remote_code_finds_the_installed_package(run: Path, tmp_path: Path) -> None:

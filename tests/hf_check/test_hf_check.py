@@ -86,6 +86,18 @@ def test_a_model_that_forgets_everything_proves_nothing() -> None:
     assert "NOTHING PROVED" in str(report)
 
 
+def test_a_model_that_cannot_read_a_text_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = toy()
+    monkeypatch.setattr(type(model), "forward", lambda *_, **__: 1 / 0)
+    with pytest.raises(InputError, match="Toy cannot read a text of 40 tokens in one call: ZeroDi"):
+        check_model(model)
+
+
+def test_the_text_must_be_long_enough() -> None:
+    with pytest.raises(InputError, match="length at least 24, got"):
+        check_model(toy(), length=9)
+
+
 def test_the_model_itself_is_not_changed() -> None:
     model = toy()
     model.generation_config.eos_token_id = 5

@@ -1,18 +1,22 @@
 """Probes: their examples, what is scored, going on after an interruption, and the command."""
 
 import json
+import shutil
+import weakref
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from stateline.cli import main
-from stateline.data import ByteTokenizer, load_tokenizer
+from stateline.data import ByteTokenizer, CharacterTokenizer, load_tokenizer
 from stateline.errors import InputError
 from stateline.models.checkpoint import save_model
 from stateline.models.config import ModelConfig
+from stateline.models.constructions.ngram_copier import ngram_copier
 from stateline.models.language_model import LanguageModel
 from stateline.probe import (
     PROBES,
@@ -27,6 +31,7 @@ from stateline.probe import (
     read_probes,
     run_probes,
 )
+from stateline.probe.reader import fingerprint
 from stateline.probe.results import FORMAT
 from tests.devices import watch
 
@@ -233,12 +238,112 @@ def test_other_data_is_measured_anew(sources: Path, tmp_path: Path) -> None:
     assert measured == [True]
 
 
+def test_another_tokenizer_is_measured_anew(tmp_path: Path) -> None:
+    folder = our_model(tmp_path / "bytes")
+    (tmp_path / "characters").mkdir()
+    text = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz \n")
+    text.save(tmp_path / "characters" / "tokenizer.json")
+    measured: list[bool] = []
+    for tokenizer in (None, "byte", "byte", str(tmp_path / "characters")):
+        run_probes(
+            Plan([str(folder)], ["letters"], [5], TINY, tokenizer),
+            Material(None),
+            partial(load_reader, tokenizer=tokenizer),
+            Path("out"),
+            on_point=lambda _, new: measured.append(new),
+        )
+    assert measured == [True, True, False, True]
+    text.save(tmp_path / "characters" / "tokenizer.json")  # the same name, at another time
+    (spec, known) = (str(folder), str(tmp_path / "characters"))
+    before = fingerprint(spec, known)
+    CharacterTokenizer("ba").save(tmp_path / "characters" / "tokenizer.json")
+    assert fingerprint(spec, known) != before
+
+
+def test_a_model_is_freed_before_the_next_is_read(sources: Path) -> None:
+    class Silent(Oracle):
+        def _continue(self, prompt: str, stop: str) -> str:
+            return "nothing"
+
+    read: list[weakref.ref[Reader]] = []
+
+    def load(name: str) -> Reader:
+        assert all(reader() is None for reader in read)
+        reader = Silent(name)
+        read.append(weakref.ref(reader))
+        return reader
+
+    both = Plan(["first", "second"], ["squad"], [50], TINY)
+    assert len(run_probes(both, Material(sources), load, Path("out")).points) == 2
+
+
+def test_damaged_data_is_found_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "play.jsonl").write_text("{}")
+    with pytest.raises(InputError, match="a field text"):
+        run_probes(plan("letters", "copy"), Material(tmp_path), Oracle, Path("out"))
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("[" * 100_000, "line 2 of .*play.jsonl is nested too deeply"),
+        ('{"text": 5}', "a field text that is a string, got 5 in line 2"),
+        ('{"txt": "a"}', "a field text that is a string, got None in line 2"),
+        ("[]", "must be a JSON object, got a list"),
+    ],
+)
+def test_a_damaged_line_of_documents_is_one_line(line: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "play.jsonl").write_text(f'{{"text": "a\u2028b"}}\n{line}\n')
+    with pytest.raises(InputError, match=reason):
+        examples("copy", 5, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "text", "reason"),
+    [
+        ("phone_book", "names/dist.all.last", "", "must not be negative, with a sum above 0"),
+        ("phone_book", "names/dist.all.last", "LEE nan", "with a sum above 0"),
+        ("phone_book", "names/dist.all.last", "LEE -1\nFOX 2", "must not be negative"),
+        ("phone_book", "names/dist.all.last", "LEE", "must hold a name and its frequency"),
+        ("copy", "text/play.txt", b"\xff", "is not UTF-8 text"),
+        ("squad", "qa/dev.json", '{"data": [{"paragraphs": [{"context": 5}]}]}', "5 is no text"),
+        ("squad", "qa/dev.json", "[]", "must be a JSON object"),
+    ],
+)
+def test_a_damaged_data_file_is_one_line(
+    task: str, file: str, text: str | bytes, reason: str, sources: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(sources, tmp_path / "bad")
+    (tmp_path / "bad" / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=reason):
+        examples(task, 5, tmp_path / "bad")
+
+
+def test_a_line_separator_inside_of_a_document_ends_no_line(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "play.jsonl").write_text('{"text": "a\u2028b"}\n\n{"text": "c"}\n')
+    assert Material(tmp_path).documents == ["a\u2028b", "c"]
+
+
 def test_damaged_results_are_one_line() -> None:
     run_probes(plan("letters"), Material(None), Oracle, Path("out"))
     path = Path("out/probes.json")
     path.write_text(path.read_text().replace(FORMAT, "another format"))
     with pytest.raises(InputError, match="is damaged"):
         read_probes(Path("out"))
+
+
+def test_a_model_that_writes_no_text_is_measured(tmp_path: Path) -> None:
+    model = ngram_copier(1, n_letters=252)
+    with torch.no_grad():
+        model.head.weight.zero_()[200] = model.head.weight.new_ones(())  # half a character
+    save_model(model, tmp_path / "half")
+    plan = Plan([str(tmp_path / "half")], ["letters"], [5], TINY)
+    (point,) = run_probes(plan, Material(None), load_reader, Path("out")).points
+    assert point.mean == 0
 
 
 def our_model(folder: Path, **settings: object) -> Path:
@@ -274,6 +379,16 @@ def test_our_reader_and_transformers_write_the_same(name: str, tiny: Path) -> No
         for t, n in zip(tokens, limits, strict=True)
     ]
     assert alone == found * 2
+
+
+def test_an_exported_model_is_read_like_the_model_itself(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    folder = our_model(tmp_path / "bytes")
+    assert main(["export", str(folder), str(tmp_path / "exported")]) == 0
+    given = ([[*b"to be or not"], [*b"suffer"]], [9, 5], "\n")
+    readers = [load_reader(str(folder)), load_reader(f"hf:{tmp_path / 'exported'}")]
+    found, wanted = (reader.answer(*given, never_empty=False) for reader in readers)
+    assert found == wanted
 
 
 def test_an_end_token_ends_a_text_but_may_be_kept_from_being_the_first(tiny: Path) -> None:
@@ -330,6 +445,17 @@ def test_all_probes_run_from_the_command_line(
     assert Path("runs/probes/plots/probe-letters.svg").exists()
 
 
+def test_a_page_that_cannot_be_written_is_found_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    our_model(Path("bytes"))
+    Path("out/probes.html").mkdir(parents=True)
+    assert main(["probe", "bytes", "--lengths", "5", "--out", "out"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot write out/probes.html" in line
+    assert not Path("out/probes.json").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
@@ -366,6 +492,30 @@ def test_a_damaged_model_of_transformers_is_one_line(
     assert "transformers cannot read the model" in line
 
 
+@pytest.mark.parametrize("part", ["model", "tokenizer"])
+def test_code_in_the_folder_of_a_model_is_never_run(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    assert main(["export", str(our_model(Path("bytes"))), "evil"]) == 0
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda *text: asked.append(str(text)) or "y")
+    Path("evil/evil_code.py").write_text("from pathlib import Path\nPath('harm').touch()\n")
+    if part == "model":
+        auto = {"AutoConfig": "evil_code.Config", "AutoModelForCausalLM": "evil_code.Model"}
+        Path("evil/config.json").write_text(json.dumps({"model_type": "evil", "auto_map": auto}))
+    Path("evil/tokenizer.json").unlink()
+    described = {"auto_map": {"AutoTokenizer": ["evil_code.Evil", None]}}
+    Path("evil/tokenizer_config.json").write_text(json.dumps(described))
+    capsys.readouterr()
+    assert main(["probe", "hf:evil", "--tasks", "letters", "--out", "out"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"transformers cannot read {'the model' if part == 'model' else 'a tokenizer'}" in line
+    assert asked == []
+    assert not Path("harm").exists()
+    assert not Path("out").exists()
+
+
 def test_real_data_gives_prompts_of_every_default_length(data: Path) -> None:
     tokenizer = load_tokenizer(data / "tokenizer" / "gpt-neox-20b" / "20B_tokenizer.json")
     material, tokens = Material(data), {}
@@ -390,7 +540,8 @@ def test_our_models_are_probed_on_their_device_alone() -> None:
     prompts, limits = [encode("to be"), encode("or not to")], [9, 5]
     texts = []
     for device in ("cpu", "fake"):
-        reader = StatelineReader("ours", model.to(device), ByteTokenizer(), frozenset([0]))
+        reader = StatelineReader("ours", model.to(device), ByteTokenizer())
+        reader.end = frozenset([0])
         with watch() as counts:
             texts.append(reader.answer(prompts, limits, "\n", never_empty=True))
     assert texts[0] == texts[1]

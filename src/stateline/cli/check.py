@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
@@ -12,9 +13,6 @@ if TYPE_CHECKING:
     import torch
 
     from stateline.layers import AnyLayer
-
-HUGGING_FACE = "hf:"
-"""Before a folder: check it as a causal language model of the package transformers."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -28,7 +26,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--d_model", type=int, default=16, help="width to check at")
     parser.add_argument(
-        "--float32", action="store_true", help="check in float32 (1e-4) instead of float64 (1e-9)"
+        "--float32",
+        action="store_true",
+        help="check in float32 instead of float64: largest error 1e-4 instead of 1e-9, for hf: "
+        "1e-3 instead of 1e-4",
     )
     parser.add_argument(
         "--backends",
@@ -44,7 +45,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 
     import torch
 
-    from stateline.hf_check import ModelReport, check_model, load_hugging_face
+    from stateline.hf_check import HUGGING_FACE, ModelReport, check_model, load_hugging_face
     from stateline.layers import ATTENTION_WRAPPERS, LAYERS, WRAPPERS
     from stateline.layers.law import LawReport, check_layer
 
@@ -83,7 +84,9 @@ def _layer(name: str, d_model: int) -> "AnyLayer":
 
     if os.path.isdir(name):
         from stateline.generate import load_run
+        from stateline.runs.folder import check_imports
 
+        check_imports(Path(name))
         return load_run(name)[0]
     return build_stack(ModelConfig(name, vocab_size=1, d_model=d_model))
 

@@ -2,7 +2,7 @@
 
 If the model's state does not grow, it is carried through each file. If it grows, the file is read
 in overlapping windows, by default of 2,048 tokens with a stride of half a window. Tasks are run by
-lm-evaluation-harness from local files.
+lm-evaluation-harness: SuperGLUE, LAMBADA, WikiText and the probes from local files, or your own.
 """
 
 import json
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from stateline.devices import add_device_option, add_dtype_option
-from stateline.errors import InputError
+from stateline.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
+    from stateline.data import Tokenizer
     from stateline.evaluate import TextScore
     from stateline.evaluate.harness import Metric
     from stateline.models.language_model import LanguageModel
@@ -26,14 +27,20 @@ WINDOW = 2048
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the arguments."""
     option = parser.add_argument
-    option("run", type=str, help="folder of a trained model, a run or a checkpoint")
+    option("run", type=str, help="folder of a run, a checkpoint or a published model; or its file")
     option("files", nargs="*", type=str, help="texts in UTF-8; each is read from its beginning")
     option("--chunk", type=int, default=1024, help="tokens read at a time if state is carried")
     option("--window", type=int | None, default=None, help="tokens in a window; 0 carries state")
     option("--stride", type=int | None, default=None, help="tokens between windows; default half")
-    option("--tasks", nargs="+", type=str, default=[], help="tasks, as boolq rte lambada")
+    option("--tokenizer", type=str | None, default=None, help="instead of the model's own")
+    option("--tasks", nargs="+", type=str, default=[], help="tasks, as boolq rte lambada copy_50")
     option("--data", type=str | None, default=None, help="folder with the files of tasks")
-    option("--tasks_path", type=str | None, default=None, help="folder with your tasks in YAML")
+    option(
+        "--tasks_path",
+        type=str | None,
+        default=None,
+        help="folder with your tasks in YAML; trust it: it may name code and data on a network",
+    )
     option("--shots", type=int, default=0, help="solved examples before each question")
     option("--limit", type=int | None, default=None, help="use only so many examples of a task")
     option("--batch_size", type=int, default=8, help="contexts of a task that are read together")
@@ -47,25 +54,37 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     given = parser.parse_args(arguments)
     if bool(given.files) == bool(given.tasks):
         raise InputError("give either text files or --tasks to score the model on")
-    return _run_tasks(given) if given.tasks else _run_files(given)
-
-
-def _run_files(given: Namespace) -> int:
-    from functools import reduce
-    from operator import add
-    from pathlib import Path
 
     from stateline.devices import resolve_device, resolve_dtype
-    from stateline.evaluate import score_file
-    from stateline.files import check_writable, write_text
+    from stateline.files import check_writable, user_path, write_text
     from stateline.generate import load_run
     from stateline.runs.folder import check_imports
 
-    check_imports(Path(given.run))
-    if given.out is not None:
-        check_writable(Path(given.out))
+    check_imports(user_path(given.run, "model"))
+    if given.tasks:
+        from stateline.evaluate.harness import check_installed
+
+        check_installed()
+    out = None if given.out is None else user_path(given.out, "file to write")
+    if out is not None:
+        check_writable(out)
     device, dtype = resolve_device(given.device), resolve_dtype(given.dtype)
-    model, tokenizer = load_run(given.run, device=device, dtype=dtype)
+    model, tokenizer = load_run(given.run, device=device, dtype=dtype, tokenizer=given.tokenizer)
+    score = _score_tasks if given.tasks else _score_files
+    record = {"run": given.run, **score(given, model, tokenizer)}
+    if out is not None:
+        write_text(out, json.dumps(record, indent=2) + "\n")
+    return 0
+
+
+def _score_files(
+    given: Namespace, model: "LanguageModel", tokenizer: "Tokenizer"
+) -> dict[str, Any]:
+    from functools import reduce
+    from operator import add
+
+    from stateline.evaluate import score_file
+
     way = {"chunk": given.chunk, "window": _window(given, model), "stride": given.stride}
     scores = {path: score_file(model, tokenizer, path, **way) for path in given.files}
     if way["window"] is None:
@@ -74,35 +93,30 @@ def _run_files(given: Namespace) -> int:
         print(f"read in windows of {way['window']:,} tokens, each from an empty state\n")
     total = reduce(add, scores.values())
     _print(scores if len(scores) == 1 else {**scores, "all": total}, total)
-    if given.out is not None:
-        files = {path: _as_json(score) for path, score in scores.items()}
-        record = {"run": given.run, **way, "all": _as_json(total), "files": files}
-        write_text(Path(given.out), json.dumps(record, indent=2) + "\n")
-    return 0
+    files = {path: _as_json(score) for path, score in scores.items()}
+    return {**way, "all": _as_json(total), "files": files}
 
 
-def _run_tasks(given: Namespace) -> int:
-    from pathlib import Path
+def _score_tasks(
+    given: Namespace, model: "LanguageModel", tokenizer: "Tokenizer"
+) -> dict[str, Any]:
+    from stateline.evaluate.harness import LOCAL_TASKS, run_suite
+    from stateline.probe import PROBES, Material, StatelineReader
+    from stateline.probe.harness import probe_tasks
 
-    from stateline.devices import resolve_device, resolve_dtype
-    from stateline.evaluate.harness import check_installed, run_suite
-    from stateline.files import check_writable, write_text
-    from stateline.generate import load_run
-
-    check_installed()
-    if given.out is not None:
-        check_writable(Path(given.out))
-    device, dtype = resolve_device(given.device), resolve_dtype(given.dtype)
-    model, tokenizer = load_run(given.run, device=device, dtype=dtype)
+    reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
+    chosen: list[Any] = []
+    for name in given.tasks:
+        probes = probe_tasks(name, material, reader, limit=given.limit)
+        if not (probes or name in LOCAL_TASKS or given.tasks_path):
+            raise unknown_name("task", name, [*LOCAL_TASKS, *PROBES])
+        chosen += probes or [name]
     names = ("data", "tasks_path", "shots", "limit", "batch_size")
     settings = {name: given[name] for name in names}
-    metrics = run_suite(model, tokenizer, given.tasks, **settings)
+    metrics = run_suite(model, tokenizer, chosen, **settings)
     _print_metrics(metrics)
-    if given.out is not None:
-        scores = [metric._asdict() for metric in metrics]
-        record = {"run": given.run, "tasks": given.tasks, **settings, "scores": scores}
-        write_text(Path(given.out), json.dumps(record, indent=2) + "\n")
-    return 0
+    scores = [metric._asdict() for metric in metrics]
+    return {"tasks": given.tasks, **settings, "scores": scores}
 
 
 def _print_metrics(metrics: Sequence["Metric"]) -> None:

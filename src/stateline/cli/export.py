@@ -30,6 +30,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Write the folder, and tell what is in it."""
     given = parser.parse_args(arguments)
+
+    from stateline.files import user_path
+    from stateline.runs.folder import check_imports
+
+    check_imports(user_path(given.run, "model"))
     try:
         import transformers
     except ImportError as error:

@@ -45,17 +45,24 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     given = parser.parse_args(arguments)
 
     from functools import partial
-    from pathlib import Path
 
     from rich.console import Console
 
     from stateline.devices import resolve_device, resolve_dtype
+    from stateline.files import user_path
+    from stateline.hf_check import HUGGING_FACE
     from stateline.probe import Material, Plan, Settings, load_reader, run_probes
+    from stateline.reports import check_report
     from stateline.reports.probes import point_line, print_probes, write_probes
+    from stateline.runs.folder import check_imports
 
     settings = Settings(given.batches, given.examples, given.rows, given.seed)
     plan = Plan(given.models, given.tasks, given.lengths, settings, given.tokenizer)
-    console, folder = Console(), Path(given.out)
+    for model in given.models:
+        if not model.startswith(HUGGING_FACE):
+            check_imports(user_path(model, "model"))
+    console, folder = Console(), user_path(given.out, "folder to write")
+    check_report(folder / "probes.html")
     load = partial(
         load_reader,
         tokenizer=given.tokenizer,

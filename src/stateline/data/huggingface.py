@@ -11,7 +11,7 @@ from stateline.data.tokenizer import FILE, Decoder, Tokenizer
 from stateline.errors import InputError
 
 _VOCABULARY, _MERGES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
-END_OF_TEXT = ("<|endoftext|>", "</s>")
+END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
 PADDING = "<|pad|>"
 """The token that exported tokenizers have after those of the model; the model never sees it."""

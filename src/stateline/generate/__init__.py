@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+from stateline.generate.answers import answer
 from stateline.generate.encoding import prefill_chunks, token_chunks
 from stateline.generate.ragged import read_ragged
 from stateline.generate.random import uniform
@@ -31,6 +32,7 @@ __all__ = [
     "Session",
     "SessionState",
     "TextStream",
+    "answer",
     "check_length",
     "choose",
     "decode_text",

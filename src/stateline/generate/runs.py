@@ -11,6 +11,7 @@ from jaxtyping import Int
 from stateline.data import ByteTokenizer, Decoder, Tokenizer, load_tokenizer
 from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
+from stateline.files import user_path
 from stateline.layers.compose import title
 from stateline.models.checkpoint import CONFIG, load_model
 from stateline.models.config import ModelConfig
@@ -23,16 +24,17 @@ def find_model(folder: str | Path) -> Path:
     """The folder of a run's model: the run's own, or else that of its newest checkpoint.
 
     Raises:
-        InputError: If the folder is a comparison, which holds several models.
+        InputError: If the folder cannot be read, or is a comparison, which holds several models.
     """
-    checkpoints = sorted(Path(folder).glob(f"checkpoints/step-*/{CONFIG}"))
-    if (Path(folder) / CONFIG).is_file():
-        return Path(folder)
-    if models := sorted(Path(folder).glob(f"runs/*/{CONFIG}")):
+    folder = user_path(folder, "model")
+    if (folder / CONFIG).is_file():
+        return folder
+    if models := sorted(folder.glob(f"runs/*/{CONFIG}")):
         raise InputError(
             f"{folder} holds {len(models)} models: give the folder of one, as {models[0].parent}"
         )
-    return checkpoints[-1].parent if checkpoints else Path(folder)
+    checkpoints = sorted(folder.glob(f"checkpoints/step-*/{CONFIG}"))
+    return checkpoints[-1].parent if checkpoints else folder
 
 
 def load_run(
@@ -40,15 +42,18 @@ def load_run(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
+    tokenizer: str | Path | None = None,
 ) -> tuple[LanguageModel, Tokenizer]:
     """Read a run's model and its tokenizer, which is beside the model or in the run's folder.
 
     Without a tokenizer, a model of 256 tokens reads bytes, and any other reads token numbers.
 
     Args:
-        folder: Folder of a model, a run, or a checkpoint, or of a published model.
+        folder: Folder of a model, a run, or a checkpoint; or a published model, a folder or a file.
         device: Device of the model.
         dtype: Precision of the weights; by default that in which they were saved.
+        tokenizer: A tokenizer instead of the model's own, as for
+            :func:`stateline.data.load_tokenizer`.
 
     Returns:
         The model, in evaluation mode, and its tokenizer.
@@ -64,18 +69,16 @@ def load_run(
         model = load_model(home, device=device)
         model = model if dtype is None else model.to(dtype)
     vocab_size = model.config.vocab_size
-    near = [home, *([home.parents[1]] if _is_checkpoint(home) else [])]
-    file = next((path for folder in near if (path := _tokenizer_in(folder))), None)
-    if file is None:
+    if (file := tokenizer or _own_tokenizer(home)) is None:
         return model, ByteTokenizer() if vocab_size == 256 else NumberTokenizer(vocab_size)
-    tokenizer = load_tokenizer(file)
-    if tokenizer.vocab_size > vocab_size:
+    text = load_tokenizer(file)
+    if text.vocab_size > vocab_size:
         raise InputError(
-            f"{file} has {tokenizer.vocab_size} tokens, but the model in {home} {vocab_size}: "
-            "give the tokenizer that the model was trained with"
+            f"the tokenizer {file} has {text.vocab_size} tokens, but the model in {home} "
+            f"{vocab_size}: give the tokenizer that the model was trained with"
         )
-    tokenizer.padded_size = vocab_size
-    return model, tokenizer
+    text.padded_size = vocab_size
+    return model, text
 
 
 def read_model_config(folder: str | Path) -> ModelConfig:
@@ -88,12 +91,17 @@ def read_model_config(folder: str | Path) -> ModelConfig:
     return published_config(home) if is_published(home) else read_config(home / CONFIG)
 
 
-def _tokenizer_in(folder: Path) -> Path | None:
-    """The tokenizer's file, or the folder itself if it holds GPT-2's two files."""
-    if (folder / FILE).is_file():
-        return folder / FILE
-    pair = all((folder / name).is_file() for name in ("vocab.json", "merges.txt"))
-    return folder if pair else None
+def _own_tokenizer(home: Path) -> Path | None:
+    """The tokenizer's file, or the folder that holds GPT-2's two files."""
+    places = [home.parent if home.is_file() else home]
+    if _is_checkpoint(home):
+        places.append(home.parents[1])
+    for folder in places:
+        if (folder / FILE).is_file():
+            return folder / FILE
+        if all((folder / name).is_file() for name in ("vocab.json", "merges.txt")):
+            return folder
+    return None
 
 
 def growing_layers(model: LanguageModel) -> list[str]:

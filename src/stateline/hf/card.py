@@ -1,10 +1,11 @@
 """The model card of an exported model: what it is made of, what it costs, what it scored."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stateline.models.language_model import LanguageModel
-from stateline.runs.folder import RESULT, RESULTS, read_results, read_run
+from stateline.runs.folder import RESULTS, read_results, read_run
 from stateline.runs.results import RunRecord
 
 CARD = "README.md"
@@ -45,18 +46,15 @@ Memory of one text while it is decoded.
 """
 
 
-def find_record(folder: str | Path) -> RunRecord | None:
+def find_record(folder: Path) -> RunRecord | None:
     """The result of a training run; ``None`` if its folder holds none.
 
     Raises:
         InputError: If there is one but it is damaged.
     """
-    folder = Path(folder)
-    if (folder / RESULT).exists():
-        return read_run(folder)
-    if (folder / RESULTS).exists():
+    if (found := read_run(folder)) is None and (folder / RESULTS).exists():
         return next(iter(read_results(folder).runs), None)
-    return None
+    return found
 
 
 def card(model: LanguageModel, record: RunRecord | None = None) -> str:
@@ -83,15 +81,19 @@ def card(model: LanguageModel, record: RunRecord | None = None) -> str:
 def _scores(record: RunRecord) -> str:
     metrics = sorted({name for scores in record.by_length.values() for name in scores})
     rows = [
-        (f"{length:,}", *(_number(scores.get(name)) for name in metrics))
+        (f"{length:,}", *(_cell(scores, name) for name in metrics))
         for length, scores in sorted(record.by_length.items())
     ]
     text = f"\n## Scores\n\nTrained on `{record.task}` for {record.steps:,} updates.\n\n"
     return text + _table(("length", *metrics), rows)
 
 
-def _number(value: float | None) -> str:
-    return "diverged" if value is None else f"{value:.4g}"
+def _cell(scores: Mapping[str, float | None], name: str) -> str:
+    """A score; a dash if it was not measured."""
+    value = scores.get(name, math.nan)
+    if value is None:
+        return "diverged"
+    return "\N{EN DASH}" if math.isnan(value) else f"{value:.4g}"
 
 
 def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

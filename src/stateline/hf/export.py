@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from stateline.data import Tokenizer
 from stateline.errors import InputError
-from stateline.files import write_folder
+from stateline.files import user_path, write_folder
 from stateline.generate import NumberTokenizer, load_run
 from stateline.hf.card import CARD, card, find_record
 from stateline.hf.model import wrap
@@ -50,7 +50,8 @@ def export(
     Raises:
         InputError: If the run cannot be read, or the folder exists or cannot be written.
     """
-    if Path(folder).exists():
+    run, folder = user_path(run, "model"), user_path(folder, "folder to write")
+    if folder.exists():
         raise InputError(f"{folder} exists: choose another folder, or remove it")
     model, own = load_run(run, dtype=dtype)
     text, record = _representable(own), find_record(run)
@@ -73,8 +74,8 @@ def export(
         if remote_code:
             (temporary / REMOTE).write_text(_REMOTE_CODE, encoding="utf-8")
 
-    write_folder(Path(folder), write)
-    return sorted(path.name for path in Path(folder).iterdir())
+    write_folder(folder, write)
+    return sorted(path.name for path in folder.iterdir())
 
 
 def _representable(own: Tokenizer) -> PreTrainedTokenizerFast | None:

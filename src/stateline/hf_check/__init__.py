@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
+from stateline.errors import InputError
 from stateline.hf_check.clauses import CALLS, CLAUSES, Clause, NotOffered, Trial
-from stateline.hf_check.load import load_hugging_face
+from stateline.hf_check.load import HUGGING_FACE, load_hugging_face
 from stateline.hf_check.report import ModelFinding, ModelReport
 from stateline.hf_check.subject import Subject
 
 __all__ = [
     "CALLS",
     "CLAUSES",
+    "HUGGING_FACE",
     "LIMITS",
     "ModelFinding",
     "ModelReport",
@@ -59,24 +61,24 @@ def check_model(
         name: Name of the model in the report; by default its class.
 
     Returns:
-        The findings: ``report.ok`` is true if every offered call is right; ``str(report)`` is a
-        table that ends with the calls that are safe.
+        The findings: ``report.ok`` is true if every offered call is right and the control shows
+        that the past matters; ``str(report)`` is a table that ends with the calls that are safe.
 
     Raises:
-        ValueError: If the text is too short, or there is no limit for the dtype.
+        InputError: If the text is too short, there is no limit for the dtype, or the model cannot
+            read a whole text in one call, with which the others are compared.
     """
     if dtype not in LIMITS or length < 24:
-        raise ValueError(
+        raise InputError(
             f"dtype must be float64 or float32 and length at least 24, got {dtype}, {length}"
         )
-    twin = _exact(copy.deepcopy(model), dtype)
+    twin, label = _exact(copy.deepcopy(model), dtype), name or type(model).__name__
     findings = []
     with torch.no_grad():
+        effect = _control(_trial(twin, length=length, seed=seed), label)
         for plain in (False, True):
             trial = _trial(twin, plain=plain, length=length, seed=seed)
             findings += [_finding(c, trial, LIMITS[dtype]) for c in CLAUSES if c.plain or not plain]
-        effect = trial.effect_of_the_past()
-    label = name or type(model).__name__
     return ModelReport(label, tuple(findings), effect, effect >= LEAST_EFFECT * LIMITS[dtype])
 
 
@@ -114,6 +116,22 @@ def _exact(model: Any, dtype: torch.dtype) -> Any:
     return model.to(dtype).eval()
 
 
+def _control(trial: Trial, name: str) -> float:
+    """The effect of the past on the reference, which must be there before any call is judged."""
+    try:
+        return trial.effect_of_the_past()
+    except Exception as reason:
+        raise InputError(
+            f"{name} cannot read a text of {trial.length} tokens in one call: "
+            f"{_first_line(reason)}; give a causal language model that can"
+        ) from reason
+
+
+def _first_line(reason: Exception) -> str:
+    lines = str(reason).strip().splitlines() or [""]
+    return f"{type(reason).__name__}: {lines[0][:100]}"
+
+
 def _finding(clause: Clause, trial: Trial, limit: float) -> ModelFinding:
     """The finding of one clause; a call that raises is an infinite error."""
     mode = "plain" if trial.subject.plain else "generate"
@@ -122,6 +140,5 @@ def _finding(clause: Clause, trial: Trial, limit: float) -> ModelFinding:
     except NotOffered as reason:
         return ModelFinding(mode, clause.call, clause.title, None, limit, str(reason))
     except Exception as reason:
-        first = str(reason).strip().splitlines() or [""]
-        error, note = float("inf"), f"{type(reason).__name__}: {first[0][:100]}"
+        error, note = float("inf"), _first_line(reason)
     return ModelFinding(mode, clause.call, clause.title, error, limit, note)

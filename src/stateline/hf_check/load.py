@@ -1,6 +1,5 @@
 """Reading a causal language model with the package ``transformers``."""
 
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,9 @@ import torch
 
 from stateline.errors import InputError
 from stateline.files import user_path
+
+HUGGING_FACE = "hf:"
+"""Before a folder: read it with the package transformers."""
 
 
 def transformers_package() -> Any:
@@ -54,7 +56,6 @@ def load_hugging_face(
         )
     package = transformers_package()
     import_module("stateline.hf")  # registers our own models
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         model = package.AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype or "auto", local_files_only=True, trust_remote_code=False

@@ -68,9 +68,8 @@ class Subject:
         for size in sizes:
             seen = None if mask is None else mask[:, : start + size]
             known = cache or (None if self.plain else self._first_cache(ids))
-            given = self._plain(ids, start, size, known, seen) if self.plain else None
-            given = given or self._prepared(ids, start, size, known, seen)
-            out = self.model(**given, return_dict=True)
+            arguments = self._plain if self.plain else self._prepared
+            out = self.model(**arguments(ids, start, size, known, seen), return_dict=True)
             cache = _returned(out) or known
             if cache is None:
                 raise RuntimeError("no cache comes back")

@@ -11,11 +11,14 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.files import user_path
 from stateline.hf_check import padding_error, steps_error
-from stateline.hf_check.load import load_hugging_face, transformers_package
+from stateline.hf_check.load import HUGGING_FACE, load_hugging_face, transformers_package
 from stateline.probe.reader import Reader
 
 LIMIT = 0.05
 """Relative error of logits from which on a model is not given padded rows, or several rows."""
+
+_TAIL = 8
+"""Last tokens in which a stop string is looked for."""
 
 
 class HuggingFaceReader(Reader):
@@ -43,14 +46,14 @@ class HuggingFaceReader(Reader):
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
     ) -> None:
-        folder = user_path(spec.removeprefix("hf:"), "model")
+        folder = user_path(spec.removeprefix(HUGGING_FACE), "model")
         self.name = spec
         self.model = load_hugging_face(folder, device=device, dtype=dtype)
         self.tokenizer = _load_tokenizer(folder, tokenizer)
         config = self.model.config.get_text_config()
-        if len(self.tokenizer) > config.vocab_size:
+        if (size := _vocab_size(self.tokenizer)) > config.vocab_size:
             raise InputError(
-                f"the tokenizer has {len(self.tokenizer)} tokens and the model in {folder} "
+                f"the tokenizer has {size} tokens, but the model in {folder} "
                 f"{config.vocab_size}: give the model's own with --tokenizer"
             )
         self.max_len = config.max_position_embeddings if _learned_positions(self.model) else None
@@ -85,8 +88,22 @@ class HuggingFaceReader(Reader):
             limits = [new_tokens[row] for row in rows]
             made = self._generate([prompts[row] for row in rows], limits, stop, never_empty)
             for row, tokens in zip(rows, made.tolist(), strict=True):
-                answers[row] = self.text(tokens, new_tokens[row])
+                answers[row] = self._text(tokens, new_tokens[row]).split(stop)[0]
         return answers
+
+    def _finished(self, tokens: Sequence[int], limit: int, stop: str) -> bool:
+        """Whether no further token can change an answer."""
+        return (
+            len(tokens) >= limit
+            or tokens[-1] in self.end
+            or stop in self.decode(list(tokens[-_TAIL:]))
+        )
+
+    def _text(self, tokens: Sequence[int], limit: int) -> str:
+        """The text of new tokens up to the limit or to an end token."""
+        kept = list(tokens[:limit])
+        ends = (place for place, token in enumerate(kept) if token in self.end)
+        return self.decode(kept[: next(ends, len(kept))])
 
     def _groups(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Rows that may share a call."""
@@ -109,7 +126,7 @@ class HuggingFaceReader(Reader):
 
         def finished(read: Tensor, _: object, **__: object) -> Tensor:
             rows = zip(read[:, length:].tolist(), limits, strict=True)
-            done = [self.finished(tokens, limit, stop) for tokens, limit in rows]
+            done = [self._finished(tokens, limit, stop) for tokens, limit in rows]
             return torch.tensor(done, device=read.device)
 
         settings = package.GenerationConfig(
@@ -135,6 +152,12 @@ def _learned_positions(model: Any) -> bool:
     return any(table is not model.get_input_embeddings() for table in tables)
 
 
+def _vocab_size(tokenizer: Any) -> int:
+    """The largest token plus one; the padding token is never given to the model."""
+    numbers = tokenizer.get_vocab().items()
+    return 1 + max(number for token, number in numbers if token != tokenizer.pad_token)
+
+
 def _batching(model: Any) -> str:
     """The largest batches that a model reads as it reads single rows."""
     if padding_error(model) <= LIMIT:
@@ -148,7 +171,9 @@ def _load_tokenizer(folder: Path, given: str | None) -> Any:
     try:
         if path.is_file():
             return package.PreTrainedTokenizerFast(tokenizer_file=str(path))
-        return package.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return package.AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # the package raises whatever its parts raise
         reason = " ".join(str(error).split())[:200]
         raise InputError(

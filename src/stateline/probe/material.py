@@ -1,17 +1,21 @@
 """What prompts are made of: names, documents, and passages with questions, from a local folder."""
 
-import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 from stateline.errors import InputError
-from stateline.files import read_json_object, regular_file, sha256, user_path
-
-Encode = Callable[[str], list[int]]
-"""Gives the tokens of a text, without special tokens."""
+from stateline.files import (
+    parse_json_object,
+    read_json_object,
+    read_text,
+    regular_file,
+    sha256,
+    user_path,
+)
 
 CENSUS = ("dist.female.first", "dist.male.first", "dist.all.last")
 """Files of the 1990 census of the United States: a name and its frequency per line."""
@@ -51,7 +55,6 @@ class Material:
 
     def __init__(self, folder: str | Path | None) -> None:
         self._folder = None if folder is None else user_path(folder, "data folder")
-        self._sizes: dict[Encode, list[int]] = {}
         self._hashes: dict[str, str] = {}
 
     @cached_property
@@ -77,11 +80,9 @@ class Material:
             raise InputError(f"no passage in {self._folder}/qa has two questions with answers")
         return usable
 
-    def passage_tokens(self, encode: Encode) -> list[int]:
-        """The number of tokens of each passage."""
-        if encode not in self._sizes:
-            self._sizes[encode] = [len(encode(passage.text)) for passage in self.passages]
-        return self._sizes[encode]
+    def read(self, kind: str) -> None:
+        """Read the files of one kind now, so that a mistake in them is found before any work."""
+        getattr(self, {"names": "names", "text": "documents", "qa": "passages"}[kind])
 
     def files(self, kind: str) -> list[Path]:
         """The files of one kind, ``names``, ``text`` or ``qa``, in order.
@@ -108,33 +109,26 @@ class Material:
         return self._hashes[kind]
 
 
-def _read(path: Path, what: str) -> str:
-    try:
-        return regular_file(path, what).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"the {what} {path} is not UTF-8 text") from error
-
-
 def _census(path: Path) -> Names:
-    rows = [line.split() for line in _read(path, "list of names").splitlines() if line.strip()]
+    rows = [line.split() for line in read_text(path, "list of names").splitlines() if line.strip()]
     try:
-        return Names([row[0].capitalize() for row in rows], [float(row[1]) for row in rows])
+        names, weights = [row[0].capitalize() for row in rows], [float(row[1]) for row in rows]
     except (IndexError, ValueError) as error:
         raise InputError(
             f"each line of {path} must hold a name and its frequency: {error}"
         ) from error
+    if not 0 < sum(weights) < math.inf or min(weights) < 0:
+        raise InputError(f"the frequencies in {path} must not be negative, with a sum above 0")
+    return Names(names, weights)
 
 
 def _documents(path: Path) -> Iterator[str]:
     """Documents of a file: fields of JSON lines, or runs of paragraphs."""
-    text = _read(path, "text")
+    text = read_text(path, "text")
     if path.suffix == ".jsonl":
-        try:
-            yield from (str(json.loads(line)["text"]) for line in text.splitlines() if line.strip())
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"each line of {path} must be a JSON object with a text: {error}"
-            ) from error
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                yield _field(parse_json_object(line, f"line {number} of {path}"), number, path)
         return
     document = ""
     for paragraph in text.split("\n\n"):
@@ -146,12 +140,22 @@ def _documents(path: Path) -> Iterator[str]:
         yield document
 
 
+def _field(row: dict[str, Any], number: int, path: Path) -> str:
+    found = row.get("text")
+    if not isinstance(found, str):
+        raise InputError(
+            f"each line of {path} must be an object with a field text that is a string, got "
+            f"{found!r:.40} in line {number}"
+        )
+    return found
+
+
 def _passages(path: Path) -> Iterator[Passage]:
     described = read_json_object(path, "file of questions")
     try:
         for article in described["data"]:
             for paragraph in article["paragraphs"]:
-                yield Passage(paragraph["context"], list(_questions(paragraph)))
+                yield Passage(_string(paragraph["context"]), list(_questions(paragraph)))
     except (KeyError, TypeError) as error:
         raise InputError(f"the questions in {path} are not in SQuAD's format: {error}") from error
 
@@ -159,5 +163,11 @@ def _passages(path: Path) -> Iterator[Passage]:
 def _questions(paragraph: Any) -> Iterator[tuple[str, list[str]]]:
     """Questions that have an answer."""
     for asked in paragraph["qas"]:
-        if accepted := [answer["text"] for answer in asked["answers"]]:
-            yield asked["question"], accepted
+        if accepted := [_string(answer["text"]) for answer in asked["answers"]]:
+            yield _string(asked["question"]), accepted
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value

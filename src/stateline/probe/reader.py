@@ -7,21 +7,12 @@ from pathlib import Path
 
 import torch
 
-from stateline.data import Tokenizer, load_tokenizer
-from stateline.data.tokenizer import FILE
-from stateline.errors import InputError
-from stateline.files import read_json_object, user_path
-from stateline.generate import Session, load_run, prefill
+from stateline.data import Tokenizer
+from stateline.files import user_path
+from stateline.generate import answer, load_run
 from stateline.generate.runs import find_model
-from stateline.models.convert.table import load_pretrained
+from stateline.hf_check.load import HUGGING_FACE
 from stateline.models.language_model import LanguageModel
-
-HUGGING_FACE = "hf:"
-"""Before a folder: read it with the package transformers."""
-
-END = "<|endoftext|>"
-_TAIL = 8
-"""Last tokens in which a stop string is looked for."""
 
 
 class Reader(ABC):
@@ -63,26 +54,12 @@ class Reader(ABC):
         Args:
             prompts: Tokens of each prompt.
             new_tokens: Largest number of new tokens of each.
-            stop: A text may end once it contains this string.
+            stop: A text ends before this string.
             never_empty: Whether an end token may not be the first.
 
         Returns:
             The new text of each, without end tokens.
         """
-
-    def finished(self, tokens: Sequence[int], limit: int, stop: str) -> bool:
-        """Whether no further token can change an answer."""
-        return (
-            len(tokens) >= limit
-            or tokens[-1] in self.end
-            or stop in self.decode(list(tokens[-_TAIL:]))
-        )
-
-    def text(self, tokens: Sequence[int], limit: int) -> str:
-        """The text of new tokens up to the limit or to an end token."""
-        kept = list(tokens[:limit])
-        ends = (place for place, token in enumerate(kept) if token in self.end)
-        return self.decode(kept[: next(ends, len(kept))])
 
 
 class StatelineReader(Reader):
@@ -91,23 +68,21 @@ class StatelineReader(Reader):
     Args:
         name: As the user named it.
         model: In evaluation mode.
-        tokenizer: Its tokenizer.
-        end: Tokens that end a text.
+        tokenizer: Its tokenizer, whose end-of-text token ends a text.
     """
 
-    def __init__(
-        self, name: str, model: LanguageModel, tokenizer: Tokenizer, end: frozenset[int]
-    ) -> None:
-        self.name, self.model, self.tokenizer, self.end = name, model, tokenizer, end
-        self.max_len = model.max_len
+    def __init__(self, name: str, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        self.name, self.model, self.tokenizer = name, model, tokenizer
+        self.max_len, end = model.max_len, tokenizer.end_of_text
+        self.end = frozenset() if end is None else frozenset([end])
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
         return self.tokenizer.encode(text).tolist()
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; numbers of a padded vocabulary have none."""
-        return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size])
+        """The text of tokens."""
+        return self.tokenizer.decode(tokens)
 
     def answer(
         self,
@@ -118,34 +93,15 @@ class StatelineReader(Reader):
         never_empty: bool,
     ) -> list[str]:
         """Continue prompts; rows that are finished leave the batch."""
-        state = prefill(self.model, [torch.tensor(prompt) for prompt in prompts])
-        session = Session(self.model, state)
-        answers: list[list[int]] = [[] for _ in prompts]
-        rows = list(range(len(prompts)))
-        for number in range(max(new_tokens)):
-            choice = session.step()
-            tokens = choice.tokens
-            if number == 0 and never_empty:
-                tokens = self._without_end(choice.logits)
-                session = Session(self.model, session.state()._replace(token=tokens))
-            for row, token in zip(rows, tokens.tolist(), strict=True):
-                answers[row].append(token)
-            going = [
-                place
-                for place, row in enumerate(rows)
-                if not self.finished(answers[row], new_tokens[row], stop)
-            ]
-            if not going:
-                break
-            if len(going) < len(rows):
-                session.select(going)
-                rows = [rows[place] for place in going]
-        return [self.text(*pair) for pair in zip(answers, new_tokens, strict=True)]
-
-    def _without_end(self, logits: torch.Tensor) -> torch.Tensor:
-        """The best token of each row that is no end token."""
-        ends = torch.tensor(sorted(self.end), dtype=torch.int64, device=logits.device)
-        return logits.index_fill(1, ends, -torch.inf).argmax(dim=1)
+        return answer(
+            self.model,
+            self.tokenizer,
+            prompts,
+            new_tokens,
+            stop=[stop],
+            end=self.end,
+            never_empty=never_empty,
+        )
 
 
 def load_reader(
@@ -172,47 +128,18 @@ def load_reader(
         from stateline.probe.hugging_face import HuggingFaceReader
 
         return HuggingFaceReader(spec, tokenizer=tokenizer, device=device, dtype=dtype)
-    home = find_model(user_path(spec, "model"))
-    settings = read_json_object(home / "config.json", "model configuration")
-    if "pattern" in settings:
-        model, own = load_run(home, device=device, dtype=dtype)
-        named = load_tokenizer(tokenizer) if tokenizer else own
-    else:
-        model = load_pretrained(home, device=device, dtype=dtype)
-        named = load_tokenizer(tokenizer or _own_tokenizer(home))
-    if named.vocab_size > model.config.vocab_size:
-        raise InputError(
-            f"the tokenizer has {named.vocab_size} tokens and the model in {spec} "
-            f"{model.config.vocab_size}: give the model's own with --tokenizer"
-        )
-    return StatelineReader(spec, model, named, _ends(settings, named))
+    return StatelineReader(spec, *load_run(spec, device=device, dtype=dtype, tokenizer=tokenizer))
 
 
 def fingerprint(spec: str, tokenizer: str | None) -> str:
     """A hash of the names, sizes and times of the files of a model and its tokenizer."""
-    home = find_model(user_path(spec.removeprefix(HUGGING_FACE), "model"))
-    files = sorted(home.glob("*.*")) if home.is_dir() else []
-    digest = sha256()
-    for path in [*files, *([Path(tokenizer)] if tokenizer and tokenizer != "byte" else [])]:
-        if path.is_file():
-            about = path.stat()
-            digest.update(f"{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+    home = find_model(spec.removeprefix(HUGGING_FACE))
+    text = _about(user_path(tokenizer, "tokenizer")) if tokenizer else None
+    return sha256(repr((_about(home), tokenizer == "byte" or text)).encode()).hexdigest()
 
 
-def _own_tokenizer(home: Path) -> Path:
-    if not (home / FILE).is_file():
-        raise InputError(f"there is no {FILE} in {home}: name a tokenizer with --tokenizer")
-    return home / FILE
-
-
-def _ends(settings: dict[str, object], tokenizer: Tokenizer) -> frozenset[int]:
-    """The end tokens that a configuration names, or else the tokenizer's own."""
-    named = settings.get("eos_token_id")
-    if isinstance(named, int | list):
-        return frozenset(named if isinstance(named, list) else [named])
-    try:
-        tokens = tokenizer.encode(END).tolist()
-    except InputError:  # a tokenizer of characters may not know it
-        return frozenset()
-    return frozenset(tokens) if len(tokens) == 1 else frozenset()
+def _about(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of a file, or of each file in a folder."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    about = [(file.name, file.stat()) for file in files if file.is_file()]
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in about]

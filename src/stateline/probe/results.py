@@ -96,3 +96,8 @@ class ProbeResults(Record, frozen=True, kw_only=True):
         """The point of a model on a probe at a length."""
         wanted = (model, task, length)
         return next((p for p in self.points if (p.model, p.task, p.length) == wanted), None)
+
+    def known(self, model: str, task: str, length: int, key: str) -> Point | None:
+        """The same, if it was measured with what its key stands for."""
+        point = self.find(model, task, length)
+        return point if point is not None and point.key == key else None

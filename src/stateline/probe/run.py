@@ -104,22 +104,22 @@ def run_probes(
     check_writable(folder / FILE)
     results = read_probes(folder) if (folder / FILE).exists() else _empty(command)
     wanted = [(*point, _key(*point, plan, material)) for point in plan.points()]
+    missing = {PROBES[point[1]].data for point in wanted if results.known(*point) is None}
+    for kind in sorted(missing - {""}):
+        material.read(kind)
     reader: Reader | None = None
     for model, task, length, key in wanted:
-        point = results.find(model, task, length)
-        known = point is not None and point.key == key
-        if not known:
-            if reader is None or reader.name != model:
-                reader = None  # before the next model is read: two may not fit into memory
-                reader = load(model)
-            point = _measure(reader, task, length, plan.settings, material, key)
-            others = [
-                p for p in results.points if (p.model, p.task, p.length) != (model, task, length)
-            ]
-            results = msgspec.structs.replace(results, points=[*others, point])
-            write_text(folder / FILE, to_json(results, indent=1))
-        assert point is not None
-        on_point(point, not known)
+        if (point := results.known(model, task, length, key)) is not None:
+            on_point(point, False)
+            continue
+        if reader is None or reader.name != model:
+            reader = None  # before the next model is read: two may not fit into memory
+            reader = load(model)
+        point = _measure(reader, task, length, plan.settings, material, key)
+        others = [p for p in results.points if (p.model, p.task, p.length) != (model, task, length)]
+        results = msgspec.structs.replace(results, points=[*others, point])
+        write_text(folder / FILE, to_json(results, indent=1))
+        on_point(point, True)
     return results
 
 
@@ -154,7 +154,7 @@ def _measure(
     )
     prompts = [reader.prompt(example.prompt) for example in examples]
     longest = max(map(len, prompts))
-    limits, skipped = _limits(reader, PROBES[task], examples, prompts)
+    limits, skipped = answer_limits(reader, PROBES[task], examples, prompts)
     point = Point(
         model=reader.name,
         task=task,
@@ -183,7 +183,7 @@ def _measure(
     )
 
 
-def _limits(
+def answer_limits(
     reader: Reader, probe: Probe, examples: Sequence[Example], prompts: Sequence[Sequence[int]]
 ) -> tuple[list[int], str]:
     """New tokens of each answer, and why a model cannot give them; empty if it can."""

@@ -2,8 +2,9 @@
 
 import re
 import string
-from collections import Counter
 from collections.abc import Sequence
+
+from stateline.evaluate.harness.measures import word_f1
 
 _PUNCTUATION = {*string.punctuation, "\u2018", "\u2019", "\u00b4"}
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -44,9 +45,5 @@ def f1(found: str, accepted: Sequence[str]) -> float:
         >>> f1("in 1999", ["1999", "In the year 1999"])
         0.8
     """
-    return max(_f1(normalised(found).split(), normalised(text).split()) for text in accepted)
-
-
-def _f1(found: Sequence[str], wanted: Sequence[str]) -> float:
-    common = sum((Counter(found) & Counter(wanted)).values())
-    return 2 * common / (len(found) + len(wanted)) if common else 0.0
+    words = normalised(found).split()
+    return max(word_f1(words, normalised(text).split()) for text in accepted)

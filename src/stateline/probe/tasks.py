@@ -3,16 +3,20 @@
 import random
 import string
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from stateline.errors import InputError
 from stateline.probe import prompts
-from stateline.probe.material import Encode, Material
+from stateline.probe.material import Material
 from stateline.probe.prompts import Entry, Example
 from stateline.probe.scoring import exact_match, f1
 
+Encode = Callable[[str], list[int]]
+"""Gives the tokens of a text, without special tokens."""
+
 Decode = Callable[[list[int]], str]
+"""Gives the text of tokens."""
 
 DOCUMENTS = 10
 """Random documents that are joined before a window is taken."""
@@ -33,6 +37,7 @@ class Draw(NamedTuple):
         material: Names, documents and questions.
         encode: Gives the tokens of a text, without special tokens.
         decode: Gives the text of tokens.
+        passage_sizes: Gives the number of tokens of each passage.
     """
 
     rng: random.Random
@@ -40,6 +45,7 @@ class Draw(NamedTuple):
     material: Material
     encode: Encode
     decode: Decode
+    passage_sizes: Callable[[], list[int]]
 
 
 class Probe(NamedTuple):
@@ -104,8 +110,13 @@ def make_examples(
         >>> make_examples("letters", 3, 1, material=data, encode=encode, decode=decode)
         [Example(prompt='k f p\n\nk f p\n\nk', accepted=('f p',))]
     """
+
+    @cache
+    def sizes() -> list[int]:
+        return [len(encode(passage.text)) for passage in material.passages]
+
     rng = random.Random(f"{seed}/{name}/{length}")
-    draw = Draw(rng, length, material, encode, decode)
+    draw = Draw(rng, length, material, encode, decode, sizes)
     return [PROBES[name].make(draw) for _ in range(n)]
 
 
@@ -155,7 +166,7 @@ def _letters(draw: Draw) -> Example:
 
 def _squad(draw: Draw) -> Example:
     low, high = draw.length - BIN, draw.length
-    sizes = draw.material.passage_tokens(draw.encode)
+    sizes = draw.passage_sizes()
     fit = [i for i, size in enumerate(sizes) if low < size <= high]
     if not fit:
         raise InputError(

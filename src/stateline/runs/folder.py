@@ -110,7 +110,7 @@ def _existing(path: Path, what: str) -> Path | None:
     """
     try:
         path.lstat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError):
         pass  # which the next call explains

@@ -12,17 +12,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
 from stateline.data import Tokenizer
-from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
 from stateline.evaluate.losses import token_losses
-from stateline.generate import (
-    Session,
-    TextStream,
-    decode_text,
-    load_run,
-    prefill,
-    read_ragged,
-)
+from stateline.generate import answer, load_run, read_ragged
 from stateline.generate.session import PREFILL_CHUNK, device_of
 from stateline.layers import select_rows
 from stateline.models.language_model import LanguageModel
@@ -44,7 +36,8 @@ class StatelineLM(TemplateLM):
     Args:
         model: The model; by default it is read from ``path``.
         tokenizer: Its tokenizer.
-        path: Folder of a run, for ``lm_eval --model stateline --model_args path=FOLDER``.
+        path: Folder of a run or a published model, for ``lm_eval --model stateline --model_args
+            path=FOLDER``; a tokenizer's path or ``byte`` may be given with it.
         batch_size: Contexts that are read together.
         device: Device of a model that is read.
 
@@ -60,7 +53,7 @@ class StatelineLM(TemplateLM):
     def __init__(
         self,
         model: LanguageModel | None = None,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | str | None = None,
         *,
         path: str | None = None,
         batch_size: int | str = 8,
@@ -69,8 +62,9 @@ class StatelineLM(TemplateLM):
     ) -> None:
         super().__init__()
         if path is not None:
-            model, tokenizer = load_run(path, device=device or "cpu")
-        if model is None or tokenizer is None:
+            named = tokenizer if isinstance(tokenizer, str) else None
+            model, tokenizer = load_run(path, device=device or "cpu", tokenizer=named)
+        if model is None or not isinstance(tokenizer, Tokenizer):
             raise InputError("StatelineLM needs a model and a tokenizer, or path=FOLDER of a run")
         self.model, self.text, self.batch_size = model, tokenizer, int(batch_size)
         self.tokens_read = 0
@@ -210,17 +204,19 @@ class StatelineLM(TemplateLM):
         if settings.get("do_sample"):
             raise InputError("texts are written greedily here: leave out tasks with do_sample")
         until = [stop for stop in handle_stop_sequences(settings.get("until"), eos=None) if stop]
-        longest = settings["max_gen_toks"]
+        longest, end = settings["max_gen_toks"], self.text.end_of_text
         rows = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
-        prompts = [self._tensor(self._fitting(row, longest)) for row in rows]
-        streams = [TextStream(self.text, until) for _ in rows]
-        texts = [""] * len(rows)
-        session = Session(self.model, prefill(self.model, prompts), room=longest)
-        for token in decode_text(session, streams, longest):
-            texts[token.row] += token.text
+        prompts = [self._fitting(row, longest) for row in rows]
         self.tokens_read += sum(map(len, prompts))
-        texts = [text + stream.finish() for text, stream in zip(texts, streams, strict=True)]
-        return [utf8(text).decode(errors="replace") for text in texts]  # lm-eval hashes them
+        return answer(
+            self.model,
+            self.text,
+            prompts,
+            [longest] * len(prompts),
+            stop=until,
+            end=() if end is None else (end,),
+            never_empty=bool(settings.get("min_new_tokens")),
+        )
 
 
 def _common(rows: Sequence[Sequence[int]]) -> int:

@@ -1,129 +1,27 @@
 """Tasks from local files: SuperGLUE by ranking and by generation, LAMBADA, WikiText.
 
 A question is a text with a list of possible answers. *Ranking* takes the answer that the model
-finds most likely. *Generation* lets the model write the answer and compares texts.
+finds most likely. *Generation* lets the model write, and takes the answer with which the text
+begins.
 
 References:
-    Wang et al., "SuperGLUE", 2019; Paperno et al., "The LAMBADA dataset", 2016; Merity et al.,
-    "Pointer Sentinel Mixture Models", 2016 (WikiText). The questions are worded as in Brown et al.,
-    "Language Models are Few-Shot Learners", 2020, appendix G, where a task is in it.
+    Fu et al., "Hungry Hungry Hippos", 2023, appendix F.7 (generation); Paperno et al., "The LAMBADA
+    dataset", 2016; Merity et al., "Pointer Sentinel Mixture Models", 2016 (WikiText).
 """
 
 import re
 import string
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from stateline.data import Tokenizer
 from stateline.errors import InputError, unknown_name
-from stateline.files import parse_json_object, regular_file
+from stateline.evaluate.harness.superglue import RANKED, Question, Ranked, Row
+from stateline.files import parse_json_object, read_text, user_path
 
-Row = Mapping[str, Any]
 T = TypeVar("T")
 
-
-class Question(NamedTuple):
-    """A question with its possible answers and the numbers of those that are right."""
-
-    text: str
-    choices: list[str]
-    right: list[int]
-
-
-class Ranked(NamedTuple):
-    """A task of questions.
-
-    Attributes:
-        files: Files with examples to learn from and to score, below the folder of data.
-        questions: The questions that one row of a file holds.
-        delimiter: What stands between a question and its answer.
-    """
-
-    files: tuple[str, str]
-    questions: Callable[[Row], Iterator[Question]]
-    delimiter: str = " "
-
-
-def _one_of(choices: list[str], right: int, text: str) -> Iterator[Question]:
-    yield Question(text, choices, [right])
-
-
-def _boolq(row: Row) -> Iterator[Question]:
-    text = f"{row['passage']}\nQuestion: {row['question']}?\nAnswer:"
-    return _one_of(["no", "yes"], int(row["label"]), text)
-
-
-def _cb(row: Row) -> Iterator[Question]:
-    text = f"{row['premise']}\nQuestion: {row['hypothesis']}. True, False, or Neither?\nAnswer:"
-    right = ["entailment", "contradiction", "neutral"].index(row["label"])
-    return _one_of(["True", "False", "Neither"], right, text)
-
-
-def _copa(row: Row) -> Iterator[Question]:
-    joint = "because" if row["question"] == "cause" else "therefore"
-    choices = [choice[:1].lower() + choice[1:] for choice in (row["choice1"], row["choice2"])]
-    return _one_of(choices, int(row["label"]), f"{row['premise'].strip()[:-1]} {joint}")
-
-
-def _multirc(row: Row) -> Iterator[Question]:
-    for question in row["passage"]["questions"]:
-        for answer in question["answers"]:
-            text = (
-                f"{row['passage']['text']}\nQuestion: {question['question']}\n"
-                f"Answer: {answer['text']}\nIs the answer right?"
-            )
-            yield from _one_of(["no", "yes"], int(answer["label"]), text)
-
-
-def _record(row: Row) -> Iterator[Question]:
-    passage = row["passage"]["text"]
-    spans = ((e["start"], e["end"] + 1) for e in row["passage"]["entities"])
-    names = sorted({passage[start:end] for start, end in spans})
-    for query in row["qas"]:
-        answers = {answer["text"] for answer in query["answers"]}
-        right = [number for number, name in enumerate(names) if name in answers]
-        choices = [query["query"].replace("@placeholder", name) for name in names]
-        if right:
-            yield Question(passage.replace("@highlight", "-") + "\n", choices, right)
-
-
-def _rte(row: Row) -> Iterator[Question]:
-    text = f"{row['premise']}\nQuestion: {row['hypothesis']} True or False?\nAnswer:"
-    return _one_of(["True", "False"], int(row["label"] != "entailment"), text)
-
-
-def _wic(row: Row) -> Iterator[Question]:
-    text = (
-        f"{row['sentence1']}\n{row['sentence2']}\nQuestion: Is the word '{row['word']}' used in "
-        "the same sense in the two sentences above?\nAnswer:"
-    )
-    return _one_of(["no", "yes"], int(row["label"]), text)
-
-
-def _wsc(row: Row) -> Iterator[Question]:
-    target = row["target"]
-    text = (
-        f"Passage: {row['text']}\nQuestion: In the passage above, does the pronoun "
-        f'"{target["span2_text"]}" refer to "{target["span1_text"]}"?\nAnswer:'
-    )
-    return _one_of(["no", "yes"], int(row["label"]), text)
-
-
-def _superglue(name: str) -> tuple[str, str]:
-    return f"{name}/train.jsonl", f"{name}/val.jsonl"
-
-
-RANKED: Mapping[str, Ranked] = {
-    "boolq": Ranked(_superglue("BoolQ"), _boolq),
-    "cb": Ranked(_superglue("CB"), _cb),
-    "copa": Ranked(_superglue("COPA"), _copa),
-    "multirc": Ranked(_superglue("MultiRC"), _multirc),
-    "record": Ranked(_superglue("ReCoRD"), _record, delimiter=""),
-    "rte": Ranked(_superglue("RTE"), _rte),
-    "wic": Ranked(_superglue("WiC"), _wic),
-    "wsc": Ranked(_superglue("WSC"), _wsc),
-}
 
 LAMBADA, WIKITEXT = "lambada/test.jsonl", "wikitext-2/test.txt"
 
@@ -151,18 +49,33 @@ def task_settings(name: str, data: str | Path | None, tokenizer: Tokenizer) -> d
         raise unknown_name("task", name, LOCAL_TASKS)
     if data is None:
         raise InputError(f"{name} is read from {LOCAL_TASKS[name]}: give their folder with --data")
+    folder = user_path(data, "data folder")
     if name == "lambada":
-        return _lambada(Path(data))
+        return _lambada(folder)
     if name == "wikitext":
-        return _wikitext(Path(data))
-    return _ranked(name, RANKED[name.removesuffix("_gen")], Path(data), tokenizer)
+        return _wikitext(folder)
+    return _ranked(name, RANKED[name.removesuffix("_gen")], folder, tokenizer)
 
 
 def _ranked(name: str, task: Ranked, data: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    writes = name.endswith("_gen")
+    parse = task.written if writes and task.written else task.questions
+
+    def checked(row: Row) -> Iterator[Question]:
+        for question in parse(row):
+            if not all(0 <= number < len(question.choices) for number in question.right):
+                raise ValueError(f"answer {question.right} of {len(question.choices)}")
+            yield question
+
     splits = {
-        split: [question._asdict() for question in _read(data / file, task.questions)]
+        split: [question._asdict() for question in _read(data / file, checked)]
         for split, file in zip(("train", "validation"), task.files, strict=True)
     }
+    delimiter = " " if writes else task.delimiter
+    measures = [
+        {"metric": measure.name, "aggregation": measure.combine, "higher_is_better": True}
+        for measure in task.measures
+    ]
     settings = {
         **_base(name, splits),
         "training_split": "train",
@@ -170,40 +83,53 @@ def _ranked(name: str, task: Ranked, data: Path, tokenizer: Tokenizer) -> dict[s
         "fewshot_split": "train",
         "fewshot_config": {"sampler": "first_n"},
         "doc_to_text": lambda row: row["text"],
-        "target_delimiter": task.delimiter,
-        "metric_list": [_mean("acc")],
+        "target_delimiter": delimiter,
+        "metric_list": [_mean("acc"), *measures],
     }
-    if not name.endswith("_gen"):
+    if not writes:
         return settings | {
             "output_type": "multiple_choice",
             "doc_to_choice": lambda row: row["choices"],
             "doc_to_target": lambda row: row["right"][0],
-            "process_results": _score_ranking,
+            "process_results": lambda row, found: _scores(task, row, _likeliest(found)),
         }
     answers = {choice for row in splits["validation"] for choice in row["choices"]}
-    longest = max(len(tokenizer.encode(task.delimiter + answer)) for answer in answers)
+    longest = max(len(tokenizer.encode(delimiter + answer)) for answer in answers)
     return settings | {
         "output_type": "generate_until",
         "doc_to_target": lambda row: row["choices"][row["right"][0]],
         "generation_kwargs": {"until": ["\n"], "max_gen_toks": longest + 1, "do_sample": False},
-        "process_results": _score_writing,
+        "process_results": lambda row, found: _scores(task, row, _written(row, found[0])),
     }
 
 
-def _score_ranking(row: Row, results: list[tuple[float, bool]]) -> dict[str, float]:
-    """Whether the likeliest answer is right; the first one among equals."""
+def _scores(task: Ranked, row: Row, chosen: int | None) -> dict[str, Any]:
+    """The values of accuracy and of the task's measures for a question."""
+    values = {measure.name: measure.value(row, chosen) for measure in task.measures}
+    return {"acc": float(chosen in row["right"]), **values}
+
+
+def _likeliest(results: list[tuple[float, bool]]) -> int:
+    """The number of the likeliest answer; the first one among equals."""
     likelihoods = [likelihood for likelihood, _ in results]
-    return {"acc": float(likelihoods.index(max(likelihoods)) in row["right"])}
+    return likelihoods.index(max(likelihoods))
 
 
-def _score_writing(row: Row, results: list[str]) -> dict[str, float]:
-    """Whether the text is a right answer, apart from case, punctuation and spaces around it."""
-    right = {_plain(row["choices"][number]) for number in row["right"]}
-    return {"acc": float(_plain(results[0]) in right)}
+def _written(row: Row, text: str) -> int | None:
+    """The number of the longest answer with whose words a text begins; ``None`` if there is none.
+
+    Case, punctuation and spaces do not count. Of two such equal answers, a right one is taken.
+    """
+    words, found = _words(text), []
+    for number, choice in enumerate(row["choices"]):
+        answer = _words(choice)
+        if words[: len(answer)] == answer:
+            found.append((len(answer), number in row["right"], number))
+    return max(found)[2] if found else None
 
 
-def _plain(text: str) -> str:
-    return text.lower().translate(str.maketrans("", "", string.punctuation)).strip()
+def _words(text: str) -> list[str]:
+    return text.lower().translate(str.maketrans("", "", string.punctuation)).split()
 
 
 def _lambada(data: Path) -> dict[str, Any]:
@@ -224,9 +150,8 @@ def _lambada(data: Path) -> dict[str, Any]:
 
 
 def _wikitext(data: Path) -> dict[str, Any]:
-    file = regular_file(data / WIKITEXT, "text")
     articles = [""]
-    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+    for line in read_text(data / WIKITEXT, "text").splitlines(keepends=True):
         if re.fullmatch(r"= [^=].* =", line.strip()):
             articles.append("")
         articles[-1] += line
@@ -274,19 +199,19 @@ def _mean(metric: str) -> dict[str, Any]:
 
 def _read(path: Path, parse: Callable[[Row], Iterator[T]]) -> Iterator[T]:
     """What the rows of a file with one JSON object per line hold."""
-    regular_file(path, "data of a task")
     n = 0
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            row = parse_json_object(line, f"line {number} of {path}")
-            try:
-                found = list(parse(row))
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                raise InputError(
-                    f"line {number} of {path} is no example of this task ({error!r}): get the "
-                    "official file"
-                ) from error
-            yield from found
-            n += len(found)
+    for number, line in enumerate(read_text(path, "data of a task").split("\n"), start=1):
+        if not line.strip():
+            continue
+        row = parse_json_object(line, f"line {number} of {path}")
+        try:
+            found = list(parse(row))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise InputError(
+                f"line {number} of {path} is no example of this task ({error!r}): get the "
+                "official file"
+            ) from error
+        yield from found
+        n += len(found)
     if not n:
         raise InputError(f"{path} holds no example: get the official file")

@@ -38,6 +38,9 @@ TOKENIZER_FILES = (
 )
 """Files of tokenizers, which are copied beside a converted model."""
 
+CHECKPOINTS = (".pt", ".pth", ".ckpt")
+"""Endings of files of weights that may have any name."""
+
 Settings = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, Tensor]
@@ -283,11 +286,16 @@ def tokenizer_files(folder: Path | None) -> list[Path]:
 
 
 def is_published(folder: Path) -> bool:
-    """Whether a folder holds a ``config.json`` that is not of ours."""
+    """Whether a file or folder holds a model, but not with a ``config.json`` of ours."""
+    config = folder / "config.json"
     try:
-        return (folder / "config.json").is_file() and "pattern" not in read_settings(folder)
+        if config.is_file():
+            return "pattern" not in read_settings(folder)
     except InputError:
         return False  # damaged: to be reported by whoever reads it
+    if folder.is_file():
+        return folder.suffix in (*CHECKPOINTS, ".bin", ".safetensors")
+    return not config.exists() and any(f.suffix in CHECKPOINTS for f in folder.glob("*"))
 
 
 def published_config(folder: Path) -> ModelConfig:
@@ -296,7 +304,7 @@ def published_config(folder: Path) -> ModelConfig:
     Raises:
         InputError: If no format is recognised.
     """
-    settings = _settings(folder)
+    settings = _settings(folder if folder.is_dir() else folder.parent)
     shapes = {name: tuple(tensor.shape) for name, tensor in _tensors(folder).items()}
     return _recognise(settings, shapes, folder)[1].config(settings, shapes)
 
@@ -309,7 +317,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     """Those of a file, or of a folder with weights by any name if there is a single file."""
     if not path.is_dir():
         return read_tensors(path)
-    files = [f for f in path.iterdir() if f.suffix in (".pt", ".pth", ".ckpt", ".safetensors")]
+    files = [f for f in path.iterdir() if f.suffix in (*CHECKPOINTS, ".safetensors")]
     standard = any(path.glob("model*.safetensors*")) or any(path.glob("pytorch_model*"))
     return read_tensors(files[0]) if len(files) == 1 and not standard else read_weights(path)
 
