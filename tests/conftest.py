@@ -5,9 +5,10 @@ Tests of real data need its folder (``--data DIR``) and are skipped without it.
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 SHARED = Path(__file__).parents[2] / "shared"
 VECTORS = Path(__file__).parent / "parity" / "vectors"
+NO_NUMBA = "import failed: numba is not installed"
 
 os.environ["STATELINE_CACHE"] = os.devnull  # nothing that was measured on this machine counts
 torch.set_num_threads(1)  # tests run side by side, and tensors here are small
@@ -27,6 +29,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--vectors", metavar="DIR", type=Path, default=VECTORS)
     parser.addoption("--data", metavar="DIR", type=Path, default=SHARED / "data")
     parser.addoption("--device", metavar="NAME", default="cpu")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """Skip tests that require the kernels of numba where it is not installed."""
+    try:
+        return (yield)
+    except Exception as error:
+        if NO_NUMBA in str(error):
+            pytest.skip(NO_NUMBA)
+        raise
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,7 @@ PARTS = [
     "plugins",
     "settings",
     "workers",
+    "allocator",
     "files",
     "errors",
 ]

@@ -1,10 +1,18 @@
 """Devices and dtypes by name."""
 
+import re
+
 import pytest
 import torch
 
 from stateline.cli import Parser
-from stateline.devices import add_device_option, add_dtype_option, resolve_device, resolve_dtype
+from stateline.devices import (
+    add_device_option,
+    add_dtype_option,
+    log_bfloat16_rate,
+    resolve_device,
+    resolve_dtype,
+)
 from stateline.errors import InputError
 
 
@@ -56,3 +64,16 @@ def test_the_options_parse() -> None:
     assert given.as_dict() == {"device": "cuda:1", "dtype": "bfloat16"}
     with pytest.raises(InputError, match=r"dtype must be float32 or bfloat16 or .*, got 'int8'"):
         parser.parse_args(["--dtype", "int8"])
+
+
+def test_the_rate_of_bfloat16_is_measured_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    log_bfloat16_rate.cache_clear()
+    with caplog.at_level("INFO", logger="stateline"):
+        log_bfloat16_rate()
+        log_bfloat16_rate()
+    (message,) = caplog.messages
+    rate = re.fullmatch(
+        r"this processor multiplies in bfloat16 at (\d+\.\d) times the rate of float32", message
+    )
+    assert rate is not None
+    assert float(rate[1]) > 0

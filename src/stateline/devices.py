@@ -5,7 +5,10 @@ PyTorch is imported only when a device is resolved, so that ``--help`` stays fas
 
 from __future__ import annotations
 
+import logging
 import re
+import time
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from stateline.errors import InputError
@@ -15,6 +18,11 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 DTypeName = Literal["float32", "bfloat16", "float16", "float64"]
+
+_SIDE = 512
+"""Of the matrices whose product is timed: a millisecond in float32."""
+
+_log = logging.getLogger("stateline")
 
 _NAME = re.compile(r"auto|cpu|mps|meta|cuda(?::(?P<index>\d{1,4}))?")
 
@@ -97,3 +105,21 @@ def _here() -> str:
     if torch.backends.mps.is_available():
         names.append("mps")
     return f"this machine has {', '.join(names)}"
+
+
+@cache
+def log_bfloat16_rate() -> None:
+    """Measure and log, once, how fast the CPU multiplies in bfloat16: fast only with AMX."""
+    import torch
+
+    def seconds(dtype: torch.dtype) -> float:
+        a, b = torch.ones(2, _SIDE, _SIDE, dtype=dtype)
+        times = []
+        for _ in range(4):  # the first one prepares
+            started = time.perf_counter()
+            torch.mm(a, b)
+            times.append(time.perf_counter() - started)
+        return min(times[1:])
+
+    rate = seconds(torch.float32) / seconds(torch.bfloat16)
+    _log.info("this processor multiplies in bfloat16 at %.1f times the rate of float32", rate)

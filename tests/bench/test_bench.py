@@ -111,6 +111,8 @@ def test_errors_are_measured_against_float64(tmp_path: Path) -> None:
         (["ops", "--lengths", "0"], "must be at least 1"),
         (["layers", "--against", "safari"], "needs a checkout"),
         (["layers", "--against", "safary"], "did you mean 'safari'"),
+        (["layers", "--against", "safari=tests"], "it has no src/models/sequence/h3.py"),
+        (["decode", "--against", "mambapy"], "unknown peer with a language model 'mambapy'"),
         (["sprint"], "suite must be"),
     ],
 )
@@ -137,6 +139,32 @@ def test_a_layer_of_a_checkout_is_a_peer(tmp_path: Path) -> None:
     layer = find_peers([f"s4={tmp_path}"])["s4d"]["s4"](4)
     x = torch.randn(2, 5, 4)
     assert torch.allclose(layer(x), x.cumsum(1))
+
+
+@pytest.mark.slow
+def test_a_peer_prefills_and_decodes_beside_our_models(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    arguments = ["decode", "--patterns", "lstm", "--lengths", "4", "--batches", "2"]
+    assert main(["bench", *arguments, *QUICK, "--against", "hf", "--out", str(tmp_path)]) == 0
+    figures = read_benchmark(tmp_path / "decode.json").figures
+    assert [(x.work, x.candidate, x.length) for x in figures] == [
+        (work, name, 4)
+        for work in ("prefill", "decode")
+        for name in ("lstm [torch]", "hf mamba*24")
+    ]
+
+
+@pytest.mark.slow
+def test_a_prompt_too_large_for_a_peer_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("stateline.bench.peers.MOST_BYTES", 0)
+    arguments = ["decode", "--patterns", "lstm", "--lengths", "4", "--batches", "2"]
+    assert main(["bench", *arguments, *QUICK, "--against", "hf", "--out", str(tmp_path)]) == 0
+    found = read_benchmark(tmp_path / "decode.json")
+    assert [(x.candidate, x.work) for x in found.skipped] == [("hf mamba*24", "prefill")]
+    assert ("hf mamba*24", "decode") in [(x.candidate, x.work) for x in found.figures]
 
 
 def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:

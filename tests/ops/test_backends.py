@@ -420,7 +420,7 @@ REACHED = {
         "forward_chunk": (
             "diagonal_ssm_chunk discretize fft_conv h3_core_chunk shift_taps short_conv"
         ),
-        "step": "diagonal_ssm_step discretize fft_conv h3_core_step shift_taps",
+        "step": "diagonal_ssm_step discretize fft_conv h3_core_step shift_taps short_conv_step",
     },
     "linear_attention": {
         "forward": "linear_attention",

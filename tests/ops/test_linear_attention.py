@@ -17,6 +17,7 @@ from stateline.ops import (
     linear_attention_step,
 )
 
+FASTER = ["numba", "torch"]
 LENGTHS = st.sampled_from([1, 2, 5, 31, 32, 33, 64, 65, 130])
 
 
@@ -84,14 +85,15 @@ def test_the_delta_rule_multiplies_the_state_as_in_the_paper() -> None:
     torch.testing.assert_close(after[0, 0].T, wanted)
 
 
+@pytest.mark.parametrize("backend", FASTER)
 @settings(max_examples=8)
 @given(length=LENGTHS, groups=st.sampled_from([1, 2, 4]))
 def test_linear_attention_equals_its_definition(
-    agrees: Callable[..., None], length: int, groups: int
+    agrees: Callable[..., None], backend: str, length: int, groups: int
 ) -> None:
     q, k, v, log_decay, state = case(length, groups)
-    agrees(run("torch"), run("reference"), [q, k, v, log_decay, state])
-    agrees(without_decay("torch"), without_decay("reference"), [q, k, v, state])
+    agrees(run(backend), run("reference"), [q, k, v, log_decay, state])
+    agrees(without_decay(backend), without_decay("reference"), [q, k, v, state])
 
 
 @settings(max_examples=8)
@@ -102,20 +104,23 @@ def test_the_delta_rule_equals_its_definition(agrees: Callable[..., None], lengt
 
 @pytest.mark.parametrize("strength", [1.0, 100.0, 1e4])
 def test_strong_decays_lose_nothing(agrees: Callable[..., None], strength: float) -> None:
-    agrees(run("torch"), run("reference"), case(70, strength=strength))
+    for backend in FASTER:
+        agrees(run(backend), run("reference"), case(70, strength=strength))
     agrees(run_delta("torch"), run_delta("reference"), delta_case(70, strength=strength))
 
 
 def test_what_follows_a_strong_decay_is_as_exact_as_anything(agrees: Callable[..., None]) -> None:
     q, k, v, log_decay, state = case(40, strength=0.01)
     log_decay[:, 3] = -1e5
-    agrees(run("torch"), run("reference"), [q, k, v, log_decay, state])
+    for backend in FASTER:
+        agrees(run(backend), run("reference"), [q, k, v, log_decay, state])
 
 
 def test_half_precision_costs_no_more_than_it_must(rounds_well: Callable[..., None]) -> None:
     q, k, v, log_decay, state = case(70)
     v_first = lambda op: lambda v, q, k, *rest: op(q, k, v, *rest)  # noqa: E731
-    rounds_well(v_first(run("torch")), v_first(run("reference")), [v, q, k, log_decay, state])
+    for backend in FASTER:
+        rounds_well(v_first(run(backend)), v_first(run("reference")), [v, q, k, log_decay, state])
     q, k, v, *rest = delta_case(70)
     rounds_well(v_first(run_delta("torch")), v_first(run_delta("reference")), [v, q, k, *rest])
 

@@ -55,6 +55,12 @@ def convolution(batch: int, length: int, channels: int, taps: int) -> Inputs:
     return [normal(batch, length, channels), normal(channels, taps)]
 
 
+def lookup(batch: int, length: int, heads: int, width: int) -> Inputs:
+    q, k = (normal(batch, length, heads, width, seed=seed) for seed in (1, 2))
+    v, state = normal(batch, length, heads, width + 2), normal(batch, heads, width, width + 2)
+    return [q, k, v, -normal(batch, length, heads).exp() / 5, state]
+
+
 CASES: dict[str, tuple[str, Callable[..., Inputs], int]] = {
     "diagonal_ssm": ("diagonal_ssm", diagonal, 4),
     "diagonal_ssm_chunk": ("diagonal_ssm", diagonal, 5),
@@ -62,8 +68,10 @@ CASES: dict[str, tuple[str, Callable[..., Inputs], int]] = {
     "short_conv": ("short_conv", convolution, 2),
     "h3_core": ("h3_core", core, 8),
     "h3_core_chunk": ("h3_core", core, 10),
+    "linear_attention": ("linear_attention", lookup, 5),
 }
 FUNCTIONS = list(CASES)
+CHUNKED = ["diagonal_ssm_chunk", "selective_scan", "h3_core_chunk", "linear_attention"]
 STEPS = [
     "diagonal_ssm_step",
     "selective_scan_step",
@@ -131,7 +139,7 @@ def test_a_second_derivative_is_refused(function: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 15, 63, 64, 65, 128, 149])
-@pytest.mark.parametrize("function", ["diagonal_ssm_chunk", "selective_scan", "h3_core_chunk"])
+@pytest.mark.parametrize("function", CHUNKED)
 def test_two_chunks_are_the_whole(function: str, cut: int) -> None:
     inputs = inputs_of(function, 2, 150, 18, 3)
     signals = [i for i, t in enumerate(inputs) if t.ndim > 2 and t.shape[1] == 150]

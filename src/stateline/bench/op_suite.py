@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stateline.bench.cases import OP_CASES, Case
 from stateline.bench.memory import peak_bytes
-from stateline.bench.record import Figure, Skipped
-from stateline.bench.suites import BOTH, FORWARD, Settings, clearing, figure_of
+from stateline.bench.record import Figure
+from stateline.bench.suites import BOTH, FORWARD, Settings, clearing, figure_of, skip
 from stateline.bench.timing import Call, interleave, waiter
 from stateline.errors import InputError
 
@@ -42,7 +42,7 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                     if not reason:
                         reason, first[backend] = _first(call, settings.device)
                     if reason:
-                        _skip(settings, name, backend, work, length, reason)
+                        skip(settings, name, backend, work, length, reason)
                     else:
                         calls[backend] = call
                 begun = {backend: first[backend] for backend in calls}
@@ -113,14 +113,6 @@ def _first(call: Call, device: torch.device) -> tuple[str, float]:
         return "it needs more memory than the device has", 0.0
     wait()
     return "", time.perf_counter() - started
-
-
-def _skip(
-    settings: Settings, case: str, candidate: str, work: str, length: int, reason: str
-) -> None:
-    settings.skipped.append(
-        Skipped(case=case, candidate=candidate, work=work, length=length, reason=reason)
-    )
 
 
 def _error(case: Case, backend: str, work: str) -> float | None:

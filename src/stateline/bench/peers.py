@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
@@ -52,13 +54,13 @@ def _mambapy(_: Path | None) -> Mapping[str, Build]:
 
 
 def _safari(folder: Path | None) -> Mapping[str, Build]:
-    with _importable("safari", folder):
+    with _importable("safari", folder, "src/models/sequence/h3.py"):
         module = import_module("src.models.sequence.h3")
     return {"h3": lambda d: module.H3(d, d_state=64, head_dim=1)}
 
 
 def _s4(folder: Path | None) -> Mapping[str, Build]:
-    with _importable("s4", folder):
+    with _importable("s4", folder, "models/s4/s4d.py"):
         module = import_module("models.s4.s4d")
     return {"s4d": lambda d: _Transposed(module.S4D(d, d_state=64, dropout=0.0))}
 
@@ -70,6 +72,77 @@ PEERS: Mapping[str, Callable[[Path | None], Mapping[str, Build]]] = {
     "safari": _safari,
 }
 """Projects, each with a function that gives its layers by the name of ours."""
+
+
+class PeerModel(Protocol):
+    """A language model of another project, with random weights."""
+
+    vocab_size: int
+
+    def too_large(self, batch: int, prompt: int) -> str:
+        """Why a prompt of this size cannot be read, or an empty string."""
+
+    def prefill(self, tokens: Tensor) -> Any:
+        """Read a prompt (batch, length), and return the state."""
+
+    def step(self, tokens: Tensor, state: Any) -> object:
+        """Read one more token (batch, 1), and change the state."""
+
+
+class _HuggingFaceMamba:
+    """Mamba of transformers, without its own kernels."""
+
+    def __init__(self, d_model: int, vocab_size: int, place: torch.device) -> None:
+        mamba = import_module("transformers.models.mamba")
+        config = mamba.MambaConfig(
+            vocab_size=vocab_size, hidden_size=d_model, num_hidden_layers=MAMBA_LAYERS
+        )
+        torch.manual_seed(0)
+        self.model = mamba.MambaForCausalLM(config).eval().to(place)
+        self.vocab_size, self.width = vocab_size, config.intermediate_size * config.state_size
+
+    def too_large(self, batch: int, prompt: int) -> str:
+        """Its scan writes out states, transitions and inputs at all positions."""
+        needed = 3 * 4 * batch * prompt * self.width
+        return f"it would need {needed >> 30} GiB" if needed > MOST_BYTES else ""
+
+    def prefill(self, tokens: Tensor) -> Any:
+        """Read the prompt."""
+        return self.model(tokens, use_cache=True, logits_to_keep=1).cache_params
+
+    def step(self, tokens: Tensor, state: Any) -> object:
+        """Read one token."""
+        return self.model(tokens, cache_params=state, use_cache=True)
+
+
+MAMBA_LAYERS = 24
+"""As in Mamba-130M; about as many parameters as 12 layers that each have a feed-forward."""
+
+MOST_BYTES = 4 << 30
+
+PEER_MODELS: Mapping[str, tuple[str, Callable[[int, int, torch.device], PeerModel]]] = {
+    "hf": (f"hf mamba*{MAMBA_LAYERS}", _HuggingFaceMamba)
+}
+"""Projects with a language model, its name in tables, and what builds it."""
+
+
+def find_models(
+    names: Sequence[str], d_model: int, vocab_size: int, place: torch.device
+) -> dict[str, PeerModel]:
+    """Language models of other projects with random weights, by name.
+
+    Raises:
+        InputError: If a project has none, or cannot be imported.
+    """
+    for name in names:
+        if name not in PEER_MODELS:
+            raise unknown_name("peer with a language model", name, PEER_MODELS)
+    built = {}
+    for name in names:
+        title, build = PEER_MODELS[name]
+        with _said(name):
+            built[title] = build(d_model, vocab_size, place)
+    return built
 
 
 def find_peers(names: Sequence[str]) -> dict[str, dict[str, Build]]:
@@ -90,23 +163,32 @@ def find_peers(names: Sequence[str]) -> dict[str, dict[str, Build]]:
         name, _, folder = text.partition("=")
         if name not in PEERS:
             raise unknown_name("peer", name, PEERS)
-        try:
+        with _said(name):
             layers = PEERS[name](Path(folder) if folder else None)
-        except ImportError as error:
-            raise InputError(
-                f"the peer {name!r} cannot be imported: {error}; install it, or leave it out of "
-                "--against"
-            ) from error
         for layer, build in layers.items():
             found.setdefault(layer, {})[name] = build
     return found
 
 
 @contextmanager
-def _importable(name: str, folder: Path | None) -> Iterator[None]:
-    """Let modules of a checkout be imported."""
+def _said(name: str) -> Iterator[None]:
+    """Turn a failed import into one line."""
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"the peer {name!r} cannot be imported: {error}; install it, or leave it out of "
+            "--against"
+        ) from error
+
+
+@contextmanager
+def _importable(name: str, folder: Path | None, file: str) -> Iterator[None]:
+    """Let modules of a checkout, which must have a file, be imported."""
     if folder is None or not folder.is_dir():
         raise InputError(f"the peer {name!r} needs a checkout: give --against {name}=FOLDER")
+    if not (folder / file).is_file():
+        raise InputError(f"{folder} is no checkout of {name}: it has no {file}")
     sys.path.insert(0, str(folder.resolve()))
     try:
         yield

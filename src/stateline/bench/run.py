@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
+from stateline import allocator
 from stateline.bench.cases import OP_CASES
+from stateline.bench.decode import bench_decode
 from stateline.bench.op_suite import bench_ops
 from stateline.bench.peaks import measure_peaks
-from stateline.bench.peers import find_peers
+from stateline.bench.peers import find_models, find_peers
 from stateline.bench.record import Benchmark, Figure
-from stateline.bench.suites import Settings, bench_decode, bench_layers, bench_train
+from stateline.bench.suites import Settings, bench_layers, bench_train
 from stateline.bench.timing import use_threads, watch_load
 from stateline.devices import resolve_device
 from stateline.errors import InputError, unknown_name
@@ -64,7 +66,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
             seconds=given.seconds,
             backends=given.backends,
             peaks=peaks,
-            peers=find_peers(given.against),
+            peers={} if given.suite == "decode" else find_peers(given.against),
             rows=given.rows,
         )
         figures = []
@@ -76,7 +78,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
         suite=given.suite,
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        environment=machine,
+        environment=machine | {"allocator": allocator.name()},
         device=_name(device, machine),
         dtype=given.dtype,
         threads=int(machine["threads"]),
@@ -100,7 +102,8 @@ def _suite(given: Any, settings: Settings) -> Iterator[Figure]:
         name: ModelConfig(pattern, vocab_size=given.vocab_size, d_model=given.d_model)
         for name, pattern in map(_named, given.patterns)
     }
-    return bench_decode(settings, configs, given.batches)
+    peers = find_models(given.against, given.d_model, given.vocab_size, settings.device)
+    return bench_decode(settings, configs, given.batches, peers)
 
 
 def _named(text: str) -> tuple[str, str]:

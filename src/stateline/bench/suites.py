@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,20 +15,13 @@ from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
 from stateline.bench.record import Figure, Skipped
 from stateline.bench.timing import Call, Timing, interleave
-from stateline.generate.graphs import Graphs
-from stateline.generate.session import PREFILL_CHUNK
-from stateline.layers.derived import Memory, remembering
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model
-from stateline.models.language_model import LanguageModel
 from stateline.ops import OPS, use_backend
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import make_optimizer
-
-DECODED = 32
-"""Tokens that are decoded after a prompt, each a sample."""
 
 CPU_BACKENDS = ("torch", "numba")
 
@@ -116,67 +108,16 @@ def bench_train(
         for pattern in patterns:
             config = task.model_config(pattern, {"d_model": settings.d_model})
             calls = {
-                b: _update(_model(config, settings), tokens, targets, b) for b in settings.of_models
+                b: _update(build_model(config, settings), tokens, targets, b)
+                for b in settings.of_models
             }
             timed = interleave(calls, seconds=settings.seconds, device=settings.device)
             for backend, timing in timed.items():
                 yield figure_of(f"{pattern} on {spec}", backend, "update", sizes, timing)
 
 
-def bench_decode(
-    settings: Settings, configs: Mapping[str, ModelConfig], batches: Sequence[int]
-) -> Iterator[Figure]:
-    """Prefill of a prompt, then one token after the other, for models side by side.
-
-    All models decode in turns, a token each. Their states stay in memory at the same time.
-    """
-    models = {name: _model(config, settings).eval() for name, config in configs.items()}
-    for prompt in settings.lengths:
-        for batch in batches:
-            sizes = Sizes(batch, prompt, 1, settings.device, settings.dtype)
-            one = Sizes(batch, 1, 1, settings.device, settings.dtype)
-            decoders = {
-                f"{name} [{backend}]": _Decoder(model, backend, batch, prompt)
-                for name, model in models.items()
-                for backend in settings.of_models
-            }
-            fill = {name: decoder.prefill for name, decoder in decoders.items()}
-            for name, timing in interleave(fill, rounds=2, device=settings.device).items():
-                yield figure_of("prefill", name, "prefill", sizes, timing)
-            steps = {name: decoder.step for name, decoder in decoders.items()}
-            timed = interleave(steps, rounds=DECODED, device=settings.device)
-            for name, timing in timed.items():
-                figure = figure_of("decode", name, "decode", one, timing)
-                yield msgspec.structs.replace(figure, length=prompt)
-
-
-class _Decoder:
-    """A model that reads a prompt and then decodes in place."""
-
-    def __init__(self, model: LanguageModel, backend: str, batch: int, prompt: int) -> None:
-        self.model, self.backend = model, backend
-        self.tokens = model.example_input(batch, prompt)
-        self.memory: Memory = {}
-        self.state: Any = None
-        self.graphs = Graphs(model.step_) if self.tokens.is_cuda else None
-
-    @torch.inference_mode()
-    def prefill(self) -> None:
-        with use_backend(self.backend):
-            self.state = self.model.init_state(len(self.tokens), capacity=2 * DECODED)
-            for part in self.tokens.split(PREFILL_CHUNK, dim=1):
-                self.state = self.model.forward_chunk(part, self.state)[1]
-
-    @torch.inference_mode()
-    def step(self) -> None:
-        with use_backend(self.backend), remembering(self.memory):
-            if self.graphs is None:
-                self.model.step_(self.tokens[:, 0], self.state)
-            else:
-                _, self.state = self.graphs(self.tokens[:, 0], self.state)
-
-
-def _model(config: ModelConfig, settings: Settings) -> Any:
+def build_model(config: ModelConfig, settings: Settings) -> Any:
+    """A model with the same initial weights each time."""
     torch.manual_seed(0)
     return make_model(config).to(settings.device, settings.dtype)
 
@@ -234,6 +175,15 @@ def clearing(call: Call, leaves: Sequence[Tensor]) -> Call:
         return call()
 
     return run
+
+
+def skip(
+    settings: Settings, case: str, candidate: str, work: str, length: int, reason: str
+) -> None:
+    """Record what could not be measured."""
+    settings.skipped.append(
+        Skipped(case=case, candidate=candidate, work=work, length=length, reason=reason)
+    )
 
 
 def figure_of(

@@ -5,11 +5,13 @@
 ``--help`` answers at once.
 """
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from stateline.allocator import keep_freed_memory
 from stateline.cli.parser import Parser, add_import_option, take_imports
 from stateline.errors import InputError, unknown_name
 from stateline.plugins import import_code
@@ -42,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 1 if a check failed; 2 if the user must change something.
     """
+    if argv is None:  # the process is ours
+        logging.basicConfig(format="stateline: %(message)s")
+        logging.getLogger("stateline").setLevel(logging.INFO)
+        keep_freed_memory()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)

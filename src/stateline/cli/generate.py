@@ -48,7 +48,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     given = parser.parse_args(arguments)
     _check(given)
 
-    from stateline.devices import resolve_device, resolve_dtype
+    from stateline.devices import log_bfloat16_rate, resolve_device, resolve_dtype
     from stateline.generate import Sampling, TextStream, growing_layers, load_kept, load_run
     from stateline.runs.folder import check_imports
 
@@ -57,6 +57,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     sampling = Sampling(**{name: given[name] for name in names})
     device, dtype = resolve_device(given.device), resolve_dtype(given.dtype)
     model, tokenizer = load_run(given.run, device=device, dtype=dtype)
+    if device.type == "cpu" and str(model.embedding.weight.dtype) == "torch.bfloat16":
+        log_bfloat16_rate()
     TextStream(tokenizer, given.stop)  # checks the stop strings before anything is read
     growing = growing_layers(model) if given.stream and not given.force else []
     if growing:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from stateline.allocator import keep_freed_memory
 from stateline.bench.timing import use_threads
 from stateline.compare.engine import Running
 from stateline.compare.news import News
@@ -193,6 +194,7 @@ def _start(queue: Any, places: Any, started: Any, code: OwnCode) -> None:
     global _here, _news
     started.set()
     serve_parent()
+    keep_freed_memory()
     torch.set_num_threads(1)  # the same bits for any number of workers
     _here, _news = Processes(device=torch.device(places.get())), queue
     code.restore()

@@ -12,7 +12,7 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     """Raise InputError unless the tokens are integers from 0 to ``vocab_size`` - 1."""
     if tokens.is_floating_point():
         raise InputError(f"tokens must be integers, got {tokens.dtype}: pass token numbers")
-    low, high = (int(tokens.min()), int(tokens.max())) if tokens.numel() else (0, 0)
+    low, high = map(int, tokens.aminmax()) if tokens.numel() else (0, 0)
     if low < 0 or high >= vocab_size:
         raise InputError(f"tokens must be from 0 to {vocab_size - 1}, got {low} to {high}")
 

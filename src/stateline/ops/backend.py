@@ -24,6 +24,9 @@ T = TypeVar("T")
 VARIABLE = "STATELINE_BACKEND"
 """Environment variable with the preferred backends."""
 
+_OTHERS = ""
+"""Key of the backend of all ops that a preference does not name."""
+
 _preference: ContextVar[Mapping[str, str] | None] = ContextVar("preference", default=None)
 _logged: set[tuple[str, ...]] = set()
 
@@ -150,16 +153,16 @@ def _require(
 def _resolve(
     name: str | None, ops: Mapping[str, str], before: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Preferred backend of every op, whether the op has it or not."""
-    known = {backend for op in OPS.values() for backend in op.backends} | {"auto"}
-    if name is not None and name not in known:
-        raise unknown_name("backend", name, known)
+    """Preferred backends by op, whether the op has it or not; read by :func:`_preferred`."""
+    if name not in (None, "auto") and not any(name in op.backends for op in OPS.values()):
+        known = {backend for op in OPS.values() for backend in op.backends} | {"auto"}
+        raise unknown_name("backend", str(name), known)
     for op, own in ops.items():
         if op not in OPS:
             raise unknown_name("op", op, OPS)
         if own not in (*OPS[op].backends, "auto"):
             raise unknown_name(f"backend of {op}", own, [*OPS[op].backends, "auto"])
-    return {op: ops.get(op) or name or before[op] for op in OPS}
+    return {**before, **ops} if name is None else {_OTHERS: name, **ops}
 
 
 @cache
@@ -192,7 +195,8 @@ def _prepare(op: str, function: str) -> None:
 
 @_once_per_trace
 def _preferred(op: str) -> str:
-    return (_preference.get() or _from_environment()).get(op, "auto")
+    preference = _preference.get() or _from_environment()
+    return preference.get(op, preference[_OTHERS])
 
 
 @_once_per_trace

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from stateline.devices import log_bfloat16_rate
 from stateline.layers.state import detach, trim
 from stateline.models.factory import AnyModel
 from stateline.tasks.base import Task
@@ -40,6 +41,8 @@ class Updater:
         self, model: AnyModel, task: Task, config: TrainConfig, processes: Processes
     ) -> None:
         self.model, self.task, self.config, self.processes = model, task, config, processes
+        if config.precision == "bfloat16" and processes.device.type == "cpu":
+            log_bfloat16_rate()
         segment = Segment(model, getattr(torch, config.precision))
         if config.compile:
             segment.compile()

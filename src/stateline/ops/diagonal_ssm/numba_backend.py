@@ -9,7 +9,7 @@ from torch import Tensor
 from stateline.ops.numba_kernels import tensors
 from stateline.ops.numba_kernels.diagonal import backward, forward
 from stateline.ops.numba_kernels.in_place import (
-    changing,
+    Changing,
     diagonal_advance,
     rows_of,
     transitions,
@@ -74,7 +74,7 @@ def diagonal_ssm_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> S
     def step(u: Tensor, state: Tensor) -> Tensor:
         y = torch.empty((*u.shape[:-1], outputs), dtype=dtype)
         work = state.numel() / 2 * STEP
-        with changing(dtype, state) as (x,):
+        with Changing(dtype, state) as (x,):
             signal = array(u, dtype).reshape(-1, channels)
             places = x.reshape(-1, channels, width), y.numpy().reshape(-1, outputs)
             fan_out(diagonal_advance, (signal, *constants, *places), channels, work)

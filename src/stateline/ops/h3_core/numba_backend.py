@@ -10,7 +10,7 @@ from torch import Tensor
 from stateline.ops.convolution import slide
 from stateline.ops.numba_kernels import tensors
 from stateline.ops.numba_kernels.h3 import backward, forward
-from stateline.ops.numba_kernels.in_place import changing, h3_advance, rows_of, transitions
+from stateline.ops.numba_kernels.in_place import Changing, h3_advance, rows_of, transitions
 from stateline.ops.numba_kernels.parameters import (
     ROW_PIECES,
     Coefficients,
@@ -110,7 +110,7 @@ def h3_core_stepper(weights: Tensor, log_a: Tensor, b: Tensor, c: Tensor, skip: 
     def step(q: Tensor, k: Tensor, v: Tensor, past: Tensor, state: Tensor) -> Tensor:
         y = torch.empty((len(q), outputs * q.shape[1]), dtype=dtype)
         work = (state.numel() + past.numel()) / 2
-        with changing(dtype, past, state) as (keys, x):
+        with Changing(dtype, past, state) as (keys, x):
             signals = array(q, dtype), array(k, dtype), array(v, dtype)
             places = keys, x.reshape(*x.shape[:4], -1), y.numpy()
             fan_out(h3_advance, (*signals, *constants, *places), heads, work)

@@ -1,11 +1,10 @@
 """The core of H3 composed of other ops, each on the backend that is best for it."""
 
-import torch
 from torch import Tensor
 
 from stateline.ops.convolution import skipped, slide
 from stateline.ops.diagonal_ssm import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
-from stateline.ops.short_conv import short_conv
+from stateline.ops.short_conv import short_conv, short_conv_step
 from stateline.ops.stepping import Stepper, copying
 
 
@@ -55,10 +54,10 @@ def h3_core_step(  # noqa: PLR0913
     state: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same for one token."""
-    reach = torch.cat([past, k[:, None].to(past.dtype)], dim=1)
-    kv = _write((reach * weights).sum(dim=1).to(k.dtype), v, len(b))
+    shifted, past = short_conv_step(k, weights[None], past)
+    kv = _write(shifted.to(k.dtype), v, len(b))
     y, state = diagonal_ssm_step(kv, log_a, b, c, state)
-    return _read(q, y + skipped(kv, skip), len(b)), reach[:, 1:], state
+    return _read(q, y + skipped(kv, skip), len(b)), past, state
 
 
 def h3_core_stepper(weights: Tensor, log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:

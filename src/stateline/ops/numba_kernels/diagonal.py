@@ -74,23 +74,15 @@ def pack(p, a, b, c, channels, modes, fold_b):
 
 
 @kernel
-def unpack(dp, pieces, a, b, c, dlog_a, db, dc, channels, modes, fold_b):
-    """Gradients of the parameters from those of the packed coefficients (piece, ...)."""
-    blocks, groups = (channels + LANES - 1) // LANES, (modes + MODES - 1) // MODES
-    size, size_a = blocks * groups * GRADIENTS * WIDE, a.size // 2
+def unpack(dp, a, b, c, dlog_a, db, dc, channels, modes, fold_b):
+    """Gradients of the parameters from those of the packed coefficients."""
+    groups, size_a = (modes + MODES - 1) // MODES, a.size // 2
     dlog_a[:] = 0
     for channel in range(channels):
         for n in range(modes):
             at = channel // LANES * groups + n // MODES
             at = at * GRADIENTS * WIDE + n % MODES * LANES + channel % LANES
-            total = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-            for k in range(at, at + pieces * size, size):
-                total = (
-                    total[0] + dp[k], total[1] + dp[k + WIDE], total[2] + dp[k + 2 * WIDE],
-                    total[3] - dp[k + 3 * WIDE], total[4] + dp[k + 4 * WIDE],
-                    total[5] + dp[k + 5 * WIDE],
-                )  # fmt: skip
-            gr, gi, wr, wi, br, bi = total
+            gr, gi, wr, wi = dp[at], dp[at + WIDE], dp[at + 2 * WIDE], -dp[at + 3 * WIDE]
             i, j = channel * modes + n, 2 * (channel * modes + n)
             ar, ai, k = a[i % size_a], a[size_a + i % size_a], 2 * (i % size_a)
             dlog_a[k] += gr * ar + gi * ai
@@ -100,7 +92,8 @@ def unpack(dp, pieces, a, b, c, dlog_a, db, dc, channels, modes, fold_b):
                 db[j], db[j + 1] = wr * c[j] + wi * c[j + 1], wi * c[j] - wr * c[j + 1]
                 dc[j], dc[j + 1] = wr * b[j] + wi * b[j + 1], wi * b[j] - wr * b[j + 1]
             else:
-                db[j], db[j + 1], dc[j], dc[j + 1] = br, bi, wr, wi
+                db[j], db[j + 1] = dp[at + 4 * WIDE], dp[at + 5 * WIDE]
+                dc[j], dc[j + 1] = wr, wi
 
 
 @kernel

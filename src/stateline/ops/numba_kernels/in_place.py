@@ -7,31 +7,37 @@ a part. Here every loop reads and writes the same entries of one array.
 
 # mypy: ignore-errors
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from stateline.ops.numba_kernels.jit import kernel, summing_kernel
-from stateline.ops.numba_kernels.steps import read_modes, rounded_transition
+from stateline.ops.numba_kernels.steps import planes_of, read_modes, rounded_transition
 from stateline.ops.numba_kernels.tensors import array
-from stateline.ops.numba_kernels.vector import LANES, entry, exp2, load, store
+from stateline.ops.numba_kernels.vector import LANES, LOG2_E, entry, exp2, load, store
 
 
-@contextmanager
-def changing(dtype: torch.dtype, *states: Tensor) -> Iterator[list[np.ndarray]]:
-    """Arrays of states, whose changes reach the states; shapes and order of entries are kept."""
-    held = [x if x.dtype is dtype and x.is_contiguous() else x.to(dtype) for x in states]
-    held = [x.contiguous() for x in held]
-    yield [x.detach().numpy() for x in held]
-    for state, copy in zip(states, held, strict=True):
-        if copy is not state:
-            state.copy_(copy)
-        elif not state.is_inference():
-            torch.autograd.graph.increment_version(state)
+class Changing:
+    """Arrays of states, whose changes reach the states; shapes and order of entries are kept.
+
+    A context manager without a generator, for one is entered at every token of every layer.
+    """
+
+    __slots__ = ("held", "states")
+
+    def __init__(self, dtype: torch.dtype, *states: Tensor) -> None:
+        self.states = states
+        self.held = [x.to(dtype).contiguous() for x in states]
+
+    def __enter__(self) -> list[np.ndarray]:
+        return [x.detach().numpy() for x in self.held]
+
+    def __exit__(self, *_: object) -> None:
+        for state, copy in zip(self.states, self.held, strict=True):
+            if copy is not state:
+                state.copy_(copy)
+            elif not state.is_inference():
+                torch.autograd.graph.increment_version(state)
 
 
 def transitions(log_a: Tensor, dtype: torch.dtype) -> np.ndarray:
@@ -53,13 +59,6 @@ def rotate_modes(x, ar, ai, er, ei, b, u):
         rest_i = er[n] * xi + ei[n] * xr + b[2 * n + 1] * u
         x[2 * n] = ar[n] * xr - ai[n] * xi + rest_r
         x[2 * n + 1] = ar[n] * xi + ai[n] * xr + rest_i
-
-
-@summing_kernel
-def planes_of(a, head, modes):
-    """The four planes of the transitions of one channel; one channel may serve all."""
-    n = head * modes if a.shape[1] > modes else 0
-    return a[0, n : n + modes], a[1, n : n + modes], a[2, n : n + modes], a[3, n : n + modes]
 
 
 @summing_kernel
@@ -142,7 +141,7 @@ def filter_advance(u, weights, past, y, start, stop):
 def selective_advance(u, dt, a, b, c, h, y, start, stop):
     """Rows ``start`` to ``stop`` of a selective scan; b and c are (row, group, d_state)."""
     channels, d_state = a.shape
-    each, log2e = channels // b.shape[1], u.dtype.type(math.log2(math.e))
+    each, log2e = channels // b.shape[1], u.dtype.type(LOG2_E)
     for row in range(start, stop):
         for channel in range(channels):
             g, total = channel // each, u.dtype.type(0)

@@ -67,6 +67,11 @@ class _SayOnce(event.Listener):
 event.register("numba:compile", _SayOnce())
 
 
+@cache
+def _say_not_kept() -> None:
+    _log.info("CPU kernels are compiled anew in every process: no cache folder is writable")
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile at the first call; run without the GIL. A product and a sum may be fused."""
     return _compiled(function, {"contract"})
@@ -85,5 +90,5 @@ def _compiled(function: Callable[..., Any], liberties: set[str]) -> Any:
     try:
         compiled._cache = _Cache(function)
     except RuntimeError:  # no folder can be written: compiled in every process
-        _log.info("CPU kernels are compiled anew in every process: no cache folder is writable")
+        _say_not_kept()
     return compiled

@@ -52,7 +52,8 @@ class Coefficients:
         """Gradients of log_a, b and c."""
         found = [np.empty_like(x) for x in (self.log_a, self.b, self.c)]
         sizes = self.channels, self.modes, self.fold
-        unpack(gradients, pieces, self.a, self.b, self.c, *found, *sizes)
+        total = gradients.reshape(pieces, -1).sum(0)
+        unpack(total, self.a, self.b, self.c, *found, *sizes)
         return found
 
 

@@ -24,6 +24,7 @@ from stateline.ops.numba_kernels.blocks import (
 from stateline.ops.numba_kernels.jit import kernel
 from stateline.ops.numba_kernels.vector import (
     LANES,
+    LOG2_E,
     align_stack,
     exp2,
     fold,
@@ -39,7 +40,7 @@ TIME = 64
 SPAN = 4
 """Neighbouring channel blocks that go through time side by side, for the sake of memory access."""
 
-LOG2E, LN2 = math.log2(math.e), math.log(2)
+LN2 = math.log(2)
 
 
 @kernel
@@ -109,7 +110,7 @@ def forward(
             row, group, channel, lanes = _split(each, blocks, in_group, groups)
             at, where = (each - task) * size, (row * channels + channel) * d_state
             _states_in(h, at, state, where, d_state, lanes, 1.0)
-            _states_in(rates, at, a, channel * d_state, d_state, lanes, LOG2E)
+            _states_in(rates, at, a, channel * d_state, d_state, lanes, LOG2_E)
         for first in range(0, length, TIME):
             rows = min(TIME, length - first)
             for each in range(task, end):
@@ -207,7 +208,7 @@ def backward(
             at, where = (block - begin) * size, (row * channels + channel) * d_state
             _states_in(kept, at * count, state, where, d_state, lanes, 1.0)
             _states_in(lam, at, gafter, where, d_state, lanes, 1.0)
-            _states_in(rates, at, a, channel * d_state, d_state, lanes, LOG2E)
+            _states_in(rates, at, a, channel * d_state, d_state, lanes, LOG2_E)
         for n in range(1, count):
             for block in range(begin, end):
                 _, group, channel, lanes = _split(block, blocks, in_group, groups)

@@ -16,6 +16,7 @@ import numpy as np
 from stateline.ops.numba_kernels.jit import kernel, summing_kernel
 from stateline.ops.numba_kernels.vector import (
     LANES,
+    LOG2_E,
     align_stack,
     entry,
     exp2,
@@ -31,7 +32,6 @@ TILE = 64
 ROWS = 8
 """Keys that go through a block of queries together; padded rows are zero."""
 
-LOG2_E = 1 / math.log(2)
 HIDDEN = -1e30
 
 

@@ -6,13 +6,11 @@ LLVM see that the innermost one is not.
 
 # mypy: ignore-errors
 
-import math
-
 import numpy as np
 
 from stateline.ops.numba_kernels.jit import kernel, summing_kernel
 from stateline.ops.numba_kernels.transition import transition
-from stateline.ops.numba_kernels.vector import exp2
+from stateline.ops.numba_kernels.vector import LOG2_E, exp2
 
 
 @kernel
@@ -27,6 +25,13 @@ def rounded_transition(log_a, dtype_of):
         planes[2, n] = a[n] - np.float64(planes[0, n])
         planes[3, n] = a[size + n] - np.float64(planes[1, n])
     return planes
+
+
+@kernel
+def planes_of(a, head, modes):
+    """The four planes of the transitions of one channel; one channel may serve all."""
+    n = head * modes if a.shape[1] > modes else 0
+    return a[0, n : n + modes], a[1, n : n + modes], a[2, n : n + modes], a[3, n : n + modes]
 
 
 @kernel
@@ -63,10 +68,7 @@ def diagonal_step(u, log_a, b, c, x, y, z, start, stop):
     modes, own = b.shape[1] // 2, log_a.shape[0] > 1
     a = rounded_transition(log_a[start:stop] if own else log_a, x)
     for channel in range(start, stop):
-        k = (channel - start) * modes if own else 0
-        ar, ai, er, ei = (
-            a[0, k : k + modes], a[1, k : k + modes], a[2, k : k + modes], a[3, k : k + modes]
-        )  # fmt: skip
+        ar, ai, er, ei = planes_of(a, channel - start, modes)
         for row in range(rows):
             advance_modes(
                 x[row, channel], z[row, channel], ar, ai, er, ei, b[channel], u[row, channel]
@@ -79,7 +81,7 @@ def diagonal_step(u, log_a, b, c, x, y, z, start, stop):
 def selective_step(u, dt, a, b, c, h, y, after, start, stop):
     """Rows ``start`` to ``stop`` of a selective scan; b and c are (row, group, d_state)."""
     channels, d_state = a.shape
-    each, log2e = channels // b.shape[1], u.dtype.type(math.log2(math.e))
+    each, log2e = channels // b.shape[1], u.dtype.type(LOG2_E)
     for row in range(start, stop):
         for channel in range(channels):
             g, total = channel // each, u.dtype.type(0)
@@ -110,10 +112,7 @@ def h3_step(
             before[row, :, first:],
         )  # fmt: skip
         for head in range(start, stop):
-            n = (head - start) * modes if own else 0
-            ar, ai, er, ei = (
-                a[0, n : n + modes], a[1, n : n + modes], a[2, n : n + modes], a[3, n : n + modes]
-            )  # fmt: skip
+            ar, ai, er, ei = planes_of(a, head - start, modes)
             for output in range(head, c.shape[0], heads):
                 place = output // heads * q.shape[1] + head * width
                 y[row, place : place + width] = 0

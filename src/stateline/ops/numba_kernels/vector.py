@@ -36,6 +36,9 @@ def _lanes() -> int:
 
 LANES = _lanes()
 
+LOG2_E = 1 / math.log(2)
+"""Kernels compute exp(x) as 2**(LOG2_E x)."""
+
 
 class Vector(types.Type):
     """``lanes`` numbers of one float type."""

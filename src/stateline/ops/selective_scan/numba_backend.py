@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stateline.ops.numba_kernels import tensors
 from stateline.ops.numba_kernels.blocks import MODES
-from stateline.ops.numba_kernels.in_place import changing, selective_advance
+from stateline.ops.numba_kernels.in_place import Changing, selective_advance
 from stateline.ops.numba_kernels.selective import backward, forward
 from stateline.ops.numba_kernels.steps import selective_step
 from stateline.ops.numba_kernels.tensors import array, define_kernel_op, empty_like, flat, like
@@ -56,7 +56,7 @@ def selective_scan_step_(
     """The same in place."""
     dtype = tensors.working_dtype(u, dt, a, b, c, state)
     y = torch.empty(u.shape, dtype=dtype)
-    with changing(dtype, state) as (h,):
+    with Changing(dtype, state) as (h,):
         arrays = (*(array(x, dtype) for x in (u, dt, a, b, c)), h, y.numpy())
         fan_out(selective_advance, arrays, len(u), state.numel() * STEP)
     return y.to(u.dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.in_place import changing, filter_advance
+from stateline.ops.numba_kernels.in_place import Changing, filter_advance
 from stateline.ops.numba_kernels.parameters import ROW_PIECES, pack_taps, unpack_taps
 from stateline.ops.numba_kernels.short import TOGETHER, backward, forward
 from stateline.ops.numba_kernels.tensors import (
@@ -45,7 +45,7 @@ def short_conv_stepper(weights: Tensor) -> Stepper:
 
     def step(u: Tensor, past: Tensor) -> Tensor:
         y = torch.empty(u.shape, dtype=dtype)
-        with changing(dtype, past) as (inputs,):
+        with Changing(dtype, past) as (inputs,):
             arrays = array(u, dtype), taps, inputs, y.numpy()
             fan_out(filter_advance, arrays, len(u), past.numel() / 4)
         return y.to(past.dtype)

@@ -1,0 +1,127 @@
+"""The suite ``decode``: prefill of prompts, then one token after the other, model beside model."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from stateline.bench.cases import Sizes
+from stateline.bench.peers import PeerModel
+from stateline.bench.record import Figure
+from stateline.bench.suites import Settings, build_model, figure_of, skip
+from stateline.bench.timing import interleave
+from stateline.generate.graphs import Graphs
+from stateline.generate.session import PREFILL_CHUNK
+from stateline.layers.calls import unchecked
+from stateline.layers.derived import Memory, remembering
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.ops import use_backend
+
+DECODED = 32
+"""Tokens that are decoded after a prompt, each a sample."""
+
+
+class Decoder(Protocol):
+    """A model that reads a prompt and then decodes."""
+
+    def prefill(self) -> object:
+        """Read the prompt."""
+
+    def step(self) -> object:
+        """Read one more token of each row, and compute the logits of the next."""
+
+
+Start = Callable[[int, int], Decoder]
+"""Makes a decoder for so many rows and tokens of a prompt."""
+
+
+def bench_decode(
+    settings: Settings,
+    configs: Mapping[str, ModelConfig],
+    batches: Sequence[int],
+    peers: Mapping[str, PeerModel],
+) -> Iterator[Figure]:
+    """Prefill of a prompt, then one token after the other, for models side by side.
+
+    All models decode in turns, a token each. Their states stay in memory at the same time. A peer
+    whose prefill needs too much memory decodes after a prompt of one token: a state of constant
+    size costs the same at any length.
+    """
+    starts = _starts(settings, configs)
+    for prompt in settings.lengths:
+        for batch in batches:
+            sizes = Sizes(batch, prompt, 1, settings.device, settings.dtype)
+            one = Sizes(batch, 1, 1, settings.device, settings.dtype)
+            decoders = {name: start(batch, prompt) for name, start in starts.items()}
+            fill = {name: decoder.prefill for name, decoder in decoders.items()}
+            for name, peer in peers.items():
+                reason = peer.too_large(batch, prompt)
+                decoders[name] = _Peer(peer, batch, 1 if reason else prompt, settings.device)
+                if reason:
+                    skip(settings, "prefill", name, "prefill", prompt, reason)
+                    decoders[name].prefill()
+                else:
+                    fill[name] = decoders[name].prefill
+            for name, timing in interleave(fill, rounds=2, device=settings.device).items():
+                yield figure_of("prefill", name, "prefill", sizes, timing)
+            steps = {name: decoder.step for name, decoder in decoders.items()}
+            timed = interleave(steps, rounds=DECODED, device=settings.device)
+            for name, timing in timed.items():
+                figure = figure_of("decode", name, "decode", one, timing)
+                yield msgspec.structs.replace(figure, length=prompt)
+
+
+def _starts(settings: Settings, configs: Mapping[str, ModelConfig]) -> dict[str, Start]:
+    """Our models on every backend."""
+    models = {name: build_model(config, settings).eval() for name, config in configs.items()}
+    return {
+        f"{name} [{backend}]": partial(_Ours, model, backend)
+        for name, model in models.items()
+        for backend in settings.of_models
+    }
+
+
+class _Ours:
+    """A model of ours, which decodes in place, as in a session of generation."""
+
+    def __init__(self, model: LanguageModel, backend: str, batch: int, prompt: int) -> None:
+        self.model, self.backend = model, backend
+        self.tokens = model.example_input(batch, prompt)
+        self.memory: Memory = {}
+        self.state: Any = None
+        self.graphs = Graphs(model.step_) if self.tokens.is_cuda else None
+
+    @torch.inference_mode()
+    def prefill(self) -> None:
+        with use_backend(self.backend):
+            self.state = self.model.init_state(len(self.tokens), capacity=2 * DECODED)
+            for part in self.tokens.split(PREFILL_CHUNK, dim=1):
+                self.state = self.model.forward_chunk(part, self.state, keep=1)[1]
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        with use_backend(self.backend), remembering(self.memory), unchecked():
+            if self.graphs is None:
+                self.model.step_(self.tokens[:, 0], self.state)
+            else:
+                _, self.state = self.graphs(self.tokens[:, 0], self.state)
+
+
+class _Peer:
+    """A model of another project."""
+
+    def __init__(self, peer: PeerModel, batch: int, prompt: int, device: torch.device) -> None:
+        self.peer = peer
+        self.tokens = torch.randint(peer.vocab_size, (batch, prompt), device=device)
+        self.state: Any = None
+
+    @torch.inference_mode()
+    def prefill(self) -> None:
+        self.state = self.peer.prefill(self.tokens)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        self.peer.step(self.tokens[:, :1], self.state)
