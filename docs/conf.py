@@ -15,7 +15,7 @@ author = "The Stateline maintainers"
 release = version = metadata.version("stateline")
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # includes the parser of Markdown
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "gallery",
@@ -35,6 +35,7 @@ html_copy_source = False
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # the notebook is stored with its outputs, which the tests compare
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -153,7 +153,7 @@ def test_no_page_names_a_place_outside_the_repository() -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if missing := [n for n in ("sphinx", "myst_parser", "furo") if not importlib.util.find_spec(n)]:
+    if missing := [n for n in ("sphinx", "myst_nb", "furo") if not importlib.util.find_spec(n)]:
         pytest.skip(f"{', '.join(missing)} not installed: pip install 'stateline[docs]'")
     folder = tmp_path_factory.mktemp("docs")
     command = ["-m", "sphinx", "-W", "--keep-going", "-q", "-E", "-b", "html"]
