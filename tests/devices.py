@@ -129,7 +129,12 @@ def _name(op: Any) -> str:
 def _on_device(args: Any, kwargs: Any) -> bool:
     leaves = pytree.tree_leaves((args, kwargs))
     named = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "fake"
-    return named or any(isinstance(leaf, FakeTensor) for leaf in leaves)
+    return named or any(isinstance(leaf, FakeTensor) or _is_meta(leaf) for leaf in leaves)
+
+
+def _is_meta(leaf: Any) -> bool:
+    """Whether a tensor has no numbers, so that an operation on it computes nothing anywhere."""
+    return isinstance(leaf, torch.Tensor) and leaf.is_meta
 
 
 def _unwrap(value: Any) -> Any:

@@ -83,10 +83,10 @@ def test_a_run_is_scored_by_length_and_by_position(results: dict[str, list[dict]
 
 
 @pytest.mark.usefixtures("results")
-def test_the_report_shows_accuracy_by_length_and_by_position() -> None:
+def test_the_report_shows_accuracy_by_position_and_by_step() -> None:
     assert main(["report", "run"]) == 0
     page = Path("run/report.html").read_text(encoding="utf-8")
-    for title in ("Accuracy by length", "Accuracy by position", "Accuracy during training"):
+    for title in ("Accuracy by position", "Accuracy during training"):
         assert f"<figcaption>{title}</figcaption>" in page
 
 

@@ -261,8 +261,8 @@ def test_speed_is_measured_on_the_device_of_the_model_alone(
 def test_work_on_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[torch.device] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
-    timing.interleave({"one": lambda: None}, rounds=2, device="cuda:1")
-    assert waits == [torch.device("cuda:1")] * 8  # before and after each of four calls
+    timing.interleave({"one": lambda: None}, rounds=2, device="mps")
+    assert waits == [torch.device("mps")] * 8  # before and after each of four calls
     timing.interleave({"one": lambda: None}, rounds=2, device="cpu")
     assert len(waits) == 8
 

@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def scores(out: Path) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = json.loads(out.read_text())["by_length"]
+    found: dict[str, dict[str, float]] = json.loads(out.read_text())["scores"]
     return found
 
 

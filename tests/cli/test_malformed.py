@@ -84,7 +84,10 @@ RECIPES = [
     (put("recipe.yaml", "train: 3"), f"train in {RECIPE} must be a mapping, got 3"),
     (put("recipe.yaml", "pattern: [h3]"), f"{RECIPE}: pattern must be str or none, got"),
     (put("recipe.yaml", "pattern: h3)"), "expected a layer name at <here>: h3<here>)"),
-    (put("recipe.yaml", "model: {norm: batch}"), "norm must be layer or rms or none, got 'batch'"),
+    (
+        put("recipe.yaml", "model: {norm: batch}"),
+        "norm must be layer or rms or rms_offset or none, got 'batch'",
+    ),
     (put("recipe.yaml", "{pattern: h3, train: {lr: .nan}}"), "wants lr to be a finite number, got"),
     (put("recipe.yaml", "pattern: !!python/name:os.abort"), "could not determine a constructor"),
     (

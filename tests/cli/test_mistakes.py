@@ -16,7 +16,10 @@ MISTAKES = [
     (["info"], "the following arguments are required: patterns"),
     (["info", "h3", "--dmodel", "8"], "unknown option 'dmodel': did you mean 'd_model'?"),
     (["info", "h3", "--d_model", "wide"], "d_model must be int, got 'wide'"),
-    (["info", "h3", "--norm", "batch"], "norm must be layer or rms or none, got 'batch'"),
+    (
+        ["info", "h3", "--norm", "batch"],
+        "norm must be layer or rms or rms_offset or none, got 'batch'",
+    ),
     (["train", "h3", "--train.steps", "many"], "train.steps must be int, got 'many'"),
     (["check", "h3", "--d_model", "1.5"], "d_model must be int, got '1.5'"),
     # Patterns
@@ -112,7 +115,7 @@ RESUME = "train recipe.yaml --out run --resume "
             "--train.lr 0.1",
             "is of a run with another lr (0.004 then, 0.1 now): give the same",
         ),
-        ("--train.steps 5", "is of a run with another steps (4 then, 5 now): give the same, or ch"),
+        ("--train.steps 3", "is of a run with another steps (4 then, 3 now): give the same, or ch"),
         ("--model.d_model 16", "is of a run with another d_model (8 then, 16 now): give the same"),
         ("--pattern lstm", "is of a run with another pattern (h3(d_state=4) then, lstm now): give"),
         ("--task 'tokens(path=corpus, length=16)'", "is of a run with another "),

@@ -100,7 +100,7 @@ def test_a_report_goes_where_it_is_told(tmp_path: Path) -> None:
 MISTAKES = [
     ([], "the following arguments are required: runs"),
     (["nowhere"], "no results in nowhere: results.json is missing; give the folder of"),
-    (["file"], "cannot read the result file/results.json: Not a directory; give a regular file"),
+    (["file"], "no results in file: results.json is missing; give the folder of"),
     (["broken"], "broken/results.json is damaged: Expecting value: line 1"),
     (["next"], "cannot use next/results.json: the format must be 'stateline-results-1', got 'stat"),
     (["good", "./good"], "each folder must be given once, got good twice"),

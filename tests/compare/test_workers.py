@@ -214,6 +214,7 @@ class TestDevices:
     def four_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
         monkeypatch.setattr("stateline.compare.pool.cores", lambda: 3)
 
     @pytest.mark.usefixtures("four_gpus")

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,8 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     for module in pkgutil.walk_packages(stateline.__path__, "stateline."):
-        import_module(module.name)
+        with suppress(ImportError):  # a backend that cannot run here
+            import_module(module.name)
     with prepared_folder() as prepared:
         if given.serve:
             return serve(prepared)

@@ -69,7 +69,7 @@ def by_passes(layer: Attention, x: Tensor, passes: int, chunk_len: int, cached: 
         seen = torch.cat([*given, done[i, n - 1]], dim=1)
         start = max(0, i + n - cached) * chunk_len
         positions = start + torch.arange(seen.shape[1])[None]
-        q, k, v = layer._project(seen, positions)
+        q, k, v, _ = layer._project(seen, positions)
         scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(layer.d_head)
         mask = torch.ones(seen.shape[1], seen.shape[1], dtype=torch.bool).tril()
         weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)

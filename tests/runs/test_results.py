@@ -204,7 +204,7 @@ def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_a_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot read .*: Not a directory"):
+    with pytest.raises(InputError, match=r"no results in .*file: .*; give the folder"):
         read_results(tmp_path / "file")
 
 

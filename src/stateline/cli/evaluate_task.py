@@ -57,8 +57,8 @@ def score_on_task(given: Namespace) -> dict[str, Any]:
         _check_positions(model, task, length)
         scores[length] = evaluate(model, task, length, batches=batches)
     _print(task, scores)
-    by_length = {str(length): own for length, own in scores.items()}
-    return {"run": given.run, "task": spec, "batches": batches, "by_length": by_length}
+    named = {str(length): own for length, own in scores.items()}
+    return {"run": given.run, "task": spec, "batches": batches, "scores": named}
 
 
 def _own_task(folder: Path) -> tuple[str, int]:

@@ -45,7 +45,7 @@ def sections(results: Results) -> Sections:
         [chart for name, task in names.items() for chart in trade_off_charts(results, task, name)],
         {name: task_charts(results, task) for name, task in names.items()},
         keyword_charts(results),
-        [_cost_chart(results, c) for c in costs(results) if len(cost_lengths(results, c)) > 1],
+        [_cost_chart(results, c) for c in costs(results) if _is_shown(results, c)],
     )
 
 
@@ -213,6 +213,12 @@ def _parsed(spec: str) -> list[Item]:
         return list(parse_pattern(spec)[:1])
     except InputError:
         return []
+
+
+def _is_shown(results: Results, cost: Cost) -> bool:
+    """Whether a cost is known at several lengths, and anywhere above zero."""
+    known = [entry.low > 0 for speed in results.speed for entry in cost.values(speed).values()]
+    return len(cost_lengths(results, cost)) > 1 and any(known)
 
 
 def _cost_chart(results: Results, cost: Cost) -> Chart:

@@ -22,7 +22,7 @@ def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     if function == "linear_attention_step":
         return tensors.can_step(*inputs)
-    if max(inputs[4].shape[2:]) > WIDEST:
+    if max(inputs[0].shape[-1], inputs[2].shape[-1]) > WIDEST:
         return "PyTorch's products are faster for wide heads"
     return tensors.can_use(*inputs)
 
