@@ -186,9 +186,9 @@ def _become(arguments: list[str], texts: Path, main: Main) -> None:
 
 def _limit() -> None:
     """Limit memory, file sizes and core dumps; give up the rights of root over files."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     for kind, limit in (
-        (resource.RLIMIT_AS, used + MEMORY),
+        (resource.RLIMIT_DATA, used + MEMORY),  # not what is reserved only, as charts do
         (resource.RLIMIT_FSIZE, 1 << 30),
         (resource.RLIMIT_CPU, SECONDS),
         (resource.RLIMIT_CORE, 0),
