@@ -22,7 +22,7 @@ test: .venv/ready
 # All tests, slow ones too, with the types of every call checked.
 test-all: .venv/ready
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "" \
-	  --jaxtyping-packages=stateline,beartype.beartype
+	  --jaxtyping-packages=stateline,tests.typechecks.checked
 
 # Wrong inputs for the command line, drawn from a seed: make fuzz COUNT=1000 SEED=7
 COUNT ?= 300

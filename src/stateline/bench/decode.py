@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -24,6 +24,7 @@ DECODED = 32
 """Tokens that are decoded after a prompt, each a sample."""
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """A model that reads a prompt and then decodes."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,7 @@ PEERS: Mapping[str, Callable[[Path | None], Mapping[str, Build]]] = {
 """Projects, each with a function that gives its layers by the name of ours."""
 
 
+@runtime_checkable
 class PeerModel(Protocol):
     """A language model of another project, with random weights."""
 

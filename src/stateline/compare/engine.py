@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stateline.compare.news import News
 from stateline.runs.job import Job
@@ -11,6 +11,7 @@ from stateline.runs.results import RunRecord
 from stateline.tasks import Task
 
 
+@runtime_checkable
 class Running(Protocol):
     """An engine at work."""
 
@@ -27,6 +28,7 @@ class Running(Protocol):
         """
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Trains jobs: in this process, in worker processes, or on a cluster.
 

@@ -77,13 +77,14 @@ def _mask(
     place = None if windows is None else (windows.data_ptr(), windows._version)
     key = place, length, slots, device, heads
     if key not in _masks:
-
-        def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
-            causal = i >= j
-            return causal if windows is None else causal & (i - j < windows[h])
-
-        per_head = None if windows is None else heads
-        mask = create_block_mask(visible, None, per_head, length, slots, device=str(device))
+        sizes = None, None if windows is None else heads, length, slots
+        mask = create_block_mask(
+            (lambda _b, _h, i, j: i >= j)
+            if windows is None
+            else (lambda _b, h, i, j: (i >= j) & (i - j < windows[h])),
+            *sizes,
+            device=str(device),
+        )
         _masks[key] = windows, mask
     _masks.move_to_end(key)
     if len(_masks) > MASKS:

@@ -117,7 +117,7 @@ def _backward(
     dv, dstate = _scan(k, q, grad, later, grad_after, backwards=True)
     if not decays:
         dq, dk = (x.unflatten(2, (groups, -1)).sum(3) for x in (dq, dk))
-        return like((dq, dk, dv, log_decay, dstate), inputs)
+        return like((dq, dk, dv, torch.empty_like(log_decay), dstate), inputs)
     steps = (_of_heads(q, dq) - _of_heads(k, dk)).double()
     total = (after.mT * grad_after).double().sum((-2, -1))
     dlog = total[:, None] + steps.flip(1).cumsum(1).flip(1)
