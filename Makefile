@@ -19,10 +19,10 @@ demo: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# All tests, slow ones too, with the types of every call checked.
+# All tests, slow ones too, with the types of every call checked (an int may be a float).
 test-all: .venv/ready
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "" \
-	  --jaxtyping-packages=stateline,tests.typechecks.checked
+	  --jaxtyping-packages='stateline,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))'
 
 # Wrong inputs for the command line, drawn from a seed: make fuzz COUNT=1000 SEED=7
 COUNT ?= 300
