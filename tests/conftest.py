@@ -95,6 +95,8 @@ def quick_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stateline.runs.speed.SPEED_LENGTHS", (8, 16))
     monkeypatch.setattr("stateline.runs.speed.STATE_LENGTHS", (8, 16))
     monkeypatch.setattr("stateline.runs.speed.SECONDS", 0.0)
+    monkeypatch.setattr("stateline.bench.timing.SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr("stateline.bench.side_by_side.peak_bytes", lambda *_: 1)
     monkeypatch.setattr("stateline.bench.speed.TOKENS_PER_BATCH", 32)
     monkeypatch.setattr("stateline.bench.speed.DECODE_STEPS", 2)
 

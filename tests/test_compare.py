@@ -157,7 +157,11 @@ def without_times(typed: Results) -> dict[str, Any]:
         for run in results["runs"]
     ]
     speed = [
-        {key: value for key, value in entry.items() if not key.endswith("per_second")}
+        {
+            key: value
+            for key, value in entry.items()
+            if not key.endswith("per_second") and key not in ("timings", "busy")
+        }
         for entry in results["speed"]
     ]
     return {**results, "created": "", "runs": runs, "speed": speed}

@@ -1,6 +1,7 @@
 """Causal attention with windows or linear biases by PyTorch's FlexAttention, compiled."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -47,17 +48,10 @@ def attention(
     windows: Tensor | None,
 ) -> Tensor:
     """Skip the blocks that no head sees, and add the bias to the scores of the others."""
-    score = None
-    if slopes is not None:
-        slope = slopes.float()
-
-        def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
-            return s - slope[h] * (i - j)
-
     first = [t.transpose(1, 2) for t in (q, k, v)]
     y = _compiled()(
         *first,
-        score_mod=score,
+        score_mod=_bias(slopes),
         block_mask=_mask(windows, q.shape[1], k.shape[1], q.device, q.shape[2]),
         enable_gqa=q.shape[2] != k.shape[2],
     )
@@ -68,6 +62,14 @@ def attention(
 def _compiled() -> Any:
     """Their function for fixed shapes: with dynamic ones it is ten times slower."""
     return torch.compile(flex_attention, dynamic=False)
+
+
+def _bias(slopes: Tensor | None) -> Callable[..., Tensor] | None:
+    """The change of the scores, if there is one."""
+    if slopes is None:
+        return None
+    slope = slopes.float()
+    return lambda score, _b, h, i, j: score - slope[h] * (i - j)
 
 
 def _mask(
