@@ -237,6 +237,7 @@ class TestResults:
         assert attention.longest_copy is None
         assert h3.longest_copy
 
+    @pytest.mark.slow
     def test_the_bits_that_are_needed_stand_with_runs_that_solved(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -311,7 +312,15 @@ class TestResuming:
         assert len(before) == 3  # two runs, and the speeds
         assert all(path.stat().st_mtime_ns == then for path, then in before.items())
 
-    @pytest.mark.parametrize("content", [b"", b'{"model": ', b"\xff\xfe", b"null"])
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b'{"model": ',
+            pytest.param(b"", marks=pytest.mark.slow),
+            pytest.param(b"\xff\xfe", marks=pytest.mark.slow),
+            pytest.param(b"null", marks=pytest.mark.slow),
+        ],
+    )
     def test_a_damaged_result_is_done_again(self, tmp_path: Path, content: bytes) -> None:
         whole = compare(tiny(), tmp_path, command="")
         path = tmp_path / "runs" / plan(tiny())[0].name / "result.json"

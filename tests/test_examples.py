@@ -76,6 +76,7 @@ def test_layers_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "( 1.00)" in shown[1]
 
 
+@pytest.mark.slow
 def test_equal_models_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     timed = example("equal_models")
     sizes = ["--d_model=8", "--pattern=lstm", "--lengths=8", "--trials=2", "--seconds=0"]
