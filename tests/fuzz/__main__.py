@@ -57,7 +57,6 @@ def main() -> int:
 def prepared_folder() -> Iterator[Path]:
     """A folder with one of everything, filled by another process: this one must stay fresh."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
-        os.environ["MPLCONFIGDIR"] = name
         folder = Path(name, "prepared")
         folder.mkdir()
         child = os.fork()
