@@ -171,9 +171,11 @@ def _load_tokenizer(folder: Path, given: str | None) -> Any:
     try:
         if path.is_file():
             return package.PreTrainedTokenizerFast(tokenizer_file=str(path))
-        return package.AutoTokenizer.from_pretrained(
+        tokenizer = package.AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
+        tokenizer("a")  # settings of a wrong type are noticed only here
+        return tokenizer
     except Exception as error:  # the package raises whatever its parts raise
         reason = " ".join(str(error).split())[:200]
         raise InputError(
