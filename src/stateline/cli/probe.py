@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 
 from stateline.devices import add_device_option, add_dtype_option
+from stateline.errors import InputError
 
 OUT = "runs/probes"
 
@@ -59,8 +60,11 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     settings = Settings(given.batches, given.examples, given.rows, given.seed)
     plan = Plan(given.models, given.tasks, given.lengths, settings, given.tokenizer)
     for model in given.models:
+        home = user_path(model.removeprefix(HUGGING_FACE), "model")
+        if not home.exists():
+            raise InputError(f"no model in {home}: give a folder with config.json")
         if not model.startswith(HUGGING_FACE):
-            check_imports(user_path(model, "model"))
+            check_imports(home)
     console, folder = Console(), user_path(given.out, "folder to write")
     check_report(folder / "probes.html")
     load = partial(

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from stateline.data import Tokenizer
-from stateline.errors import InputError
 from stateline.files import user_path
 from stateline.generate import answer, load_run
 from stateline.generate.runs import find_model
@@ -133,14 +132,8 @@ def load_reader(
 
 
 def fingerprint(spec: str, tokenizer: str | None) -> str:
-    """A hash of the names, sizes and times of the files of a model and its tokenizer.
-
-    Raises:
-        InputError: If there is no such model.
-    """
+    """A hash of the names, sizes and times of the files of a model and its tokenizer."""
     home = find_model(spec.removeprefix(HUGGING_FACE))
-    if not home.exists():
-        raise InputError(f"no model in {home}: give the folder of a run or of a published model")
     text = _about(user_path(tokenizer, "tokenizer")) if tokenizer else None
     return sha256(repr((_about(home), tokenizer == "byte" or text)).encode()).hexdigest()
 
