@@ -8,7 +8,7 @@ BIN := .venv/bin
 .PHONY: demo test test-all fuzz lint docs clean
 .DEFAULT_GOAL := test
 
-# About seven minutes on two cores. Started again, it goes on where it stopped.
+# About five minutes on two idle cores. Started again, it goes on where it stopped.
 demo: .venv/ready
 	$(BIN)/stateline compare --protocol quick \
 	  "attention(position=hard_alibi, n_heads=8)*2" "attention(position=rope, n_heads=8)*2" \
