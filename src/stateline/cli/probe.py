@@ -57,6 +57,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.reports.probes import point_line, print_probes, write_probes
     from stateline.runs.folder import check_imports
 
+    device, dtype = resolve_device(given.device), resolve_dtype(given.dtype)
     settings = Settings(given.batches, given.examples, given.rows, given.seed)
     plan = Plan(given.models, given.tasks, given.lengths, settings, given.tokenizer)
     for model in given.models:
@@ -67,12 +68,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
             check_imports(home)
     console, folder = Console(), user_path(given.out, "folder to write")
     check_report(folder / "probes.html")
-    load = partial(
-        load_reader,
-        tokenizer=given.tokenizer,
-        device=resolve_device(given.device),
-        dtype=resolve_dtype(given.dtype),
-    )
+    load = partial(load_reader, tokenizer=given.tokenizer, device=device, dtype=dtype)
     results = run_probes(
         plan,
         Material(given.data),
