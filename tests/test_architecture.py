@@ -15,6 +15,7 @@ SOURCE = Path(stateline.__file__).parent
 FILES = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
 
 PARTS = [
+    "__main__",
     "cli",
     "reports",
     "probe",

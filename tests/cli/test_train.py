@@ -77,6 +77,20 @@ def test_a_run_keeps_its_recipe(recipe: str, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == Path("run/config.yaml").read_text()
 
 
+def test_a_recipe_keeps_what_was_switched_off(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recall = [recipe, "--task", "associative_recall", "--print_config"]
+    main(["train", *recall])
+    assert "stop_at: 0.99" in capsys.readouterr().out  # the default of the task
+    main(["train", *recall, "--train.stop_at", "null"])
+    printed = capsys.readouterr().out
+    Path("printed.yaml").write_text(printed)
+    main(["train", "printed.yaml", "--print_config"])
+    assert "stop_at: null" in printed
+    assert capsys.readouterr().out == printed
+
+
 def test_a_run_is_not_overwritten(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", recipe])
     before = Path("run/model.safetensors").read_bytes()

@@ -22,6 +22,8 @@ class Bridge:
     """``stateline.hf``, imported when it is first used: tests that do not run must not wait."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks, while it looks for fixtures
+            raise AttributeError(name)
         return getattr(importlib.import_module("stateline.hf"), name)
 
 

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -69,6 +70,7 @@ def covers(*kinds: str, where: Callable[[Case], object] = bool) -> Callable[[Tes
     return mark
 
 
+@cache
 def find_cases(folder: Path) -> list[Case]:
     """All cases below a folder, in order of their paths."""
     return sorted(_cases(folder), key=lambda case: case.path)

@@ -83,7 +83,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     resolved = given.clone()
     for name in NOT_OF_THE_RECIPE:
         resolved.pop(name, None)
-    recipe = parser.dump(resolved, skip_validation=True)
+    recipe = parser.dump(resolved, skip_unset=False, skip_validation=True)
     if given.print_config:
         print(recipe, end="")
         return 0

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -40,16 +41,10 @@ def render(template: str, charts: Iterable[Chart], **content: Any) -> str:
         charts: All charts of the page; a script makes them interactive.
         content: What the template shows.
     """
-    environment = Environment(
-        loader=PackageLoader("stateline.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
     specs = {chart.name: _spec(chart) for chart in charts}
-    environment.filters |= {"breakable": _breakable, "words": words}
-    own = environment.get_template("page.js").render()
-    text = environment.get_template(template).render(
+    templates = _environment()
+    own = templates.get_template("page.js").render()
+    text = templates.get_template(template).render(
         **content,
         style=Markup(_style()),
         specs=specs,
@@ -57,6 +52,19 @@ def render(template: str, charts: Iterable[Chart], **content: Any) -> str:
         scripts=[_script(bundle()), _script(own)],
     )
     return printable(text)
+
+
+@cache
+def _environment() -> Environment:
+    """Where templates are compiled, once each."""
+    environment = Environment(
+        loader=PackageLoader("stateline.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"breakable": _breakable, "words": words}
+    return environment
 
 
 def printable(text: str) -> str:
