@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
@@ -64,19 +65,26 @@ register_layer("user_mean", Mean)
 """
 
 
-@pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A folder of the user's own; what a test registers or imports is gone afterwards."""
-    for table in (LAYERS, TASKS, WRAPPERS):
-        monkeypatch.setattr(table, "_classes", dict(table._classes))
-    monkeypatch.setattr(plugins, "_imported", {})
-    monkeypatch.setattr(sys, "path", list(sys.path))
+@contextmanager
+def a_folder(folder: Path) -> Iterator[None]:
+    """A folder of the user's own; what is registered or imported in it is gone afterwards."""
     modules = set(sys.modules)
-    monkeypatch.chdir(tmp_path)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        for table in (LAYERS, TASKS, WRAPPERS):
+            patch.setattr(table, "_classes", dict(table._classes))
+        patch.setattr(plugins, "_imported", {})
+        patch.setattr(sys, "path", list(sys.path))
+        patch.chdir(folder)
+        yield
     for name in set(sys.modules) - modules:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def restored(tmp_path: Path) -> Iterator[None]:
+    with a_folder(tmp_path):
+        yield
 
 
 @pytest.fixture
@@ -84,6 +92,19 @@ def layers_file(tmp_path: Path) -> Path:
     file = tmp_path / "my_layers.py"
     file.write_text(LAYER)
     return file
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that needs a layer of a file, and the file."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "my_layers.py").write_text(LAYER)
+    task = "copying(n_letters=3, max_len=3, context_len=12, batch_size=2)"
+    training = ["--task", task, "--train.steps", "1", "--model.d_model", "4"]
+    with a_folder(folder):
+        own = ["--import", "my_layers.py", "--out", "run"]
+        assert main(["train", "user_mean", *training, *own]) == 0
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -120,20 +141,16 @@ def test_a_layer_of_a_file_has_a_name_in_every_command(
 )
 @pytest.mark.parametrize("place", ["run", "run/checkpoints/step-00000001"])
 def test_a_run_that_needs_own_code_names_it_and_never_imports_it(
-    layers_file: Path,
+    trained: Path,
     command: str,
     place: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    task = "copying(n_letters=3, max_len=3, context_len=12, batch_size=2)"
-    training = ["--task", task, "--train.steps", "1", "--model.d_model", "4", "--out", "run"]
-    assert main(["train", "user_mean", *training, "--import", layers_file.name]) == 0
-    monkeypatch.setattr(plugins, "_imported", {})
-    capsys.readouterr()
+    monkeypatch.chdir(trained)
     given = command.format(place).split()
     assert main(given) == 2
-    line = f"the run in run needs your own code: add --import {layers_file}"
+    line = f"the run in run needs your own code: add --import {trained / 'my_layers.py'}"
     assert capsys.readouterr().err == f"stateline: error: {line}\n"
     assert imported() == ()
 

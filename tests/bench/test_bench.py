@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from stateline.bench import memory, peaks
 from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
 from stateline.bench.peers import find_peers
@@ -16,6 +17,15 @@ from stateline.cli import main
 from stateline.errors import InputError
 
 QUICK = ["--seconds", "0", "--backends", "torch", "--force", "--d_model", "8"]
+
+
+@pytest.fixture
+def brief_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaks that are measured, but badly; and no garbage is collected before memory is measured."""
+    monkeypatch.setattr(peaks, "SECONDS", 0.0)
+    monkeypatch.setattr(peaks, "COPY_BYTES", 1 << 16)
+    monkeypatch.setattr(peaks, "MATRIX", {"cpu": 16})
+    monkeypatch.setattr(memory.gc, "collect", lambda: 0)
 
 
 def test_candidates_take_turns_and_each_round_begins_with_another() -> None:
@@ -66,11 +76,12 @@ def test_threads_are_put_back() -> None:
 
 
 def test_the_floor_is_the_slower_of_traffic_and_arithmetic() -> None:
-    peaks = Peaks(bytes_per_second=10.0, flops_per_second=100.0)
-    assert peaks.floor(n_bytes=20.0, flops=100.0) == 2.0
-    assert peaks.floor(n_bytes=20.0, flops=500.0) == 5.0
+    machine = Peaks(bytes_per_second=10.0, flops_per_second=100.0)
+    assert machine.floor(n_bytes=20.0, flops=100.0) == 2.0
+    assert machine.floor(n_bytes=20.0, flops=500.0) == 5.0
 
 
+@pytest.mark.usefixtures("brief_peaks")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -94,6 +105,7 @@ def test_every_suite_prints_and_writes_figures(
     assert all(f"{figure.case}, {figure.work}" in printed for figure in found.figures)
 
 
+@pytest.mark.usefixtures("brief_peaks")
 def test_errors_are_measured_against_float64(tmp_path: Path) -> None:
     arguments = ["ops", "--only", "diagonal_ssm", "--lengths", "64", "--tokens", "64"]
     assert main(["bench", *arguments, *QUICK, "--out", str(tmp_path)]) == 0

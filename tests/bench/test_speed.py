@@ -19,6 +19,7 @@ CELLS = [Cell("prefill", 16, 2), Cell("decode", 16, 2), Cell("train", 16, 4)]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "DECODE_STEPS", 4)
+    monkeypatch.setattr(side_by_side, "peak_bytes", lambda *_: 1)
 
 
 def model(pattern: str, **settings: int) -> LanguageModel:

@@ -93,6 +93,13 @@ def test_models_on_the_front_are_named_in_the_chart():
     assert not any(f">{name}</text>" in text for name in "ce")
 
 
+def test_charts_are_valid_vega_lite():
+    axes = (Axis("bytes", "log10"), Axis("score"))
+    drawn = trade_off_chart("a", "a", "", SPOTS, [], axes, less_cost=True)
+    for one in (chart(outlier=9.0, levels=[Level("gzip", y=2.0)]), drawn):
+        assert one.altair().to_dict(validate=True) == one.spec()
+
+
 def test_sixty_four_models_look_different():
     looks = {(model.colour, model.shape) for model in styled([str(n) for n in range(64)])}
     assert len(looks) == len(COLOURS) * len(SHAPES) == 64

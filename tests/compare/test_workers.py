@@ -106,6 +106,7 @@ def python(folder: Path, script: str, *, stdin: bool = False) -> subprocess.Comp
     )
 
 
+@pytest.mark.slow
 def test_a_script_from_stdin_without_a_guard_compares_an_imported_layer_in_workers(
     layer_file: Path,
 ) -> None:

@@ -13,7 +13,7 @@ from tests.fuzz.cases import case
 from tests.fuzz.fixed import FIXED, WORKS
 
 ROOT = Path(__file__).parents[2]
-QUICK = 36
+QUICK = 8
 ALL = 300
 
 Ask = Callable[[str], dict[str, Any]]
@@ -35,6 +35,7 @@ def ask() -> Iterator[Ask]:
         server.stdin.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(WORKS)), ids=WORKS)
 def test_the_commands_that_are_mutated_work(ask: Ask, number: int) -> None:
     outcome = ask(f"works:{number}")

@@ -23,10 +23,10 @@ def model(pattern: str) -> LanguageModel:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_model_generates_on_its_device_alone(pattern: str, sampling: Sampling) -> None:
     made = model(pattern)
-    wanted = generate(made, PROMPTS, 40, sampling=sampling)
+    wanted = generate(made, PROMPTS, 12, sampling=sampling)
     made.to("fake")
     with watch() as counts:
-        found = generate(made, PROMPTS, 40, sampling=sampling)
+        found = generate(made, PROMPTS, 12, sampling=sampling)
     assert found.device.type == "fake"
     assert found.cpu().equal(wanted)
     assert counts.heavy_on_cpu == set()
@@ -35,7 +35,7 @@ def test_a_model_generates_on_its_device_alone(pattern: str, sampling: Sampling)
 def test_generation_of_a_fixed_length_does_not_wait_at_every_token() -> None:
     made = model("h3 attention").to("fake")
     reads = []
-    for count in (30, 60):
+    for count in (6, 30):
         with watch() as counts:
             generate(made, PROMPTS, count, sampling=NARROW)
         reads.append(counts.reads)

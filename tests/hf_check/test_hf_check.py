@@ -127,7 +127,10 @@ def test_every_kind_of_call_has_a_clause() -> None:
     assert {clause.call for clause in CLAUSES} == set(CALLS)
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "mamba", "bamba"])
+@pytest.mark.parametrize(
+    "family",
+    ["gpt_neox", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mamba", "bamba"))],
+)
 def test_a_family_is_judged_as_in_the_study(family: str) -> None:
     report = check_model(families().tiny_model(family), name=family)
     assert wrong(report) == WRONG.get(family, set()), str(report)

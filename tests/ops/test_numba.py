@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -171,39 +172,44 @@ def test_rounding_does_not_add_up_over_long_sequences() -> None:
     assert errors[2] <= 2e-6
 
 
-@pytest.mark.parametrize("size", [1, 5, 16, 100])
-def test_rounding_does_not_add_up_over_many_chunks(size: int) -> None:
-    torch.manual_seed(0)
-    log_a, b, c = (t.detach() for t in DiagonalSSM(16).discretize())
-    u, state = torch.randn(1, 2000, 16), torch.zeros(1, 16, 32, 2)
-    wanted, _ = ops.diagonal_ssm_chunk(*(t.double() for t in (u, log_a, b, c, state)))
-    chunks, x = [], state
+def by_chunks(size: int, u: Tensor, *parameters: Tensor) -> Tensor:
+    *parameters, x = parameters
+    outputs = []
     for piece in u.split(size, dim=1):
-        y, x = ops.diagonal_ssm_chunk(piece, log_a, b, c, x, backend="numba")
-        chunks.append(y)
-    assert relative(torch.cat(chunks, dim=1), wanted) <= 1e-6
+        y, x = ops.diagonal_ssm_chunk(piece, *parameters, x, backend="numba")
+        outputs.append(y)
+    return torch.cat(outputs, dim=1)
 
 
-def test_rounding_does_not_add_up_over_many_steps() -> None:
-    torch.manual_seed(0)
-    log_a, b, c = (t.detach() for t in DiagonalSSM(16).discretize())
-    u, x = torch.randn(1, 2000, 16), torch.zeros(1, 16, 32, 2)
-    wanted = ops.diagonal_ssm(*(t.double() for t in (u, log_a, b, c)))
+def by_steps(u: Tensor, *parameters: Tensor) -> Tensor:
+    *parameters, x = parameters
     outputs = []
     for token in u.unbind(dim=1):
-        y, x = ops.diagonal_ssm_step(token, log_a, b, c, x, backend="numba")
+        y, x = ops.diagonal_ssm_step(token, *parameters, x, backend="numba")
         outputs.append(y)
-    assert relative(torch.stack(outputs, dim=1), wanted) <= 1e-6
+    return torch.stack(outputs, dim=1)
 
 
-def test_rounding_does_not_add_up_over_many_steps_in_place() -> None:
+def by_steps_in_place(u: Tensor, *parameters: Tensor) -> Tensor:
+    *parameters, x = parameters
+    stepper = ops.diagonal_ssm_stepper(*parameters, torch.zeros(16), backend="numba")
+    return torch.stack([stepper(token, x) for token in u.unbind(dim=1)], dim=1)
+
+
+READINGS: dict[str, Callable[..., Tensor]] = {
+    **{f"chunks of {size}": partial(by_chunks, size) for size in (1, 5, 16, 100)},
+    "steps": by_steps,
+    "steps in place": by_steps_in_place,
+}
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_rounding_does_not_add_up_in_the_state(reading: str) -> None:
     torch.manual_seed(0)
-    log_a, b, c = (t.detach() for t in DiagonalSSM(16).discretize())
+    parameters = [t.detach() for t in DiagonalSSM(16).discretize()]
     u, x = torch.randn(1, 2000, 16), torch.zeros(1, 16, 32, 2)
-    wanted = ops.diagonal_ssm(*(t.double() for t in (u, log_a, b, c)))
-    stepper = ops.diagonal_ssm_stepper(log_a, b, c, torch.zeros(16), backend="numba")
-    outputs = [stepper(token, x) for token in u.unbind(dim=1)]
-    assert relative(torch.stack(outputs, dim=1), wanted) <= 1e-6
+    wanted = ops.diagonal_ssm(*(t.double() for t in (u, *parameters)))
+    assert relative(READINGS[reading](u, *parameters, x), wanted) <= 1e-6
 
 
 def step_inputs(function: str, channels: int = 18) -> Inputs:
@@ -341,32 +347,26 @@ def python(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_importing_stateline_does_not_import_numba() -> None:
-    code = "import sys, stateline, stateline.ops; print('numba' in sys.modules)"
-    assert python(code) == "False"
-
-
-def test_without_numba_torch_runs_and_the_reason_is_said() -> None:
+def test_numba_is_imported_when_it_computes_and_torch_runs_without_it() -> None:
     code = """
 import sys
-sys.modules["numba"] = None
 import torch
 from stateline.ops import OPS, short_conv
+print("numba" in sys.modules)
+sys.modules["numba"] = None
 u, kernel = torch.ones(1, 3, 1), torch.ones(1, 2)
 print(short_conv(u, kernel).flatten().tolist())
 print(OPS["short_conv"].reasons("short_conv", u, kernel)["numba"])
 """
-    outputs, reason = python(code).splitlines()
+    imported, outputs, reason = python(code).splitlines()
+    assert imported == "False"
     assert outputs == "[1.0, 2.0, 2.0]"
     assert reason == "import failed: numba is not installed: pip install 'stateline[fast]'"
 
 
 COMPUTE = """
-import os, sys, torch
+import torch
 from stateline.ops import diagonal_ssm, h3_core, selective_scan
-from stateline.ops.numba_kernels import threads
-threads.LEAST_WORK = 0
-torch.set_num_threads(2)
 
 def results():
     g = torch.Generator().manual_seed(0)
@@ -381,17 +381,23 @@ def results():
 """
 
 
-def test_a_forked_process_has_threads_of_its_own() -> None:
-    code = """
-wanted = results()
+FORK = """
+import os
+from stateline.ops.numba_kernels import threads
+threads.LEAST_WORK = 0
+torch.set_num_threads(2)
+print(wanted := results())
 child = os.fork()
 if not child:
     os._exit(results() != wanted)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert python(COMPUTE + code) == "0"
 
 
-def test_what_memory_held_before_changes_nothing() -> None:
-    code = COMPUTE + "print(results())"
-    assert python(code, MALLOC_PERTURB_="1") == python(code)
+@pytest.mark.usefixtures("two_threads")
+def test_what_memory_held_before_changes_nothing_and_a_fork_has_threads_of_its_own() -> None:
+    here: dict[str, Any] = {}
+    exec(COMPUTE, here)
+    there, forked = python(COMPUTE + FORK, MALLOC_PERTURB_="1").splitlines()
+    assert there == str(here["results"]())
+    assert forked == "0"

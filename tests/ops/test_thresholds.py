@@ -64,8 +64,9 @@ def test_the_threshold_is_where_the_total_time_is_least() -> None:
         assert crossing(True, [(1, 2), (3, 2), (1, 9)]) == 4  # one size out of line does not count
 
 
-def test_every_threshold_is_measured(folder: Path) -> None:
+def test_every_threshold_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
+    monkeypatch.setattr(tune, "SHAPE", (1, 16, 64))
     found = tune.tune(0.0, lambda _: None)
     assert found.keys() == DEFAULTS.keys()
     assert json.loads(tune.store(found).read_text()) == found

@@ -232,7 +232,7 @@ def test_a_score_by_position_is_shown_where_a_run_has_it(make):
 
 
 def test_what_a_model_wrote_is_shown_folded_and_escaped(make):
-    results = make.results()
+    results = make.results(speed=[])
     assert "Written by" not in page_of(results)
     results["runs"][1]["sample"] = "<b>\x00\udce9é\n\tx & y"
     page = page_of(results)
@@ -242,7 +242,7 @@ def test_what_a_model_wrote_is_shown_folded_and_escaped(make):
 
 
 def test_the_training_configuration_of_every_run_is_shown_folded(make):
-    results = make.results()
+    results = make.results(speed=[])
     assert "Training configuration" not in page_of(results)
     for seed, run in enumerate(results["runs"]):
         run["training"] = {"lr": 0.001 + seed, "ssm_lr": None, "schedule": "cosine"}

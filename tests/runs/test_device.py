@@ -19,6 +19,7 @@ RECALL = "associative_recall(length=4, batch_size=4)"
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)
+    monkeypatch.setattr("stateline.runs.extras.SAMPLE_TOKENS", 4)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
 
 
@@ -47,6 +48,7 @@ def test_training_scoring_and_sampling_stay_on_the_device(tmp_path: Path, kind: 
         assert run.by_length[length] == pytest.approx(scores)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_speed")
 def test_a_comparison_trains_and_times_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

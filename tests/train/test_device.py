@@ -27,7 +27,7 @@ def model(pattern: str = "h3 attention(position=rope)") -> LanguageModel:
 
 
 def config(**settings: Any) -> TrainConfig:
-    defaults = {"steps": 4, "warmup_steps": 0, "eval_every": 0, "log_every": 1, "lr": 1e-2}
+    defaults = {"steps": 3, "warmup_steps": 0, "eval_every": 0, "log_every": 1, "lr": 1e-2}
     return TrainConfig(**{**defaults, **settings})
 
 
@@ -49,26 +49,27 @@ def test_training_computes_on_its_device_alone(text: Text, settings: dict[str, A
 )
 def test_the_host_waits_once_per_update(text: Text, pattern: str, settings: dict[str, Any]) -> None:
     reads = []
-    for steps in (4, 8):
+    for steps in (1, 3):
         with watch() as counts:
             made = model(pattern).to("fake")
             train(made, text, config(steps=steps, **settings), processes=FAKE)
         reads.append(counts.reads)
-    assert reads[1] - reads[0] == 4
+    assert reads[1] - reads[0] == 2
 
 
 def test_a_run_on_a_device_continues_from_its_checkpoint(text: Text, tmp_path: Any) -> None:
     calls = iter(range(9))
-    whole = train(model().to("fake"), text, config(**CARRY), processes=FAKE)
+    settings = config(steps=3, **CARRY)
+    whole = train(model().to("fake"), text, settings, processes=FAKE)
     train(
         model().to("fake"),
         text,
-        config(**CARRY),
+        settings,
         folder=tmp_path,
         processes=FAKE,
         interrupted=lambda: next(calls) == 1,
     )
-    rest = train(model().to("fake"), text, config(**CARRY), folder=tmp_path, processes=FAKE)
+    rest = train(model().to("fake"), text, settings, folder=tmp_path, processes=FAKE)
     assert [m.loss for m in rest.curve] == [m.loss for m in whole.curve]
 
 
@@ -85,7 +86,7 @@ def test_a_text_is_scored_on_the_device_of_the_model() -> None:
 
 
 def test_batches_built_ahead_are_those_built_in_time(text: Text) -> None:
-    ahead, in_time = (Batches(text, config(**CARRY), p) for p in (FAKE, Processes()))
+    ahead, in_time = (Batches(text, config(steps=4, **CARRY), p) for p in (FAKE, Processes()))
     for step in (0, 1, 2, 0, 3):  # also out of order
         for found, wanted in zip(ahead.update(step), in_time.update(step), strict=True):
             assert found.tokens.cpu().equal(wanted.tokens)

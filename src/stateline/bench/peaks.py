@@ -12,6 +12,9 @@ COPY_BYTES = 1 << 28
 MATRIX = {"cpu": 1024, "cuda": 8192}
 """Side of the square matrices that are multiplied."""
 
+SECONDS = 0.3
+"""Time for each of the two measurements."""
+
 
 @dataclass(frozen=True)
 class Peaks:
@@ -47,7 +50,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype = torch.float32) -> P
     out = torch.empty_like(a)
     times = interleave(
         {"copy": lambda: target.copy_(source), "product": lambda: torch.mm(a, b, out=out)},
-        seconds=0.3,
+        seconds=SECONDS,
         device=device,
     )
     return Peaks(

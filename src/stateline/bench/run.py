@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,22 +40,13 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
     for name in given.only or ():
         if name not in OP_CASES:
             raise unknown_name("case", name, OP_CASES)
-    if (
-        min(
-            [
-                *given.lengths,
-                *given.batches,
-                given.tokens,
-                given.rows or 1,
-                given.d_model,
-                given.threads,
-            ]
-        )
-        < 1
-    ):
+    sizes = (given.tokens, given.rows or 1, given.d_model, given.threads)
+    if min(*given.lengths, *given.batches, *sizes) < 1:
         raise InputError("lengths, batches, tokens, rows, d_model and threads must be at least 1")
     torch.manual_seed(0)
     with use_threads(given.threads), watch_load() as load:
+        suite = _suite(given, device)
+        peers = {} if given.suite == "decode" else find_peers(given.against)
         tell("the machine's own peaks")
         peaks = measure_peaks(device, dtype)
         settings = Settings(
@@ -66,11 +58,11 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
             seconds=given.seconds,
             backends=given.backends,
             peaks=peaks,
-            peers={} if given.suite == "decode" else find_peers(given.against),
+            peers=peers,
             rows=given.rows,
         )
         figures = []
-        for figure in _suite(given, settings):
+        for figure in suite(settings):
             figures.append(figure)
             tell(f"{figure.case}, {figure.work}, {figure.candidate}, length {figure.length}")
         machine = environment()
@@ -91,19 +83,20 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
     )
 
 
-def _suite(given: Any, settings: Settings) -> Iterator[Figure]:
+def _suite(given: Any, device: torch.device) -> Callable[[Settings], Iterator[Figure]]:
+    """What to measure; models of others are looked for before anything is measured."""
     if given.suite == "ops":
-        return bench_ops(settings, given.only or list(OP_CASES))
+        return partial(bench_ops, names=given.only or list(OP_CASES))
     if given.suite == "layers":
-        return bench_layers(settings, given.patterns)
+        return partial(bench_layers, patterns=given.patterns)
     if given.suite == "train":
-        return bench_train(settings, given.patterns, given.tasks)
+        return partial(bench_train, patterns=given.patterns, tasks=given.tasks)
     configs = {
         name: ModelConfig(pattern, vocab_size=given.vocab_size, d_model=given.d_model)
         for name, pattern in map(_named, given.patterns)
     }
-    peers = find_models(given.against, given.d_model, given.vocab_size, settings.device)
-    return bench_decode(settings, configs, given.batches, peers)
+    peers = find_models(given.against, given.d_model, given.vocab_size, device)
+    return partial(bench_decode, configs=configs, batches=given.batches, peers=peers)
 
 
 def _named(text: str) -> tuple[str, str]:

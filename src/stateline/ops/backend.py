@@ -179,34 +179,36 @@ def _from_environment() -> Mapping[str, str]:
         raise InputError(f"{VARIABLE}={text}: {error}") from None
 
 
-def _once_per_trace(function: Callable[P, T]) -> Callable[P, T]:
+def once_per_trace(function: Callable[P, T]) -> Callable[P, T]:
     """Let ``torch.compile`` run a function that it cannot trace, and take its result as constant.
 
-    It cannot trace context variables, imports and logging.
+    It cannot trace context variables, imports and logging. The mark is that of
+    ``torch.compiler.assume_constant_result``, which would import the compiler, for a second.
     """
-    return torch.compiler.assume_constant_result(function)
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
-@_once_per_trace
+@once_per_trace
 def _prepare(op: str, function: str) -> None:
     if function not in OPS[op].candidates:
         OPS[op].prepare(function)
 
 
-@_once_per_trace
+@once_per_trace
 def _preferred(op: str) -> str:
     preference = _preference.get() or _from_environment()
     return preference.get(op, preference[_OTHERS])
 
 
-@_once_per_trace
+@once_per_trace
 def _log_choice(function: str, backend: str) -> None:
     if (function, backend) not in _logged:
         _logged.add((function, backend))
         log.debug("%s runs on backend %r", function, backend)
 
 
-@_once_per_trace
+@once_per_trace
 def _log_fallback(function: str, backend: str, reason: str) -> None:
     if (function, backend, reason) not in _logged:
         _logged.add((function, backend, reason))

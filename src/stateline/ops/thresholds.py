@@ -10,10 +10,9 @@ import platform
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from stateline.errors import InputError
 from stateline.files import read_json_object, user_path
+from stateline.ops.backend import once_per_trace
 
 DEFAULTS = {
     "attention.few_queries": 4,
@@ -35,7 +34,7 @@ VARIABLE = "STATELINE_CACHE"
 """Environment variable with the folder for what is measured on this machine."""
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@once_per_trace
 def threshold(name: str) -> int:
     """The threshold of this machine, or the default.
 
