@@ -34,6 +34,11 @@ def test_an_answer_is_the_likeliest_text_up_to_its_limit(model: LanguageModel) -
     assert "\ufffd" in "".join(found)  # bytes that are no text can be written to a file
 
 
+def test_an_answer_of_no_tokens_is_empty(model: LanguageModel) -> None:
+    wanted = answer(model, ByteTokenizer(), PROMPTS[1:], LIMITS[1:])
+    assert answer(model, ByteTokenizer(), PROMPTS, [0, *LIMITS[1:]]) == ["", *wanted]
+
+
 def test_an_answer_ends_before_a_stop_string_or_an_end_token(model: LanguageModel) -> None:
     tokens = alone(model, 2)
     before = bytes(tokens[:5]).decode(errors="replace")

@@ -109,6 +109,12 @@ def test_numbers_go_there_and_back() -> None:
     assert [decoder.push(3), decoder.push(299), decoder.finish()] == ["3 ", "299 ", ""]
 
 
+@pytest.mark.parametrize("wrong", ["x", "1.5", f"{2**63}", "9" * 5000])
+def test_a_word_that_is_no_number_is_named(wrong: str) -> None:
+    with pytest.raises(InputError, match=f"got '{wrong[:20]}'"):
+        NumberTokenizer(300).encode(f"3 {wrong} 4")
+
+
 TEXT = "It's said -- so  \n\n they say:\tπ is 3.14159, né?\n" * 5 + "end\udcff\udcc3"
 
 

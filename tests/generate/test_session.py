@@ -150,6 +150,20 @@ def test_rows_may_join_again_and_again(build: Build) -> None:
     assert found == [wanted[row, : 4 - row].tolist() for row in range(4)]
 
 
+@pytest.mark.parametrize("pattern", KINDS)
+def test_rows_may_join_after_all_have_left(build: Build, pattern: str) -> None:
+    made = build(pattern)
+    states = prefill(made, RAGGED)
+    session = Session(made, select_rows(states, [0, 1]))
+    session.step()
+    session.select([])
+    with pytest.raises(InputError, match="no rows left: join a state"):
+        session.step()
+    session.join(select_rows(states, [2]))
+    found = torch.cat([session.step().tokens for _ in range(3)])
+    assert found.equal(generate(made, RAGGED, 3)[2])
+
+
 @pytest.mark.parametrize(
     "other", ["h3(d_state=4)", "lstm", "h3(d_state=8) attention"], ids=["size", "kind", "more"]
 )

@@ -32,7 +32,7 @@ def answer(
         model: A language model in evaluation mode.
         tokenizer: Its tokenizer.
         prompts: Tokens of each prompt, at least one.
-        limits: Largest number of new tokens of each.
+        limits: Largest number of new tokens of each, as many limits as prompts.
         stop: Strings before which a text ends.
         end: Tokens before which a text ends.
         never_empty: Whether an end token may not be the first; then the best other token is.
@@ -62,7 +62,7 @@ def answer(
             session = Session(model, session.state()._replace(token=tokens), room=max(limits))
         going = []
         for place, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
-            if token in end:
+            if token in end or count > limits[row]:
                 continue
             texts[row] += streams[row].push(token)
             if not streams[row].stopped and count < limits[row]:

@@ -68,9 +68,9 @@ class Model:
             InputError: If the prompt is empty, has an unknown token, or is too long for a model
                 with learned positions; if a stop string is empty; if the model gives NaN.
         """
-        text = TextStream(self.tokenizer, stop)
-        state = prefill(self.module, self._tokens(prompt), seed=seed)
-        check_length(self.module, state.length, max_new_tokens)
+        text, tokens = TextStream(self.tokenizer, stop), self._tokens(prompt)
+        check_length(self.module, tokens.shape[1], max_new_tokens)
+        state = prefill(self.module, tokens, seed=seed)
         session = Session(self.module, state, sampling=sampling)
         new = [decoded.text for decoded in decode_text(session, [text], max_new_tokens)]
         return "".join([*new, text.finish()])

@@ -135,14 +135,16 @@ class Session:
         """Feed the last token of each row, and choose the next.
 
         Raises:
-            InputError: If logits are NaN.
+            InputError: If logits are NaN, or all rows have left.
         """
+        if not self._lengths:
+            raise InputError("the session has no rows left: join a state before the next step")
         if self._free == 0:
             self._make_room()
         state = self._state
         with remembering(self._memory), unchecked() if self._fits else nullcontext():
             logits, after = self._run(state.token, state.model)
-        self._fits = len(state.token) > 0
+        self._fits = True
         self._watch(logits)
         numbers, random = self._draw()
         tokens = choose(logits, self.sampling, numbers, state.seen)

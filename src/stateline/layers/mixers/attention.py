@@ -45,7 +45,7 @@ class AttentionState(NamedTuple):
     @staticmethod
     def trim(state: "AttentionState") -> "AttentionState":
         """Drop the slots that no row has filled."""
-        used = int(state.length.max())
+        used = int(state.length.max()) if len(state.length) else 0
         return AttentionState(state.k[:, :used], state.v[:, :used], state.length)
 
 

@@ -43,7 +43,7 @@ class GlobalCachedStaircaseState(NamedTuple):
     @staticmethod
     def trim(state: "GlobalCachedStaircaseState") -> "GlobalCachedStaircaseState":
         """Drop the slots that no row has filled."""
-        slots, used = state.cache[0].slots, int(state.length.max())
+        slots, used = state.cache[0].slots, int(state.length.max()) if len(state.length) else 0
         return state._replace(cache=tuple(its.part(slots - used, slots) for its in state.cache))
 
 
