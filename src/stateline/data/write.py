@@ -13,12 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stateline.data.corpus import (
-    INDEX,
-    UNFINISHED,
-    Corpus,
-    open_corpus,
-)
+from stateline.data.corpus import INDEX, UNFINISHED, Corpus, open_corpus
 from stateline.data.documents import Newlines
 from stateline.data.index import FORMAT, VERSION
 from stateline.data.load import load_tokenizer
@@ -224,9 +219,8 @@ def _write_unit(unit: Unit, order: _Order) -> tuple[str, int]:
     }
     path = order.folder / f"{unit.name}.bin"
     write_atomically(path, lambda temporary: temporary.write_bytes(contents))
-    write_text(
-        path.with_suffix(".json"), json.dumps(described)
-    )  # last: its presence means that the tokens are complete
+    # Last: its presence means that the tokens are complete.
+    write_text(path.with_suffix(".json"), json.dumps(described))
     return unit.name, sum(map(len, parts))
 
 

@@ -189,13 +189,13 @@ Known: algorithm, ...
 
 def _check_size(task: Task) -> None:
     """Refuse what would fill the memory or take for ever, before anything is drawn."""
-    rows = {
-        task.train_length: task.batch_size,
-        max(task.eval_lengths): task.batch_size if task.kind == "labelled" else 1,
-    }
+    scored = task.batch_size if task.kind == "labelled" else 1
     if isinstance(task, GeneratedTask):
-        rows[max(task.eval_lengths)] = getattr(task, "problems_per_batch", task.batch_size)
-    for length, count in rows.items():
+        scored = getattr(task, "problems_per_batch", task.batch_size)
+    for length, count in (
+        (task.train_length, task.batch_size),
+        (max(task.eval_lengths), scored),
+    ):
         if length * count > MAX_POSITIONS:
             raise InputError(
                 f"a batch may have up to {MAX_POSITIONS:,} positions, got {count:,} rows of length "

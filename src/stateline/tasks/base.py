@@ -223,6 +223,15 @@ class ExampleTask(GeneratedTask):
             new examples for every batch.
     """
 
+    metric = "accuracy"
+    training: ClassVar[Mapping[str, float | str]] = {
+        "steps": 3000,
+        "lr": 1e-3,
+        "schedule": "constant",
+        "eval_every": 100,
+        "stop_at": 0.99,
+    }
+    problems_per_batch: ClassVar[int] = 128
     seed: int
     examples: int | None = None
 
@@ -238,6 +247,16 @@ class ExampleTask(GeneratedTask):
         else:
             drawn = self._fixed[epoch_rows(self.seed, self.examples, self.batch_size, index)]
         return Batch(tokens=drawn[:, :-1], targets=drawn[:, 1:])
+
+    def _set_sizes(self, length: int, batch_size: int, examples: int | None) -> None:
+        """Set how long examples are, and how many; check that they fill a batch."""
+        if examples is not None and examples < batch_size:
+            raise InputError(
+                f"examples must be at least batch_size={batch_size}, or none to draw new ones for "
+                f"every batch, got examples={examples}"
+            )
+        self.batch_size, self.examples = batch_size, examples
+        self.train_length, self.eval_lengths = length, (length, 2 * length, 4 * length)
 
     @cached_property
     def _fixed(self) -> Int[Tensor, "count total"]:
@@ -304,15 +323,6 @@ class CorpusTask(ConsecutiveTask):
     @abstractmethod
     def held_out(self, length: int) -> Iterator[Batch]:
         """The whole held-out text once, in windows of ``length`` tokens."""
-
-
-def check_examples(examples: int | None, batch_size: int) -> None:
-    """Raise InputError if there are fewer examples than rows in a batch."""
-    if examples is not None and examples < batch_size:
-        raise InputError(
-            f"examples must be at least batch_size={batch_size}, or none to draw new ones for "
-            f"every batch, got examples={examples}"
-        )
 
 
 def epoch_rows(seed: int, count: int, batch_size: int, index: int) -> Int[np.ndarray, " batch"]:

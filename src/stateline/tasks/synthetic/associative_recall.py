@@ -1,15 +1,12 @@
 """Associative recall: give the value that was paired with a key."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.tasks.base import ExampleTask, Problems, check_examples, generator
+from stateline.tasks.base import ExampleTask, Problems, generator
 
 _MAX_KEYS = 65_536
 
@@ -66,16 +63,7 @@ class AssociativeRecall(ExampleTask):
         "much a model can hold: a table of 4 keys fits the state of an LSTM, which solves it too. "
         "Guessing the most common value, whatever the key, already scores 0.5 (4 keys, 4 values)."
     )
-    metric = "accuracy"
     solved_at = 0.97
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 1e-3,
-        "schedule": "constant",
-        "eval_every": 100,
-        "stop_at": 0.99,
-    }
-    problems_per_batch: ClassVar[int] = 128
 
     def __init__(
         self,
@@ -98,9 +86,8 @@ class AssociativeRecall(ExampleTask):
                 "key_length and batch_size must be at least 1, "
                 f"got key_length={key_length} and batch_size={batch_size}"
             )
-        check_examples(examples, batch_size)
-        self.seed, self.batch_size, self.examples = seed, batch_size, examples
-        self.vocab_size, self.key_length, self.allow_dot = vocab_size, key_length, allow_dot
+        self.seed, self.vocab_size = seed, vocab_size
+        self.key_length, self.allow_dot = key_length, allow_dot
         self.n_key_tokens = vocab_size // 2 - 1
         self.n_keys = self.n_key_tokens ** min(key_length, 17)  # larger tables are refused anyway
         if self.n_keys > _MAX_KEYS:
@@ -109,8 +96,7 @@ class AssociativeRecall(ExampleTask):
                 f"vocab_size={vocab_size} and key_length={key_length} exceed: lower one of them"
             )
         self._n_pairs(length)
-        self.train_length = length
-        self.eval_lengths = (length, 2 * length, 4 * length)
+        self._set_sizes(length, batch_size, examples)
 
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index`` with ``length`` tokens of pairs; one token answers."""

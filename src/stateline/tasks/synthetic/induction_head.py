@@ -1,15 +1,12 @@
 """Induction head: repeat what followed a mark."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.tasks.base import ExampleTask, Problems, check_examples, generator
+from stateline.tasks.base import ExampleTask, Problems, generator
 
 
 class InductionHead(ExampleTask):
@@ -58,16 +55,7 @@ class InductionHead(ExampleTask):
         "Shows whether a model can store the token that follows a mark while other tokens pass. "
         "It has to store a single token, so the score does not show how much it could store."
     )
-    metric = "accuracy"
     solved_at = 0.95
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 1e-3,
-        "schedule": "constant",
-        "eval_every": 100,
-        "stop_at": 0.99,
-    }
-    problems_per_batch: ClassVar[int] = 128
 
     def __init__(
         self,
@@ -91,13 +79,10 @@ class InductionHead(ExampleTask):
                 f"induction_length={induction_length}, n_triggers={n_triggers} "
                 f"and batch_size={batch_size}"
             )
-        check_examples(examples, batch_size)
-        self.seed, self.batch_size, self.vocab_size = seed, batch_size, vocab_size
-        self.examples = examples
+        self.seed, self.vocab_size = seed, vocab_size
         self.induction_length, self.n_triggers = induction_length, n_triggers
         self._n_places(length)
-        self.train_length = length
-        self.eval_lengths = (length, 2 * length, 4 * length)
+        self._set_sizes(length, batch_size, examples)
 
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index``: prompts up to the final "=>", and the answers."""
