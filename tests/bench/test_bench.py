@@ -22,6 +22,7 @@ QUICK = ["--seconds", "0", "--backends", "torch", "--force", "--d_model", "8"]
 @pytest.fixture
 def brief_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peaks that are measured, but badly; and no garbage is collected before memory is measured."""
+    monkeypatch.setattr("stateline.bench.timing.SAMPLE_SECONDS", 0.0)
     monkeypatch.setattr(peaks, "SECONDS", 0.0)
     monkeypatch.setattr(peaks, "COPY_BYTES", 1 << 16)
     monkeypatch.setattr(peaks, "MATRIX", {"cpu": 16})
