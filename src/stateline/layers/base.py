@@ -216,8 +216,8 @@ def require_causal(layer: AnyLayer, user: str) -> None:
     if not layer.causal:
         raise InputError(
             f"{user} needs causal layers, got bidirectional(...), whose outputs depend on the "
-            "whole row, so that it has no state and no steps: leave it out, or use it in tasks that "
-            "classify or predict numbers"
+            "whole row, so that it has no state and no steps: leave it out, or use it in tasks "
+            "that classify or predict numbers"
         )
 
 

@@ -24,8 +24,9 @@ class Bidirectional(SequenceLayer[Any]):
 
     Both directions share the core's weights, as the official S4 and S5 share the transition and the
     input matrix; the projection reads each direction by weights of its own. In the sum,
-    :math:`\mathrm{core}_1` and :math:`\mathrm{core}_2` are the core itself or, if it has two signals
-    per channel (``n_outputs=2``), its first and its second signal: a readout for each direction.
+    :math:`\mathrm{core}_1` and :math:`\mathrm{core}_2` are the core itself or, if it has two
+    signals per channel (``n_outputs=2``), its first and its second signal: a readout for each
+    direction.
 
     It is not causal: every output depends on the whole row, so there is no state and no step. In a
     pattern, the core is built without residual branches, and the layer stands in a block of its
