@@ -130,13 +130,15 @@ def bits_by_hand() -> tuple[float, float]:
 def test_every_scored_target_weighs_the_same() -> None:
     right, wrong = bits_by_hand()
     found = evaluate(successor_model(), Numbers(), 3, batches=0)
-    assert found == {"bits": pytest.approx((4 * right + 2 * wrong) / 6)}
+    bits = (4 * right + 2 * wrong) / 6
+    assert found == {"bits": pytest.approx(bits), "perplexity": pytest.approx(2**bits)}
 
 
 def test_a_corpus_is_read_as_far_as_asked() -> None:
     right, wrong = bits_by_hand()
     found = evaluate(successor_model(), Numbers(), 3, batches=1)
-    assert found == {"bits": pytest.approx((4 * right + wrong) / 5)}
+    bits = (4 * right + wrong) / 5
+    assert found == {"bits": pytest.approx(bits), "perplexity": pytest.approx(2**bits)}
 
 
 def test_losses_come_by_position_in_buckets_that_double() -> None:

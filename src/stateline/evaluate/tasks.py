@@ -38,8 +38,9 @@ def evaluate(
       the model's state, or in one pass if the task has ``teacher_forcing``.
     - Labelled tasks: over all labels of ``batches`` batches of rows, each read from an empty state.
     - Rows of a data set: over all targets of all held-out rows.
-    - Corpora: bits per byte of the held-out text, in windows of ``length``, each read from an empty
-      state; ``batches`` limits how many batches of windows are read, 0 reads all.
+    - Corpora: bits per byte and perplexity per token of the held-out text, in windows of
+      ``length``, each read from an empty state; ``batches`` limits how many batches of windows are
+      read, 0 reads all.
     - Other kinds of tasks: what the function registered with :func:`score_task` does.
 
     Args:
@@ -116,7 +117,8 @@ def _labelled(
 @score_task.register
 def _corpus(task: CorpusTask, model: LanguageModel, length: int, batches: int) -> dict[str, float]:
     buckets = _read(model, task, Buckets(length, length), batches)
-    return {task.metric: buckets.mean / _nats_per_bit_per_byte(task)}
+    perplexity = float(torch.tensor(buckets.mean, dtype=torch.float64).exp())
+    return {task.metric: buckets.mean / _nats_per_bit_per_byte(task), "perplexity": perplexity}
 
 
 @score_task.register

@@ -1,0 +1,116 @@
+"""Running what is missing of a table."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from stateline.compare.engine import Engine
+from stateline.compare.news import News
+from stateline.errors import InputError
+from stateline.files import write_text
+from stateline.generate.runs import read_model_config
+from stateline.models.config import ModelConfig
+from stateline.models.pattern import canonical_pattern
+from stateline.runs.folder import RESULT, RESULTS, read_results, read_run, stored_run
+from stateline.runs.job import Job, check_job
+from stateline.runs.results import RunRecord, to_json
+from stateline.tasks import Task
+from stateline.train.config import TrainConfig
+
+OF_NO_EFFECT = ("log_every", "save_every", "keep")
+"""Settings of a training that do not change its outcome."""
+
+
+def run_missing(
+    jobs: Sequence[Job], tasks: Mapping[str, Task], folder: Path, engine: Engine, news: News
+) -> dict[Job, RunRecord]:
+    """Train the jobs whose results are not in ``folder / "runs"`` yet.
+
+    Args:
+        jobs: Jobs; those that occur twice are run once.
+        tasks: Their tasks with seed 0, by spec.
+        folder: Where everything is written. Tables share it: a run of several is trained once.
+        engine: Where jobs are trained.
+        news: Is called while they run.
+
+    Returns:
+        The result of each job.
+
+    Raises:
+        InputError: If a job cannot be run.
+    """
+    done, todo = dict[Job, RunRecord](), list[Job]()
+    for job in dict.fromkeys(jobs):
+        if (run := stored_run(folder / "runs" / job.name)) is not None:
+            done[job] = run
+        else:
+            check_job(job, tasks[job.task])
+            todo.append(job)
+    news.planned(len(done) + len(todo), len(done))
+    with engine.open(folder, tasks, news) as running:
+        running.submit(todo)
+        for job, run in running.finished():
+            done[job] = run
+            news.finished(job, run)
+    return done
+
+
+def adopt_runs(jobs: Sequence[Job], folder: Path, others: Sequence[Path]) -> int:
+    """Take over finished runs of other folders, such as those that ``stateline train`` wrote.
+
+    A run is that of a job if its task, its data, its model and its training, with the seed, are the
+    same.
+
+    Args:
+        jobs: What is needed.
+        folder: As in :func:`run_missing`; the results are copied there.
+        others: Folders to search, with all below.
+
+    Returns:
+        How many jobs have been taken over.
+
+    Raises:
+        InputError: If a folder does not exist, or a result in it is damaged.
+    """
+    missing = [job for job in jobs if stored_run(folder / "runs" / job.name) is None]
+    taken = set[Job]()
+    for run, config, data in _finished(others):
+        for job in missing:
+            if job not in taken and _same(job, run, config, data):
+                named = replace(run, model=job.label)
+                write_text(folder / "runs" / job.name / RESULT, to_json(named))
+                taken.add(job)
+    return len(taken)
+
+
+def _finished(folders: Sequence[Path]) -> Iterator[tuple[RunRecord, ModelConfig, str]]:
+    """The finished runs in some folders: result, model and hash of the data."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"no folder {folder}: --from takes folders that hold finished runs")
+        for path in sorted(folder.rglob(RESULT)):
+            run = read_run(path.parent)
+            if run is None or not run.by_length:  # a trial
+                continue
+            data = ""
+            if (path.parent / RESULTS).exists():
+                data = str(read_results(path.parent).tasks[0].data.get("sha256", ""))
+            yield run, read_model_config(path.parent), data
+
+
+def _same(job: Job, run: RunRecord, config: ModelConfig, data: str) -> bool:
+    pattern = canonical_pattern(config.pattern)
+    return (
+        canonical_pattern(run.task) == job.task
+        and data == job.data
+        and dataclasses.replace(config, pattern=pattern) == job.model
+        and _training(TrainConfig(**run.training)) == _training(job.training)
+    )
+
+
+def _training(training: TrainConfig) -> TrainConfig:
+    """A training without what does not change its outcome."""
+    plain = TrainConfig()
+    return dataclasses.replace(training, **{n: getattr(plain, n) for n in OF_NO_EFFECT})
