@@ -161,7 +161,8 @@ def _list_tables(recipes: Path) -> None:
     console = Console()
     for name in find_tables(recipes):
         _, table = find_table(name, recipes)
-        console.print(f"{name}: {table.place}. {table.claim}", markup=False, highlight=False)
+        said = f"{name}: {table.place}. {table.claim}"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
         for size, settings in table.sizes.items():
             count = len(table.rows_of(size))
             said = f"  --size {size}: {count} rows; {settings.cost}"

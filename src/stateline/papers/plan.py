@@ -37,7 +37,7 @@ def plan_table(
     tasks: dict[str, Task] = {}
     jobs = []
     for row in table.rows_of(size):
-        recipe, task = _resolved(row, table, size, read)
+        recipe, task = resolve(row, table, size, read)
         spec = with_data(task, data)
         if spec not in tasks:
             tasks[spec] = make_task(spec)
@@ -47,8 +47,12 @@ def plan_table(
     return jobs, tasks
 
 
-def _resolved(row: Row, table: Table, size: Size, read: Read) -> tuple[Recipe, str]:
-    """The model of a row with all of its settings, and its task."""
+def resolve(row: Row, table: Table, size: Size, read: Read) -> tuple[Recipe, str]:
+    """The model of a row with all of its settings, and its task.
+
+    Raises:
+        InputError: If its recipe cannot be read, or nothing names a task.
+    """
     recipe, task = Recipe(row.pattern, row.name), None
     if row.recipe:
         recipe, task = read(row.recipe.format(size=size))
