@@ -4,7 +4,7 @@
 from recorded tables (``benchmarks/papers``), which ``stateline reproduce NAME --record`` writes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +14,8 @@ import yaml
 from stateline.cli.reproduce import RECORDS, find_table
 from stateline.errors import InputError
 from stateline.files import write_text
-from stateline.papers.record import RecordedRow, TableRecord, read_table
-from stateline.papers.show import cell, number
+from stateline.papers.record import TableRecord, read_table
+from stateline.papers.show import cell, number, seeds
 from stateline.papers.table import Table
 
 ROOT = Path(__file__).parents[2]
@@ -154,12 +154,7 @@ def _here(record: TableRecord, claim: Claim) -> str:
         figure = cell(rows[name], record.columns.index(heading))
         by_column.setdefault(heading, []).append(f"{name} {figure}")
     figures = "; ".join(f"{heading}: {', '.join(own)}" for heading, own in by_column.items())
-    return f"{figures} ({_seeds(rows[name] for name, _ in shown)}, {record.created})"
-
-
-def _seeds(rows: Iterator[RecordedRow]) -> str:
-    counts = sorted({len(row.seeds) for row in rows})
-    return " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
+    return f"{figures} ({seeds([rows[name] for name, _ in shown])}, {record.created})"
 
 
 def with_ledger(page: str, table: str) -> str:

@@ -95,6 +95,14 @@ def test_runs_of_train_are_taken_over(capsys: pytest.CaptureFixture[str]) -> Non
         adopt_runs([], Path("runs"), [Path("nothing")])
 
 
+def test_without_training_the_table_has_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("--as_is") == 2
+    assert "no run of nobody/one is there yet: leave out --as_is" in capsys.readouterr().err
+    assert main(["train", "lstm", "--device", "cpu", *TRAIN[:-1], "4", "--out", "old"]) == 0
+    assert reproduce("--from", "old", "--as_is") == 0
+    assert [(row.label, row.seeds) for row in recorded().rows] == [("LSTM", [0])]
+
+
 def test_tables_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce"]) == 0
     assert capsys.readouterr().out == (

@@ -41,13 +41,10 @@ def run_missing(
     Raises:
         InputError: If a job cannot be run.
     """
-    done, todo = dict[Job, RunRecord](), list[Job]()
-    for job in dict.fromkeys(jobs):
-        if (run := stored_run(folder / "runs" / job.name)) is not None:
-            done[job] = run
-        else:
-            check_job(job, tasks[job.task])
-            todo.append(job)
+    done = stored_runs(jobs, folder)
+    todo = [job for job in dict.fromkeys(jobs) if job not in done]
+    for job in todo:
+        check_job(job, tasks[job.task])
     news.planned(len(done) + len(todo), len(done))
     with engine.open(folder, tasks, news) as running:
         running.submit(todo)
@@ -55,6 +52,12 @@ def run_missing(
             done[job] = run
             news.finished(job, run)
     return done
+
+
+def stored_runs(jobs: Sequence[Job], folder: Path) -> dict[Job, RunRecord]:
+    """The results of those jobs that have been run before."""
+    found = {job: stored_run(folder / "runs" / job.name) for job in dict.fromkeys(jobs)}
+    return {job: run for job, run in found.items() if run is not None}
 
 
 def adopt_runs(jobs: Sequence[Job], folder: Path, others: Sequence[Path]) -> int:
@@ -74,7 +77,8 @@ def adopt_runs(jobs: Sequence[Job], folder: Path, others: Sequence[Path]) -> int
     Raises:
         InputError: If a folder does not exist, or a result in it is damaged.
     """
-    missing = [job for job in jobs if stored_run(folder / "runs" / job.name) is None]
+    done = stored_runs(jobs, folder)
+    missing = [job for job in jobs if job not in done]
     taken = set[Job]()
     for run, config, data in _finished(others):
         for job in missing:

@@ -1,5 +1,7 @@
 """A recorded table for readers."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
@@ -44,10 +46,12 @@ def print_table(record: TableRecord, console: Console) -> None:
         counts = (row.parameters, row.updates, row.seconds)
         grid.add_row(row.name, *figures, *(NONE if n is None else f"{n:,.0f}" for n in counts))
     console.print(grid)
-    seeds = len(record.rows[0].seeds)
-    console.print(
-        f"Mean and standard deviation over {seeds} seeds; in brackets, the paper."
-        if seeds > 1
-        else "A single seed; in brackets, the paper.",
-        markup=False,
+    console.print(f"{seeds(record.rows)}: mean and standard deviation; in brackets, the paper.")
+
+
+def seeds(rows: Sequence[RecordedRow]) -> str:
+    """How many seeds some rows have, in words: ``3 seeds``."""
+    counts = sorted({len(row.seeds) for row in rows})
+    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + (
+        " seed" if counts == [1] else " seeds"
     )
