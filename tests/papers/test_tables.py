@@ -1,6 +1,6 @@
 """Every table of a paper can be read, and each of its rows can be trained."""
 
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 
@@ -16,11 +16,14 @@ from stateline.papers.plan import resolve
 from stateline.papers.record import measure
 from stateline.papers.table import Column, Row, Table, find_tables, make_table
 from stateline.runs.results import CurvePoint, RunRecord, TaskRecord
-from stateline.tasks import TASKS, ClassificationTask
+from stateline.tasks import TASKS, ClassificationTask, GeneratedTask, LabelledTask, make_task
 from stateline.train.config import TrainConfig
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TABLES = find_tables(RECIPES)
+
+
+made_task = cache(make_task)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -31,6 +34,9 @@ def test_every_row_of_a_table_can_be_trained(name: str) -> None:
             recipe, spec = resolve(row, table, size, partial(row_of_recipe, RECIPES))
             (task,) = parse_pattern(spec)
             kind = TASKS[task.name]
+            if issubclass(kind, GeneratedTask | LabelledTask):  # others read files
+                for column in table.columns_of(size):
+                    column.check_length(spec, made_task(spec).eval_lengths)
             assert set(task.keywords) <= set(signature(kind).parameters)
             TrainConfig(**recipe.train)
             made = ClassifierConfig if issubclass(kind, ClassificationTask) else ModelConfig

@@ -32,7 +32,7 @@ def plan_table(
         Jobs in the order of the rows, and tasks with seed 0.
 
     Raises:
-        InputError: If a row cannot be trained.
+        InputError: If a row cannot be trained, or a column asks for a score that it will not have.
     """
     tasks: dict[str, Task] = {}
     jobs = []
@@ -41,6 +41,8 @@ def plan_table(
         spec = with_data(task, data)
         if spec not in tasks:
             tasks[spec] = make_task(spec)
+            for column in table.columns_of(size):
+                column.check_length(spec, tasks[spec].eval_lengths)
         one = Comparison([recipe], [spec], protocol="quick", seeds=max(seeds) + 1)
         planned = {job.training.seed: job for job in plan(one, tasks)}
         jobs += [planned[seed] for seed in seeds]

@@ -125,11 +125,7 @@ def measure(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
 
 def _final(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
     length = task.train_length if column.at is None else column.at
-    if length not in run.by_length:
-        raise InputError(
-            f"{run.task} has no score at {length}, which a column asks for: at must be one of "
-            f"{', '.join(map(str, run.by_length))}"
-        )
+    column.check_length(run.task, run.by_length)
     scores, name = run.by_length[length], column.score or task.metric
     if name not in scores and scores[task.metric] is not None:
         raise InputError(
