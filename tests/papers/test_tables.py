@@ -1,6 +1,6 @@
 """Every table of a paper can be read, and each of its rows can be trained."""
 
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 
@@ -12,30 +12,32 @@ from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import parse_pattern
 from stateline.models.size import count_parameters
-from stateline.papers.plan import plan_table, resolve
+from stateline.papers.plan import check_columns, resolve
 from stateline.papers.record import measure
 from stateline.papers.table import Column, Row, Table, find_tables, make_table
 from stateline.runs.results import CurvePoint, RunRecord, TaskRecord
-from stateline.tasks import TASKS, ClassificationTask
+from stateline.tasks import TASKS, ClassificationTask, GeneratedTask, LabelledTask, make_task
 from stateline.train.config import TrainConfig
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TABLES = find_tables(RECIPES)
 
 
+made_task = cache(make_task)
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_of_a_table_can_be_trained(name: str) -> None:
     _, table = find_table(name, RECIPES)
-    for size, settings in table.sizes.items():
-        if not settings.needs:
-            plan_table(table, size, [0], "data", partial(row_of_recipe, RECIPES))
-            continue
+    for size in table.sizes:
         for row in table.rows_of(size):
             recipe, spec = resolve(row, table, size, partial(row_of_recipe, RECIPES))
             (task,) = parse_pattern(spec)
             kind = TASKS[task.name]
             assert set(task.keywords) <= set(signature(kind).parameters)
-            TrainConfig(**recipe.train)
+            training = TrainConfig(**{**kind.training, **recipe.train})
+            if issubclass(kind, GeneratedTask | LabelledTask):  # others read files
+                check_columns(row, table.columns_of(size), training, made_task(spec))
             made = ClassifierConfig if issubclass(kind, ClassificationTask) else ModelConfig
             config = made(recipe.pattern, 256, **recipe.model)
             if row.pattern or row.model:  # tests/test_recipes.py builds those of the recipes

@@ -15,6 +15,7 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.evaluate.losses import Buckets, token_losses
 from stateline.generate import generate
+from stateline.layers.base import row_inputs
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import SequenceHead
@@ -124,9 +125,10 @@ def _corpus(task: CorpusTask, model: LanguageModel, length: int, batches: int) -
 @torch.inference_mode()
 def _rows(task: RowsTask, model: SequenceHead, length: int, batches: int) -> dict[str, float]:  # noqa: ARG001
     device = model.head.weight.device
-    tallies = [
-        task.objective.tally(model(x.to(device)).cpu(), targets) for x, targets in task.held_out()
-    ]
+    tallies = []
+    for x, targets in task.held_out():
+        outputs = model(*row_inputs(model, x.to(device), task.row_lengths(targets))).cpu()
+        tallies.append(task.objective.tally(outputs, targets))
     return task.objective.score(task.objective.total(tallies))
 
 
