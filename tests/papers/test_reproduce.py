@@ -7,9 +7,7 @@ import pytest
 
 from stateline.cli import main
 from stateline.cli.reproduce import RECORDS
-from stateline.errors import InputError
 from stateline.papers.record import TableRecord, read_table
-from stateline.papers.run import adopt_runs
 from stateline.reports import read_results
 
 TASK = "copying(n_letters=3, min_len=2, max_len=3, context_len=12, batch_size=2, longest=6)"
@@ -91,8 +89,6 @@ def test_runs_of_train_are_taken_over(capsys: pytest.CaptureFixture[str]) -> Non
     assert "runs taken over: 1\n4 runs, 1 of them done before" in shown
     (one,) = read_results(Path("old/a")).runs
     assert recorded().rows[0].values[0][0] == 100 * (one.by_length[3]["string_accuracy"] or 0.0)
-    with pytest.raises(InputError, match="no folder nothing"):
-        adopt_runs([], Path("runs"), [Path("nothing")])
 
 
 def test_without_training_the_table_has_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +114,8 @@ def test_tables_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -
         (["nobody/one", "--seeds", "1", "1"], "seeds must be different numbers from 0 on"),
         (["nobody/one", "--from", "nothing"], "no folder nothing: --from takes folders"),
         (["--recipes", "nothing"], "no tables in nothing"),
+        (["at.yaml"], "row 'H3' is scored at 3, 6, not at 4"),
+        (["after.yaml"], "row 'H3' is scored every 1 of 2 updates, so not after 3"),
         (["mine.yaml"], "the table mine.yaml: Object missing required field `paper`"),
         (["none.yaml"], "cannot read the table none.yaml"),
     ],
@@ -126,6 +124,8 @@ def test_what_cannot_be_reproduced_is_one_line_and_leaves_nothing(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("mine.yaml").write_text("place: table 1\n")
+    Path("at.yaml").write_text(TABLE.replace("at: 3", "at: 4"))
+    Path("after.yaml").write_text(TABLE.replace("updates_to: 1.0", "after: 3"))
     assert main(["reproduce", *arguments]) == 2
     shown = capsys.readouterr().err
     assert message in shown

@@ -20,6 +20,7 @@ from stateline.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from stateline.compare import Recipe
+    from stateline.papers.record import TableRecord
     from stateline.papers.table import Table
     from stateline.runs.results import Results
 
@@ -103,7 +104,8 @@ def _reproduce(name: str, table: "Table", given: Any, command: str) -> None:
     from stateline.compare.pool import Local, worker_devices
     from stateline.devices import resolve_device
     from stateline.papers.plan import plan_table
-    from stateline.papers.run import adopt_runs, run_missing, stored_runs
+    from stateline.papers.record import record_table
+    from stateline.papers.run import keep_runs, matching_runs, run_jobs, stored_runs
     from stateline.reports import check_report
     from stateline.runs.store import outline
 
@@ -113,45 +115,47 @@ def _reproduce(name: str, table: "Table", given: Any, command: str) -> None:
     read = partial(row_of_recipe, Path(given.recipes))
     jobs, tasks = plan_table(table, size, given.seeds, given.data, read)
     check_report(out / name / size / "report.html")
+    done = stored_runs(jobs, out)
+    missing = [job for job in jobs if job not in done]
+    taken = matching_runs(missing, [Path(other) for other in given["from"]])
     if given["from"]:
-        count = adopt_runs(jobs, out, [Path(other) for other in given["from"]])
-        console.print(f"runs taken over: {count}", highlight=False)
-    if given.as_is:
-        done = stored_runs(jobs, out)
-    else:
+        console.print(f"runs taken over: {len(taken)}", highlight=False)
+    done |= taken
+    if not given.as_is:
         engine = Local(worker_devices(given.device, given.jobs), resolve_device(given.device))
         with show_news(console) as news:
-            done = run_missing(jobs, tasks, out, engine, news)
+            done = run_jobs(jobs, tasks, out, done, engine, news)
     if not done:
         raise InputError(f"no run of {name} is there yet: leave out --as_is")
     runs = [replace(done[job], model=job.label) for job in jobs if job in done]
     results = replace(outline(jobs, tasks, command), runs=runs, finished=True)
-    _write(name, table, results, given)
+    record = record_table(name, table, size, results)
+    keep_runs(taken, out)
+    _write(table, record, results, given)
 
 
-def _write(name: str, table: "Table", results: "Results", given: Any) -> None:
+def _write(table: "Table", record: "TableRecord", results: "Results", given: Any) -> None:
     """Write and print a table, with its runs as a page and as charts."""
     from rich.console import Console
 
     from stateline.charts.export import write_charts
     from stateline.cli.compare import WIDTH
     from stateline.papers.chart import draw
-    from stateline.papers.record import FILE, record_table, write_table
+    from stateline.papers.record import FILE, write_table
     from stateline.papers.show import print_table
     from stateline.reports import write_report
     from stateline.runs.store import write_results
 
-    folder, console = Path(given.out) / name / given.size, Console()
+    folder, console = Path(given.out) / record.table / record.size, Console()
     if not console.is_terminal:
         console.width = WIDTH
-    record = record_table(name, table, given.size, results)
     write_table(folder / FILE, record)
     write_results(folder, results)
     write_report(results, folder / "report.html")
-    charts = draw(table, given.size, record, results)
+    charts = draw(table, record, results)
     write_charts(charts, folder, ["svg", "csv"])
     if given.record:
-        write_table(RECORDS / f"{name}-{given.size}.json", record)
+        write_table(RECORDS / f"{record.table}-{record.size}.json", record)
     console.print(f"{table.paper}, {table.place}: {table.claim}", markup=False, soft_wrap=True)
     print_table(record, console)
     drawn = "".join(f"    chart: {folder / chart.name}.svg" for chart in charts)

@@ -7,16 +7,15 @@ from stateline.charts.chart import Axis, Chart
 from stateline.charts.lines import Line, Point, line_chart
 from stateline.charts.style import Model, styled
 from stateline.papers.record import TableRecord
-from stateline.papers.table import Size, Table
+from stateline.papers.table import Table
 from stateline.runs.results import Results
 
 
-def draw(table: Table, size: Size, record: TableRecord, results: Results) -> list[Chart]:
+def draw(table: Table, record: TableRecord, results: Results) -> list[Chart]:
     """The charts of a table: none, one, or one per column if the rows have an ``x``.
 
     Args:
         table: The table.
-        size: The size that was run.
         record: What it gave.
         results: Its runs.
     """
@@ -25,14 +24,14 @@ def draw(table: Table, size: Size, record: TableRecord, results: Results) -> lis
     over_x = table.plot == "x"
     names = dict.fromkeys(row.label if over_x else row.name for row in record.rows)
     models = {model.name: model for model in styled(list(names))}
-    title = f"{table.paper}, {table.place}, {size} size"
+    title = f"{table.paper}, {table.place}, {record.size} size"
     if over_x:
         return [
             _chart(f"chart-{n + 1}", title, _by_x(record, models, n), table.x_title, heading)
             for n, heading in enumerate(record.columns)
         ]
     updates = table.plot == "updates"
-    lines = _curves(models, results) if updates else _by_length(table, size, record, models)
+    lines = _curves(models, results) if updates else _by_length(table, record, models)
     return [_chart("chart", title, lines, table.plot, "score")]
 
 
@@ -56,10 +55,9 @@ def _curves(models: Mapping[str, Model], results: Results) -> list[Line]:
     return lines
 
 
-def _by_length(
-    table: Table, size: Size, record: TableRecord, models: Mapping[str, Model]
-) -> list[Line]:
-    places = [(n, c.at) for n, c in enumerate(table.columns_of(size)) if c.at is not None]
+def _by_length(table: Table, record: TableRecord, models: Mapping[str, Model]) -> list[Line]:
+    columns = enumerate(table.columns_of(record.size))
+    places = [(n, column.at) for n, column in columns if column.at is not None]
     return [
         Line(models[row.name], [Point(at, _numbers(row.values[place])) for place, at in places])
         for row in record.rows

@@ -6,7 +6,7 @@ from typing import Any
 from stateline.compare import Comparison, Job, Recipe, plan
 from stateline.errors import InputError
 from stateline.models.pattern import canonical_pattern, format_pattern, parse_pattern
-from stateline.papers.table import Row, Size, Table
+from stateline.papers.table import Column, Row, Size, Table
 from stateline.tasks import Task, make_task
 
 HERE = "data/"
@@ -32,7 +32,7 @@ def plan_table(
         Jobs in the order of the rows, and tasks with seed 0.
 
     Raises:
-        InputError: If a row cannot be trained, or a column asks for a score that it will not have.
+        InputError: If a row cannot be trained.
     """
     tasks: dict[str, Task] = {}
     jobs = []
@@ -41,12 +41,26 @@ def plan_table(
         spec = with_data(task, data)
         if spec not in tasks:
             tasks[spec] = make_task(spec)
-            for column in table.columns_of(size):
-                column.check_length(spec, tasks[spec].eval_lengths)
         one = Comparison([recipe], [spec], protocol="quick", seeds=max(seeds) + 1)
         planned = {job.training.seed: job for job in plan(one, tasks)}
         jobs += [planned[seed] for seed in seeds]
+        _check_columns(row.name, table.columns_of(size), jobs[-1], tasks[spec])
     return jobs, tasks
+
+
+def _check_columns(row: str, columns: Sequence[Column], job: Job, task: Task) -> None:
+    """Raise InputError if a column asks for a score that a run will not have."""
+    every, steps = job.training.eval_every, job.training.steps
+    for column in columns:
+        if column.at is not None and column.at not in task.eval_lengths:
+            lengths = ", ".join(map(str, task.eval_lengths))
+            raise InputError(f"row {row!r} is scored at {lengths}, not at {column.at}")
+        after = column.after
+        if after is not None and after != steps and (not every or after % every or after > steps):
+            raise InputError(
+                f"row {row!r} is scored every {every} of {steps} updates, so not after {after}: "
+                "change after or train.eval_every"
+            )
 
 
 def resolve(row: Row, table: Table, size: Size, read: Read) -> tuple[Recipe, str]:

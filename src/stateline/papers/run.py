@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from stateline.compare.engine import Engine
 from stateline.compare.news import News
 from stateline.errors import InputError
@@ -23,15 +21,54 @@ OF_NO_EFFECT = ("log_every", "save_every", "keep")
 """Settings of a training that do not change its outcome."""
 
 
-def run_missing(
-    jobs: Sequence[Job], tasks: Mapping[str, Task], folder: Path, engine: Engine, news: News
+def stored_runs(jobs: Sequence[Job], folder: Path) -> dict[Job, RunRecord]:
+    """The results of those jobs that have been run in ``folder / "runs"`` before."""
+    found = {job: stored_run(folder / "runs" / job.name) for job in dict.fromkeys(jobs)}
+    return {job: run for job, run in found.items() if run is not None}
+
+
+def matching_runs(jobs: Sequence[Job], folders: Sequence[Path]) -> dict[Job, RunRecord]:
+    """Finished runs in other folders, such as those that ``stateline train`` wrote.
+
+    A run is that of a job if its task, its data, its model and its training, with the seed, are the
+    same.
+
+    Args:
+        jobs: What is needed.
+        folders: Folders to search, with all below.
+
+    Raises:
+        InputError: If a folder does not exist, or a result in it is damaged.
+    """
+    found: dict[Job, RunRecord] = {}
+    for run, config, data in _finished(folders):
+        for job in jobs:
+            if job not in found and _same(job, run, config, data):
+                found[job] = run
+    return found
+
+
+def keep_runs(runs: Mapping[Job, RunRecord], folder: Path) -> None:
+    """Write results to where :func:`stored_runs` finds them."""
+    for job, run in runs.items():
+        write_text(folder / "runs" / job.name / RESULT, to_json(run))
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    tasks: Mapping[str, Task],
+    folder: Path,
+    done: Mapping[Job, RunRecord],
+    engine: Engine,
+    news: News,
 ) -> dict[Job, RunRecord]:
-    """Train the jobs whose results are not in ``folder / "runs"`` yet.
+    """Train the jobs that are not done yet.
 
     Args:
         jobs: Jobs; those that occur twice are run once.
         tasks: Their tasks with seed 0, by spec.
         folder: Where everything is written. Tables share it: a run of several is trained once.
+        done: Results that are there.
         engine: Where jobs are trained.
         news: Is called while they run.
 
@@ -41,52 +78,16 @@ def run_missing(
     Raises:
         InputError: If a job cannot be run.
     """
-    done = stored_runs(jobs, folder)
-    todo = [job for job in dict.fromkeys(jobs) if job not in done]
+    todo, found = [job for job in dict.fromkeys(jobs) if job not in done], dict(done)
     for job in todo:
         check_job(job, tasks[job.task])
     news.planned(len(done) + len(todo), len(done))
     with engine.open(folder, tasks, news) as running:
         running.submit(todo)
         for job, run in running.finished():
-            done[job] = run
+            found[job] = run
             news.finished(job, run)
-    return done
-
-
-def stored_runs(jobs: Sequence[Job], folder: Path) -> dict[Job, RunRecord]:
-    """The results of those jobs that have been run before."""
-    found = {job: stored_run(folder / "runs" / job.name) for job in dict.fromkeys(jobs)}
-    return {job: run for job, run in found.items() if run is not None}
-
-
-def adopt_runs(jobs: Sequence[Job], folder: Path, others: Sequence[Path]) -> int:
-    """Take over finished runs of other folders, such as those that ``stateline train`` wrote.
-
-    A run is that of a job if its task, its data, its model and its training, with the seed, are the
-    same.
-
-    Args:
-        jobs: What is needed.
-        folder: As in :func:`run_missing`; the results are copied there.
-        others: Folders to search, with all below.
-
-    Returns:
-        How many jobs have been taken over.
-
-    Raises:
-        InputError: If a folder does not exist, or a result in it is damaged.
-    """
-    done = stored_runs(jobs, folder)
-    missing = [job for job in jobs if job not in done]
-    taken = set[Job]()
-    for run, config, data in _finished(others):
-        for job in missing:
-            if job not in taken and _same(job, run, config, data):
-                named = replace(run, model=job.label)
-                write_text(folder / "runs" / job.name / RESULT, to_json(named))
-                taken.add(job)
-    return len(taken)
+    return found
 
 
 def _finished(folders: Sequence[Path]) -> Iterator[tuple[RunRecord, ModelConfig, str]]:

@@ -19,7 +19,7 @@ A row names a recipe below ``recipes/``, where ``{size}`` stands for the size, o
 task. Settings of a size go over those of the recipe, and those of the row over both.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,18 +66,6 @@ class Column(_Part, frozen=True, kw_only=True):
         kinds = (self.at is not None or self.score != "", self.after is not None)
         if sum((*kinds, self.updates_to is not None, self.count != "")) > 1:
             raise ValueError("a column has one of at (with score), after, updates_to and count")
-
-    def check_length(self, task: str, lengths: Iterable[int]) -> None:
-        """See that a task is scored at the column's length.
-
-        Raises:
-            InputError: If it is not.
-        """
-        if self.at is not None and self.at not in lengths:
-            raise InputError(
-                f"{task} has no score at {self.at}, which a column asks for: at must be one of "
-                f"{', '.join(map(str, lengths))}"
-            )
 
     @property
     def heading(self) -> str:
