@@ -171,6 +171,18 @@ def test_the_mean_of_the_losses_by_position_is_the_score() -> None:
     assert mean == pytest.approx(evaluate(model, task, 100, batches=0)["bits_per_byte"], 1e-5)
 
 
+def test_a_corpus_can_be_scored_with_carried_state() -> None:
+    task = Text(length=64, held_out_bytes=1001, batch_size=2, carried=True)
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("h3(d_state=8) attention(position=rope)", 256, 8))
+    text = task._held_out
+    halves = [torch.tensor(text.read(*part).astype(int))[None] for part in ((0, 513), (512, 1001))]
+    with torch.inference_mode():
+        losses = [F.cross_entropy(model(x[:, :-1])[0], x[0, 1:], reduction="sum") for x in halves]
+    found = evaluate(model, task, 64, batches=0)["bits_per_byte"]
+    assert found == pytest.approx(float(sum(losses)) / 1000 / math.log(2), 1e-5)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("task", [Counting(), Numbers()], ids=["generated", "corpus"])
 def test_the_mode_is_as_it_was_and_evaluation_inside(

@@ -33,7 +33,7 @@ def plan_table(
         Jobs in the order of the rows, and tasks with seed 0.
 
     Raises:
-        InputError: If a row cannot be trained, or a column asks for a score that it will not have.
+        InputError: If a row cannot be trained.
     """
     tasks: dict[str, Task] = {}
     jobs = []
