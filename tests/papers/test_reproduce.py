@@ -58,6 +58,7 @@ def test_a_table_is_run_once_and_recorded(capsys: pytest.CaptureFixture[str]) ->
     assert "4 runs\n" in shown
     assert "Nobody (2026), table 1: Tiny models learn nothing." in shown
     assert [(row.label, row.seeds) for row in first.rows] == [("H3", [0, 1]), ("LSTM", [0, 1])]
+    assert first.command == "stateline reproduce nobody/one --size laptop --seeds 0 1"
     assert first.rows[0].paper == [99.8, None, None]
     assert first.rows[0].spread(1) is None  # 100 % was not reached
     results = read_results(Path("runs/papers/nobody/one/laptop"))

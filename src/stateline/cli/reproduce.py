@@ -70,7 +70,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         raise InputError(f"{name} has no size {given.size}: take --size {next(iter(table.sizes))}")
     if not given.seeds or min(given.seeds) < 0 or len(set(given.seeds)) < len(given.seeds):
         raise InputError(f"seeds must be different numbers from 0 on, got {given.seeds}")
-    _reproduce(name, table, given, command_line("reproduce", arguments))
+    _reproduce(name, table, given)
     return 0
 
 
@@ -96,7 +96,7 @@ def row_of_recipe(recipes: Path, name: str) -> tuple["Recipe", str | None]:
     return model_of_recipe(str(recipes / f"{name}.yaml"), name)
 
 
-def _reproduce(name: str, table: "Table", given: Any, command: str) -> None:
+def _reproduce(name: str, table: "Table", given: Any) -> None:
     from msgspec.structs import replace
     from rich.console import Console
 
@@ -110,8 +110,10 @@ def _reproduce(name: str, table: "Table", given: Any, command: str) -> None:
     from stateline.runs.store import outline
 
     size, out, console = given.size, Path(given.out), Console()
+    seeds = [str(seed) for seed in given.seeds]
+    command = command_line("reproduce", [given.name, "--size", size, "--seeds", *seeds])
     if needs := table.sizes[size].needs:
-        console.print(f"made before: {needs}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"data: {needs}", markup=False, highlight=False, soft_wrap=True)
     read = partial(row_of_recipe, Path(given.recipes))
     jobs, tasks = plan_table(table, size, given.seeds, given.data, read)
     check_report(out / name / size / "report.html")
@@ -128,7 +130,7 @@ def _reproduce(name: str, table: "Table", given: Any, command: str) -> None:
     if not done:
         raise InputError(f"no run of {name} is there yet: leave out --as_is")
     runs = [replace(done[job], model=job.label) for job in jobs if job in done]
-    results = replace(outline(jobs, tasks, command), runs=runs, finished=True)
+    results = replace(outline(jobs, tasks, command), runs=runs, finished=len(runs) == len(jobs))
     record = record_table(name, table, size, results)
     keep_runs(taken, out)
     _write(table, record, results, given)

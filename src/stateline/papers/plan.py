@@ -76,7 +76,7 @@ def resolve(row: Row, table: Table, size: Size, read: Read) -> tuple[Recipe, str
     """
     recipe, task = Recipe(row.pattern, row.name), None
     if row.recipe:
-        recipe, task = read(row.recipe.format(size=size))
+        recipe, task = read(row.recipe.replace("{size}", size))
     given = table.sizes[size]
     spec = row.task or given.task or task
     if spec is None:
