@@ -79,6 +79,7 @@ def test_a_table_is_run_once_and_recorded(capsys: pytest.CaptureFixture[str]) ->
     assert recorded().rows == first.rows
 
 
+@pytest.mark.slow
 def test_runs_of_train_are_taken_over(capsys: pytest.CaptureFixture[str]) -> None:
     train = ["train", "h3(d_state=4)", "--device", "cpu", *TRAIN]
     assert main([*train, "--train.log_every", "1", "--out", "old/a"]) == 0

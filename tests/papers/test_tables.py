@@ -1,45 +1,73 @@
 """Every table of a paper can be read, and each of its rows can be trained."""
 
-from functools import partial
+from collections.abc import Iterator
+from functools import cache
 from inspect import signature
 from pathlib import Path
 
 import pytest
+import yaml
 
-from stateline.cli.reproduce import find_table, row_of_recipe
+from stateline.cli.reproduce import find_table
+from stateline.compare import Recipe
 from stateline.errors import InputError
 from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import parse_pattern
 from stateline.models.size import count_parameters
-from stateline.papers.plan import plan_table, resolve
+from stateline.papers.plan import check_columns, resolve
 from stateline.papers.record import measure
 from stateline.papers.table import Column, Row, Table, find_tables, make_table
 from stateline.runs.results import CurvePoint, RunRecord, TaskRecord
-from stateline.tasks import TASKS, ClassificationTask
+from stateline.tasks import TASKS, ClassificationTask, GeneratedTask, LabelledTask, Task, make_task
 from stateline.train.config import TrainConfig
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TABLES = find_tables(RECIPES)
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_row_of_a_table_can_be_trained(name: str) -> None:
+made_task = cache(make_task)
+
+
+@cache
+def read(name: str) -> tuple[Recipe, str | None]:
+    """A recipe; tests/test_recipes.py reads all of them as the commands do."""
+    found = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
+    model, train = (found.get(part) or {} for part in ("model", "train"))
+    return Recipe(found["pattern"], name, model, train), found.get("task")
+
+
+def resolved(name: str) -> Iterator[tuple[Row, list[Column], Recipe, str]]:
+    """Every row of a table at each size, with its columns, its model and its task."""
     _, table = find_table(name, RECIPES)
-    for size, settings in table.sizes.items():
-        if not settings.needs:
-            plan_table(table, size, [0], "data", partial(row_of_recipe, RECIPES))
-            continue
+    for size in table.sizes:
         for row in table.rows_of(size):
-            recipe, spec = resolve(row, table, size, partial(row_of_recipe, RECIPES))
-            (task,) = parse_pattern(spec)
-            kind = TASKS[task.name]
-            assert set(task.keywords) <= set(signature(kind).parameters)
-            TrainConfig(**recipe.train)
-            made = ClassifierConfig if issubclass(kind, ClassificationTask) else ModelConfig
-            config = made(recipe.pattern, 256, **recipe.model)
-            if row.pattern or row.model:  # tests/test_recipes.py builds those of the recipes
-                assert count_parameters(config) > 0
+            yield row, table.columns_of(size), *resolve(row, table, size, read)
+
+
+def config(recipe: Recipe, kind: type[Task]) -> ModelConfig:
+    made = ClassifierConfig if issubclass(kind, ClassificationTask) else ModelConfig
+    return made(recipe.pattern, 256, **recipe.model)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_of_a_table_has_sound_settings_and_the_scores_of_its_columns(name: str) -> None:
+    for row, columns, recipe, spec in resolved(name):
+        (task,) = parse_pattern(spec)
+        kind = TASKS[task.name]
+        assert set(task.keywords) <= set(signature(kind).parameters)
+        assert config(recipe, kind)
+        training = TrainConfig(**{**kind.training, **recipe.train})
+        if issubclass(kind, GeneratedTask | LabelledTask):  # others read files
+            check_columns(row, columns, training, made_task(spec))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_the_model_of_every_row_can_be_built(name: str) -> None:
+    for row, _, recipe, spec in resolved(name):
+        if row.pattern or row.model:  # tests/test_recipes.py builds those of the recipes
+            assert count_parameters(config(recipe, TASKS[parse_pattern(spec)[0].name])) > 0
 
 
 def test_settings_of_a_row_go_over_those_of_its_size_and_these_over_the_recipe() -> None:
@@ -53,12 +81,11 @@ def test_settings_of_a_row_go_over_those_of_its_size_and_these_over_the_recipe()
     )
     asked = []
 
-    def read(name: str) -> tuple[object, str]:
+    def own(name: str) -> tuple[Recipe, str]:
         asked.append(name)
-        found, _ = row_of_recipe(RECIPES, "block_state/length_sliding")
-        return found, "copying( max_len = 3 )"
+        return read("block_state/length_sliding")[0], "copying( max_len = 3 )"
 
-    recipe, task = resolve(table.rows[0], table, "laptop", read)  # type: ignore[arg-type]
+    recipe, task = resolve(table.rows[0], table, "laptop", own)
     assert asked == ["x/laptop"]
     assert task == "copying(max_len=3)"
     assert recipe.train["lr"] == 3.0

@@ -8,6 +8,7 @@ from stateline.errors import InputError
 from stateline.models.pattern import canonical_pattern, format_pattern, parse_pattern
 from stateline.papers.table import Column, Row, Size, Table
 from stateline.tasks import Task, make_task
+from stateline.train.config import TrainConfig
 
 HERE = "data/"
 """What paths of data in recipes begin with."""
@@ -44,22 +45,26 @@ def plan_table(
         one = Comparison([recipe], [spec], protocol="quick", seeds=max(seeds) + 1)
         planned = {job.training.seed: job for job in plan(one, tasks)}
         jobs += [planned[seed] for seed in seeds]
-        _check_columns(row.name, table.columns_of(size), jobs[-1], tasks[spec])
+        check_columns(row, table.columns_of(size), jobs[-1].training, tasks[spec])
     return jobs, tasks
 
 
-def _check_columns(row: str, columns: Sequence[Column], job: Job, task: Task) -> None:
-    """Raise InputError if a column asks for a score that a run will not have."""
-    every, steps = job.training.eval_every, job.training.steps
+def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, task: Task) -> None:
+    """See that the runs of a row will have the scores that the columns ask for.
+
+    Raises:
+        InputError: If a length or a number of updates is not among those that are scored.
+    """
+    every, steps = training.eval_every, training.steps
     for column in columns:
         if column.at is not None and column.at not in task.eval_lengths:
             lengths = ", ".join(map(str, task.eval_lengths))
-            raise InputError(f"row {row!r} is scored at {lengths}, not at {column.at}")
+            raise InputError(f"row {row.name!r} is scored at {lengths}, not at {column.at}")
         after = column.after
         if after is not None and after != steps and (not every or after % every or after > steps):
             raise InputError(
-                f"row {row!r} is scored every {every} of {steps} updates, so not after {after}: "
-                "change after or train.eval_every"
+                f"row {row.name!r} is scored every {every} of {steps} updates, so not after "
+                f"{after}: change after or train.eval_every"
             )
 
 

@@ -1,5 +1,6 @@
 """A recorded table for readers."""
 
+import math
 from collections.abc import Sequence
 
 from rich import box
@@ -13,14 +14,27 @@ NONE = "-"
 
 
 def cell(row: RecordedRow, column: int) -> str:
-    """Mean and standard deviation of a figure: ``98.4 ± 0.3``; or how many seeds have one."""
+    """Mean and standard deviation of a figure: ``98.40 ± 0.32``; or how many seeds have one."""
     if (spread := row.spread(column)) is not None:
-        mean = number(spread.mean)
-        return mean if len(row.seeds) == 1 else f"{mean} ± {spread.deviation:.2g}"
+        return number(spread.mean) if len(row.seeds) == 1 else with_deviation(*spread)
     found = [value for value in row.values[column] if value is not None]
     if not found:
         return NONE
-    return f"{number(min(found))} to {number(max(found))}, {len(found)} of {len(row.seeds)} seeds"
+    ends = " to ".join(dict.fromkeys((number(min(found)), number(max(found)))))
+    return f"{ends}, {len(found)} of {len(row.seeds)} seeds"
+
+
+def with_deviation(mean: float, deviation: float) -> str:
+    """A mean to the decimals in which its deviation has two digits.
+
+    Example:
+        >>> with_deviation(98.967, 0.665), with_deviation(966.7, 378.6), with_deviation(0.5, 0)
+        ('98.97 ± 0.67', '967 ± 379', '0.5 ± 0')
+    """
+    if deviation == 0:
+        return f"{number(mean)} ± 0"
+    decimals = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{mean:,.{decimals}f} ± {deviation:,.{decimals}f}"
 
 
 def number(value: float) -> str:
