@@ -1,11 +1,11 @@
-# make demo | test | test-all | fuzz | lint | docs
+# make demo | test | test-all | fuzz | lint | ledger | docs
 # Each sets up .venv by itself; nothing is written outside this folder.
 PYTHON ?= python3
 # Elsewhere than the default: make TORCH="torch==2.13.0 --index-url ..." picks another build.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test test-all fuzz lint docs clean
+.PHONY: demo test test-all fuzz lint ledger docs clean
 .DEFAULT_GOAL := test
 
 # Less than three minutes on two idle cores. Started again, it goes on where it stopped.
@@ -38,6 +38,10 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The tables of claims on the pages of the papers, from recorded results.
+ledger: .venv/ready
+	$(BIN)/python docs/_ext/ledger.py
 
 docs: .venv/ready
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
