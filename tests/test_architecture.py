@@ -19,6 +19,7 @@ PARTS = [
     "cli",
     "reports",
     "probe",
+    "papers",
     "compare",
     "hf_check",
     "hf",
