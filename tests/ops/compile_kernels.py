@@ -16,8 +16,20 @@ TARGET = GPUTarget("cuda", 90, 32)
 WHOLE = {"ROWS": 16, "T": 32, "N": 32, "PRECISION": "tf32"}
 FILTER = {"COUNT": 64, "BACK": 2}
 POINTS = {"N1": 64, "N2": 64, "PRECISION": "tf32"}
+LINES = {"N1": 64, "M": 4096, "WIDTH": 64, "PRECISION": "tf32x3"}
 HALF = {"q", "k", "v", "u", "y", "dy", "dq", "dv", "dk"}
-NUMBERS = {"length", "batch", "rows", "channels", "outputs", "pieces", "count", "total", "modes"}
+NUMBERS = {
+    "length",
+    "batch",
+    "rows",
+    "channels",
+    "outputs",
+    "pieces",
+    "count",
+    "pairs",
+    "total",
+    "modes",
+}
 NUMBERS |= {"stride", "q_stride", "k_stride", "v_stride", "row_stride", "time_stride"}
 NUMBERS |= {"batch_stride", "channel_stride"}
 
@@ -56,6 +68,10 @@ def main() -> None:
         "short_weights": shared(filters.short_weights, short),
         "convolve": shared(fourier.convolve, POINTS | {"CONJUGATE": False}, 8),
         "correlate": shared(fourier.correlate, POINTS, 8, taps="i32", scale="fp32"),
+        "spread": shared(fourier.spread, LINES),
+        "gather": shared(fourier.gather, LINES, scale="fp32"),
+        "convolve_lines": shared(fourier.convolve_lines, POINTS | {"CONJUGATE": False}, 8),
+        "correlate_lines": shared(fourier.correlate_lines, POINTS, 8),
         "h3": shared(tokens.h3, token | {"TAPS": 64}),
         "diagonal": shared(tokens.diagonal, token | {"READOUTS": 1}),
         "filtered": shared(tokens.filtered, {"TAPS": 4, "WIDTH": 16}),
