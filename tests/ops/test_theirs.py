@@ -16,6 +16,7 @@ from torch import Tensor
 from stateline.ops import (
     OPS,
     attention,
+    fft_conv,
     gated_delta_rule,
     linear_attention,
     selective_scan,
@@ -32,6 +33,7 @@ MODULES = {
     "fla.ops.gated_delta_rule": "chunk_gated_delta_rule",
     "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn",
     "causal_conv1d": "causal_conv1d_fn",
+    "flashfftconv": "FlashFFTConv",
 }
 
 
@@ -93,6 +95,24 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     return conv_reference.short_conv(x.mT, weight.flip(-1)).mT
 
 
+class FlashFFTConv(torch.nn.Module):
+    """Circular; signal (batch, channel, length) in half precision, filters in float32."""
+
+    def __init__(self, seqlen: int, dtype: torch.dtype = torch.float16) -> None:
+        super().__init__()
+        assert seqlen in [1 << power for power in range(8, 23)]
+        self.seqlen, self.dtype = seqlen, dtype
+
+    def forward(self, u: Tensor, k: Tensor) -> Tensor:
+        assert u.dtype == self.dtype
+        assert k.dtype == torch.float32
+        assert u.is_contiguous()
+        assert k.is_contiguous()
+        assert u.shape[1:] == k.shape
+        u_f, k_f = (torch.fft.rfft(t.float(), n=self.seqlen) for t in (u, k))
+        return torch.fft.irfft(u_f * k_f, n=self.seqlen)[..., : u.shape[2]].to(u.dtype)
+
+
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The packages seem installed, and the CPU seems to be their device."""
@@ -108,15 +128,17 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
-THEIR = ("fla_backend", "mamba_backend", "causal_conv1d_backend", "flex_backend")
+THEIR = ("fla", "mamba", "causal_conv1d", "flex", "flashfftconv")
 
 
 def forget() -> None:
-    for module in [m for m in sys.modules if m.startswith("stateline.ops.") and m.endswith(THEIR)]:
+    endings = tuple(f"{name}_backend" for name in THEIR)
+    ours = [m for m in sys.modules if m.startswith("stateline.ops.")]
+    for module in [m for m in ours if m.endswith(endings)]:
         del sys.modules[module]
     for op in OPS.values():
         op.candidates.clear()
-        for backend in ("fla", "mamba_ssm", "causal_conv1d", "flex"):
+        for backend in (*THEIR, "mamba_ssm"):
             op._modules.pop(backend, None)
 
 
@@ -176,6 +198,16 @@ def test_short_convolution_by_causal_conv1d() -> None:
     agree(short_conv, "causal_conv1d", *inputs, limit=5e-6)
 
 
+@pytest.mark.parametrize("taps", [12, 5])
+def test_long_convolution_by_flashfftconv(taps: int) -> None:
+    """On request only, since PyTorch's FFT is in front of it and can run every call."""
+    inputs = normal(2, 12, 3).bfloat16(), normal(3, taps, seed=1)
+    agree(fft_conv, "flashfftconv", *inputs, limit=1e-2)
+    assert [*OPS["fft_conv"].backends].index("torch") < OPS["fft_conv"].backends.index(
+        "flashfftconv"
+    )
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize(
     ("biased", "windowed"),
@@ -211,6 +243,9 @@ def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, window
         ("selective_scan", "mamba_ssm", [normal(1, 9, 2)] * 6, "fewer than 128"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 8), normal(8, 5)), "2, 3 or 4 taps"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 6), normal(6, 4)), "multiple of 8"),
+        ("fft_conv", "flashfftconv", (normal(1, 3, 2), normal(2, 3)), "multiple of 4"),
+        ("fft_conv", "flashfftconv", (normal(1, 4, 2), normal(4, 3)), "one filter per channel"),
+        ("fft_conv", "flashfftconv", (normal(1, 4, 2), normal(2, 3)), "not exact enough"),
         ("attention", "flex", (*[normal(1, 9, 1, 16)] * 3, None, normal(1), None), "from 128"),
         ("attention", "flex", (*[normal(1, 128, 1, 16)] * 3, None, None, None), "plain"),
     ],
