@@ -68,6 +68,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
             peaks=peaks,
             peers={} if given.suite == "decode" else find_peers(given.against),
             rows=given.rows,
+            state_dtype=None if given.state_dtype is None else getattr(torch, given.state_dtype),
         )
         figures = []
         for figure in _suite(given, settings):

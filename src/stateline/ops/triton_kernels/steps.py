@@ -20,12 +20,13 @@ def filter_stepper(weights: Tensor) -> Stepper:
     taps, (count, total) = weights.float().contiguous(), weights.shape
 
     def step(u: Tensor, past: Tensor) -> Tensor:
-        u, y = u.contiguous(), empty(tuple(u.shape), u, past.dtype)
+        dtype = torch.promote_types(u.dtype, past.dtype)
+        u, y = u.contiguous(), empty(tuple(u.shape), u, dtype)
         with on(u), changing(past) as (held,):
             tokens.filtered[_grid(total, u)](
                 u, taps, held, y, count - 1, total, total, TAPS=_taps(count), WIDTH=WIDTH
             )
-        return y.to(past.dtype)
+        return y.to(dtype)
 
     return step
 
