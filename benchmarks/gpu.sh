@@ -16,12 +16,16 @@ if [ -n "${SMOKE:-}" ]; then
   SIZES=(--device cpu --rows 1 --d_model 32 --seconds 0 --force) LENGTHS="128" LONG="128" FEW="16 32"
   DECODE=(--device cpu --d_model 32 --vocab_size 64 --batches 1 2 --lengths 8 --force)
   TEXT="text(length=16, batch_size=2, held_out_bytes=200, path=pyproject.toml)"
+  CASES=("fft_conv diagonal_ssm h3_core attention selective_scan short_conv linear_attention")
+  LAYERS=("h3 attention s4d mamba mamba2") VARIANTS="mf"
   TRAIN=(--device cpu --train.steps 1) HYBRID=(--model.d_model 24) COMPARE=(--parameters 30k --steps 1 --timing none)
 else
   DEVICE=cuda HALF=bfloat16 DTYPES="bfloat16 float32" OUT=${OUT:-benchmarks/results/$(date +%F)-gpu} RUNS=${RUNS:-runs/gpu}
   SIZES=(--device cuda --rows 8 --d_model 1024 --force) LENGTHS="1024 2048 8192 32768" LONG="4096 16384" FEW="1024 2048 8192"
   DECODE=(--device cuda --d_model 2048 --vocab_size 50304 --batches 1 64 --lengths 512 1536 --force)
   TEXT="text(length=1024, batch_size=32${DATA:+, path=$DATA})"
+  CASES=(fft_conv diagonal_ssm h3_core attention selective_scan short_conv linear_attention)
+  LAYERS=("h3 attention" s4d mamba mamba2) VARIANTS="mf sh"
   TRAIN=(--device cuda) HYBRID=(--model.d_model 768 --train.precision bfloat16 --train.compile true --train.steps 1000)
   COMPARE=(--parameters 30m --steps 2000 --precision bfloat16)
 fi
@@ -58,16 +62,16 @@ fi
 # Convolutions against cuFFT (backend torch); the core of H3 against the memory floor and FlashAttention; selective scans
 # against mamba-ssm.
 for dtype in $DTYPES; do
-  for case in fft_conv diagonal_ssm h3_core attention selective_scan short_conv linear_attention; do
-    bench "ops-$dtype-$case" ops --only $case --dtype "$dtype" --lengths $LENGTHS "${SIZES[@]}"
+  for cases in "${CASES[@]}"; do
+    bench "ops-$dtype-${cases%% *}" ops --only $cases --dtype "$dtype" --lengths $LENGTHS "${SIZES[@]}"
   done
 done
-for layers in "h3 attention" s4d mamba mamba2; do
+for layers in "${LAYERS[@]}"; do
   bench "layers-${layers%% *}" layers --patterns $layers --dtype $HALF --lengths $FEW "${SIZES[@]}"
 done
 
 # Block-State against Block-Recurrent, window 128.
-for variant in mf sh; do
+for variant in $VARIANTS; do
   bench "block-state-$variant" layers --dtype $HALF --lengths $LONG "${SIZES[@]}" \
     --patterns "block_state(window=128, variant=$variant)" "block_recurrent(window=128)"
 done

@@ -139,8 +139,10 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         The state must have been made with a capacity; its accumulators may be kept in half
         precision. Override where that saves a copy.
         """
-        y, after = self.step(x, widened(state))
-        for old, new in zip(pytree.tree_leaves(state), pytree.tree_leaves(after), strict=True):
+        leaves = pytree.tree_leaves(state)
+        low = any(leaf.dtype in LOW_PRECISION for leaf in leaves)
+        y, after = self.step(x, widened(state) if low else state)
+        for old, new in zip(leaves, pytree.tree_leaves(after), strict=True):
             old.copy_(new)
         return y
 
