@@ -14,10 +14,12 @@ from stateline.models.language_model import LanguageModel
 from stateline.ops import use_backend
 
 WRAPPED = ["ladder(h3 lstm)", "staircase(s4d, chunk_len=2)", "state_passing(h3, chunk_len=4)"]
-ONLY = [name for name in LAYERS if name != "bidirectional_s5"]
+QUICK = ["h3", "mamba", "lstm", "gated_delta_net", "staircase(s4d, chunk_len=2)"]
+ALL = [*(name for name in LAYERS if name != "bidirectional_s5"), *WRAPPED]
+PATTERNS = [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in ALL]
 
 
-@pytest.mark.parametrize("pattern", [*ONLY, *WRAPPED])
+@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("backend", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 def test_a_step_rounds_only_what_it_writes(pattern: str, backend: str) -> None:
     """One step from a rounded state is the step in float32 from the same numbers."""

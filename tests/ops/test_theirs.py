@@ -19,6 +19,7 @@ from stateline.ops import (
     fft_conv,
     gated_delta_rule,
     linear_attention,
+    local_attention,
     selective_scan,
     short_conv,
     theirs,
@@ -146,6 +147,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+LOCAL = (*[normal(1, 128, 1, 16)] * 3, 4, None, normal(1, 4).requires_grad_(), None, None, 1)
+
+
 def agree(function: Callable[..., Any], backend: str, *inputs: Tensor, limit: float) -> None:
     """Outputs and gradients are those of the definition."""
 
@@ -234,6 +238,53 @@ def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, window
     assert len(module._masks) == 1
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize(
+    ("length", "slots", "window", "options"),
+    [
+        pytest.param(130, 150, 7, ("bias", "first"), marks=pytest.mark.slow),
+        pytest.param(130, 130, 150, ("bias",), marks=pytest.mark.slow),
+        pytest.param(257, 300, 1, (), marks=pytest.mark.slow),
+        pytest.param(130, 140, 16, ("phase", "first", "bias"), marks=pytest.mark.slow),
+        pytest.param(200, 264, 64, ("phase",), marks=pytest.mark.slow),
+    ],
+)
+def test_local_attention_by_flex(
+    monkeypatch: pytest.MonkeyPatch, length: int, slots: int, window: int, options: tuple[str, ...]
+) -> None:
+    """With ``first`` some queries see nothing; uncompiled, without gradients."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    module, _ = OPS["attention"].module("flex")
+    monkeypatch.setattr(module, "_compiled", lambda: flex_attention)
+    q = normal(2, length, 4, 16)
+    k, v = (normal(2, slots, 4, 16, seed=n) for n in (1, 2))
+    given: dict[str, Any] = {"window": window}
+    if "first" in options:
+        given["first"] = torch.tensor([0, slots - 100])
+    if "bias" in options:
+        given["bias"] = normal(4, window, seed=3)
+    if "phase" in options:
+        given |= {"block_len": window // 2, "phase": torch.tensor([0, 3])}
+    found = local_attention(q, k, v, backend="flex", **given)
+    wanted = local_attention(q, k, v, backend="reference", **given)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("length", "slots", "window"), [(130, 150, 7), (300, 300, 129), (128, 512, 300), (257, 257, 1)]
+)
+def test_the_mask_of_a_window_leaves_out_no_block(length: int, slots: int, window: int) -> None:
+    """The blocks are those that PyTorch finds by looking at every score."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    module, _ = OPS["local_attention"].module("flex")
+    mask = module.window_mask(length, slots, window, torch.device("cpu"))
+    wanted = create_block_mask(mask.mask_mod, None, None, length, slots, device="cpu")
+    assert torch.equal(mask.to_dense(), wanted.to_dense())
+    assert module.window_mask(length, slots, window, torch.device("cpu")) is mask
+
+
 @pytest.mark.parametrize(
     ("op", "backend", "inputs", "reason"),
     [
@@ -247,6 +298,9 @@ def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, window
         ("fft_conv", "flashfftconv", (normal(1, 4, 2), normal(4, 3)), "one filter per channel"),
         ("fft_conv", "flashfftconv", (normal(1, 4, 2), normal(2, 3)), "not exact enough"),
         ("attention", "flex", (*[normal(1, 9, 1, 16)] * 3, None, normal(1), None), "from 128"),
+        ("local_attention", "flex", LOCAL, "sums up the gradient"),
+        ("local_attention", "flex", (*LOCAL[:5], None, normal(4, 16)), "keys by distance"),
+        ("local_attention", "flex", (*[normal(1, 9, 1, 16)] * 3, 4, *[None] * 4, 1), "from 128"),
         ("attention", "flex", (*[normal(1, 128, 1, 16)] * 3, None, None, None), "plain"),
     ],
 )
