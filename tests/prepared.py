@@ -14,6 +14,15 @@ task: text(path=book.txt, length=16, batch_size=2)
 model: {d_model: 8}
 train: {steps: 4, save_every: 2}
 """
+TABLE = """\
+paper: Nobody (2026)
+place: table 1
+claim: It is small.
+columns: [{at: 16}, {at: 64, score: perplexity}, {count: seconds}]
+rows: [{label: H3, recipe: recipe, train: {save_every: 1}, paper: [7.5, null]}]
+sizes: {laptop: {cost: seconds}}
+plot: length
+"""
 COPYING = "copying(n_letters=3, max_len=3, context_len=12, batch_size=2)"
 
 MODELS = {
@@ -54,6 +63,7 @@ def prepare_more() -> None:
     rows = [f'{{"text": "row {number} of a table"}}\n' for number in range(20)]
     Path("rows.jsonl").write_text("".join(rows))
     Path("splits.json").write_text('{"train": ["0.txt", "1.txt"], "held_out": ["2.txt"]}')
+    Path("table.yaml").write_text(TABLE)
     Path("prompts").write_text("to be\nor not\n")
     Path("material/text").mkdir(parents=True)
     lines = [f'{{"text": "line {number} of a document"}}\n' for number in range(5)]

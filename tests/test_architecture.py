@@ -18,6 +18,7 @@ PARTS = [
     "cli",
     "reports",
     "probe",
+    "papers",
     "compare",
     "hf_check",
     "hf",

@@ -130,13 +130,15 @@ def bits_by_hand() -> tuple[float, float]:
 def test_every_scored_target_weighs_the_same() -> None:
     right, wrong = bits_by_hand()
     found = evaluate(successor_model(), Numbers(), 3, batches=0)
-    assert found == {"bits": pytest.approx((4 * right + 2 * wrong) / 6)}
+    bits = (4 * right + 2 * wrong) / 6
+    assert found == {"bits": pytest.approx(bits), "perplexity": pytest.approx(2**bits)}
 
 
 def test_a_corpus_is_read_as_far_as_asked() -> None:
     right, wrong = bits_by_hand()
     found = evaluate(successor_model(), Numbers(), 3, batches=1)
-    assert found == {"bits": pytest.approx((4 * right + wrong) / 5)}
+    bits = (4 * right + wrong) / 5
+    assert found == {"bits": pytest.approx(bits), "perplexity": pytest.approx(2**bits)}
 
 
 def test_losses_come_by_position_in_buckets_that_double() -> None:
@@ -167,6 +169,18 @@ def test_the_mean_of_the_losses_by_position_is_the_score() -> None:
     shares = [8 * 7, 8 * 7, 16 * 7, 32 * 7, 36 * 6 + 35]  # six windows of 100, one of 99
     mean = sum(n * bits for n, bits in zip(shares, buckets.values(), strict=True)) / 699
     assert mean == pytest.approx(evaluate(model, task, 100, batches=0)["bits_per_byte"], 1e-5)
+
+
+def test_a_corpus_can_be_scored_with_carried_state() -> None:
+    task = Text(length=64, held_out_bytes=1001, batch_size=2, carried=True)
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("h3(d_state=8) attention(position=rope)", 256, 8))
+    text = task._held_out
+    halves = [torch.tensor(text.read(*part).astype(int))[None] for part in ((0, 513), (512, 1001))]
+    with torch.inference_mode():
+        losses = [F.cross_entropy(model(x[:, :-1])[0], x[0, 1:], reduction="sum") for x in halves]
+    found = evaluate(model, task, 64, batches=0)["bits_per_byte"]
+    assert found == pytest.approx(float(sum(losses)) / 1000 / math.log(2), 1e-5)
 
 
 @pytest.mark.parametrize("training", [True, False])

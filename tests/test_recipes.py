@@ -15,7 +15,11 @@ from stateline.tasks import TASKS, ClassificationTask
 from stateline.train.config import TrainConfig
 
 FOLDER = Path(__file__).parents[1] / "recipes"
-RECIPES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.yaml"))
+RECIPES = sorted(
+    path.relative_to(FOLDER).as_posix()
+    for path in FOLDER.rglob("*.yaml")
+    if path.parent.name != "tables"
+)
 
 
 _counted: dict[str, int] = {}

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.generate import Session, SessionState, prefill
-from stateline.layers.base import AnyLayer
+from stateline.layers.base import AnyLayer, require_causal
 from stateline.layers.state import State
 from stateline.models.language_model import LanguageModel
 
@@ -42,6 +42,7 @@ def state_bits(layer: AnyLayer, tokens: int) -> int:
         >>> state_bits(Attention(8), tokens=10)  # keys and values: 10 * 2 * 8 floats
         5120
     """
+    require_causal(layer, "the bound on copying")
     leaves, _ = pytree.tree_flatten_with_path(layer.init_state(1))
     counters = sum(
         leaf.numel() * leaf.element_size()

@@ -206,7 +206,7 @@ def test_a_first_call_that_compiles_does_not_make_a_model_slow(
     assert [m.skipped for m in found] == ["", ""]
     assert found[0].timing is not None
     assert found[0].timing.first == 20.0
-    assert found[0].spread == pytest.approx((1000, 1000, 1000))
+    assert found[0].spread == pytest.approx((980, 1000, 1020))  # as wide as placement in memory
 
 
 def test_what_needs_too_much_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

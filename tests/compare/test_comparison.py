@@ -132,6 +132,19 @@ class TestModels:
         assert len(names) == 2
 
 
+class TestTasks:
+    def test_training_among_the_keywords_is_for_that_task_alone(self) -> None:
+        tasks = ["copying(max_len=8, steps=7, schedule=linear)*2", RECALL]
+        first, _, other = plan(Comparison(["h3"], tasks, protocol="quick", steps=3))
+        assert (first.task, first.training.seed) == ("copying(max_len=8)", 0)
+        assert (first.training.steps, first.training.schedule) == (7, "linear")
+        assert (other.task, other.training.steps) == (RECALL, 3)
+
+    def test_one_task_cannot_be_trained_in_two_ways(self) -> None:
+        with pytest.raises(InputError, match="copying is given twice"):
+            plan(Comparison(["h3"], ["copying", "copying(steps=7)"]))
+
+
 class TestCommandLine:
     def test_all_options_reach_the_comparison(self) -> None:
         options = (

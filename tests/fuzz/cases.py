@@ -48,6 +48,7 @@ COMMANDS = [
     f"probe run --tasks letters copy --data material {BRIEFLY}",
     f"probe hf:exported --tasks letters {BRIEFLY}",
     "export run new",
+    "reproduce table.yaml --recipes . --from run --as_is --seeds 0 --out new",
 ]
 """Commands that work as they stand: mutations begin here."""
 
@@ -79,6 +80,7 @@ READ: Mapping[str, tuple[str, ...]] = {
     "splits.json": (COMMANDS[14],),
     "source/2.txt": (COMMANDS[14],),
     "material/text/lines.jsonl": (COMMANDS[25],),
+    "table.yaml": (COMMANDS[28],),
     "exported/config.json": (COMMANDS[26], "export exported new"),
     "exported/model.safetensors": (COMMANDS[26],),
     "exported/generation_config.json": (COMMANDS[26],),
@@ -283,7 +285,7 @@ def file(rng: Random) -> Case:
     how += [mutate.tensors] * 4 if tensors else []
     how += [mutate.text_file] * 2 if name.endswith(("txt", "yaml", "json", "prompts")) else []
     change, command = rng.choice(how), shlex.split(rng.choice(READ[name]))
-    brief = BRIEF if name.endswith(".yaml") and "--resume" not in command else []
+    brief = BRIEF if name.endswith(".yaml") and not {"--resume", "--as_is"} & {*command} else []
     title, hashed = f"{name}: {change.__name__}", rng.random() < 0.3
 
     def damage() -> None:

@@ -15,6 +15,7 @@ from stateline.layers import (
     H3,
     LAYERS,
     LSTM,
+    NOT_CAUSAL,
     WRAPPERS,
     AnyLayer,
     Attention,
@@ -44,7 +45,7 @@ def warm(layer: AnyLayer, rows: int = 2) -> Any:
         return layer.forward_chunk(layer.example_input(rows, 3), layer.init_state(rows))[1]
 
 
-KINDS = [*LAYERS, *WRAPPERS]
+KINDS = [name for name in (*LAYERS, *WRAPPERS) if name not in NOT_CAUSAL]
 STATEFUL = [name for name in KINDS if name != "feed_forward"]
 
 

@@ -15,6 +15,7 @@ from stateline.layers import (
     ATTENTION_WRAPPERS,
     LAYERS,
     NORMS,
+    NOT_CAUSAL,
     WRAPPERS,
     AnyLayer,
     Parallel,
@@ -217,6 +218,7 @@ KINDS: dict[str, Callable[[], AnyLayer]] = {
             core()
         )
         for name, kind in WRAPPERS.items()
+        if name not in NOT_CAUSAL
     },
     "ladder(passes=3)": lambda: WRAPPERS["ladder"](LAYERS["s4d"](WIDTH, d_state=4), passes=3),
     **{

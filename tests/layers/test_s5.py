@@ -1,4 +1,4 @@
-"""S5: its initial values, and its bidirectional form."""
+"""S5 and its initial values."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers import S5, S5SSM, BidirectionalS5
+from stateline.layers import S5, S5SSM
 from stateline.ops.hippo import hippo
 
 WIDTH = 3
@@ -73,42 +73,6 @@ def test_eigenvalues_are_kept_from_growing_unless_asked_not_to() -> None:
             layer.real.fill_(1.0)
         growth = layer.discretize()[0][:, 0] / layer.log_dt.exp()
         assert growth.tolist() == pytest.approx([largest] * 2)
-
-
-def test_the_bidirectional_form_is_both_directions_and_one_skip() -> None:
-    forward = S5SSM(WIDTH, d_state=8)
-    both = BidirectionalS5(forward)
-    backward = S5SSM(WIDTH, d_state=8)
-    backward.load_state_dict(
-        {**forward.state_dict(), "c": both.c_backward + 1, "skip": torch.zeros(WIDTH)}
-    )
-    with torch.no_grad():
-        both.c_backward.add_(1)
-    x = torch.randn(2, 7, WIDTH)
-    wanted = forward(x) + backward(x.flip(1)).flip(1)
-    torch.testing.assert_close(both.both_ways(x), wanted)
-    z = torch.nn.functional.gelu(wanted)
-    torch.testing.assert_close(both(x), z * torch.sigmoid(both.out_proj(z)))
-
-
-def test_both_directions_begin_with_readouts_of_their_own() -> None:
-    both = BidirectionalS5(S5SSM(64, d_state=32, n_blocks=2))
-    forward, backward = both.ssm.c.detach(), both.c_backward.detach()
-    assert backward.std().item() == pytest.approx(forward.std().item(), rel=0.1)
-    correlation = torch.corrcoef(torch.stack([forward.flatten(), backward.flatten()]))[0, 1]
-    assert abs(correlation.item()) < 0.1
-
-
-def test_both_directions_read_one_signal_per_channel() -> None:
-    with pytest.raises(InputError, match="got 6 signals and d_model=3: set n_outputs=1"):
-        BidirectionalS5(S5SSM(WIDTH, d_state=4, n_outputs=2))
-
-
-def test_the_bidirectional_form_stays_float32_inside_under_a_cast() -> None:
-    both = BidirectionalS5(S5SSM(WIDTH, d_state=4)).bfloat16()
-    assert {p.dtype for p in both.ssm.parameters()} == {both.c_backward.dtype} == {torch.float32}
-    assert both.out_proj.weight.dtype == torch.bfloat16
-    assert both(torch.randn(2, 5, WIDTH).bfloat16()).dtype == torch.bfloat16
 
 
 def test_its_parameters_but_the_readout_have_an_optimizer_group_of_their_own() -> None:

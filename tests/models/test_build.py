@@ -95,7 +95,7 @@ def test_the_pattern_overrides_the_keywords_of_the_kind() -> None:
         ("ladder(passes=2)", "ladder wraps other layers"),
         (
             "h3(s4d)",
-            "takes keyword=value only; only cached_staircase, feedback, ladder, .* take",
+            "takes keyword=value only; only bidirectional, cached_staircase, .* take",
         ),
         ("h3(dstate=4)", "unknown keyword of layer 'h3' 'dstate': did you mean 'd_state'"),
         ("ladder(h3, pases=2)", "unknown keyword of wrapper 'ladder' 'pases'"),

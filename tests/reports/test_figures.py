@@ -157,6 +157,9 @@ def test_a_loss_that_falls_with_size_is_fitted_by_a_power_law(make):
     found, record = with_task(make.results(tasks=[task], models=models, runs=runs, speed=[]), task)
     (chart,) = [c for c in task_charts(found, record) if c.name == "text-by-size"]
     assert "“h3”: proportional to parameters to the power -0.250 ± 0.000" in chart.note
+    curve = chart.layers[-1].data.values
+    assert (curve[0]["x"], curve[-1]["x"]) == pytest.approx((10_000, 1_000_000))
+    assert [row["y"] for row in curve] == pytest.approx([8 * row["x"] ** -0.25 for row in curve])
 
 
 def test_a_fit_and_its_error_are_those_of_least_squares():

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from stateline.reports.format import DASH
@@ -277,3 +279,14 @@ def test_an_unfinished_comparison_says_how_far_it_came(make):
         "This comparison has not finished: it has 4 runs, for 4 of 6 pairs of a model and a task."
     )
     assert unfinished(make.results()) == ""
+
+
+def test_a_wide_table_is_split_where_a_group_begins(make):
+    table = main_table(make.results())
+    parts = table.split(6)
+    assert [column for part in parts for column in part.columns] == list(table.columns)
+    assert len(parts) > 1
+    for part, following in itertools.pairwise(parts):
+        assert part.columns[-1].group != following.columns[0].group
+        assert len(part.columns) <= 6
+    assert table.split(99) == [table]

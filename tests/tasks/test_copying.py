@@ -177,3 +177,20 @@ def test_impossible_sizes_are_refused(keywords: dict[str, int], message: str) ->
 def test_an_empty_string_cannot_be_asked_for() -> None:
     with pytest.raises(InputError, match="got length=0"):
         Copying().problems(0, 0)
+
+
+def test_mixed_scores_spread_over_the_lengths_of_training() -> None:
+    task = Copying(min_len=3, max_len=10, mixed=True)
+    lengths = [task.problems(10, index).answers.shape[1] for index in range(16)]
+    assert sorted(set(lengths)) == list(range(3, 11))
+    assert max(map(lengths.count, lengths)) <= 3
+    assert task.problems(20, 0).answers.shape[1] == 20
+    assert task.train_batch(0).tokens.equal(Copying(min_len=3, max_len=10).train_batch(0).tokens)
+
+
+def test_characters_can_be_the_metric() -> None:
+    task = Copying(metric="character_accuracy")
+    answers = task.problems(4, 0).answers
+    guessed = answers.clone()
+    guessed[:, 0] += 1
+    assert task.score(answers, guessed)[task.metric] == 0.75

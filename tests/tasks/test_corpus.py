@@ -137,6 +137,22 @@ def test_every_held_out_token_but_the_first_of_a_document_is_a_target_once(
     assert targets[targets != IGNORE].tolist() == sorted({*range(2, sum(sizes) + 1)} - begins)
 
 
+@given(sizes=documents, length=st.integers(1, 40), rows=st.integers(1, 9))
+def test_held_out_rows_read_the_text_once_and_go_on_from_batch_to_batch(
+    sizes: list[int], length: int, rows: int
+) -> None:
+    task = Numbered(*sizes, rows=rows)
+    batches = list(task.held_out_rows(length))
+    scored = torch.cat([batch.targets.flatten() for batch in batches])
+    begins = {int(border) + 1 for border in task._held_out.borders[:-1]}
+    wanted = sorted({*range(2, sum(sizes) + 1)} - begins)
+    assert sorted(scored[scored != IGNORE].tolist()) == wanted
+    assert batches[0].fresh.all()
+    for before, after in pairwise(batches):
+        goes_on = ~after.fresh & (after.targets != IGNORE).any(dim=1)
+        assert (after.tokens[goes_on, 0] == before.targets[goes_on, -1]).all()
+
+
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8), cut=st.integers(0, 45))
 def test_a_text_in_parts_reads_as_one(sizes: list[int], cut: int) -> None:
     total = sum(sizes)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.tasks import IGNORE, Algorithm, ConsecutiveBatch, Episode, RandomWalk, StreamTask
 from stateline.tasks.synthetic.stream import SEGMENTS
 
@@ -108,3 +109,18 @@ def test_a_row_by_itself_holds_one_episode_with_reset_and_more_without(index: in
         if reset:
             after = (tokens == END).cumsum(dim=1) > 0
             assert (targets[after] == IGNORE).all()
+
+
+@pytest.mark.parametrize("consecutive", [False, True])
+def test_training_can_draw_from_so_many_episodes(consecutive: bool) -> None:
+    task = RandomWalk(length=9, reset_every=8, batch_size=64, reset=True, episodes=5)
+    batches = [task.consecutive_batch(n) if consecutive else task.train_batch(n) for n in range(3)]
+    walks = {tuple(row) for batch in batches for row in batch.tokens.tolist()}
+    assert len(walks) == 5
+    assert len({tuple(row) for row in task.labelled(9, 0).tokens.tolist()} - walks) > 50
+
+
+@pytest.mark.parametrize("kind", [Algorithm, RandomWalk])
+def test_there_is_an_episode_to_draw(kind: type[Algorithm | RandomWalk]) -> None:
+    with pytest.raises(InputError, match="episodes must be at least 1, got episodes=0"):
+        kind(episodes=0)

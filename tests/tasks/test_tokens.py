@@ -86,7 +86,10 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_per_token(
     model = LanguageModel(ModelConfig("h3", task.vocab_size, d_model=8))
     torch.nn.init.zeros_(model.embedding.weight)
     wanted = np.log2(task.vocab_size) / task.bytes_per_token
-    assert evaluate(model, task, 30, batches=0) == {"bits_per_byte": pytest.approx(wanted)}
+    assert evaluate(model, task, 30, batches=0) == {
+        "bits_per_byte": pytest.approx(wanted),
+        "perplexity": pytest.approx(task.vocab_size),
+    }
 
 
 def test_the_baselines_are_those_of_the_text_task(tmp_path: Path) -> None:

@@ -28,9 +28,14 @@ def task(request: pytest.FixtureRequest, tmp_path: Path) -> ClassificationTask:
     return made
 
 
-def new_model(task: ClassificationTask, seed: int = 0, **settings: Any) -> SequenceClassifier:
+PATTERNS = ["s4d", "bidirectional(s4d)"]
+
+
+def new_model(
+    task: ClassificationTask, seed: int = 0, pattern: str = "s4d", **settings: Any
+) -> SequenceClassifier:
     torch.manual_seed(seed)
-    return SequenceClassifier(task.model_config("s4d", {"d_model": 8, **settings}))
+    return SequenceClassifier(task.model_config(pattern, {"d_model": 8, **settings}))
 
 
 def answers(model: SequenceClassifier, task: ClassificationTask) -> list[tuple[int, int]]:
@@ -41,21 +46,28 @@ def answers(model: SequenceClassifier, task: ClassificationTask) -> list[tuple[i
     return list(zip(rows.labels, found, strict=True))
 
 
-def test_the_first_loss_is_that_of_the_classes_of_the_first_batch(task: ClassificationTask) -> None:
-    model = new_model(task)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_first_loss_is_that_of_the_classes_of_the_first_batch(
+    task: ClassificationTask, pattern: str, recompute: bool
+) -> None:
+    model = new_model(task, pattern=pattern)
     x, targets = task.train_batch(0)
     asked = targets != IGNORE
     with torch.no_grad():
         logits = model.classify(x, asked.float().argmax(dim=1) + 1)
         expected = F.cross_entropy(logits, targets[asked]).item()
-    result = train(model, task, CONFIG)
+    result = train(model, task, dataclasses.replace(CONFIG, checkpoint_activations=recompute))
     assert result.curve[0].loss == pytest.approx(expected, rel=1e-5)
     assert result.tokens == sum(task.train_batch(n).targets.numel() for n in range(6))
 
 
-def test_the_score_is_the_share_of_all_held_out_rows(task: ClassificationTask) -> None:
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_score_is_the_share_of_all_held_out_rows(
+    task: ClassificationTask, pattern: str
+) -> None:
     task.batch_size = 3  # the last batch is a smaller one
-    model = new_model(task).eval()
+    model = new_model(task, pattern=pattern).eval()
     with torch.no_grad():
         model.head.bias[task.held_out_rows.labels[0]] += 1  # so that some answers are right
     pairs = answers(model, task)

@@ -18,6 +18,7 @@ from stateline.plugins import import_code
 
 COMMANDS: Mapping[str, str] = {
     "compare": "train architectures at the same size, score them, time them, write a report",
+    "reproduce": "run a table or figure of a paper, with its seeds, and write the table",
     "data": "turn text into a corpus of tokens on disk",
     "train": "train one architecture on one task",
     "generate": "continue a prompt with a trained model",

@@ -46,7 +46,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     import torch
 
     from stateline.hf_check import HUGGING_FACE, ModelReport, check_model, load_hugging_face
-    from stateline.layers import ATTENTION_WRAPPERS, LAYERS, WRAPPERS
+    from stateline.layers import ATTENTION_WRAPPERS, LAYERS, NOT_CAUSAL, WRAPPERS
     from stateline.layers.law import LawReport, check_layer
 
     device = resolve_device(given.device)
@@ -56,7 +56,11 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     torch.set_num_threads(1)  # the tensors are too small for threads
     names = given.names or [
         *LAYERS,
-        *(f"{w}({'attention' if w in ATTENTION_WRAPPERS else 'h3 attention'})" for w in WRAPPERS),
+        *(
+            f"{w}({'attention' if w in ATTENTION_WRAPPERS else 'h3 attention'})"
+            for w in WRAPPERS
+            if w not in NOT_CAUSAL
+        ),
     ]
     dtype = torch.float32 if given.float32 else torch.float64
     folders = [name for name in names if name.startswith(HUGGING_FACE)]

@@ -45,8 +45,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         type=str,
         default=None,
-        help='for example copying "text(path=books)"; "copying*5" trains from five seeds; by '
-        f"default those of the recipes, else {' '.join(TASKS)}",
+        help='for example copying "text(path=books, steps=500)", where training settings hold for '
+        'one task; "copying*5" trains from five seeds; by default those of the recipes, else '
+        f"{' '.join(TASKS)}",
     )
     parser.add_argument(
         "--out", type=str, default="runs/compare", help="folder or URL for all results"

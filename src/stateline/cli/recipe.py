@@ -106,7 +106,7 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
 
 def _parse_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> Any:
     """The settings of a file under those of the command line."""
-    _check_content(path)
+    read_yaml(path)
     parser.default_config_files = [glob.escape(path)]
     try:
         given = parser.parse_args(arguments)
@@ -130,35 +130,45 @@ def _read_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> A
     return given
 
 
-def _check_content(path: str) -> None:
-    """Raise InputError unless a file is YAML of a sane size, without aliases, its keys text."""
-    file = regular_file(path, "recipe")
+def read_yaml(path: str, what: str = "recipe") -> Any:
+    """The content of a YAML file of settings.
+
+    Args:
+        path: The file.
+        what: What it holds, for messages.
+
+    Raises:
+        InputError: Unless it is YAML of a sane size, without aliases, all its keys text.
+    """
+    file = regular_file(path, what)
     if file.stat().st_size > LARGEST:
-        raise InputError(f"the recipe {path} must have at most {LARGEST:,} bytes")
+        raise InputError(f"the {what} {path} must have at most {LARGEST:,} bytes")
     try:
         text = Path(file).read_text(encoding="utf-8")
         depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
-                raise InputError(f"the recipe {path} must not use YAML aliases: write it out")
+                raise InputError(f"the {what} {path} must not use YAML aliases: write it out")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
-                raise InputError(f"the recipe {path} must have at most {DEEPEST} nested levels")
-        _check_keys(path, yaml.safe_load(text))
+                raise InputError(f"the {what} {path} must have at most {DEEPEST} nested levels")
+        content = yaml.safe_load(text)
+        _check_keys(f"{what} {path}", content)
     except InputError:
         raise
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"the recipe {path} is not valid YAML: {reason}") from error
+        raise InputError(f"the {what} {path} is not valid YAML: {reason}") from error
+    return content
 
 
-def _check_keys(path: str, content: Any) -> None:
+def _check_keys(where: str, content: Any) -> None:
     if isinstance(content, dict):
         for key, value in content.items():
             if not isinstance(key, str):
-                raise InputError(f"names in the recipe {path} must be text, got {key!r}")
-            _check_keys(path, value)
+                raise InputError(f"names in the {where} must be text, got {key!r}")
+            _check_keys(where, value)
     elif isinstance(content, list):
         for value in content:
-            _check_keys(path, value)
+            _check_keys(where, value)

@@ -1,6 +1,7 @@
 """What a comparison consists of: every model, at every size, on every task, from every seed."""
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -12,7 +13,7 @@ from stateline.models.pattern import MAX_REPEAT, format_pattern, parse_pattern
 from stateline.runs.initial import weights_hash
 from stateline.runs.job import Job
 from stateline.runs.protocol_records import MatchedBy
-from stateline.tasks import Task, make_task
+from stateline.tasks import TASKS, Task, make_task
 from stateline.train.config import TrainConfig
 
 SEEDS = {"sweep": 3, "quick": 1}
@@ -35,7 +36,8 @@ class Comparison:
             is replaced by that of the task), folders of models to start from, each also with a
             name for the results (``name=pattern``), or recipes.
         tasks: Tasks, in the grammar of patterns: ``copying(max_len=20)``. A repeat count is a
-            number of seeds: ``associative_recall*3``.
+            number of seeds: ``associative_recall*3``. Settings of training may stand among the
+            task's keywords and hold for this task only: ``text(length=128, steps=250)``.
         d_model: Width of the first model.
         parameters: Number of parameters of the first model, and of all if they match by it.
             Several numbers compare the models at each of these sizes.
@@ -80,6 +82,14 @@ class Comparison:
         return tuple(dict.fromkeys([given] if isinstance(given, int) else given))
 
 
+class _Exercise(NamedTuple):
+    """A task, from how many seeds it was asked for, and the training settings for it alone."""
+
+    task: str
+    repeats: int
+    train: dict[str, Any]
+
+
 class _Case(NamedTuple):
     """A model at one size on one task."""
 
@@ -96,7 +106,7 @@ def make_tasks(comparison: Comparison) -> dict[str, Task]:
     Raises:
         InputError: If a task or one of its keywords cannot be used.
     """
-    return {spec: make_task(spec) for spec, _ in map(_repeats, comparison.tasks)}
+    return {one.task: make_task(one.task) for one in _exercises(comparison)}
 
 
 def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> list[Job]:
@@ -114,7 +124,7 @@ def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> lis
     tasks = make_tasks(comparison) if tasks is None else tasks
     hashes = {model.init: weights_hash(model.init) for model in models if model.init}
     jobs = []
-    for spec, repeats in map(_repeats, comparison.tasks):
+    for spec, repeats, train in _exercises(comparison):
         seeds = repeats if repeats > 1 else comparison.seeds or SEEDS[comparison.protocol]
         for case in _cases(comparison, models, spec, tasks[spec]):
             jobs += [
@@ -122,7 +132,7 @@ def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> lis
                     case.task,
                     case.sized.parameters,
                     case.sized.config,
-                    _training(comparison, case.model, tasks[spec], seed),
+                    _training(comparison, case.model, tasks[spec], {**train, "seed": seed}),
                     case.data,
                     hashes.get(case.model.init, ""),
                     alias=case.label,
@@ -187,16 +197,32 @@ def _check(comparison: Comparison) -> None:
         raise InputError("the width of the first model is d_model, not a setting of all models")
 
 
-def _repeats(task: str) -> tuple[str, int]:
-    """A task without its repeat count, and the count, which is a number of seeds."""
-    items = parse_pattern(task)
-    return format_pattern((items[0]._replace(repeat=1), *items[1:])), items[0].repeat
+def _exercises(comparison: Comparison) -> list[_Exercise]:
+    """The tasks, without their repeat counts and the training settings among their keywords."""
+    settings = {setting.name for setting in dataclasses.fields(TrainConfig)} - {"seed"}
+    exercises: dict[str, _Exercise] = {}
+    for text in comparison.tasks:
+        item, *others = parse_pattern(text)
+        own = inspect.signature(TASKS[item.name]).parameters if item.name in TASKS else ()
+        train = {
+            key: item.keywords[key] for key in item.keywords if key in settings.difference(own)
+        }
+        keywords = {key: value for key, value in item.keywords.items() if key not in train}
+        spec = format_pattern((item._replace(repeat=1, keywords=keywords), *others))
+        exercise = _Exercise(spec, item.repeat, train)
+        if exercises.setdefault(spec, exercise) != exercise:
+            raise InputError(
+                f"{spec} is given twice with other seeds or training: compare them apart"
+            )
+    return list(exercises.values())
 
 
-def _training(comparison: Comparison, model: Model, task: Task, seed: int) -> TrainConfig:
-    given = {name: getattr(comparison, name) for name in ("steps", "lr", "precision")}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    settings = {**task.training, **model.train, **comparison.train, **chosen, "seed": seed}
+def _training(
+    comparison: Comparison, model: Model, task: Task, given: Mapping[str, Any]
+) -> TrainConfig:
+    chosen = {name: getattr(comparison, name) for name in ("steps", "lr", "precision")}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    settings = {**task.training, **model.train, **comparison.train, **chosen, **given}
     known = [setting.name for setting in dataclasses.fields(TrainConfig)]
     for name in settings:
         if name not in known:

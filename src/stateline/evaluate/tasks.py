@@ -15,11 +15,14 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.evaluate.losses import Buckets, token_losses
 from stateline.generate import generate
+from stateline.layers.base import row_inputs
+from stateline.layers.state import replace_rows
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import SequenceHead
 from stateline.tasks.base import IGNORE, CorpusTask, GeneratedTask, LabelledTask, Task
 from stateline.tasks.rows import RowsTask
+from stateline.tasks.text.corpus import TextTask
 
 Tokens = Int[Tensor, "batch _"]
 
@@ -37,8 +40,9 @@ def evaluate(
       the model's state, or in one pass if the task has ``teacher_forcing``.
     - Labelled tasks: over all labels of ``batches`` batches of rows, each read from an empty state.
     - Rows of a data set: over all targets of all held-out rows.
-    - Corpora: bits per byte of the held-out text, in windows of ``length``, each read from an empty
-      state; ``batches`` limits how many batches of windows are read, 0 reads all.
+    - Corpora: bits per byte and perplexity per token of the held-out text, in windows of
+      ``length``, each read from an empty state, or with carried state if the task is ``carried``;
+      ``batches`` limits how many batches of windows are read, 0 reads all.
     - Other kinds of tasks: what the function registered with :func:`score_task` does.
 
     Args:
@@ -114,17 +118,28 @@ def _labelled(
 
 @score_task.register
 def _corpus(task: CorpusTask, model: LanguageModel, length: int, batches: int) -> dict[str, float]:
-    buckets = _read(model, task, Buckets(length, length), batches)
-    return {task.metric: buckets.mean / _nats_per_bit_per_byte(task)}
+    return _text_scores(task, _read(model, task, Buckets(length, length), batches))
+
+
+@score_task.register
+def _text(task: TextTask, model: LanguageModel, length: int, batches: int) -> dict[str, float]:
+    read = _read_on if task.carried else _read
+    return _text_scores(task, read(model, task, Buckets(length, length), batches))
+
+
+def _text_scores(task: CorpusTask, buckets: Buckets) -> dict[str, float]:
+    perplexity = float(torch.tensor(buckets.mean, dtype=torch.float64).exp())
+    return {task.metric: buckets.mean / _nats_per_bit_per_byte(task), "perplexity": perplexity}
 
 
 @score_task.register
 @torch.inference_mode()
 def _rows(task: RowsTask, model: SequenceHead, length: int, batches: int) -> dict[str, float]:  # noqa: ARG001
     device = model.head.weight.device
-    tallies = [
-        task.objective.tally(model(x.to(device)).cpu(), targets) for x, targets in task.held_out()
-    ]
+    tallies = []
+    for x, targets in task.held_out():
+        outputs = model(*row_inputs(model, x.to(device), task.row_lengths(targets))).cpu()
+        tallies.append(task.objective.tally(outputs, targets))
     return task.objective.score(task.objective.total(tallies))
 
 
@@ -214,11 +229,29 @@ def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: int
     for index, (tokens, targets) in enumerate(task.held_out(buckets.last)):
         if batches and index == batches:
             break
-        logits = model(tokens.to(model.embedding.weight.device))
-        losses, scored = token_losses(logits, targets.to(logits.device)).cpu(), targets != IGNORE
-        positions = torch.arange(1, targets.shape[1] + 1).expand_as(targets)
-        buckets.add(positions[scored], losses[scored])
+        _add(buckets, model(tokens.to(model.embedding.weight.device)), targets)
     return buckets
+
+
+@torch.inference_mode()
+def _read_on(model: LanguageModel, task: TextTask, buckets: Buckets, batches: int) -> Buckets:
+    """Losses on the held-out text, the state carried from window to window."""
+    assert buckets.last is not None
+    state: Any = None
+    for index, (tokens, targets, fresh) in enumerate(task.held_out_rows(buckets.last)):
+        if batches and index == batches:
+            break
+        begun = model.init_state(len(tokens))
+        state = begun if state is None else replace_rows(state, fresh, begun)
+        logits, state = model.forward_chunk(tokens.to(model.embedding.weight.device), state)
+        _add(buckets, logits, targets)
+    return buckets
+
+
+def _add(buckets: Buckets, logits: Tensor, targets: Tokens) -> None:
+    losses, scored = token_losses(logits, targets.to(logits.device)).cpu(), targets != IGNORE
+    positions = torch.arange(1, targets.shape[1] + 1).expand_as(targets)
+    buckets.add(positions[scored], losses[scored])
 
 
 def _nats_per_bit_per_byte(task: CorpusTask) -> float:

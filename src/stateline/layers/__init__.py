@@ -28,7 +28,7 @@ from stateline.layers.mixers.mamba2 import Mamba2
 from stateline.layers.mixers.rg_lru import RGLRU
 from stateline.layers.mixers.s4 import S4, S4SSM
 from stateline.layers.mixers.s4d import S4D
-from stateline.layers.mixers.s5 import S5, S5SSM, BidirectionalS5
+from stateline.layers.mixers.s5 import S5, S5SSM
 from stateline.layers.mixers.shift_ssm import ShiftSSM
 from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.norm import NORMS
@@ -41,6 +41,7 @@ from stateline.layers.state import (
     select_rows,
     to,
 )
+from stateline.layers.wrappers.bidirectional import Bidirectional
 from stateline.layers.wrappers.cached_staircase import CachedStaircase
 from stateline.layers.wrappers.feedback import Feedback
 from stateline.layers.wrappers.ladder import Ladder
@@ -84,6 +85,7 @@ WRAPPERS: Registry[type[AnyLayer]] = Registry(
     SequenceLayer,
     "core",
     {
+        "bidirectional": Bidirectional,
         "cached_staircase": CachedStaircase,
         "feedback": Feedback,
         "ladder": Ladder,
@@ -95,6 +97,9 @@ WRAPPERS: Registry[type[AnyLayer]] = Registry(
 
 ATTENTION_WRAPPERS = ("cached_staircase", "feedback")
 """Wrappers whose core must consist of attention and feed-forwards."""
+
+NOT_CAUSAL = ("bidirectional",)
+"""Wrappers without a state, for models of whole rows."""
 
 LAYERS.share_names(WRAPPERS)
 
@@ -125,6 +130,7 @@ __all__ = [
     "LAYERS",
     "LSTM",
     "NORMS",
+    "NOT_CAUSAL",
     "RGLRU",
     "S4",
     "S4D",
@@ -134,7 +140,7 @@ __all__ = [
     "WRAPPERS",
     "AnyLayer",
     "Attention",
-    "BidirectionalS5",
+    "Bidirectional",
     "BlockRecurrent",
     "BlockState",
     "Branch",

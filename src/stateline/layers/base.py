@@ -71,6 +71,8 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     Attributes:
         d_model: Width of the input.
         wants_feed_forward: Whether a block of this layer is followed by a feed-forward.
+        is_mixer: Whether a wrapper stands in a block of its own, as a mixer does, and its core has
+            no residual branches.
         keeps_float32: Whether the layer's own parameters stay float32 when a module that
             contains it is cast to half precision.
         optimizer_groups: Optimizer group (``"ssm"`` or ``"no_decay"``) of the layer's own
@@ -81,6 +83,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     """
 
     wants_feed_forward: ClassVar[bool] = True
+    is_mixer: ClassVar[bool] = False
     optimizer_groups: ClassVar[Mapping[str, str]] = {}
     any_batch_axes: ClassVar[bool] = False
     max_len: int | None = None
@@ -101,6 +104,15 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     def d_output(self) -> int:
         """Width of the output. Override where it differs from ``d_model``."""
         return self.d_model
+
+    @property
+    def causal(self) -> bool:
+        """Whether outputs depend on earlier inputs only.
+
+        A layer that is not causal has ``forward(x, lengths)`` alone, without states: see
+        :class:`~stateline.layers.Bidirectional`.
+        """
+        return True
 
     @abstractmethod
     def init_state(self, batch_size: int, *, capacity: int = 0) -> StateT:
@@ -193,6 +205,29 @@ def require_same_width(layer: AnyLayer) -> None:
             f"{type(layer).__name__} maps {layer.d_model} channels to {layer.d_output}, but a "
             "layer of a model must keep the width: set n_outputs=1"
         )
+
+
+def require_causal(layer: AnyLayer, user: str) -> None:
+    """Refuse a layer whose outputs depend on later inputs.
+
+    Args:
+        layer: The layer.
+        user: What needs a causal layer, for the message.
+
+    Raises:
+        InputError: If the layer is not causal.
+    """
+    if not layer.causal:
+        raise InputError(
+            f"{user} needs causal layers, got bidirectional(...), whose outputs depend on the "
+            "whole row, so that it has no state and no steps: leave it out, or use it in tasks "
+            "that classify or predict numbers"
+        )
+
+
+def row_inputs(layer: AnyLayer, x: Tensor, lengths: Tensor | None) -> tuple[Any, ...]:
+    """Arguments of ``forward``: the lengths of the rows are for layers that are not causal."""
+    return (x,) if layer.causal else (x, lengths)
 
 
 def zeros(weight: Tensor, *shape: int) -> Tensor:

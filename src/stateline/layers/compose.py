@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stateline.layers.base import AnyLayer, SequenceLayer, require_same_width
+from stateline.layers.base import AnyLayer, SequenceLayer, require_same_width, row_inputs
 from stateline.layers.dropout import Dropout
 
 
@@ -34,6 +34,11 @@ class Branch(SequenceLayer[Any]):
         self.multiplier = None if multiplier == 1 else multiplier
         self.dropout = Dropout(dropout)
 
+    @property
+    def causal(self) -> bool:
+        """Whether the layer is."""
+        return self.layer.causal
+
     @abstractmethod
     def enter(self, x: Tensor) -> Tensor:
         """Input of the layer, made from the residual stream."""
@@ -52,10 +57,10 @@ class Branch(SequenceLayer[Any]):
         return self.layer.init_state(batch_size, capacity=capacity)
 
     def forward(
-        self, x: Float[Tensor, "batch length d_model"]
+        self, x: Float[Tensor, "batch length d_model"], lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch length d_model"]:
         """Apply the layer and join its output to the stream."""
-        return self.join(x, self.layer(self.enter(x)))
+        return self.join(x, self.layer(*row_inputs(self.layer, self.enter(x), lengths)))
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: Any
@@ -127,17 +132,23 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
         super().__init__(branches[0].d_model)
         self.branches = nn.ModuleList(branches)
 
+    @property
+    def causal(self) -> bool:
+        """Whether all branches are."""
+        return all(branch.causal for branch in self._branches)
+
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
         """One initial state per branch."""
         return tuple(b.init_state(batch_size, capacity=capacity) for b in self._branches)
 
     def forward(
-        self, x: Float[Tensor, "batch length d_model"]
+        self, x: Float[Tensor, "batch length d_model"], lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch length d_model"]:
         """Add the outputs of all branches to their common input."""
         y = x
         for branch in self._branches:
-            y = branch.add(y, branch.layer(branch.norm(x)))
+            entered = row_inputs(branch.layer, branch.norm(x), lengths)
+            y = branch.add(y, branch.layer(*entered))
         return y
 
     def forward_chunk(
@@ -233,16 +244,21 @@ class Chain(ActivationCheckpointing, SequenceLayer[tuple[Any, ...]]):
     def links(self) -> Sequence[AnyLayer]:
         """The layers in order; one layer may occur several times."""
 
+    @property
+    def causal(self) -> bool:
+        """Whether all links are."""
+        return all(link.causal for link in self.links)
+
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
         """One initial state per link."""
         return tuple(link.init_state(batch_size, capacity=capacity) for link in self.links)
 
     def forward(
-        self, x: Float[Tensor, "batch length d_model"]
+        self, x: Float[Tensor, "batch length d_model"], lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch length d_model"]:
         """Apply the links in order."""
         for link in self.links:
-            x = self.run(link, x)
+            x = self.run(link, *row_inputs(link, x, lengths))
         return x
 
     def forward_chunk(

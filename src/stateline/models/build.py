@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from stateline.errors import InputError, unknown_name
@@ -115,8 +116,12 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
             raise InputError(
                 f"{item.name} wraps other layers: give a pattern, as in {item.name}(h3*2)"
             )
-        core = _stack(item.core, config)
-        return [construct("wrapper", item.name, WRAPPERS[item.name], keywords, core)]
+        made = WRAPPERS[item.name]
+        if not made.is_mixer:
+            return [construct("wrapper", item.name, made, keywords, _stack(item.core, config))]
+        bare = replace(config, block="plain", feed_forward="none")
+        core = _stack(item.core, bare)
+        return _with_feed_forward(construct("wrapper", item.name, made, keywords, core), config)
     if item.name not in LAYERS:
         raise unknown_name("layer", item.name, [*LAYERS, *WRAPPERS])
     if item.core:
@@ -129,6 +134,11 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
             f"a layer of a pattern must be as wide as the model, got {item.name} with {width} "
             f"outputs and d_model={config.d_model}: set n_outputs=1"
         )
+    return _with_feed_forward(layer, config)
+
+
+def _with_feed_forward(layer: AnyLayer, config: ModelConfig) -> list[AnyLayer]:
+    """A mixer in a block of its own, and the feed-forward of its block."""
     if not layer.wants_feed_forward or config.feed_forward == "none":
         return _block([layer], config)
     name = "feed_forward"

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.layers import NORMS, SequenceLayer
-from stateline.layers.base import values_at_hand
+from stateline.layers.base import require_causal, values_at_hand
 from stateline.layers.dropout import Dropout
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
@@ -62,6 +62,11 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=bias)
         initialise(self, config.d_model, config.init)
 
+    @property
+    def causal(self) -> bool:
+        """Whether all layers are; the model can only be measured otherwise."""
+        return self.stack.causal
+
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
         """State before the first token."""
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device)
@@ -71,6 +76,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self, x: Int[Tensor, "batch length"], *, keep: int | None = None
     ) -> Float[Tensor, "batch kept vocab"]:
         """Logits of the next token at every position, or at the last ``keep`` positions only."""
+        require_causal(self, "the prediction of what follows")
         check_length(self.max_len, x.shape[1])
         positions = torch.arange(x.shape[1], device=x.device)
         return self._logits(_last(self.stack(self._embed(x, positions)), keep))

@@ -69,8 +69,10 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
 
     .. math:: z_t = W\,\frac{1}{t} \sum_{s \le t} \mathrm{norm}(\mathrm{stack}(x))_s + b
 
-    The output at position t depends on the first t positions only. So padding after the end of a
-    row does not change the row's output, and a stream is answered step by step.
+    With causal layers, the output at position t depends on the first t positions only. So padding
+    after the end of a row does not change the row's output, and a stream is answered step by step.
+    With :class:`~stateline.layers.Bidirectional` layers, rows of different lengths need
+    ``lengths``.
 
     Pooling over the first position, as in BERT, is not offered: a causal layer has read nothing
     there.
@@ -119,7 +121,12 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         low, high = int(lengths.min()), int(lengths.max())
         if low < 1 or high > x.shape[1]:
             raise InputError(f"lengths must be from 1 to {x.shape[1]}, got {low} to {high}")
-        return self(x)[torch.arange(len(x), device=x.device), lengths - 1]
+        return self(x, lengths)[torch.arange(len(x), device=x.device), lengths - 1]
+
+    @property
+    def causal(self) -> bool:
+        """Whether all layers are."""
+        return self.stack.causal
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> HeadState:
         """State before the first position."""
@@ -130,11 +137,13 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         total = torch.zeros(batch_size, width, dtype=dtype, device=weight.device)
         return HeadState(position, total, self.stack.init_state(batch_size, capacity=capacity))
 
-    def forward(self, x: Tensor) -> Float[Tensor, "batch length outputs"]:
-        """Outputs at every position."""
+    def forward(
+        self, x: Tensor, lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch length outputs"]:
+        """Outputs at every position; only layers that are not causal read the lengths."""
         check_length(self.max_len, x.shape[1])
         places = torch.arange(x.shape[1], device=x.device)
-        h = self.norm(self.stack(self._enter(x, places)))
+        h = self.norm(self.stack(self._enter(x, places), lengths))
         return self.head(self._pool(h, places + 1, None))
 
     def forward_chunk(

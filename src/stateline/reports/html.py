@@ -43,6 +43,9 @@ JUDGED = (
     f"{ERROR_RATE:.1%} of comparisons, over all pairs of a task. The spread over seeds is never "
     "taken to be smaller than the sampling error of one score."
 )
+WIDEST = 14
+"""Columns of a table that fit a page of 1,280 pixels."""
+
 ADVICE = {
     QUICK: "Without --protocol quick the same command chooses learning rates and trains from "
     "several seeds.",
@@ -113,7 +116,7 @@ def page(results: Results) -> str:
         how_judged=JUDGED if not said and len(models) > 1 else "",
         look=drawn_models(results),
         legend=legend(results),
-        main_table=main_table(results),
+        main_tables=main_table(results).split(WIDEST),
         several_sizes=len(size_groups(results)) > 1,
         links={labels[task.spec]: task_name(results, task) for task in results.tasks},
         not_solved=NOT_SOLVED.text,

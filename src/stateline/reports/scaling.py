@@ -5,8 +5,11 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stateline.charts.chart import Axis, Chart
+import altair as alt
+
+from stateline.charts.chart import Axis, Chart, by_model, opacity, own_rows
 from stateline.charts.lines import Line, Point, line_chart
+from stateline.charts.style import Model
 from stateline.reports.axes import score_axis
 from stateline.reports.format import words
 from stateline.reports.records import drawn_models, families, runs_of, score
@@ -15,6 +18,9 @@ from stateline.runs.results import Results, TaskRecord
 
 FIT_SIZES = 4
 """Fewest sizes for a fit."""
+
+DRAWN_AT = 20
+"""Points of the curve of a fit."""
 
 
 class PowerLaw(NamedTuple):
@@ -29,6 +35,18 @@ class PowerLaw(NamedTuple):
     exponent: float
     error: float
     factor: float
+
+    def __call__(self, size: float) -> float:
+        """The score of the fit at a size."""
+        return self.factor * size**-self.exponent
+
+
+class Fit(NamedTuple):
+    """A power law over the sizes of a family."""
+
+    family: str
+    sizes: Sequence[float]
+    law: PowerLaw
 
 
 def power_law(sizes: Sequence[float], scores: Sequence[float]) -> PowerLaw:
@@ -47,17 +65,19 @@ def power_law(sizes: Sequence[float], scores: Sequence[float]) -> PowerLaw:
 
 
 def scaling_charts(results: Results, task: TaskRecord, name: str) -> list[Chart]:
-    """The score at the training length by the number of parameters; none without several sizes."""
-    lines, fits = [], []
+    """The score at the training length by the number of parameters; none without several sizes.
+
+    Scores that fall with size have a fit, drawn dashed, where there are enough sizes.
+    """
     look = drawn_models(results)
     members: dict[str, list[str]] = {}
     for model, family in families(results).items():
         members.setdefault(family, []).append(model)
-    for family, models in members.items():
-        points = _points(results, models, task)
-        if len(points) > 1:
-            lines.append(Line(look[models[0]]._replace(name=family), points))
-            fits += _fit(family, points, task)
+    lines = [
+        Line(look[models[0]]._replace(name=family), _points(results, models, task))
+        for family, models in members.items()
+    ]
+    lines = [line for line in lines if len(line.points) > 1]
     if not lines:
         return []
     metric = words(task.metric)
@@ -65,9 +85,12 @@ def scaling_charts(results: Results, task: TaskRecord, name: str) -> list[Chart]
         Axis("parameters", "log10", form="~s"),
         score_axis(task, f"{metric} at length {task.train_length}"),
     )
-    note = " ".join(["Median over seeds, with a band from lowest to highest.", *fits])
+    fits = [fit for line in lines if (fit := _fit(line, task))]
+    note = "Median over seeds, with a band from lowest to highest."
+    note = " ".join([note, *("Dashed: fits." for _ in fits[:1]), *map(_sentence, fits)])
     title = f"{metric.capitalize()} by size"
-    return [line_chart(f"{name}-by-size", title, note, lines, axes)]
+    chart = line_chart(f"{name}-by-size", title, note, lines, axes)
+    return [chart._replace(layers=[*chart.layers, *_dashed(chart.models, fits, axes)])]
 
 
 def _points(results: Results, models: Sequence[str], task: TaskRecord) -> list[Point]:
@@ -79,13 +102,34 @@ def _points(results: Results, models: Sequence[str], task: TaskRecord) -> list[P
     return sorted(points)
 
 
-def _fit(family: str, points: Sequence[Point], task: TaskRecord) -> list[str]:
-    """A sentence on the fit of a score that falls with size; none of too few sizes."""
-    found = [(point.x, value) for point in points if (value := middle(point.values)) > 0]
+def _fit(line: Line, task: TaskRecord) -> Fit | None:
+    """The fit of a score that falls with size; none of too few sizes."""
+    found = [(point.x, value) for point in line.points if (value := middle(point.values)) > 0]
     if task.higher_is_better or len(found) < FIT_SIZES:
-        return []
-    law = power_law(*zip(*found, strict=True))
-    return [
-        f"“{family}”: proportional to parameters to the power "
-        f"{-law.exponent:.3f} ± {law.error:.3f} (standard error, {len(found)} sizes)."
-    ]
+        return None
+    sizes, scores = zip(*found, strict=True)
+    return Fit(line.model.name, sizes, power_law(sizes, scores))
+
+
+def _sentence(fit: Fit) -> str:
+    """What a fit says."""
+    return (
+        f"“{fit.family}”: proportional to parameters to the power {-fit.law.exponent:.3f} "
+        f"± {fit.law.error:.3f} (standard error, {len(fit.sizes)} sizes)."
+    )
+
+
+def _dashed(
+    models: Sequence[Model], fits: Sequence[Fit], axes: tuple[Axis, Axis]
+) -> list[alt.Chart]:
+    """The curves of the fits, over the sizes that they were made from."""
+    x, y = axes
+    rows = []
+    for fit in fits:
+        first, ratio = min(fit.sizes), max(fit.sizes) / min(fit.sizes)
+        for place in range(DRAWN_AT):
+            size = first * ratio ** (place / (DRAWN_AT - 1))
+            rows.append({"model": fit.family, "x": size, "y": fit.law(size)})
+    line = own_rows(rows).mark_line(strokeDash=[5, 4], clip=True, opacity=opacity(0.8))
+    at = {"x": x.encode(alt.X, "x"), "y": y.encode(alt.Y, "y")}
+    return [line.encode(**at, color=by_model(models)["color"])] if fits else []

@@ -49,6 +49,16 @@ class Table(NamedTuple):
         numbered = zip(range(1, len(self.columns) + 1), self.columns, self.starts(), strict=True)
         return [(name, list(own)) for name, own in groupby(numbered, lambda item: item[1].group)]
 
+    def split(self, most: int) -> list["Table"]:
+        """Tables of at most so many columns, or one group; no group is in two of them."""
+        parts: list[list[Column]] = [[]]
+        for _, group in self.groups():
+            columns = [column for _, column, _ in group]
+            if parts[-1] and len(parts[-1]) + len(columns) > most:
+                parts.append([])
+            parts[-1] += columns
+        return [Table(self.models, columns) for columns in parts]
+
     def starts(self) -> list[str]:
         """The class of each column in a page: ``start`` where a group begins."""
         before = ["", *(column.group for column in self.columns)]

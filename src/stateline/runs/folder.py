@@ -1,6 +1,7 @@
 """The folders of runs and comparisons: the names in them, and reading their results."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:60] or "unnamed"
 
 
-def read_results(folder: Path) -> Results:
+def read_results(folder: str | os.PathLike[str]) -> Results:
     """Read and validate the results of a comparison or a training run.
 
     Args:
@@ -36,7 +37,7 @@ def read_results(folder: Path) -> Results:
     Raises:
         InputError: If the file is missing, cannot be read, or is damaged.
     """
-    if (results := _read(folder / RESULTS, Results)) is None:
+    if (results := _read(Path(folder) / RESULTS, Results)) is None:
         raise InputError(
             f"no results in {folder}: {RESULTS} is missing; give the folder of a comparison or "
             "a training run"

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stateline.errors import InputError
+from stateline.layers.base import require_causal
 from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
 from stateline.models.size import meta_model
 from stateline.runs.folder import slug
 from stateline.tasks import Task
@@ -113,7 +115,12 @@ def check_job(job: Job, task: Task) -> None:
     """
     task.check()
     _check_positions(task, job.model.max_len)
-    check_carried_state(meta_model(job.model), task, job.training)
+    model = meta_model(job.model)
+    if task.forecasts or isinstance(model, LanguageModel):
+        require_causal(model, "the prediction of what follows")
+    if job.training.segment_len is not None or job.training.carry_state:
+        require_causal(model, "training by segments")
+    check_carried_state(model, task, job.training)
 
 
 def _check_positions(task: Task, limit: int | None) -> None:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -73,6 +74,7 @@ class Task(ABC):
             your own.
         decodes: Whether the score comes from decoding answers to problems.
         carries_state: Whether batches continue one another, so that training can carry the state.
+        forecasts: Whether targets are later inputs, so that only causal models may be trained.
         has_text: Whether the task has a tokenizer and held-out text.
         batch_size: Rows in a training batch.
         vocab_size: Number of tokens.
@@ -90,6 +92,7 @@ class Task(ABC):
     decodes: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
     has_text: ClassVar[bool] = False
+    forecasts: bool = False
     batch_size: int
     vocab_size: int
     train_length: int
@@ -122,6 +125,12 @@ class Task(ABC):
     def asked(self, targets: Targets) -> Bool[Tensor, "..."]:
         """Which targets count in the loss."""
         return targets != IGNORE
+
+    def row_lengths(self, targets: Targets) -> Int[Tensor, " batch"]:
+        """Length of each row, for models that are not causal: it ends at its last target."""
+        asked = self.asked(targets).flatten(2).any(2) if targets.ndim > 2 else self.asked(targets)
+        places = torch.arange(1, asked.shape[1] + 1, device=asked.device)
+        return (places * asked).amax(1).clamp(min=1)
 
     def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
         """Training loss summed over the targets that count: by default cross entropy in nats."""

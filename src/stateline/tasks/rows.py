@@ -37,7 +37,8 @@ class RowsTask(Task):
 
     A row has either one target, at its last position, or a target at every position. The
     shorter rows of a batch are padded with zeros at the end, which causal models read only after
-    they have answered. Every row is used once per epoch, in an order fixed by the seed.
+    they have answered; others are told the lengths of the rows. Every row is used once per epoch,
+    in an order fixed by the seed.
 
     The files belong to the user. ``layout`` says how they must be arranged.
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from stateline.layers.base import row_inputs
 from stateline.layers.state import replace_rows
 from stateline.models.factory import AnyModel
 from stateline.tasks.base import Inputs
@@ -27,7 +28,11 @@ class Segment(nn.Module):
         self.model, self.dtype = model, dtype
 
     def forward(
-        self, tokens: Inputs, state: Any = None, fresh: Bool[Tensor, " batch"] | None = None
+        self,
+        tokens: Inputs,
+        state: Any = None,
+        fresh: Bool[Tensor, " batch"] | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
     ) -> tuple[Float[Tensor, "batch length classes"], Any]:
         """Logits, and the state after the segment.
 
@@ -36,6 +41,7 @@ class Segment(nn.Module):
             state: State before them; ``None`` if all rows begin with an empty state.
             fresh: Rows that begin with an empty state; ``None`` if no state is needed, which is
                 faster.
+            lengths: Number of positions of each row, for models that are not causal.
         """
         lower = self.dtype != torch.float32
         if fresh is not None:
@@ -45,6 +51,6 @@ class Segment(nn.Module):
             state = begun if state is None or fresh.all() else replace_rows(state, fresh, begun)
         with torch.autocast(tokens.device.type, self.dtype, enabled=lower):
             if fresh is None:
-                return self.model(tokens).float(), None
+                return self.model(*row_inputs(self.model, tokens, lengths)).float(), None
             logits, state = self.model.forward_chunk(tokens, state)
             return logits.float(), state

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from stateline.layers.base import AnyLayer
+from stateline.layers.base import AnyLayer, require_causal
 from stateline.layers.law.case import LIMITS, Case, example_input
 from stateline.layers.law.gradients import gradients_agree
 from stateline.layers.law.outputs import (
@@ -66,11 +66,15 @@ def check_layer(
     Returns:
         The findings: ``report.ok`` is true if all clauses hold, ``str(report)`` is a table.
 
+    Raises:
+        InputError: If the layer is not causal; the law is about causal layers.
+
     Example:
         >>> from stateline.layers import S4D
         >>> check_layer(S4D(4, d_state=4)).ok
         True
     """
+    require_causal(layer, "the law")
     subject = copy.deepcopy(layer).to(dtype).eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError
-from stateline.layers.base import KeepsFloat32, SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
-from stateline.layers.mixers.ssm_layer import SSMLayer, mix_channels
+from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import Output, S5Settings, check_counts, keywords_from
 from stateline.layers.mixers.step_sizes import uniform_log_dt
 from stateline.ops import mimo_ssm, mimo_ssm_chunk, mimo_ssm_step
@@ -179,52 +178,3 @@ class S5(SSMLayer):
 
     def __init__(self, d_model: int, *, output: Output = "half_glu", **settings: Any) -> None:
         super().__init__(S5SSM(d_model, **settings), output)
-
-
-class BidirectionalS5(KeepsFloat32):
-    r"""S5 in both directions, for classification: each output sees the whole sequence.
-
-    It is not causal, hence no sequence layer: it has no state and no step.
-
-    .. math:: z_t = \mathrm{gelu}\left(2\,\mathrm{Re}(C_1 x^\rightarrow_t + C_2 x^\leftarrow_t)
-        + D \odot u_t\right)
-
-    Both directions share the transition and B.
-
-    Args:
-        ssm: State space model, which is used in both directions.
-        output: The map across channels: see :class:`S5`.
-
-    Raises:
-        InputError: If the state space model reads more than one signal per channel.
-
-    References:
-        As in the official code of Smith et al., ICLR 2023.
-    """
-
-    keeps_float32 = True
-
-    def __init__(self, ssm: S5SSM, *, output: Output = "half_glu") -> None:
-        super().__init__()
-        if len(ssm.c) != ssm.d_model:
-            raise InputError(
-                "both directions need a state space model of one signal per channel, got "
-                f"{len(ssm.c)} signals and d_model={ssm.d_model}: set n_outputs=1"
-            )
-        self.ssm, self.output = ssm, output
-        self.c_backward = nn.Parameter(ssm.random_readout(1).to(ssm.c))
-        self.out_proj = nn.Linear(ssm.d_model, ssm.d_model * (2 if output == "glu" else 1))
-
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Mix along the sequence, then across the channels."""
-        return mix_channels(self.both_ways(x), self.out_proj, self.output)
-
-    def both_ways(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Scan forward and backward."""
-        log_a, b, _ = self.ssm.discretize()
-        backward = mimo_ssm(x.flip(1), log_a, b, self.ssm.counted(self.c_backward)).flip(1)
-        return self.ssm(x) + backward

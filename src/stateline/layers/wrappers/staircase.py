@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers.base import AnyLayer, SequenceLayer, require_same_width
+from stateline.layers.base import AnyLayer, SequenceLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.state import overwrite_rows, replace_rows
 from stateline.layers.wrappers.phases import by_phase
@@ -68,6 +68,7 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
     def __init__(self, core: AnyLayer, *, passes: int = 2, chunk_len: int = 4) -> None:
         super().__init__(core.d_model)
         require_same_width(core)
+        require_causal(core, "staircase")
         if passes < 1 or chunk_len < 1:
             raise InputError(
                 f"passes and chunk_len must be at least 1, got {passes=} and {chunk_len=}"

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers.base import AnyLayer, SequenceLayer, require_same_width
+from stateline.layers.base import AnyLayer, SequenceLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing
 
 
@@ -41,6 +41,7 @@ class StatePassing(ActivationCheckpointing, SequenceLayer[Any]):
     def __init__(self, core: AnyLayer, *, chunk_len: int = 8192) -> None:
         super().__init__(core.d_model)
         require_same_width(core)
+        require_causal(core, "state_passing")
         if chunk_len < 1:
             raise InputError(f"chunk_len must be at least 1, got {chunk_len=}")
         self.core, self.chunk_len = core, chunk_len

@@ -111,14 +111,15 @@ def dss_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def s5_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """For :class:`~stateline.layers.S5SSM`, or a :class:`~stateline.layers.BidirectionalS5`.
+    """For :class:`~stateline.layers.S5SSM`, or a :class:`~stateline.layers.Bidirectional` of one.
 
     Args:
         tensors: ``Lambda_re``, ``Lambda_im``, ``B``, ``C``, ``D``, ``log_step`` of
             lindermanlab/S5; a bidirectional one has ``C1`` and ``C2`` in place of ``C``.
 
     Returns:
-        By our names; those of a bidirectional layer start with ``ssm.``, except ``c_backward``.
+        By our names; those of a bidirectional layer start with ``core.``. Its two readouts are one
+        ``c``, and the input skips the first only.
 
     Raises:
         InputError: If tensors are missing or left over.
@@ -131,12 +132,16 @@ def s5_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "C1" if "C1" in tensors else "C": "c",
         "D": "skip",
     }
-    if "C1" in tensors:
-        inside = {official: f"ssm.{ours}" for official, ours in names.items()}
-        found = rename(tensors, inside | {"C2": "c_backward"})
-        return {**found, "ssm.log_dt": found["ssm.log_dt"].flatten()}
-    found = rename(tensors, names)
-    return {**found, "log_dt": found["log_dt"].flatten()}
+    if "C1" not in tensors:
+        found = rename(tensors, names)
+        return {**found, "log_dt": found["log_dt"].flatten()}
+    found = rename(tensors, names | {"C2": "c_backward"})
+    both = {
+        "log_dt": found["log_dt"].flatten(),
+        "c": torch.cat([found["c"], found.pop("c_backward")]),
+        "skip": torch.cat([found["skip"], torch.zeros_like(found["skip"])]),
+    }
+    return {f"core.{name}": tensor for name, tensor in {**found, **both}.items()}
 
 
 def _upper_half(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:

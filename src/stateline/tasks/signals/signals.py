@@ -82,6 +82,7 @@ class Signals(RowsTask):
         wanted = Wanted(_names(target), _names(columns))
         if not wanted.target:
             raise InputError("target must name a column, or be next, got nothing")
+        self.forecasts = wanted.target == ("next",)
         found = self.find(path)
         examples = self.read(found, lambda place: _checked(read_examples(place, wanted)))
         training, scored = split_examples(examples, held_out, share)

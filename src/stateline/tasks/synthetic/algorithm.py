@@ -8,7 +8,7 @@ from jaxtyping import Int
 
 from stateline.errors import InputError
 from stateline.tasks.base import IGNORE
-from stateline.tasks.synthetic.stream import Episode, StreamTask
+from stateline.tasks.synthetic.stream import Episode, StreamTask, check_episodes
 
 LARGEST = 10
 """Largest value; the smallest is 1."""
@@ -49,6 +49,7 @@ class Algorithm(StreamTask):
         length: Tokens in a training row.
         batch_size: Rows in a training batch.
         reset: With carried state, begin each program from an empty state at the start of a segment.
+        episodes: Different programs in training; by default new ones without end.
 
     Raises:
         InputError: If a size is out of range.
@@ -82,14 +83,16 @@ class Algorithm(StreamTask):
         length: int = 128,
         batch_size: int = 32,
         reset: bool = False,
+        episodes: int | None = None,
     ) -> None:
+        check_episodes(episodes)
         if not 1 <= variables <= len(_NAMES) or statements < 2 or length < 8 or batch_size < 1:
             raise InputError(
                 f"variables must be from 1 to {len(_NAMES)}, statements at least 2, length at "
                 f"least 8 and batch_size at least 1, got variables={variables}, "
                 f"statements={statements}, length={length} and batch_size={batch_size}"
             )
-        self.seed, self.batch_size, self.reset = seed, batch_size, reset
+        self.seed, self.batch_size, self.reset, self.episodes = seed, batch_size, reset, episodes
         self.names, self.statements = _NAMES[:variables], statements
         values = (str(value + 1) for value in range(LARGEST))
         self.words = (*_OPERATIONS, ":", ";", "<", ">", _END, *self.names, *values)

@@ -1,9 +1,12 @@
 """Copying: repeat a string."""
 
+from typing import Literal
+
 import numpy as np
 from jaxtyping import Int
 
 from stateline.errors import InputError
+from stateline.tasks.base import Problems
 from stateline.tasks.synthetic.strings import Examples, Numbers, StringTask
 
 
@@ -43,6 +46,9 @@ class CopyTask(StringTask):
         return self._compose([(strings, lengths), sep], (strings, self._answered(lengths)))
 
 
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+
+
 class Copying(CopyTask):
     """Read a string of random letters and repeat it.
 
@@ -72,6 +78,10 @@ class Copying(CopyTask):
             lengths up to four times ``max_len``.
         teacher_forcing: Predict each letter of the answer from the true letters before it, instead
             of the decoded ones.
+        mixed: Score the training length on strings whose lengths are spread evenly over those of
+            training, one for each batch, as the paper does in its first figure, instead of on the
+            longest.
+        metric: ``string_accuracy`` or ``character_accuracy``.
 
     Raises:
         InputError: If a size is out of range, or the longest example does not fit a row.
@@ -104,6 +114,8 @@ class Copying(CopyTask):
         answer_len: int | None = None,
         longest: int | None = None,
         teacher_forcing: bool = False,
+        mixed: bool = False,
+        metric: Literal["string_accuracy", "character_accuracy"] = "string_accuracy",
     ) -> None:
         super().__init__(
             seed,
@@ -117,8 +129,15 @@ class Copying(CopyTask):
         )
         if answer_len is not None and answer_len < 1:
             raise InputError(f"answer_len must be at least 1 letter, got answer_len={answer_len}")
-        self.answer_len = answer_len
+        self.answer_len, self.mixed, self.metric = answer_len, mixed, metric
         self._check_context(self._size(max_len))
+
+    def problems(self, length: int, index: int) -> Problems:
+        """Evaluation batch number ``index``; with ``mixed``, of a length of training."""
+        if self.mixed and length == self.max_len:
+            place = index * GOLDEN_RATIO % 1  # spread evenly, however many batches there are
+            length = self.min_len + int(place * (self.max_len - self.min_len + 1))
+        return super().problems(length, index)
 
     def _asked(self, rng: np.random.Generator, lengths: Int[np.ndarray, " row"]) -> Examples:
         strings = rng.integers(self.n_letters, size=(len(lengths), int(lengths[0])))

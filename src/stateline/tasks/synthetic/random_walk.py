@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from stateline.errors import InputError
-from stateline.tasks.synthetic.stream import Episode, StreamTask
+from stateline.tasks.synthetic.stream import Episode, StreamTask, check_episodes
 
 FORWARD, LEFT, RIGHT, RESET = range(4)
 _HEADINGS = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)])  # east, south, west, north
@@ -38,6 +38,7 @@ class RandomWalk(StreamTask):
         reset_every: Actions in a walk.
         batch_size: Rows in a training batch.
         reset: With carried state, begin each walk from an empty state at the start of a segment.
+        episodes: Different walks in training; by default new ones without end.
 
     Raises:
         InputError: If a size is out of range.
@@ -66,14 +67,16 @@ class RandomWalk(StreamTask):
         reset_every: int = 400,
         batch_size: int = 32,
         reset: bool = False,
+        episodes: int | None = None,
     ) -> None:
+        check_episodes(episodes)
         if grid < 2 or length < 1 or reset_every < 1 or batch_size < 1:
             raise InputError(
                 "grid must be at least 2, and length, reset_every and batch_size at least 1, got "
                 f"grid={grid}, length={length}, reset_every={reset_every} and "
                 f"batch_size={batch_size}"
             )
-        self.seed, self.batch_size, self.reset = seed, batch_size, reset
+        self.seed, self.batch_size, self.reset, self.episodes = seed, batch_size, reset, episodes
         self.grid, self.reset_every = grid, reset_every
         self.vocab_size = 4 + grid**2
         self.train_length = length

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
+from stateline.errors import InputError
 from stateline.tasks.base import (
     IGNORE,
     Batch,
@@ -41,12 +42,14 @@ class StreamTask(LabelledTask, ConsecutiveTask):
     Every row begins with a new episode and is cut when it is full. With ``reset``, every episode
     begins at the start of a segment and from an empty state, and the rest of the segment before it
     is padded, with ``IGNORE`` as targets. An independent row, as in evaluation, then holds a
-    single episode.
+    single episode. With ``episodes``, training draws from so many; evaluation always draws new
+    ones.
     """
 
     rows_per_batch: ClassVar[int] = 64
     seed: int
     reset: bool
+    episodes: int | None = None
     _epoch: tuple[int, SegmentedRows] | None = None
     """Number and contents of the epoch that was read last."""
 
@@ -70,17 +73,19 @@ class StreamTask(LabelledTask, ConsecutiveTask):
         epoch, step = divmod(index, SEGMENTS)
         if self._epoch is None or self._epoch[0] != epoch:
             rng = generator(self.seed, "epoch", epoch)
-            self._epoch = epoch, self._rows(rng, self.batch_size, SEGMENTS, self.train_length)
+            sizes = (self.batch_size, SEGMENTS, self.train_length)
+            self._epoch = epoch, self._rows(rng, self.episodes, *sizes)
         tokens, targets, fresh = (torch.from_numpy(part[:, step]) for part in self._epoch[1])
         return ConsecutiveBatch(tokens, targets, fresh)
 
     def _single(self, count: int, length: int, split: str, *index: int) -> Batch:
         """Rows of one segment."""
-        rows = self._rows(generator(self.seed, split, *index), count, 1, length)
+        known = self.episodes if split == "train" else None
+        rows = self._rows(generator(self.seed, split, *index), known, count, 1, length)
         return Batch(torch.from_numpy(rows.tokens[:, 0]), torch.from_numpy(rows.targets[:, 0]))
 
     def _rows(
-        self, rng: np.random.Generator, count: int, segments: int, length: int
+        self, rng: np.random.Generator, known: int | None, count: int, segments: int, length: int
     ) -> SegmentedRows:
         total = segments * length
         tokens = np.zeros((count, total), dtype=np.int64)
@@ -89,7 +94,7 @@ class StreamTask(LabelledTask, ConsecutiveTask):
         for row in range(count):
             at = 0
             while at < total:
-                episode = self.episode(rng)
+                episode = self._drawn(rng, known)
                 for whole, part in zip((tokens, targets), episode, strict=True):
                     whole[row, at : at + len(part)] = part[: total - at]
                 if self.reset:
@@ -99,3 +104,15 @@ class StreamTask(LabelledTask, ConsecutiveTask):
                     at += len(episode.tokens)
         shape = (count, segments, length)
         return SegmentedRows(tokens.reshape(shape), targets.reshape(shape), fresh)
+
+    def _drawn(self, rng: np.random.Generator, known: int | None) -> Episode:
+        """A new episode, or one of so many that are known."""
+        if known is None:
+            return self.episode(rng)
+        return self.episode(generator(self.seed, "episode", int(rng.integers(known))))
+
+
+def check_episodes(episodes: int | None) -> None:
+    """Raise InputError unless there is an episode to draw."""
+    if episodes is not None and episodes < 1:
+        raise InputError(f"episodes must be at least 1, got {episodes=}")

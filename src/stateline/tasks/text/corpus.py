@@ -26,10 +26,15 @@ class TextTask(CorpusTask):
 
     No window contains tokens of two documents. A task that joins documents passes a text that has a
     single document.
+
+    Attributes:
+        carried: Whether the held-out text is scored in rows whose state is carried from window to
+            window, instead of in windows that each begin with an empty state.
     """
 
     metric = "bits_per_byte"
     higher_is_better = False
+    carried: bool = False
     seed: int
     _training: TokenText
     _held_out: TokenText
@@ -118,6 +123,22 @@ class TextTask(CorpusTask):
             _windows(self._held_out, *segments.places(numbers)[:2], length)
             for numbers in _in_runs(len(segments), rows)
         )
+
+    def held_out_rows(self, length: int) -> Iterator[ConsecutiveBatch]:
+        """The held-out text once, in ``batch_size`` rows that each batch continues by ``length``.
+
+        The first batch, and each document, begin with an empty state.
+        """
+        segments = Segments(self._held_out.borders[:-1], self._held_out.borders[1:], length)
+        rows = min(self.batch_size, len(segments))
+        steps = -(-len(segments) // rows)
+        for step in range(steps):
+            numbers = np.arange(rows) * steps + step
+            left_over = numbers >= len(segments)
+            starts, stops, first = segments.places(np.minimum(numbers, len(segments) - 1))
+            tokens, targets = _windows(self._held_out, starts, stops, length)
+            targets[torch.from_numpy(left_over)] = IGNORE
+            yield ConsecutiveBatch(tokens, targets, torch.from_numpy(first | (step == 0)))
 
     def hold_out_validation(self) -> str:
         """Score the end of the training text: a tenth of it, but no more than is held out.

@@ -44,6 +44,8 @@ class Text(TextTask):
         batch_size: Windows in a training batch.
         longest: Score at ``length``, at its doublings up to this length, and at it; by default at
             ``length`` and four times ``length``.
+        carried: Score the held-out text in ``batch_size`` rows with carried state, as models with a
+            memory are scored, instead of in windows that each begin with an empty state.
 
     Raises:
         InputError: If there is no text at ``path``, if it cannot be read, or if it is shorter
@@ -78,6 +80,7 @@ class Text(TextTask):
         held_out_bytes: int = 262_144,
         batch_size: int = 16,
         longest: int | None = None,
+        carried: bool = False,
     ) -> None:
         if length < 1 or batch_size < 1 or held_out_bytes < 2:
             raise InputError(
@@ -86,6 +89,7 @@ class Text(TextTask):
             )
         self.seed, self.batch_size = seed, batch_size
         self.train_length, self.eval_lengths = length, eval_lengths(length, longest)
+        self.carried = carried
         library = f"standard library of Python {platform.python_version()}"
         self.source = library if path is None else path
         files = _read_files(path)

@@ -26,6 +26,8 @@ class Tokens(TextTask):
         held_out_tokens: Largest number of tokens of the held-out text to score.
         longest: Score at ``length``, at its doublings up to this length, and at it; by default at
             ``length`` and four times ``length``.
+        carried: Score the held-out text in ``batch_size`` rows with carried state, as models with a
+            memory are scored, instead of in windows that each begin with an empty state.
 
     Raises:
         InputError: If there is no corpus at ``path``, if it is damaged, if nothing is held out, or
@@ -53,6 +55,7 @@ class Tokens(TextTask):
         documents: Literal["join", "separate"] = "join",
         held_out_tokens: int = 262_144,
         longest: int | None = None,
+        carried: bool = False,
     ) -> None:
         if length < 1 or batch_size < 1 or held_out_tokens < 2:
             raise InputError(
@@ -66,6 +69,7 @@ class Tokens(TextTask):
             )
         self.seed, self.batch_size, self.documents = seed, batch_size, documents
         self.train_length, self.eval_lengths = length, eval_lengths(length, longest)
+        self.carried = carried
         self.corpus = open_corpus(path)
         self.corpus.check_tokens()
         self.tokenizer, self.vocab_size = self.corpus.tokenizer, self.corpus.tokenizer.vocab_size

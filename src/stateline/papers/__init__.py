@@ -1,0 +1,6 @@
+"""Tables and figures of papers: what they consist of, running them, and what they gave.
+
+A table is a YAML file, ``recipes/PAPER/tables/NAME.yaml`` (:class:`~stateline.papers.table.Table`).
+``stateline reproduce PAPER/NAME`` trains its rows and writes a
+:class:`~stateline.papers.record.TableRecord`.
+"""

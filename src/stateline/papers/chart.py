@@ -1,0 +1,82 @@
+"""A figure of a paper, drawn from the runs of its rows."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from stateline.charts.chart import Axis, Chart
+from stateline.charts.lines import Line, Point, line_chart
+from stateline.charts.style import Model, styled
+from stateline.papers.record import TableRecord
+from stateline.papers.table import Table
+from stateline.runs.results import Results
+
+
+def draw(table: Table, record: TableRecord, results: Results) -> list[Chart]:
+    """The charts of a table: none, one, or one per column if the rows have an ``x``.
+
+    Args:
+        table: The table.
+        record: What it gave.
+        results: Its runs.
+    """
+    if table.plot == "none" or not record.rows:
+        return []
+    over_x = table.plot == "x"
+    names = dict.fromkeys(row.label if over_x else row.name for row in record.rows)
+    models = {model.name: model for model in styled(list(names))}
+    title = f"{table.paper}, {table.place}, {record.size} size"
+    if over_x:
+        return [
+            _chart(f"chart-{n + 1}", title, _by_x(record, models, n), table.x_title, heading)
+            for n, heading in enumerate(record.columns)
+        ]
+    updates = table.plot == "updates"
+    lines = _curves(models, results) if updates else _by_length(table, record, models)
+    return [_chart("chart", title, lines, table.plot, "score")]
+
+
+def _chart(name: str, title: str, lines: Sequence[Line], x: str, y: str) -> Chart:
+    note = "Lines are medians over seeds, bands reach from the lowest to the highest."
+    return line_chart(name, title, note, lines, (Axis(x), Axis(y)))
+
+
+def _curves(models: Mapping[str, Model], results: Results) -> list[Line]:
+    """Scores while training, at the updates that all seeds have reached."""
+    lines = []
+    for name, model in models.items():
+        curves = [
+            {point.step: point.metric for point in run.curve if point.metric is not None}
+            for run in results.runs
+            if run.model == name
+        ]
+        steps = sorted(set.intersection(*map(set, curves)))
+        points = [Point(step, [curve[step] for curve in curves], marked=False) for step in steps]
+        lines.append(Line(model, points))
+    return lines
+
+
+def _by_length(table: Table, record: TableRecord, models: Mapping[str, Model]) -> list[Line]:
+    columns = enumerate(table.columns_of(record.size))
+    places = [(n, column.at) for n, column in columns if column.at is not None]
+    return [
+        Line(models[row.name], [Point(at, _numbers(row.values[place])) for place, at in places])
+        for row in record.rows
+    ]
+
+
+def _by_x(record: TableRecord, models: Mapping[str, Model], place: int) -> list[Line]:
+    return [
+        Line(
+            model,
+            sorted(
+                Point(row.x or 0.0, _numbers(row.values[place]))
+                for row in record.rows
+                if row.label == name
+            ),
+        )
+        for name, model in models.items()
+    ]
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]

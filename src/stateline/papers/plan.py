@@ -1,0 +1,113 @@
+"""The jobs behind the rows of a table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stateline.compare import Comparison, Job, Recipe, plan
+from stateline.errors import InputError
+from stateline.models.pattern import canonical_pattern, format_pattern, parse_pattern
+from stateline.papers.table import Column, Row, Size, Table
+from stateline.tasks import Task, make_task
+from stateline.train.config import TrainConfig
+
+HERE = "data/"
+"""What paths of data in recipes begin with."""
+
+Read = Callable[[str], tuple[Recipe, str | None]]
+"""Reads a recipe below ``recipes/``: the model, and its task if it names one."""
+
+
+def plan_table(
+    table: Table, size: Size, seeds: Sequence[int], data: str, read: Read
+) -> tuple[list[Job], dict[str, Task]]:
+    """The jobs of all rows, one per seed, named after their rows, and their tasks by spec.
+
+    Args:
+        table: The table.
+        size: One of its sizes.
+        seeds: Seeds of weights and data.
+        data: Folder in place of the ``data`` of recipes.
+        read: Reads a recipe.
+
+    Returns:
+        Jobs in the order of the rows, and tasks with seed 0.
+
+    Raises:
+        InputError: If a row cannot be trained.
+    """
+    tasks: dict[str, Task] = {}
+    jobs = []
+    for row in table.rows_of(size):
+        recipe, task = resolve(row, table, size, read)
+        spec = with_data(task, data)
+        if spec not in tasks:
+            tasks[spec] = make_task(spec)
+        one = Comparison([recipe], [spec], protocol="quick", seeds=max(seeds) + 1)
+        planned = {job.training.seed: job for job in plan(one, tasks)}
+        jobs += [planned[seed] for seed in seeds]
+        check_columns(row, table.columns_of(size), jobs[-1].training, tasks[spec])
+    return jobs, tasks
+
+
+def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, task: Task) -> None:
+    """See that the runs of a row will have the scores that the columns ask for.
+
+    Raises:
+        InputError: If a length or a number of updates is not among those that are scored.
+    """
+    every, steps = training.eval_every, training.steps
+    for column in columns:
+        if column.at is not None and column.at not in task.eval_lengths:
+            lengths = ", ".join(map(str, task.eval_lengths))
+            raise InputError(f"row {row.name!r} is scored at {lengths}, not at {column.at}")
+        after = column.after
+        if after is not None and after != steps and (not every or after % every or after > steps):
+            raise InputError(
+                f"row {row.name!r} is scored every {every} of {steps} updates, so not after "
+                f"{after}: change after or train.eval_every"
+            )
+
+
+def resolve(row: Row, table: Table, size: Size, read: Read) -> tuple[Recipe, str]:
+    """The model of a row with all of its settings, and its task.
+
+    Raises:
+        InputError: If its recipe cannot be read, or nothing names a task.
+    """
+    recipe, task = Recipe(row.pattern, row.name), None
+    if row.recipe:
+        recipe, task = read(row.recipe.replace("{size}", size))
+    given = table.sizes[size]
+    spec = row.task or given.task or task
+    if spec is None:
+        raise InputError(f"the row {row.name!r} has no task: add task to the row or to its size")
+    settings = {
+        part: _merged(getattr(recipe, part), getattr(given, part), getattr(row, part))
+        for part in ("model", "train")
+    }
+    return Recipe(row.pattern or recipe.pattern, row.name, **settings), canonical_pattern(spec)
+
+
+def _merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings over each other, the later over the earlier, also inside mappings."""
+    found: dict[str, Any] = {}
+    for given in settings:
+        for name, value in given.items():
+            both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
+            found[name] = _merged(found[name], value) if both else value
+    return found
+
+
+def with_data(task: str, data: str) -> str:
+    """A task whose data are looked for in another folder than ``data``.
+
+    Example:
+        >>> with_data("tokens(path=data/books, length=64)", "/mnt")
+        'tokens(path=/mnt/books, length=64)'
+    """
+    (item,) = parse_pattern(task)
+    path = item.keywords.get("path")
+    if isinstance(path, str) and path.startswith(HERE):
+        moved = {**item.keywords, "path": f"{data.rstrip('/')}/{path.removeprefix(HERE)}"}
+        item = item._replace(keywords=moved)
+    return format_pattern((item,))

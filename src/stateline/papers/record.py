@@ -1,0 +1,194 @@
+"""What a table gave: every figure of every seed, with the paper's own."""
+
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import field
+
+from stateline.errors import InputError
+from stateline.files import regular_file, write_text
+from stateline.papers.table import Column, Row, Size, Table, row_name
+from stateline.runs.record import Record
+from stateline.runs.results import Results, RunRecord, TaskRecord, to_json
+
+FORMAT = "stateline-table-1"
+
+FILE = "table.json"
+
+
+class Spread(NamedTuple):
+    """The mean of some figures, and their standard deviation (0 of a single one)."""
+
+    mean: float
+    deviation: float
+
+
+class RecordedRow(Record, frozen=True, kw_only=True):
+    """One row of a table that was run.
+
+    Attributes:
+        label: Its name.
+        seeds: The seeds of its runs.
+        values: By column, a figure per seed; ``None`` where there is none: the training diverged,
+            or the score was never reached.
+        paper: By column, the paper's figure; ``None`` where it gives none.
+        x: The number that a figure shows it against.
+        parameters: Parameters of the model; ``None`` if not recorded.
+        updates: Updates of the longest run.
+        seconds: Seconds of all runs; ``None`` if not recorded.
+    """
+
+    label: str
+    seeds: list[int]
+    values: list[list[float | None]]
+    paper: list[float | None] = field(default_factory=list)
+    x: float | None = None
+    parameters: int | None = None
+    updates: int | None = None
+    seconds: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The label, with the number of a figure's axis."""
+        return row_name(self.label, self.x)
+
+    def spread(self, column: int) -> Spread | None:
+        """Mean and deviation over the seeds; ``None`` unless every seed has a figure."""
+        found = [value for value in self.values[column] if value is not None]
+        if not found or len(found) < len(self.seeds):
+            return None
+        return Spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else 0.0)
+
+
+class TableRecord(Record, frozen=True, kw_only=True):
+    """A table that was run.
+
+    Attributes:
+        table: Its name, ``PAPER/NAME``; empty if other commands made it than ``reproduce``.
+        size: ``laptop`` or ``paper``.
+        command: How to run it again.
+        created: The day of the last run, ISO 8601.
+        environment: Versions, machine and device.
+        columns: Headings.
+        rows: The rows that are complete.
+        note: What differs from what the command does today.
+        format: :data:`FORMAT`.
+    """
+
+    table: str
+    size: Size
+    command: str
+    created: str
+    environment: dict[str, Any]
+    columns: list[str]
+    rows: list[RecordedRow]
+    note: str = ""
+    format: str = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"the format must be {FORMAT!r}, got {self.format!r:.60}")
+        for row in self.rows:
+            if len(row.values) != len(self.columns):
+                raise ValueError(f"the row {row.label!r} must have {len(self.columns)} columns")
+            if any(len(values) != len(row.seeds) for values in row.values):
+                raise ValueError(f"the row {row.label!r} must have a figure for each seed")
+
+
+def measure(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
+    """The figure of a run in a column; ``None`` if there is none.
+
+    Raises:
+        InputError: If the task has no score of that name.
+    """
+    if column.count == "needed_bits":
+        return None if run.capacity is None else run.capacity.needed
+    if column.count:
+        return getattr(run, column.count)
+    if column.updates_to is not None:
+        side = 1.0 if task.higher_is_better else -1.0
+        seen = (p for p in run.curve if p.metric is not None)
+        goal = side * column.updates_to
+        return next((p.step for p in seen if side * float(p.metric or 0.0) >= goal), None)
+    if column.after is not None:
+        value = next((p.metric for p in run.curve if p.step == column.after), None)
+    else:
+        value = _final(column, run, task)
+    if value is None or column.form == "plain":
+        return value
+    return 100 * (1 - value) if column.form == "error" else 100 * value
+
+
+def _final(column: Column, run: RunRecord, task: TaskRecord) -> float | None:
+    length = task.train_length if column.at is None else column.at
+    scores, name = run.by_length[length], column.score or task.metric
+    if name not in scores and scores[task.metric] is not None:
+        raise InputError(
+            f"{run.task} has no score {name!r}, which a column asks for: score must be one of "
+            f"{', '.join(scores)}"
+        )
+    return scores.get(name)
+
+
+def record_table(name: str, table: Table, size: Size, results: Results) -> TableRecord:
+    """A table from the runs of its rows; rows that have none are left out.
+
+    Args:
+        name: Name of the table.
+        table: The table.
+        size: The size that was run.
+        results: The runs; their models are named after the rows.
+    """
+    columns, tasks = table.columns_of(size), {task.spec: task for task in results.tasks}
+    runs: dict[str, list[RunRecord]] = {}
+    for run in results.runs:
+        runs.setdefault(run.model, []).append(run)
+    return TableRecord(
+        table=name,
+        size=size,
+        command=results.command,
+        created=datetime.now(UTC).date().isoformat(),
+        environment=results.runs[0].environment if results.runs else results.environment,
+        columns=[column.heading for column in columns],
+        rows=[
+            _row(row, columns, own, tasks[own[0].task])
+            for row in table.rows_of(size)
+            if (own := runs.get(row.name))
+        ],
+    )
+
+
+def _row(
+    row: Row, columns: Sequence[Column], runs: Sequence[RunRecord], task: TaskRecord
+) -> RecordedRow:
+    return RecordedRow(
+        label=row.label,
+        x=row.x,
+        seeds=[run.seed for run in runs],
+        values=[[measure(column, run, task) for run in runs] for column in columns],
+        paper=[*row.paper, *[None] * (len(columns) - len(row.paper))],
+        parameters=runs[0].parameters,
+        updates=max(run.steps for run in runs),
+        seconds=round(sum(run.seconds for run in runs), 1),
+    )
+
+
+def write_table(path: Path, record: TableRecord) -> None:
+    """Write a record as JSON."""
+    write_text(path, to_json(record, indent=1))
+
+
+def read_table(path: Path) -> TableRecord:
+    """Read a record.
+
+    Raises:
+        InputError: If it is missing or damaged.
+    """
+    try:
+        return msgspec.json.decode(regular_file(path, "table").read_bytes(), type=TableRecord)
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{path} is not a recorded table: {error}; record it again") from error

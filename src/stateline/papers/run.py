@@ -1,0 +1,121 @@
+"""Running what is missing of a table."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from stateline.compare.engine import Engine
+from stateline.compare.news import News
+from stateline.errors import InputError
+from stateline.files import write_text
+from stateline.generate.runs import read_model_config
+from stateline.models.config import ModelConfig
+from stateline.models.pattern import canonical_pattern
+from stateline.runs.folder import RESULT, RESULTS, read_results, read_run, stored_run
+from stateline.runs.job import Job, check_job
+from stateline.runs.results import RunRecord, to_json
+from stateline.tasks import Task
+from stateline.train.config import TrainConfig
+
+OF_NO_EFFECT = ("log_every", "save_every", "keep")
+"""Settings of a training that do not change its outcome."""
+
+
+def stored_runs(jobs: Sequence[Job], folder: Path) -> dict[Job, RunRecord]:
+    """The results of those jobs that have been run in ``folder / "runs"`` before."""
+    found = {job: stored_run(folder / "runs" / job.name) for job in dict.fromkeys(jobs)}
+    return {job: run for job, run in found.items() if run is not None}
+
+
+def matching_runs(jobs: Sequence[Job], folders: Sequence[Path]) -> dict[Job, RunRecord]:
+    """Finished runs in other folders, such as those that ``stateline train`` wrote.
+
+    A run is that of a job if its task, its data, its model and its training, with the seed, are the
+    same.
+
+    Args:
+        jobs: What is needed.
+        folders: Folders to search, with all below.
+
+    Raises:
+        InputError: If a folder does not exist, or a result in it is damaged.
+    """
+    found: dict[Job, RunRecord] = {}
+    for run, config, data in _finished(folders):
+        for job in jobs:
+            if job not in found and _same(job, run, config, data):
+                found[job] = run
+    return found
+
+
+def keep_runs(runs: Mapping[Job, RunRecord], folder: Path) -> None:
+    """Write results to where :func:`stored_runs` finds them."""
+    for job, run in runs.items():
+        write_text(folder / "runs" / job.name / RESULT, to_json(run))
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    tasks: Mapping[str, Task],
+    folder: Path,
+    done: Mapping[Job, RunRecord],
+    engine: Engine,
+    news: News,
+) -> dict[Job, RunRecord]:
+    """Train the jobs that are not done yet.
+
+    Args:
+        jobs: Jobs; those that occur twice are run once.
+        tasks: Their tasks with seed 0, by spec.
+        folder: Where everything is written. Tables share it: a run of several is trained once.
+        done: Results that are there.
+        engine: Where jobs are trained.
+        news: Is called while they run.
+
+    Returns:
+        The result of each job.
+
+    Raises:
+        InputError: If a job cannot be run.
+    """
+    todo, found = [job for job in dict.fromkeys(jobs) if job not in done], dict(done)
+    for job in todo:
+        check_job(job, tasks[job.task])
+    news.planned(len(done) + len(todo), len(done))
+    with engine.open(folder, tasks, news) as running:
+        running.submit(todo)
+        for job, run in running.finished():
+            found[job] = run
+            news.finished(job, run)
+    return found
+
+
+def _finished(folders: Sequence[Path]) -> Iterator[tuple[RunRecord, ModelConfig, str]]:
+    """The finished runs in some folders: result, model and hash of the data."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"no folder {folder}: --from takes folders that hold finished runs")
+        for path in sorted(folder.rglob(RESULT)):
+            run = read_run(path.parent)
+            if run is None or not run.by_length:  # a trial
+                continue
+            data = ""
+            if (path.parent / RESULTS).exists():
+                data = str(read_results(path.parent).tasks[0].data.get("sha256", ""))
+            yield run, read_model_config(path.parent), data
+
+
+def _same(job: Job, run: RunRecord, config: ModelConfig, data: str) -> bool:
+    pattern = canonical_pattern(config.pattern)
+    return (
+        canonical_pattern(run.task) == job.task
+        and data == job.data
+        and dataclasses.replace(config, pattern=pattern) == job.model
+        and _training(TrainConfig(**run.training)) == _training(job.training)
+    )
+
+
+def _training(training: TrainConfig) -> TrainConfig:
+    """A training without what does not change its outcome."""
+    plain = TrainConfig()
+    return dataclasses.replace(training, **{n: getattr(plain, n) for n in OF_NO_EFFECT})

@@ -1,0 +1,71 @@
+"""A recorded table for readers."""
+
+import math
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as Grid
+
+from stateline.papers.record import RecordedRow, TableRecord
+
+NONE = "-"
+"""Stands for a figure that there is none of."""
+
+
+def cell(row: RecordedRow, column: int) -> str:
+    """Mean and standard deviation of a figure: ``98.40 ± 0.32``; or how many seeds have one."""
+    if (spread := row.spread(column)) is not None:
+        return number(spread.mean) if len(row.seeds) == 1 else with_deviation(*spread)
+    found = [value for value in row.values[column] if value is not None]
+    if not found:
+        return NONE
+    ends = " to ".join(dict.fromkeys((number(min(found)), number(max(found)))))
+    return f"{ends}, {len(found)} of {len(row.seeds)} seeds"
+
+
+def with_deviation(mean: float, deviation: float) -> str:
+    """A mean to the decimals in which its deviation has two digits.
+
+    Example:
+        >>> with_deviation(98.967, 0.665), with_deviation(966.7, 378.6), with_deviation(0.5, 0)
+        ('98.97 ± 0.67', '967 ± 379', '0.5 ± 0')
+    """
+    if deviation == 0:
+        return f"{number(mean)} ± 0"
+    decimals = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{mean:,.{decimals}f} ± {deviation:,.{decimals}f}"
+
+
+def number(value: float) -> str:
+    """A figure to four digits; an integer in full.
+
+    Example:
+        >>> number(98.4123), number(1200), number(0.00021)
+        ('98.41', '1,200', '0.00021')
+    """
+    return f"{value:,.0f}" if value == int(value) and abs(value) >= 1000 else f"{value:.4g}"
+
+
+def print_table(record: TableRecord, console: Console) -> None:
+    """Print a table, the paper's figures in brackets."""
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False)
+    grid.add_column("")
+    for heading in (*record.columns, "parameters", "updates", "seconds"):
+        grid.add_column(heading, justify="right")
+    for row in record.rows:
+        figures = []
+        for column, paper in enumerate(row.paper):
+            figures.append(cell(row, column) + ("" if paper is None else f" ({number(paper)})"))
+        counts = (row.parameters, row.updates, row.seconds)
+        grid.add_row(row.name, *figures, *(NONE if n is None else f"{n:,.0f}" for n in counts))
+    console.print(grid)
+    console.print(f"{seeds(record.rows)}: mean and standard deviation; in brackets, the paper.")
+
+
+def seeds(rows: Sequence[RecordedRow]) -> str:
+    """How many seeds some rows have, in words: ``3 seeds``."""
+    counts = sorted({len(row.seeds) for row in rows})
+    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + (
+        " seed" if counts == [1] else " seeds"
+    )

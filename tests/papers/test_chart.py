@@ -1,0 +1,93 @@
+"""The figures of tables."""
+
+from pathlib import Path
+
+import pytest
+
+from stateline.papers.chart import draw
+from stateline.papers.record import RecordedRow, TableRecord
+from stateline.papers.table import Table, make_table
+from stateline.runs.results import CurvePoint, Results, RunRecord, TaskRecord
+
+ROWS = [
+    {"label": "A", "x": 4, "pattern": "h3"},
+    {"label": "A", "x": 2, "pattern": "h3"},
+    {"label": "B", "x": 2, "pattern": "lstm"},
+]
+
+
+def table(plot: str) -> Table:
+    columns = [{"at": 10}, {"at": 20}]
+    content = {"paper": "p", "place": "figure 1", "claim": "c", "columns": columns, "rows": ROWS}
+    return make_table(
+        {**content, "plot": plot, "x_title": "heads", "sizes": {"laptop": {"cost": ""}}},
+        Path("t.yaml"),
+    )
+
+
+RECORD = TableRecord(
+    **{"table": "p/t", "size": "laptop", "command": "", "created": "2026-01-01"},
+    environment={},
+    columns=["at 10", "at 20"],
+    rows=[
+        RecordedRow(label="A", x=4, seeds=[0, 1], values=[[1.0, 2.0], [3.0, None]]),
+        RecordedRow(label="A", x=2, seeds=[0, 1], values=[[5.0, 6.0], [7.0, 8.0]]),
+        RecordedRow(label="B", x=2, seeds=[0, 1], values=[[0.0, 0.0], [0.0, 0.0]]),
+    ],
+)
+
+
+def results() -> Results:
+    def run(model: str, seed: int, curve: dict[int, float]) -> RunRecord:
+        return RunRecord(
+            **{"model": model, "task": "t", "seed": seed, "d_model": 8, "parameters": 70},
+            **{"parameters_wanted": 70, "steps": 2, "stopped": "finished", "seconds": 2.5},
+            **{"tokens_per_second": 1.0, "steps_to_solve": None},
+            curve=[CurvePoint(step=s, loss=1.0, metric=m) for s, m in curve.items()],
+            by_length={10: {"accuracy": 0.5}},
+        )
+
+    runs = [run(row.name, seed, {1: 0.1, 2: 0.2 + seed}) for row in RECORD.rows for seed in (0, 1)]
+    runs[1] = run("A, 4", 1, {1: 0.3})  # it diverged
+    task = TaskRecord(
+        **{"spec": "t", "name": "t", "title": "t", "about": "", "metric": "accuracy"},
+        **{"higher_is_better": True, "solved_at": None, "train_length": 10},
+        **{"eval_lengths": [10], "data": {}, "baselines": {}},
+    )
+    return Results(
+        **{"format": "stateline-results-1", "command": "", "created": "", "finished": True},
+        **{"environment": {}, "models": [row.name for row in RECORD.rows], "speed": []},
+        tasks=[task],
+        runs=runs,
+    )
+
+
+def drawn(plot: str) -> list[list[tuple[str, float, float, int]]]:
+    charts = draw(table(plot), RECORD, results())
+    return [[(r["model"], r["x"], r["y"], r["values"]) for r in chart.rows] for chart in charts]
+
+
+def test_each_column_has_a_chart_over_the_number_of_the_rows() -> None:
+    zeros = ("B", 2.0, 0.0, 2)
+    assert drawn("x") == [
+        [("A", 2.0, 5.5, 2), ("A", 4.0, 1.5, 2), zeros],
+        [("A", 2.0, 7.5, 2), ("A", 4.0, 3.0, 1), zeros],
+    ]
+
+
+def test_scores_are_drawn_by_length() -> None:
+    (chart,) = drawn("length")
+    assert chart[:4] == [
+        *[("A, 4", 10, 1.5, 2), ("A, 4", 20, 3.0, 1)],
+        *[("A, 2", 10, 5.5, 2), ("A, 2", 20, 7.5, 2)],
+    ]
+
+
+def test_scores_are_drawn_by_updates_as_far_as_all_seeds_have_come() -> None:
+    (chart,) = drawn("updates")
+    assert chart[0] == ("A, 4", 1, pytest.approx(0.2), 2)
+    assert [(model, x) for model, x, _, _ in chart[1:3]] == [("A, 2", 1), ("A, 2", 2)]
+
+
+def test_a_table_without_a_plot_has_no_chart() -> None:
+    assert drawn("none") == []

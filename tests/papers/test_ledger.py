@@ -1,0 +1,117 @@
+"""The tables of claims on the papers' pages: from recorded results, with commands that work."""
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from stateline.cli import COMMANDS, Parser, _underscored
+from stateline.cli.reproduce import RECORDS, find_table
+from stateline.cli.train import add_arguments, read_recipe
+from stateline.errors import InputError
+from stateline.papers.record import read_table
+
+ROOT = Path(__file__).parents[2]
+
+
+def _ledger() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ledger", ROOT / "docs" / "_ext" / "ledger.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ledger = _ledger()
+
+
+def commands() -> Iterator[str]:
+    """Every single command of every claim."""
+    for path in ledger.CLAIMS:
+        for claim in ledger.read_claims(path):
+            yield from filter(None, claim.commands.split("; "))
+
+
+def test_the_pages_show_the_recorded_results_of_today() -> None:
+    assert len(ledger.CLAIMS) == 4
+    for page, text in ledger.pages().items():
+        assert page.read_text(encoding="utf-8") == text, "run make ledger"
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_a_command_of_a_claim_can_be_given(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    name, *arguments = shlex.split(command)
+    if name == "pytest":
+        file, _, test = arguments[0].partition("::")
+        assert f"\ndef {test}(" in Path(file).read_text(encoding="utf-8")
+        return
+    if name in ("bash", "python"):
+        assert Path(arguments[0]).is_file()
+        return
+    assert name == "stateline"
+    command, arguments = arguments[0], [_underscored(a) for a in arguments[1:]]
+    assert command in COMMANDS
+    module = importlib.import_module(f"stateline.cli.{command}")
+    parser = Parser(prog=command, print_config=None)
+    module.add_arguments(parser)
+    given = parser.parse_args(arguments)
+    if command == "train":
+        parser = Parser(prog=command, print_config=None)
+        add_arguments(parser)
+        assert read_recipe(arguments, parser).pattern
+    if command == "reproduce":
+        assert given.size in find_table(given.name, Path(given.recipes))[1].sizes
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / RECORDS).rglob("*.json")), ids=lambda p: p.stem)
+def test_a_recorded_table_says_when_where_and_how_it_was_made(path: Path) -> None:
+    record = read_table(path)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", record.created)
+    assert record.command
+    assert record.environment["torch"]
+    assert record.rows
+    assert record.table == "" or path == ROOT / RECORDS / f"{record.table}-{record.size}.json"
+
+
+def test_every_recorded_table_is_shown() -> None:
+    shown = set()
+    for path in ledger.CLAIMS:
+        for claim in ledger.read_claims(path):
+            shown |= {claim.record or f"{claim.table}-{claim.size}"}
+    records = (ROOT / RECORDS).rglob("*.json")
+    names = {path.relative_to(ROOT / RECORDS).with_suffix("").as_posix() for path in records}
+    assert names <= shown
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        ("{verdict: reproduced, why: x, table: h3/table_3}", "reproduced, but nothing is recorded"),
+        ("{verdict: in part, why: x, place: p, claim: c}", "in part, but nothing is recorded"),
+        ("{verdict: fine, why: x, place: p, claim: c}", "Invalid enum value 'fine'"),
+        ("{verdict: not run, place: p, claim: c}", "missing required field `why`"),
+        ("{verdict: not run, why: x, claim: c}", "without a table needs place and claim"),
+        (
+            "{verdict: in part, why: x, place: p, claim: c, record: h3/books_hybrid, "
+            "show: [[Transformer, x]]}",
+            "has no figure of Transformer, x",
+        ),
+    ],
+)
+def test_a_verdict_needs_a_result(claim: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text(f"- {claim}\n")
+    with pytest.raises(InputError) as error:
+        ledger.ledger(path)
+    assert message in str(error.value)
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(InputError, match="the page lacks"):
+        ledger.with_ledger("# A page", "table")

@@ -1,0 +1,135 @@
+"""``stateline reproduce`` from end to end, on tables of seconds."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from stateline.cli import main
+from stateline.cli.reproduce import RECORDS
+from stateline.papers.record import TableRecord, read_table
+from stateline.reports import read_results
+
+TASK = "copying(n_letters=3, min_len=2, max_len=3, context_len=12, batch_size=2, longest=6)"
+
+TABLE = f"""\
+paper: Nobody (2026)
+place: table 1
+claim: Tiny models learn nothing.
+columns:
+  - {{at: 3, form: percent}}
+  - {{updates_to: 1.0}}
+  - {{count: parameters}}
+rows:
+  - {{label: H3, pattern: h3(d_state=4), paper: [99.8]}}
+  - {{label: LSTM, pattern: lstm, model: {{d_model: 4}}}}
+sizes:
+  laptop:
+    cost: seconds
+    task: "{TASK}"
+    model: {{d_model: 8}}
+    train: {{steps: 2, eval_every: 1}}
+plot: updates
+"""
+
+TRAIN = ["--task", TASK, "--train.steps", "2", "--train.eval_every", "1", "--model.d_model", "8"]
+
+
+@pytest.fixture(autouse=True)
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a tiny table among recipes, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    Path("recipes/nobody/tables").mkdir(parents=True)
+    Path("recipes/nobody/tables/one.yaml").write_text(TABLE)
+
+
+def reproduce(*more: str) -> int:
+    options = ["--jobs", "0", "--device", "cpu", "--seeds", "0", "1"]
+    return main(["reproduce", "nobody/one", *options, *more])
+
+
+def recorded() -> TableRecord:
+    return read_table(Path("runs/papers/nobody/one/laptop/table.json"))
+
+
+def test_a_table_is_run_once_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("--record") == 0
+    shown, first = capsys.readouterr().out, recorded()
+    assert "4 runs\n" in shown
+    assert "Nobody (2026), table 1: Tiny models learn nothing." in shown
+    assert [(row.label, row.seeds) for row in first.rows] == [("H3", [0, 1]), ("LSTM", [0, 1])]
+    assert first.command == "stateline reproduce nobody/one --size laptop --seeds 0 1"
+    assert first.rows[0].paper == [99.8, None, None]
+    assert first.rows[0].spread(1) is None  # 100 % was not reached
+    results = read_results(Path("runs/papers/nobody/one/laptop"))
+    scores = [run.by_length[3]["string_accuracy"] for run in results.runs[:2]]
+    assert first.rows[0].values[0] == [100 * (score or 0.0) for score in scores]
+    assert first.rows[0].values[2] == [results.runs[0].parameters] * 2
+    assert results.runs[0].parameters != results.runs[2].parameters
+    with open("runs/papers/nobody/one/laptop/chart.csv", encoding="utf-8") as file:
+        assert [(r["model"], r["x"]) for r in csv.DictReader(file)] == [
+            (model, x) for model in ("H3", "LSTM") for x in ("1", "2")
+        ]
+    assert Path("runs/papers/nobody/one/laptop/report.html").exists()
+    assert read_table(RECORDS / "nobody/one-laptop.json") == first
+
+    begun = {path: path.stat().st_mtime_ns for path in Path("runs/papers/runs").rglob("*.*")}
+    assert reproduce() == 0
+    assert "4 runs, 4 of them done before" in capsys.readouterr().out
+    assert begun == {p: p.stat().st_mtime_ns for p in Path("runs/papers/runs").rglob("*.*")}
+    assert recorded().rows == first.rows
+
+
+@pytest.mark.slow
+def test_runs_of_train_are_taken_over(capsys: pytest.CaptureFixture[str]) -> None:
+    train = ["train", "h3(d_state=4)", "--device", "cpu", *TRAIN]
+    assert main([*train, "--train.log_every", "1", "--out", "old/a"]) == 0
+    assert main([*train, "--train.lr", "0.5", "--out", "old/b"]) == 0  # another run
+    capsys.readouterr()
+    assert reproduce("--from", "old") == 0
+    shown = capsys.readouterr().out
+    assert "runs taken over: 1\n4 runs, 1 of them done before" in shown
+    (one,) = read_results(Path("old/a")).runs
+    assert recorded().rows[0].values[0][0] == 100 * (one.by_length[3]["string_accuracy"] or 0.0)
+
+
+def test_without_training_the_table_has_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("--as_is") == 2
+    assert "no run of nobody/one is there yet: leave out --as_is" in capsys.readouterr().err
+    assert main(["train", "lstm", "--device", "cpu", *TRAIN[:-1], "4", "--out", "old"]) == 0
+    assert reproduce("--from", "old", "--as_is") == 0
+    assert [(row.label, row.seeds) for row in recorded().rows] == [("LSTM", [0])]
+
+
+def test_tables_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce"]) == 0
+    assert capsys.readouterr().out == (
+        "nobody/one: table 1. Tiny models learn nothing.\n  --size laptop: 2 rows; seconds\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nobody/oen"], "unknown table 'nobody/oen': did you mean 'nobody/one'?"),
+        (["nobody/one", "--size", "paper"], "nobody/one has no size paper: take --size laptop"),
+        (["nobody/one", "--seeds", "1", "1"], "seeds must be different numbers from 0 on"),
+        (["nobody/one", "--from", "nothing"], "no folder nothing: --from takes folders"),
+        (["--recipes", "nothing"], "no tables in nothing"),
+        (["at.yaml"], "row 'H3' is scored at 3, 6, not at 4"),
+        (["after.yaml"], "row 'H3' is scored every 1 of 2 updates, so not after 3"),
+        (["mine.yaml"], "the table mine.yaml: Object missing required field `paper`"),
+        (["none.yaml"], "cannot read the table none.yaml"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_one_line_and_leaves_nothing(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.yaml").write_text("place: table 1\n")
+    Path("at.yaml").write_text(TABLE.replace("at: 3", "at: 4"))
+    Path("after.yaml").write_text(TABLE.replace("updates_to: 1.0", "after: 3"))
+    assert main(["reproduce", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert not Path("runs").exists()
