@@ -10,14 +10,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stateline.ops.triton_kernels import diagonal, filters, fourier, tokens
+from stateline.ops.triton_kernels import diagonal, filters, fourier, selective, tokens
 
 TARGET = GPUTarget("cuda", 90, 32)
 WHOLE = {"ROWS": 16, "T": 32, "N": 32, "PRECISION": "tf32"}
 FILTER = {"COUNT": 64, "BACK": 2}
 POINTS = {"N1": 64, "N2": 64, "PRECISION": "tf32"}
+LINES = {"N1": 64, "M": 4096, "WIDTH": 64, "PRECISION": "tf32x3"}
 HALF = {"q", "k", "v", "u", "y", "dy", "dq", "dv", "dk"}
 NUMBERS = {"length", "batch", "rows", "channels", "outputs", "pieces", "count", "total", "modes"}
+NUMBERS |= {"pairs", "groups", "states"}
 NUMBERS |= {"stride", "q_stride", "k_stride", "v_stride", "row_stride", "time_stride"}
 NUMBERS |= {"batch_stride", "channel_stride"}
 
@@ -44,6 +46,7 @@ def main() -> None:
     gated, plain = FILTER | {"GATED": True}, {"COUNT": 1, "BACK": 0, "GATED": False}
     short = {"COUNT": 4, "TIMES": 32, "WIDTH": 64}
     token = {"N": 32, "WIDTH": 16}
+    tile = {"TIMES": 16, "WIDTH": 16, "N": 16}
     few = {k: WHOLE[k] for k in ("ROWS", "T", "PRECISION")} | FILTER
     needs = {
         "forward": shared(diagonal.forward, WHOLE | plain | {"OUTPUT": True}),
@@ -56,6 +59,13 @@ def main() -> None:
         "short_weights": shared(filters.short_weights, short),
         "convolve": shared(fourier.convolve, POINTS | {"CONJUGATE": False}, 8),
         "correlate": shared(fourier.correlate, POINTS, 8, taps="i32", scale="fp32"),
+        "spread": shared(fourier.spread, LINES),
+        "gather": shared(fourier.gather, LINES, scale="fp32"),
+        "convolve_lines": shared(fourier.convolve_lines, POINTS | {"CONJUGATE": False}, 8),
+        "correlate_lines": shared(fourier.correlate_lines, POINTS, 8),
+        "selective forward": shared(selective.forward, tile | {"OUTPUT": True}),
+        "selective backward": shared(selective.backward, tile, 8),
+        "selective step": shared(selective.advance, {"WIDTH": 16, "N": 16}),
         "h3": shared(tokens.h3, token | {"TAPS": 64}),
         "diagonal": shared(tokens.diagonal, token | {"READOUTS": 1}),
         "filtered": shared(tokens.filtered, {"TAPS": 4, "WIDTH": 16}),

@@ -16,8 +16,10 @@ from torch import Tensor
 from stateline.ops import (
     OPS,
     attention,
+    fft_conv,
     gated_delta_rule,
     linear_attention,
+    local_attention,
     selective_scan,
     short_conv,
     theirs,
@@ -32,6 +34,7 @@ MODULES = {
     "fla.ops.gated_delta_rule": "chunk_gated_delta_rule",
     "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn",
     "causal_conv1d": "causal_conv1d_fn",
+    "flashfftconv": "FlashFFTConv",
 }
 
 
@@ -93,6 +96,24 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     return conv_reference.short_conv(x.mT, weight.flip(-1)).mT
 
 
+class FlashFFTConv(torch.nn.Module):
+    """Circular; signal (batch, channel, length) in half precision, filters in float32."""
+
+    def __init__(self, seqlen: int, dtype: torch.dtype = torch.float16) -> None:
+        super().__init__()
+        assert seqlen in [1 << power for power in range(8, 23)]
+        self.seqlen, self.dtype = seqlen, dtype
+
+    def forward(self, u: Tensor, k: Tensor) -> Tensor:
+        assert u.dtype == self.dtype
+        assert k.dtype == torch.float32
+        assert u.is_contiguous()
+        assert k.is_contiguous()
+        assert u.shape[1:] == k.shape
+        u_f, k_f = (torch.fft.rfft(t.float(), n=self.seqlen) for t in (u, k))
+        return torch.fft.irfft(u_f * k_f, n=self.seqlen)[..., : u.shape[2]].to(u.dtype)
+
+
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The packages seem installed, and the CPU seems to be their device."""
@@ -108,20 +129,25 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
-THEIR = ("fla_backend", "mamba_backend", "causal_conv1d_backend", "flex_backend")
+THEIR = ("fla", "mamba", "causal_conv1d", "flex", "flashfftconv")
 
 
 def forget() -> None:
-    for module in [m for m in sys.modules if m.startswith("stateline.ops.") and m.endswith(THEIR)]:
+    endings = tuple(f"{name}_backend" for name in THEIR)
+    ours = [m for m in sys.modules if m.startswith("stateline.ops.")]
+    for module in [m for m in ours if m.endswith(endings)]:
         del sys.modules[module]
     for op in OPS.values():
         op.candidates.clear()
-        for backend in ("fla", "mamba_ssm", "causal_conv1d", "flex"):
+        for backend in (*THEIR, "mamba_ssm"):
             op._modules.pop(backend, None)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+LOCAL = (*[normal(1, 128, 1, 16)] * 3, 4, None, normal(1, 4).requires_grad_(), None, None, 1)
 
 
 def agree(function: Callable[..., Any], backend: str, *inputs: Tensor, limit: float) -> None:
@@ -176,6 +202,16 @@ def test_short_convolution_by_causal_conv1d() -> None:
     agree(short_conv, "causal_conv1d", *inputs, limit=5e-6)
 
 
+@pytest.mark.parametrize("taps", [12, 5])
+def test_long_convolution_by_flashfftconv(taps: int) -> None:
+    """On request only, since PyTorch's FFT is in front of it and can run every call."""
+    inputs = normal(2, 12, 3).bfloat16(), normal(3, taps, seed=1)
+    agree(fft_conv, "flashfftconv", *inputs, limit=1e-2)
+    assert [*OPS["fft_conv"].backends].index("torch") < OPS["fft_conv"].backends.index(
+        "flashfftconv"
+    )
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize(
     ("biased", "windowed"),
@@ -202,6 +238,53 @@ def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, window
     assert len(module._masks) == 1
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize(
+    ("length", "slots", "window", "options"),
+    [
+        pytest.param(130, 150, 7, ("bias", "first"), marks=pytest.mark.slow),
+        pytest.param(130, 130, 150, ("bias",), marks=pytest.mark.slow),
+        pytest.param(257, 300, 1, (), marks=pytest.mark.slow),
+        pytest.param(130, 140, 16, ("phase", "first", "bias"), marks=pytest.mark.slow),
+        pytest.param(200, 264, 64, ("phase",), marks=pytest.mark.slow),
+    ],
+)
+def test_local_attention_by_flex(
+    monkeypatch: pytest.MonkeyPatch, length: int, slots: int, window: int, options: tuple[str, ...]
+) -> None:
+    """With ``first`` some queries see nothing; uncompiled, without gradients."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    module, _ = OPS["attention"].module("flex")
+    monkeypatch.setattr(module, "_compiled", lambda: flex_attention)
+    q = normal(2, length, 4, 16)
+    k, v = (normal(2, slots, 4, 16, seed=n) for n in (1, 2))
+    given: dict[str, Any] = {"window": window}
+    if "first" in options:
+        given["first"] = torch.tensor([0, slots - 100])
+    if "bias" in options:
+        given["bias"] = normal(4, window, seed=3)
+    if "phase" in options:
+        given |= {"block_len": window // 2, "phase": torch.tensor([0, 3])}
+    found = local_attention(q, k, v, backend="flex", **given)
+    wanted = local_attention(q, k, v, backend="reference", **given)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("length", "slots", "window"), [(130, 150, 7), (300, 300, 129), (128, 512, 300), (257, 257, 1)]
+)
+def test_the_mask_of_a_window_leaves_out_no_block(length: int, slots: int, window: int) -> None:
+    """The blocks are those that PyTorch finds by looking at every score."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    module, _ = OPS["local_attention"].module("flex")
+    mask = module.window_mask(length, slots, window, torch.device("cpu"))
+    wanted = create_block_mask(mask.mask_mod, None, None, length, slots, device="cpu")
+    assert torch.equal(mask.to_dense(), wanted.to_dense())
+    assert module.window_mask(length, slots, window, torch.device("cpu")) is mask
+
+
 @pytest.mark.parametrize(
     ("op", "backend", "inputs", "reason"),
     [
@@ -211,7 +294,13 @@ def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, window
         ("selective_scan", "mamba_ssm", [normal(1, 9, 2)] * 6, "fewer than 128"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 8), normal(8, 5)), "2, 3 or 4 taps"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 6), normal(6, 4)), "multiple of 8"),
+        ("fft_conv", "flashfftconv", (normal(1, 3, 2), normal(2, 3)), "multiple of 4"),
+        ("fft_conv", "flashfftconv", (normal(1, 4, 2), normal(4, 3)), "one filter per channel"),
+        ("fft_conv", "flashfftconv", (normal(1, 4, 2), normal(2, 3)), "not exact enough"),
         ("attention", "flex", (*[normal(1, 9, 1, 16)] * 3, None, normal(1), None), "from 128"),
+        ("local_attention", "flex", LOCAL, "sums up the gradient"),
+        ("local_attention", "flex", (*LOCAL[:5], None, normal(4, 16)), "keys by distance"),
+        ("local_attention", "flex", (*[normal(1, 9, 1, 16)] * 3, 4, *[None] * 4, 1), "from 128"),
         ("attention", "flex", (*[normal(1, 128, 1, 16)] * 3, None, None, None), "plain"),
     ],
 )

@@ -25,6 +25,8 @@ from stateline.ops import (
     h3_core,
     h3_core_chunk,
     h3_core_stepper,
+    selective_scan,
+    selective_scan_step,
     short_conv,
     short_conv_stepper,
 )
@@ -65,7 +67,7 @@ def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory() -> None:
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     shared = json.loads(done.stdout)
-    assert len(shared) == 13
+    assert len(shared) == 20
     assert max(shared.values()) <= 227 * 1024
 
 
@@ -79,6 +81,7 @@ def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory() -> None:
         (diagonal_ssm_chunk, lambda: ssm_case(19)),
         (fft_conv, lambda: [normal(2, 19, 2), normal(4, 19)]),
         (short_conv, lambda: [normal(2, 19, 2), normal(4, 3)]),
+        (selective_scan, lambda: scan_case(19)),
     ],
 )
 def test_compiled_code_is_one_graph_with_the_same_results(
@@ -135,6 +138,16 @@ def h3_case(length: int, taps: int, width: int = 2) -> list[Tensor]:
     return [*signals, normal(width, taps), *modes(width, 3, width), skip, past, state]
 
 
+def scan_case(
+    length: int, channels: int = 2, states: int = 2, batch: int = 2, groups: int = 1
+) -> list[Tensor]:
+    """Steps from 0.01 to 100: some states last, others are replaced at once."""
+    u, dt = normal(batch, length, channels), normal(batch, length, channels, seed=1).mul(2).exp()
+    a, state = -normal(channels, states, seed=2).exp(), normal(batch, channels, states, seed=5)
+    b, c = (normal(batch, length, groups, states, seed=seed) for seed in (3, 4))
+    return [u, dt, a, b, c, state]
+
+
 def run(function: Callable[..., Any], inputs: Sequence[Tensor], backend: str) -> list[Tensor]:
     """Outputs, then the gradients of a random projection of them, in float64 on the CPU."""
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
@@ -158,13 +171,20 @@ def close(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
     return max(errors([x.double() for x in found], [x.double() for x in wanted])) <= 5e-6
 
 
-def agree(function: Callable[..., Any], inputs: Sequence[Tensor], halved: int) -> None:
+def agree(
+    function: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    halved: int,
+    *,
+    truth: str = "reference",
+    dtypes: Sequence[torch.dtype] = (torch.float32, *HALVES),
+) -> None:
     """In float32 5e-6; in half precision at most twice what the definition loses, and 1e-5."""
-    for dtype in (torch.float32, *HALVES):
+    for dtype in dtypes:
         given = [t.to(dtype if i < halved else torch.float32) for i, t in enumerate(inputs)]
-        truth = run(function, [t.double() for t in given], "reference")
-        found = errors(run(function, [t.to(DEVICE) for t in given], "triton"), truth)
-        lost = errors(run(function, given, "reference"), truth)
+        wanted = run(function, [t.double() for t in given], truth)
+        found = errors(run(function, [t.to(DEVICE) for t in given], "triton"), wanted)
+        lost = errors(run(function, given, truth), wanted)
         for index, (error, own) in enumerate(zip(found, lost, strict=True)):
             limit = 5e-6 if dtype == torch.float32 else 2 * own + 1e-5
             assert error <= limit, f"tensor {index} in {dtype}: {error:.1e} > {limit:.1e}"
@@ -264,6 +284,49 @@ class TestH3:
 
 @kernels
 @pytest.mark.gpu
+class TestSelectiveScan:
+    @pytest.fixture(params=["small tiles", pytest.param("", marks=pytest.mark.slow)], autouse=True)
+    def tiles(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Small tiles of 16 tokens and one channel are several in a short sequence."""
+        if request.param:
+            monkeypatch.setattr(OPS["selective_scan"].module("triton")[0], "ENTRIES", 16)
+
+    def test_a_chunk(self) -> None:
+        agree(selective_scan, scan_case(18, batch=1), 1)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("length", [1, 16, 130])
+    def test_any_length(self, length: int) -> None:
+        agree(selective_scan, scan_case(length), 1)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "sizes", [{"states": 17}, {"channels": 18}, {"channels": 6, "groups": 2}, {"states": 1}]
+    )
+    def test_any_size(self, sizes: dict[str, int]) -> None:
+        agree(selective_scan, scan_case(19, batch=1, **sizes), 1)
+
+    def test_two_chunks_and_a_step_are_the_whole(self) -> None:
+        *signals, state = (t.to(DEVICE) for t in scan_case(20, batch=1))
+        u, dt, a, b, c = signals
+        wanted = selective_scan(*signals, state, backend="reference")
+        outputs = []
+        for part in (slice(0, 17), slice(17, 19)):
+            given = u[:, part], dt[:, part], a, b[:, part], c[:, part]
+            y, state = selective_scan(*given, state, backend="triton")
+            outputs.append(y)
+        last = u[:, 19], dt[:, 19], a, b[:, 19], c[:, 19]
+        y, after = selective_scan_step(*last, state, backend="triton")
+        half = state.half()  # a state may be kept in another dtype than it is computed in
+        rounded, next_half = selective_scan_step(*last, half, backend="triton")
+        assert close((torch.cat([*outputs, y[:, None]], dim=1), after), wanted)
+        assert next_half.dtype == torch.float16
+        torch.testing.assert_close(next_half.float(), after, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(rounded, y, rtol=2e-3, atol=2e-3)
+
+
+@kernels
+@pytest.mark.gpu
 class TestConvolutions:
     @pytest.mark.parametrize(("length", "taps"), [(137, 150)])
     def test_by_fft(self, length: int, taps: int) -> None:
@@ -275,6 +338,30 @@ class TestConvolutions:
     def test_by_fft_of_any_size(self, length: int, batch: tuple[int, ...]) -> None:
         kernel = normal(2, length, seed=1) / length**0.5
         agree(fft_conv, [normal(*batch, length, 1), kernel], 1)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("rows", "length", "taps", "filters"),
+        [(3, 2100, 2100, 2), (1, 4098, 5, 1), (1, 5000, 5000, 1), (1, 8193, 8193, 1)],
+    )
+    def test_by_fft_with_one_level_more(
+        self, rows: int, length: int, taps: int, filters: int
+    ) -> None:
+        """Of 8,192 or 16,384 points; three rows are two pairs, of which one is half."""
+        kernel = normal(filters, taps, seed=1) / taps**0.5
+        dtypes = (torch.float32, torch.bfloat16) if rows > 1 else (torch.float32,)
+        given = [normal(rows, length, 1), kernel]
+        agree(fft_conv, given, 1, truth="torch", dtypes=dtypes)
+
+    @pytest.mark.parametrize(
+        ("length", "taps"),
+        [(90, 80), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((150, 150), (250, 30)))],
+    )
+    def test_by_fft_in_parts(self, monkeypatch: pytest.MonkeyPatch, length: int, taps: int) -> None:
+        """More points than the largest transform has, which is made small here."""
+        monkeypatch.setattr(OPS["fft_conv"].module("triton")[0], "MOST_POINTS", 144)
+        given = [normal(1, length, 1), normal(1, taps, seed=1) / taps**0.5]
+        agree(fft_conv, given, 1, truth="torch", dtypes=[torch.float32])
 
     @pytest.mark.parametrize("length", [129])
     def test_the_end_does_not_wrap_around_to_the_start(self, length: int) -> None:
@@ -315,10 +402,10 @@ class TestConvolutions:
     ("op", "inputs", "reason"),
     [
         ("fft_conv", (torch.ones(1, 3, 1).double(), torch.ones(1, 2)), "float64"),
-        ("fft_conv", (torch.ones(1, 4000, 1), torch.ones(1, 4000)), "up to 4096 points"),
         ("fft_conv", (torch.ones(0, 3, 1), torch.ones(1, 2)), "empty"),
         ("short_conv", (torch.ones(1, 3, 1), torch.ones(1, 17)), "up to 16 taps"),
         ("diagonal_ssm", ssm_case(3, count=65)[:4], "up to 64 modes"),
+        ("selective_scan", scan_case(3, states=257), "up to 256 states"),
         ("h3_core", [*h3_case(3, 2)[:4], *modes(1, 3, 2), torch.ones(2)], "heads of one channel"),
     ],
 )

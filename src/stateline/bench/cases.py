@@ -50,6 +50,12 @@ class Sizes:
         """Random input of the case's dtype."""
         return torch.randn(shape, device=self.device).to(self.dtype)
 
+    def signal(self) -> Tensor:
+        """Random signal (batch, length, channel); on a GPU with adjacent times, as in layers."""
+        if self.device.type == "cuda":
+            return self.randn(self.batch, self.d_model, self.length).mT
+        return self.randn(self.batch, self.length, self.d_model)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -87,14 +93,14 @@ def _diagonal(sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
 
 def diagonal_ssm(sizes: Sizes) -> Case:
     """S4D's recurrence, kernel included."""
-    u = sizes.randn(sizes.batch, sizes.length, sizes.d_model)
+    u = sizes.signal()
     flops = sizes.positions * MODES * 12.0
     return _case("diagonal_ssm", ops.diagonal_ssm, (u, *_diagonal(sizes)), flops)
 
 
 def h3_core(sizes: Sizes) -> Case:
     """The core of H3: shift filter, gate, recurrence, gate."""
-    signals = (sizes.randn(sizes.batch, sizes.length, sizes.d_model) for _ in range(3))
+    signals = (sizes.signal() for _ in range(3))
     taps = torch.randn(sizes.d_model, TAPS, device=sizes.device) / TAPS**0.5
     skip = torch.ones(sizes.d_model, device=sizes.device)
     flops = sizes.positions * (MODES * 12.0 + TAPS * 2.0)
@@ -103,7 +109,7 @@ def h3_core(sizes: Sizes) -> Case:
 
 def fft_conv(sizes: Sizes) -> Case:
     """Convolution with a given kernel that is as long as the sequence."""
-    u = sizes.randn(sizes.batch, sizes.length, sizes.d_model)
+    u = sizes.signal()
     kernel = torch.randn(sizes.d_model, sizes.length, device=sizes.device)
     flops = sizes.positions * convolution_flops(sizes.length)
     return _case("fft_conv", ops.fft_conv, (u, kernel), flops)

@@ -16,6 +16,8 @@ from stateline.generate.graphs import Graphs
 from stateline.generate.session import PREFILL_CHUNK
 from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
+from stateline.layers.state import nbytes
+from stateline.layers.stored_state import stored
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.ops import use_backend
@@ -26,7 +28,13 @@ DECODED = 32
 
 @runtime_checkable
 class Decoder(Protocol):
-    """A model that reads a prompt and then decodes."""
+    """A model that reads a prompt and then decodes.
+
+    Attributes:
+        state: Its state after the prompt.
+    """
+
+    state: Any
 
     def prefill(self) -> object:
         """Read the prompt."""
@@ -71,7 +79,8 @@ def bench_decode(
             steps = {name: decoder.step for name, decoder in decoders.items()}
             timed = interleave(steps, rounds=DECODED, device=settings.device)
             for name, timing in timed.items():
-                figure = figure_of("decode", name, "decode", one, timing)
+                size = nbytes(decoders[name].state) if name in starts else None
+                figure = figure_of("decode", name, "decode", one, timing, n_bytes=size)
                 yield msgspec.structs.replace(figure, length=prompt)
 
 
@@ -79,7 +88,7 @@ def _starts(settings: Settings, configs: Mapping[str, ModelConfig]) -> dict[str,
     """Our models on every backend."""
     models = {name: build_model(config, settings).eval() for name, config in configs.items()}
     return {
-        f"{name} [{backend}]": partial(_Ours, model, backend)
+        f"{name} [{backend}]": partial(_Ours, model, backend, settings.state_dtype)
         for name, model in models.items()
         for backend in settings.of_models
     }
@@ -88,8 +97,15 @@ def _starts(settings: Settings, configs: Mapping[str, ModelConfig]) -> dict[str,
 class _Ours:
     """A model of ours, which decodes in place, as in a session of generation."""
 
-    def __init__(self, model: LanguageModel, backend: str, batch: int, prompt: int) -> None:
-        self.model, self.backend = model, backend
+    def __init__(
+        self,
+        model: LanguageModel,
+        backend: str,
+        state_dtype: torch.dtype | None,
+        batch: int,
+        prompt: int,
+    ) -> None:
+        self.model, self.backend, self.state_dtype = model, backend, state_dtype
         self.tokens = model.example_input(batch, prompt)
         self.memory: Memory = {}
         self.state: Any = None
@@ -101,6 +117,8 @@ class _Ours:
             self.state = self.model.init_state(len(self.tokens), capacity=2 * DECODED)
             for part in self.tokens.split(PREFILL_CHUNK, dim=1):
                 self.state = self.model.forward_chunk(part, self.state, keep=1)[1]
+            if self.state_dtype is not None:
+                self.state = stored(self.state, self.state_dtype)
 
     @torch.inference_mode()
     def step(self) -> None:

@@ -60,6 +60,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
             peaks=peaks,
             peers=peers,
             rows=given.rows,
+            state_dtype=None if given.state_dtype is None else getattr(torch, given.state_dtype),
         )
         figures = []
         for figure in suite(settings):

@@ -44,6 +44,7 @@ class Settings:
         peers: Modules of other projects, by case: ``{case: {name: build(d_model)}}``.
         skipped: Filled with what could not be measured.
         rows: Rows of a batch at every length, in place of ``tokens``.
+        state_dtype: Precision in which states are kept between steps; ``None`` means their own.
     """
 
     device: torch.device
@@ -57,6 +58,7 @@ class Settings:
     peers: Mapping[str, Mapping[str, Callable[[int], nn.Module]]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     rows: int | None = None
+    state_dtype: torch.dtype | None = None
 
     def sizes(self, length: int) -> Sizes:
         """Sizes of a case at one length."""

@@ -69,6 +69,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="of inputs and weights",
     )
     option(
+        "--state_dtype",
+        type=Literal["float32", "bfloat16", "float16"] | None,
+        default=None,
+        help="of decode: precision in which states are kept between steps",
+    )
+    option(
         "--out",
         type=str | None,
         default=None,

@@ -5,11 +5,11 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stateline.devices import add_device_option, add_dtype_option
+from stateline.devices import add_device_option, add_dtype_option, resolve_dtype
 from stateline.errors import InputError
 from stateline.files import check_writable, regular_file
 
@@ -36,6 +36,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     option("--stop", action="append", default=[], help="end before this string; repeatable")
     option("--seed", type=int | None, default=None, help="default 0, or that of the kept state")
     option("--log_probs", action="store_true", help="one line per token: number, log-prob., text")
+    option(
+        "--state_dtype",
+        type=Literal["float32", "bfloat16", "float16"] | None,
+        default=None,
+        help="precision in which states are kept between tokens; by default their own",
+    )
     option("--save_state", type=maybe, default=None, help="keep the state in this file at the end")
     option("--state", type=maybe, default=None, help="continue from the state in this file")
     option("--force", action="store_true", help="accept another model's state; let memory grow")
@@ -48,7 +54,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     given = parser.parse_args(arguments)
     _check(given)
 
-    from stateline.devices import log_bfloat16_rate, resolve_device, resolve_dtype
+    from stateline.devices import log_bfloat16_rate, resolve_device
     from stateline.generate import Sampling, TextStream, growing_layers, load_kept, load_run
     from stateline.runs.folder import check_imports
 
@@ -114,7 +120,7 @@ def _decode_one(
         text = TextStream(tokenizer, given.stop)
     if given.log_probs:
         print("token", "log_prob", "text", sep="\t")
-    session = Session(model, state, sampling=sampling)
+    session = Session(model, state, sampling=sampling, state_dtype=resolve_dtype(given.state_dtype))
     for decoded in decode_text(session, [text], given.max_new_tokens):
         _show(_as_row(decoded) if given.log_probs else decoded.text)
     if given.save_state is None:
@@ -174,7 +180,7 @@ def _decode_batch(
     _tell_origin(given, kept)
     texts = [TextStream(tokenizer, given.stop) for _ in rows]
     results: list[dict[str, Any]] = [{"prompt": p, "text": ""} for p in prompts]
-    session = Session(model, state, sampling=sampling)
+    session = Session(model, state, sampling=sampling, state_dtype=resolve_dtype(given.state_dtype))
     for decoded in decode_text(session, texts, given.max_new_tokens):
         result = results[decoded.row]
         result["text"] += decoded.text

@@ -19,6 +19,7 @@ from stateline.layers.base import values_at_hand
 from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import trim
+from stateline.layers.stored_state import stored
 from stateline.models.language_model import LanguageModel, LanguageModelState
 
 PREFILL_CHUNK = 1024
@@ -95,6 +96,9 @@ class Session:
         state: Result of :func:`prefill` or :func:`extend`, or a kept state.
         sampling: How tokens are chosen.
         room: Steps for which a growing state gets room at a time.
+        state_dtype: Precision in which accumulators are kept between steps, such as
+            ``torch.bfloat16``, see :func:`stateline.layers.stored_state.stored`; by default their
+            own. States that leave the session have their own precision again.
 
     Example:
         >>> from stateline.models.config import ModelConfig
@@ -111,8 +115,10 @@ class Session:
         *,
         sampling: Sampling = GREEDY,
         room: int = ROOM,
+        state_dtype: torch.dtype | None = None,
     ) -> None:
-        self.model, self.sampling = model, sampling
+        self.model, self.sampling, self._state_dtype = model, sampling, state_dtype
+        self._dtypes = [leaf.dtype for leaf in pytree.tree_leaves(state.model)]
         self._memory: Memory = {}
         self._state, self._room, self._free = state, room, 0
         self._lengths = _lengths(state)
@@ -171,7 +177,7 @@ class Session:
         Raises:
             InputError: If the state is of another kind of model, or on another device.
         """
-        self._state, self._free = _cat_alike(trim(self._state), state), 0
+        self._state, self._free = _cat_alike(trim(self._own()), state), 0
         self._lengths += _lengths(state)
         self._numbers, self._fits = None, False
 
@@ -183,7 +189,7 @@ class Session:
             InputError: If logits were NaN.
         """
         self.check()
-        return pytree.tree_map(torch.clone, trim(self._state))
+        return pytree.tree_map(torch.clone, trim(self._own()))
 
     def check(self) -> None:
         """Wait for the steps so far, and raise InputError if one of them gave NaN."""
@@ -193,6 +199,13 @@ class Session:
         self._first_nan = None
         if first != _NEVER:
             raise _nan(first)
+
+    def _own(self) -> SessionState:
+        """The state with every tensor in its own precision."""
+        leaves, structure = pytree.tree_flatten(self._state.model)
+        pairs = zip(leaves, self._dtypes, strict=True)
+        model = pytree.tree_unflatten([leaf.to(dtype) for leaf, dtype in pairs], structure)
+        return self._state._replace(model=model)
 
     def _run(
         self, token: Int[Tensor, " batch"], state: LanguageModelState
@@ -209,6 +222,8 @@ class Session:
         empty = self.model.init_state(1, capacity=max(self._lengths) - 1 + self._room)
         order = torch.arange(rows, device=state.token.device)
         roomy = select_rows(cat_states([state.model, empty]), order)
+        if self._state_dtype is not None:
+            roomy = stored(roomy, self._state_dtype)
         self._state = state._replace(model=roomy, seen=state.seen.clone())
         self._free = self._room
 

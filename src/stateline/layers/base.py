@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from stateline.errors import InputError
 from stateline.layers.calls import VERBS, checked
 from stateline.layers.state import nbytes
+from stateline.layers.stored_state import widened
 
 StateT = TypeVar("StateT")
 
@@ -147,10 +148,13 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     ) -> Float[Tensor, "batch d_output"]:
         """Process the next token and change the given state in place.
 
-        The state must have been made with a capacity. Override where that saves a copy.
+        The state must have been made with a capacity; its accumulators may be kept in half
+        precision. Override where that saves a copy.
         """
-        y, after = self.step(x, state)
-        for old, new in zip(pytree.tree_leaves(state), pytree.tree_leaves(after), strict=True):
+        leaves = pytree.tree_leaves(state)
+        low = any(leaf.dtype in LOW_PRECISION for leaf in leaves)
+        y, after = self.step(x, widened(state) if low else state)
+        for old, new in zip(leaves, pytree.tree_leaves(after), strict=True):
             old.copy_(new)
         return y
 

@@ -19,9 +19,10 @@ State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
 
 A named tuple may have static methods: ``accumulators()`` names the fields whose precision
-:func:`to` does not change, ``cat(states)`` joins states whose tensors differ in shape,
-``trim(state)`` drops free room, and ``fit(state, like)`` gives a state as much room as another
-where the free slots are not the last ones.
+:func:`to` does not change, ``storable()`` names further fields that
+:func:`stateline.layers.stored_state.stored` rounds, ``cat(states)`` joins states whose tensors
+differ in shape, ``trim(state)`` drops free room, and ``fit(state, like)`` gives a state as much
+room as another where the free slots are not the last ones.
 """
 
 _FORMAT = "stateline-state-1"

@@ -18,6 +18,11 @@ class FiniteFilterState(NamedTuple):
 
     past: Float[Tensor, "batch past d_model"]
 
+    @staticmethod
+    def storable() -> tuple[str, ...]:
+        """Past inputs are rounded only once."""
+        return ("past",)
+
 
 class FiniteFilter(SequenceLayer[FiniteFilterState]):
     """Causal filters of ``filter_len`` taps, one or more for each channel.

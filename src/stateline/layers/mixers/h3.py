@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records
 from stateline.layers.derived import derived
+from stateline.layers.mixers.adjacent import from_adjacent, to_adjacent
 from stateline.layers.mixers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.shift_ssm import ShiftSSM
@@ -105,18 +106,20 @@ class H3(SequenceLayer[H3State]):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
         """Project, apply the shift SSM, the gates and the diagonal SSM, and project again."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)
         y = h3_core(q, k, v, self.shift.taps(), *self.diagonal.discretize(), self.diagonal.skip)
-        return self.out_proj(y)
+        return from_adjacent(self.out_proj, y)
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: H3State
     ) -> tuple[Float[Tensor, "batch length d_model"], H3State]:
         """Continue from a state."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)
         weights = (self.shift.taps(), *self.diagonal.discretize(), self.diagonal.skip)
         y, past, h = h3_core_chunk(q, k, v, *weights, state.shift.past, state.diagonal.h)
-        return self.out_proj(y), H3State(FiniteFilterState(past), DiagonalSSMState(h))
+        return from_adjacent(self.out_proj, y), H3State(
+            FiniteFilterState(past), DiagonalSSMState(h)
+        )
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: H3State

@@ -14,6 +14,9 @@ from stateline.ops import theirs
 MASKS = 32
 """Masks that are kept: one for each length and each tensor of windows."""
 
+COMPILED = 256
+"""Kernels for fixed shapes that PyTorch compiles before it computes all scores instead."""
+
 SHORTEST = 128
 """Queries of a block of their kernel; fewer ones are left to other backends."""
 
@@ -29,6 +32,11 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return "FlexAttention is used without start, where one mask serves all rows"
     if slopes is None and windows is None:
         return "plain causal attention is faster by PyTorch's fused kernel"
+    return can_take(q, k, v)
+
+
+def can_take(q: Tensor, k: Tensor, v: Tensor) -> str:
+    """Why FlexAttention cannot take these queries, keys and values, or an empty string."""
     if q.shape[1] < SHORTEST:
         return f"FlexAttention is used from {SHORTEST} queries on"
     width = q.shape[-1]
@@ -48,13 +56,18 @@ def attention(
     windows: Tensor | None,
 ) -> Tensor:
     """Skip the blocks that no head sees, and add the bias to the scores of the others."""
-    first = [t.transpose(1, 2) for t in (q, k, v)]
-    y = _compiled()(
-        *first,
-        score_mod=_bias(slopes),
-        block_mask=_mask(windows, q.shape[1], k.shape[1], q.device, q.shape[2]),
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
+    mask = _mask(windows, q.shape[1], k.shape[1], q.device, q.shape[2])
+    return run(q, k, v, _bias(slopes), mask)
+
+
+def run(
+    q: Tensor, k: Tensor, v: Tensor, change: Callable[..., Tensor] | None, mask: BlockMask
+) -> Tensor:
+    """Call FlexAttention, with the heads second."""
+    heads = (t.transpose(1, 2) for t in (q, k, v))
+    grouped = q.shape[2] != k.shape[2]
+    with torch._dynamo.config.patch(recompile_limit=COMPILED):
+        y = _compiled()(*heads, score_mod=change, block_mask=mask, enable_gqa=grouped)
     return y.transpose(1, 2)
 
 

@@ -16,6 +16,7 @@ OP = Op(
         "triton": "stateline.ops.fft_conv.triton_backend",
         "torch": pytorch,
         "blocks": blocks,
+        "flashfftconv": "stateline.ops.fft_conv.flashfftconv_backend",
         "reference": reference,
     },
 )

@@ -1,18 +1,30 @@
-"""Causal convolution by matrix products on a GPU, in kernels compiled by Triton."""
+"""Causal convolution by matrix products on a GPU, in kernels compiled by Triton.
+
+Up to ``ONE_LEVEL`` points a row never leaves the multiprocessor between the transforms. More points
+take one level more, through memory. Beyond ``MOST_POINTS`` the kernel and the signal are cut, and
+the parts of the output are added.
+"""
 
 import math
 from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like
 from stateline.ops.triton_kernels import fourier, launch
 from stateline.ops.triton_kernels.launch import channels_first, empty, on
 
-MOST_POINTS = 4096
+ONE_LEVEL = 4096
 """Largest transform whose matrices fit into the memory of a multiprocessor."""
+
+MOST_POINTS = 64 * ONE_LEVEL
+"""Largest transform with one level more: it has at most 64 lines."""
+
+WIDTH = 64
+"""Columns of a program that spreads or gathers lines."""
 
 FEW_POINTS, SHARED = 1024, 131_072
 """More points than these need so many bytes of a multiprocessor's memory, by Triton's compiler."""
@@ -24,8 +36,6 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     if reason := launch.can_use(u, kernel):
         return reason
     needed = u.shape[-2] + min(kernel.shape[1], u.shape[-2]) - 1
-    if needed > MOST_POINTS:
-        return f"the Triton kernel transforms up to {MOST_POINTS} points"
     if needed > FEW_POINTS and launch.shared_memory(u.device) < SHARED:
         return f"the Triton kernel needs {SHARED} bytes of shared memory per multiprocessor"
     return ""
@@ -35,55 +45,111 @@ def fft_conv(u: Tensor, kernel: Tensor) -> Tensor:
     """Transform, multiply, transform back."""
     length, channels = u.shape[-2:]
     signal = u.reshape(-1, length, channels).mT
-    y = _convolve(signal, kernel[:, :length])
+    y = _in_parts(signal, kernel[:, :length])
     return y.mT.reshape(*u.shape[:-1], len(kernel))
 
 
-def _sizes(length: int, taps: int) -> tuple[int, int]:
-    """Factors of the number of points: powers of two, at least 16."""
+def _in_parts(u: Tensor, kernel: Tensor) -> Tensor:
+    """Cut the kernel into parts, whose outputs come later, and the signal, where parts overlap."""
+    length, taps, part = u.shape[2], kernel.shape[1], MOST_POINTS // 4
+    if length + taps - 1 <= MOST_POINTS:
+        return _convolve(u, kernel)
+    if taps > part:
+        late = _in_parts(u[..., : length - part], kernel[:, part:])
+        return _in_parts(u, kernel[:, :part]) + F.pad(late, (part, 0))
+    size, early = MOST_POINTS - taps + 1, taps - 1  # of a part, and of what it only needs to know
+    outputs = [_convolve(u[..., :size], kernel)]
+    for start in range(size, length, size - early):
+        later = _convolve(u[..., start - early : start - early + size], kernel)
+        outputs.append(later[..., early:])
+    return torch.cat(outputs, dim=2)
+
+
+def _sizes(length: int, taps: int) -> tuple[int, int, int]:
+    """Number of lines, and the factors of the points of a line: powers of two, at least 16."""
     points = launch.round_up(length + taps - 1, least=256)
-    second = 1 << (points.bit_length() - 1) // 2
-    return points // second, second
+    lines = 1 if points <= ONE_LEVEL else max(16, points // ONE_LEVEL)
+    second = 1 << ((points // lines).bit_length() - 1) // 2
+    return lines, points // lines // second, second
 
 
 @cache
-def _constants(sizes: tuple[int, int], device: torch.device) -> Tensor:
-    """Fourier matrices and twiddle factors as planes, one after the other, from float64."""
-    one, two = sizes
+def _constants(one: int, two: int, device: torch.device, *, second: bool = True) -> Tensor:
+    """Fourier matrices and twiddle factors as planes, one after the other, from float64.
+
+    Without ``second``, the matrix of the second factor is left out.
+    """
     planes = []
-    for rows, columns, points in ((one, one, one), (one, two, one * two), (two, two, two)):
+    tables = [(one, one, one), (one, two, one * two), (two, two, two)]
+    for rows, columns, points in tables if second else tables[:2]:
         index = torch.arange(rows)[:, None] * torch.arange(columns) % points
         angle = -2 * math.pi / points * index.double()
         planes += [angle.cos().flatten(), angle.sin().flatten()]
     return torch.cat(planes).float().to(device)
 
 
-def _spectrum(kernel: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """Spectrum of the kernels over N1 N2, in the order of the kernels: (output, 2, N1, N2)."""
-    points = sizes[0] * sizes[1]
-    spectrum = torch.fft.fft(kernel.float(), n=points, norm="forward")
+def _spectrum(kernel: Tensor, sizes: tuple[int, int, int]) -> Tensor:
+    """Spectrum of the kernels over the number of points: (output, 2, line, N1, N2)."""
+    spectrum = torch.fft.fft(kernel.float(), n=math.prod(sizes), norm="forward")
     planes = torch.stack([spectrum.real, spectrum.imag], dim=1)
-    return planes.unflatten(2, sizes[::-1]).mT.contiguous()
+    return planes.unflatten(2, sizes[::-1]).transpose(2, 4).contiguous()
 
 
 def _run(u: Tensor, kernel: Tensor, shape: tuple[int, ...], *, conjugate: bool) -> Tensor:
     (u,) = channels_first(u)
     rows, channels, length = u.shape
     sizes = _sizes(length, kernel.shape[1])
-    y = empty(shape, u)
+    spectrum, inner = _spectrum(kernel, sizes), _constants(*sizes[1:], u.device)
+    compiled, y, pairs = _compiled(sizes, u), empty(shape, u), -(-rows // 2)
     with on(u):
-        fourier.convolve[(len(kernel), -(-rows // 2))](
-            u, _spectrum(kernel, sizes), _constants(sizes, u.device), y, rows, length, channels,
-            len(kernel), *u.stride()[:2], conjugate, **_compiled(sizes, u),
-        )  # fmt: skip
+        if sizes[0] == 1:
+            fourier.convolve[(len(kernel), pairs)](
+                u, spectrum, inner, y, rows, length, channels, len(kernel), *u.stride()[:2],
+                conjugate, **compiled,
+            )  # fmt: skip
+            return y
+        lines = _spread(u, sizes)
+        found = empty((pairs, len(kernel), 2, math.prod(sizes)), u, torch.float32)
+        fourier.convolve_lines[(len(kernel), sizes[0], pairs)](
+            lines, spectrum, inner, found, channels, len(kernel), sizes[0], conjugate, **compiled
+        )
+        _gather(found, y, rows, sizes, u.dtype, 1.0)
     return y
 
 
-def _compiled(sizes: tuple[int, int], u: Tensor) -> dict[str, Any]:
+def _spread(u: Tensor, sizes: tuple[int, int, int]) -> Tensor:
+    """Lines of all pairs of rows and channels: (pair, channel, 2, line * points)."""
+    rows, channels, length = u.shape
+    lines = empty((-(-rows // 2), channels, 2, math.prod(sizes)), u, torch.float32)
+    count, points = sizes[0], sizes[1] * sizes[2]
+    fourier.spread[(len(lines) * channels, points // WIDTH)](
+        u, _constants(count, points, u.device, second=False), lines, rows, length, channels,
+        *u.stride()[:2], M=points, WIDTH=WIDTH, N1=count, PRECISION=launch.PRECISION[u.dtype],
+    )  # fmt: skip
+    return lines
+
+
+def _gather(
+    lines: Tensor,
+    y: Tensor,
+    rows: int,
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    scale: float,
+) -> None:
+    """Write the signals (row, output, length) of all lines."""
+    count, points = sizes[0], sizes[1] * sizes[2]
+    fourier.gather[(lines.shape[0] * lines.shape[1], points // WIDTH)](
+        lines, _constants(count, points, lines.device, second=False), y, rows, y.shape[-1],
+        lines.shape[1], scale, M=points, WIDTH=WIDTH, N1=count, PRECISION=launch.PRECISION[dtype],
+    )  # fmt: skip
+
+
+def _compiled(sizes: tuple[int, int, int], u: Tensor) -> dict[str, Any]:
     """What the kernels are compiled for."""
     precision = launch.PRECISION[u.dtype]
-    warps = 4 if sizes[0] <= 32 else 8
-    return {"N1": sizes[0], "N2": sizes[1], "PRECISION": precision, "num_warps": warps}
+    warps = 4 if sizes[1] <= 32 else 8
+    return {"N1": sizes[1], "N2": sizes[2], "PRECISION": precision, "num_warps": warps}
 
 
 def _forward(u: Tensor, kernel: Tensor) -> Tensor:
@@ -100,13 +166,22 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     if outputs > channels:
         du = du.float().unflatten(1, (-1, channels)).sum(dim=1)
     sizes = _sizes(length, taps)
+    inner, compiled = _constants(*sizes[1:], u.device), _compiled(sizes, u)
+    scale = 1 / math.prod(sizes)
     dkernel = empty(kernel.shape, kernel, torch.float32)
     with on(u):
-        fourier.correlate[(outputs,)](
-            signal, grad, _constants(sizes, u.device), dkernel, rows, length, taps,
-            1 / (sizes[0] * sizes[1]), channels, outputs, *signal.stride()[:2],
-            **_compiled(sizes, u),
-        )  # fmt: skip
+        if sizes[0] == 1:
+            fourier.correlate[(outputs,)](
+                signal, grad, inner, dkernel, rows, length, taps, scale, channels, outputs,
+                *signal.stride()[:2], **compiled,
+            )  # fmt: skip
+        else:
+            lines, grads = _spread(signal, sizes), _spread(grad, sizes)
+            found = empty((1, outputs, 2, math.prod(sizes)), kernel, torch.float32)
+            fourier.correlate_lines[(outputs, sizes[0])](
+                lines, grads, inner, found, len(lines), channels, outputs, sizes[0], **compiled
+            )
+            _gather(found, dkernel, 1, sizes, u.dtype, scale)
     return du.to(u.dtype), dkernel.to(kernel.dtype)
 
 

@@ -8,7 +8,14 @@ from stateline.ops.backend import dispatch
 from stateline.ops.local_attention import pytorch, reference
 from stateline.ops.op import Op
 
-OP = Op("local_attention", {"torch": pytorch, "reference": reference})
+OP = Op(
+    "local_attention",
+    {
+        "flex": "stateline.ops.local_attention.flex_backend",
+        "torch": pytorch,
+        "reference": reference,
+    },
+)
 
 
 def local_attention(  # noqa: PLR0913

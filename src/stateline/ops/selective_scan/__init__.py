@@ -23,6 +23,7 @@ OP = Op(
     {
         "numba": "stateline.ops.selective_scan.numba_backend",
         "mamba_ssm": "stateline.ops.selective_scan.mamba_backend",
+        "triton": "stateline.ops.selective_scan.triton_backend",
         "torch": pytorch,
         "reference": reference,
     },

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stateline.ops.library import define_op
 from stateline.ops.selective_scan.reference import selective_scan_step
+from stateline.ops.stepping import in_float32
 
 __all__ = ["BLOCK", "selective_scan", "selective_scan_step"]
 
@@ -125,6 +126,6 @@ def selective_scan_step_(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> Tensor:
     """A step whose new state is copied over the old one."""
-    y, after = selective_scan_step(u, dt, a, b, c, state)
+    y, after = selective_scan_step(u, dt, a, b, c, in_float32(state))
     state.copy_(after)
     return y

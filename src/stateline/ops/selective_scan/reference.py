@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.ops.stepping import in_float32
+
 
 def selective_scan(
     u: Float[Tensor, "batch length channel"],
@@ -41,6 +43,6 @@ def selective_scan_step_(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> Tensor:
     """A step whose new state is copied over the old one."""
-    y, after = selective_scan_step(u, dt, a, b, c, state)
+    y, after = selective_scan_step(u, dt, a, b, c, in_float32(state))
     state.copy_(after)
     return y

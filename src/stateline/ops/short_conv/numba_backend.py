@@ -48,7 +48,7 @@ def short_conv_stepper(weights: Tensor) -> Stepper:
         with Changing(dtype, past) as (inputs,):
             arrays = array(u, dtype), taps, inputs, y.numpy()
             fan_out(filter_advance, arrays, len(u), past.numel() / 4)
-        return y.to(past.dtype)
+        return y.to(torch.promote_types(u.dtype, past.dtype))
 
     return step
 

@@ -4,6 +4,10 @@ A signal is a matrix Z with entry :math:`z_{j_1 N_2 + j_2}` in row :math:`j_1`. 
 matrices F and the twiddle factors W, :math:`((F_1 Z) \odot W) F_2` holds frequency
 :math:`k_1 + N_1 k_2` in row :math:`k_1`; the inverse takes the same steps back. Two rows of a batch
 are the real and the imaginary part of one signal: a real kernel filters both at once.
+
+A signal too long for the memory of a multiprocessor gets one more level: ``spread`` makes N1 lines
+of M points each, whose spectra are products of M = N2 N3 points as above, and ``gather`` takes the
+lines back. Frequency :math:`k_1 + N_1 k` is entry k of line :math:`k_1`.
 """
 
 import triton
@@ -105,3 +109,104 @@ def correlate(
     s_re, s_im = invert(s_re, s_im, constants, N1, N2, PRECISION)
     at = tl.arange(0, N1)[:, None] * N2 + tl.arange(0, N2)[None, :]
     tl.store(dkernel + output * taps + at, s_re * scale, mask=at < taps)
+
+
+@triton.jit
+def line_place(WIDTH: tl.constexpr, M: tl.constexpr, N1: tl.constexpr):
+    """Places of some columns of a matrix (N1, M)."""
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    return tl.arange(0, N1)[:, None] * M + column[None, :]
+
+
+@triton.jit
+def spread(
+    u, constants, lines, rows, length, channels, row_stride, channel_stride,
+    M: tl.constexpr, WIDTH: tl.constexpr, N1: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """From two rows of a channel to N1 lines of M points: transforms across, twiddle factors."""
+    line = tl.program_id(0).to(tl.int64)
+    first, channel = line // channels * 2, line % channels
+    at = line_place(WIDTH, M, N1)
+    u += first * row_stride + channel * channel_stride
+    inside = at < length
+    z_re = tl.load(u + at, mask=inside & (at * 0 < rows - first), other=0.0).to(tl.float32)
+    other = inside & (at * 0 < rows - first - 1)
+    z_im = tl.load(u + row_stride + at, mask=other, other=0.0).to(tl.float32)
+    f_re, f_im = load_matrix(constants, N1, N1), load_matrix(constants + N1 * N1, N1, N1)
+    z_re, z_im = product(f_re, f_im, z_re, z_im, PRECISION)
+    twiddle = constants + 2 * N1 * N1 + at
+    w_re, w_im = tl.load(twiddle), tl.load(twiddle + N1 * M)
+    lines += line * 2 * N1 * M + at
+    tl.store(lines, z_re * w_re - z_im * w_im)
+    tl.store(lines + N1 * M, z_re * w_im + z_im * w_re)
+
+
+@triton.jit
+def gather(
+    lines, constants, y, rows, length, outputs, scale,
+    M: tl.constexpr, WIDTH: tl.constexpr, N1: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The inverse of ``spread``, times N1 and ``scale``."""
+    line = tl.program_id(0).to(tl.int64)
+    first, output = line // outputs * 2, line % outputs
+    at = line_place(WIDTH, M, N1)
+    lines += line * 2 * N1 * M + at
+    z_re, z_im = tl.load(lines), tl.load(lines + N1 * M)
+    twiddle = constants + 2 * N1 * N1 + at
+    w_re, w_im = tl.load(twiddle), tl.load(twiddle + N1 * M)
+    z_re, z_im = z_re * w_re + z_im * w_im, z_im * w_re - z_re * w_im
+    f_re, f_im = load_matrix(constants, N1, N1), load_matrix(constants + N1 * N1, N1, N1)
+    z_re, z_im = product(f_re, -f_im, z_re, z_im, PRECISION)
+    y += (first * outputs + output) * length + at
+    tl.store(y, z_re * scale, mask=at < length)
+    tl.store(y + outputs * length, z_im * scale, mask=(at < length) & (at * 0 < rows - first - 1))
+
+
+@triton.jit
+def convolve_lines(
+    lines, spectrum, constants, found, channels, outputs, count,
+    CONJUGATE: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One of the ``count`` lines of a pair of rows of one output, as in ``convolve``."""
+    output, own = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    pair = tl.program_id(2).to(tl.int64)
+    points = N1 * N2
+    lines += ((pair * channels + output % channels) * 2 * count + own) * points
+    z_re = load_matrix(lines, N1, N2)
+    z_im = load_matrix(lines + count * points, N1, N2)
+    z_re, z_im = transform(z_re, z_im, constants, N1, N2, PRECISION)
+    spectrum += (output * 2 * count + own) * points
+    k_re, k_im = load_matrix(spectrum, N1, N2), load_matrix(spectrum + count * points, N1, N2)
+    if CONJUGATE:
+        k_im = -k_im
+    z_re, z_im = z_re * k_re - z_im * k_im, z_re * k_im + z_im * k_re
+    z_re, z_im = invert(z_re, z_im, constants, N1, N2, PRECISION)
+    at = tl.arange(0, N1)[:, None] * N2 + tl.arange(0, N2)[None, :]
+    found += ((pair * outputs + output) * 2 * count + own) * points + at
+    tl.store(found, z_re)
+    tl.store(found + count * points, z_im)
+
+
+@triton.jit
+def correlate_lines(
+    lines, grads, constants, found, pairs, channels, outputs, count,
+    N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One line of the gradient of one kernel, as in ``correlate``."""
+    output, own = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    points = N1 * N2
+    s_re, s_im = tl.zeros((N1, N2), tl.float32), tl.zeros((N1, N2), tl.float32)
+    for pair in range(pairs):
+        line = lines + ((pair * channels + output % channels) * 2 * count + own) * points
+        grad = grads + ((pair * outputs + output) * 2 * count + own) * points
+        z_re, z_im = load_matrix(line, N1, N2), load_matrix(line + count * points, N1, N2)
+        g_re, g_im = load_matrix(grad, N1, N2), load_matrix(grad + count * points, N1, N2)
+        z_re, z_im = transform(z_re, z_im, constants, N1, N2, PRECISION)
+        g_re, g_im = transform(g_re, g_im, constants, N1, N2, PRECISION)
+        s_re += z_re * g_re + z_im * g_im
+        s_im += z_re * g_im - z_im * g_re
+    s_re, s_im = invert(s_re, s_im, constants, N1, N2, PRECISION)
+    at = tl.arange(0, N1)[:, None] * N2 + tl.arange(0, N2)[None, :]
+    found += (output * 2 * count + own) * points + at
+    tl.store(found, s_re)
+    tl.store(found + count * points, s_im)

@@ -20,12 +20,13 @@ def filter_stepper(weights: Tensor) -> Stepper:
     taps, (count, total) = weights.float().contiguous(), weights.shape
 
     def step(u: Tensor, past: Tensor) -> Tensor:
-        u, y = u.contiguous(), empty(tuple(u.shape), u, past.dtype)
-        with on(u), _changing(past) as (held,):
+        dtype = torch.promote_types(u.dtype, past.dtype)
+        u, y = u.contiguous(), empty(tuple(u.shape), u, dtype)
+        with on(u), changing(past) as (held,):
             tokens.filtered[_grid(total, u)](
                 u, taps, held, y, count - 1, total, total, TAPS=_taps(count), WIDTH=WIDTH
             )
-        return y.to(past.dtype)
+        return y.to(dtype)
 
     return step
 
@@ -37,7 +38,7 @@ def diagonal_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepp
 
     def step(u: Tensor, state: Tensor) -> Tensor:
         rows, y = u.reshape(-1, total).contiguous(), empty((*u.shape[:-1], len(c)), u)
-        with on(u), _changing(state) as (held,):
+        with on(u), changing(state) as (held,):
             tokens.diagonal[_grid(total, rows)](
                 rows, *constants, held, y, total, modes, total,
                 READOUTS=len(c) // total, N=round_up(modes, 1), WIDTH=WIDTH,
@@ -55,7 +56,7 @@ def h3_stepper(weights: Tensor, log_a: Tensor, b: Tensor, c: Tensor, skip: Tenso
     def step(q: Tensor, k: Tensor, v: Tensor, past: Tensor, state: Tensor) -> Tensor:
         y = empty(tuple(q.shape), q)
         signals = [x if x.stride(1) == 1 else x.contiguous() for x in (q, k, v)]
-        with on(q), _changing(past, state) as held:
+        with on(q), changing(past, state) as held:
             tokens.h3[_grid(total, q)](
                 *signals, *constants, *held, y, count - 1, total, modes,
                 *(x.stride(0) for x in signals),
@@ -71,7 +72,7 @@ def _grid(total: int, u: Tensor) -> tuple[int, int]:
 
 
 @contextmanager
-def _changing(*states: Tensor) -> Iterator[list[Tensor]]:
+def changing(*states: Tensor) -> Iterator[list[Tensor]]:
     """The memory of states that a kernel changes; of views with gaps, a copy that is put back."""
     held = [x.contiguous() for x in states]
     yield held

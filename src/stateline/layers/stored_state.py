@@ -1,0 +1,54 @@
+"""States whose accumulators are kept in half precision between the steps of decoding."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from stateline.layers.state import State, accumulators
+
+
+def stored(state: State, dtype: torch.dtype) -> State:
+    """The state with its accumulators, and the past inputs of filters, in another dtype.
+
+    Keys, values and positions stay as they are. ``step_`` of every layer computes from such a state
+    in float32, and rounds what it writes. The other methods take the state in float32.
+
+    Args:
+        state: Any state.
+        dtype: Of these tensors.
+
+    Example:
+        >>> from stateline.layers import H3
+        >>> from stateline.layers.state import nbytes
+        >>> state = H3(4).init_state(1)
+        >>> nbytes(stored(state, torch.bfloat16)) / nbytes(state)
+        0.5
+    """
+    return _change(state, _storable, lambda x: x.to(dtype))
+
+
+def widened(state: State) -> State:
+    """The state with these tensors in float32 at least."""
+    return _change(state, _storable, lambda x: x.to(torch.promote_types(x.dtype, torch.float32)))
+
+
+def _storable(part: State) -> tuple[str, ...]:
+    further: Callable[[], tuple[str, ...]] = getattr(part, "storable", tuple)
+    return (*accumulators(part), *further())
+
+
+def _change(
+    state: State, fields: Callable[[State], tuple[str, ...]], change: Callable[[Tensor], Tensor]
+) -> State:
+    """Change the floating-point tensors in some fields of every named tuple."""
+
+    def visit(part: State, chosen: bool) -> State:
+        if isinstance(part, Tensor):
+            return change(part) if chosen and part.is_floating_point() else part
+        names, wanted = getattr(part, "_fields", range(len(part))), fields(part)
+        parts = [visit(p, name in wanted) for name, p in zip(names, part, strict=True)]
+        make: Callable[..., State] = getattr(part, "_make", tuple)
+        return make(parts)
+
+    return visit(state, False)

@@ -1,0 +1,98 @@
+"""Local attention by PyTorch's FlexAttention, compiled: blocks outside of the window are skipped.
+
+The mask of the window follows from sizes alone and is kept. What differs from row to row, first
+slots and phases, and biases by distance are changes of the scores.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from stateline.ops import theirs
+from stateline.ops.attention.flex_backend import MASKS, can_take, run
+from stateline.ops.backend import wants_gradient
+
+BLOCK = 128
+"""Queries and slots of a block of their kernel."""
+
+available = theirs.no_device
+
+
+def can_use(function: str, *inputs: Any) -> str:
+    """Why the kernel cannot run this call, or an empty string."""
+    q, k, v, _window, _first, bias, position_keys = inputs[:7]
+    if function != "local_attention":
+        return "FlexAttention has no dropout"
+    if position_keys is not None:
+        return "FlexAttention has no keys by distance"
+    if bias is not None and wants_gradient(bias):
+        return "FlexAttention sums up the gradient of a bias in an order that varies"
+    return can_take(q, k, v)
+
+
+def local_attention(  # noqa: PLR0913
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    first: Tensor | None,
+    bias: Tensor | None,
+    position_keys: Tensor | None,  # noqa: ARG001
+    phase: Tensor | None,
+    block_len: int,
+) -> Tensor:
+    """Skip blocks by the mask, and change the scores of the others."""
+    ahead = k.shape[1] - q.shape[1]
+    mask = window_mask(q.shape[1], k.shape[1], window, q.device)
+    change = _change(ahead, window, block_len, first, bias, phase)
+    return run(q, k, v, change, mask)
+
+
+@lru_cache(MASKS)
+def window_mask(length: int, slots: int, window: int, device: torch.device) -> BlockMask:
+    """Which slots a query can see, and which blocks of slots a block of queries."""
+    ahead = slots - length
+    query = torch.arange(0, length, BLOCK, device=device)
+    low = (ahead + query - window + 1).clamp(min=0) // BLOCK
+    high = (ahead + (query + BLOCK).clamp(max=length) - 1) // BLOCK
+    block = torch.arange(-(-slots // BLOCK), device=device)
+    seen = (block >= low[:, None]) & (block <= high[:, None])
+    order = (~seen).int().argsort(dim=1, stable=True).int()
+    return BlockMask.from_kv_blocks(
+        seen.sum(dim=1).int()[None, None],
+        order[None, None],
+        BLOCK_SIZE=BLOCK,
+        mask_mod=lambda _b, _h, i, j: (j <= ahead + i) & (ahead + i - j < window),
+        seq_lengths=(length, slots),
+    )
+
+
+def _change(
+    ahead: int,
+    window: int,
+    block_len: int,
+    first: Tensor | None,
+    bias: Tensor | None,
+    phase: Tensor | None,
+) -> Callable[..., Tensor] | None:
+    """The change of the scores, if there is one."""
+    if first is None and bias is None and phase is None:
+        return None
+    table = None if bias is None else bias.float()
+
+    def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        distance = ahead + i - j
+        if table is not None:
+            score = score + table[h, distance.clamp(0, window - 1)]
+        if first is not None:
+            score = torch.where(j >= first[b], score, -float("inf"))
+        if phase is not None:
+            within = distance <= window - block_len + (phase[b] + i) % block_len
+            score = torch.where(within, score, -float("inf"))
+        return score
+
+    return change

@@ -1,0 +1,131 @@
+"""Selective scan in GPU kernels compiled by Triton: states in and out, recomputed backward."""
+
+from typing import Any
+
+from torch import Tensor
+
+from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like
+from stateline.ops.triton_kernels import launch, selective
+from stateline.ops.triton_kernels.launch import empty, on, round_up
+from stateline.ops.triton_kernels.steps import changing
+
+MOST_STATES = 256
+"""Largest state of a channel."""
+
+ENTRIES = 4096
+"""Entries of the states of a tile, which a program holds in registers."""
+
+PROGRAMS = 512
+"""Programs that keep a GPU busy; with fewer rows, each has fewer channels."""
+
+
+def can_use(function: str, *inputs: Any) -> str:
+    """Why the kernels cannot run this call, or an empty string."""
+    if inputs[2].shape[1] > MOST_STATES:
+        return f"the Triton kernel takes up to {MOST_STATES} states of a channel"
+    step = function.startswith("selective_scan_step")
+    return launch.can_step(*inputs) if step else launch.can_use(*inputs)
+
+
+def selective_scan(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Scan the tokens of each row, tile by tile."""
+    y, after = _scan(u, dt, a.float(), b, c, state.float())
+    return y, after.to(state.dtype)
+
+
+def selective_scan_step(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token, on a copy of the state."""
+    after = state.clone()
+    return selective_scan_step_(u, dt, a, b, c, after), after
+
+
+def selective_scan_step_(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> Tensor:
+    """One token in one launch; the state changes in place."""
+    (rows, channels, states), groups = state.shape, b.shape[1]
+    y, entries = empty(tuple(u.shape), u), round_up(states, 1)
+    width = max(1, min(round_up(channels, 1), ENTRIES // 4 // entries, 16))
+    given = [x.contiguous() for x in (u, dt, a.float(), b, c)]
+    with on(u), changing(state) as (held,):
+        selective.advance[(-(-channels // width), rows)](
+            *given, held, y, channels, groups, states, WIDTH=width, N=entries
+        )
+    return y.to(u.dtype)
+
+
+def _compiled(u: Tensor, a: Tensor, b: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid, and what the kernels are compiled for."""
+    rows, each, groups = len(u), u.shape[2] // b.shape[2], b.shape[2]
+    entries, width = round_up(a.shape[1], 1), min(16, round_up(each, 1))
+    while width > 1 and (width * entries * 16 > ENTRIES or rows * u.shape[2] < PROGRAMS * width):
+        width //= 2
+    times = max(16, min(64, ENTRIES // (width * entries)))
+    return (groups * -(-each // width), rows), {"TIMES": times, "WIDTH": width, "N": entries}
+
+
+def _launch(*inputs: Tensor, output: bool) -> tuple[Tensor, ...]:
+    """Run the forward kernel: outputs and last states, or the states before every tile."""
+    u, _, a, b, _, first = inputs = tuple(x.contiguous() for x in inputs)
+    grid, compiled = _compiled(u, a, b)
+    sizes = u.shape[1], u.shape[2], b.shape[2], a.shape[1]
+    found: tuple[Tensor, ...]
+    if output:
+        found = empty(tuple(u.shape), u), empty(tuple(first.shape), first)
+        places = (*found, first)
+    else:
+        tiles = -(-u.shape[1] // compiled["TIMES"])
+        found = (empty((len(u), tiles, *a.shape), first),)
+        places = (u, first, *found)
+    with on(u):
+        selective.forward[grid](*inputs, *places, *sizes, OUTPUT=output, **compiled)
+    return found
+
+
+def _forward(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, first: Tensor
+) -> tuple[Tensor, Tensor]:
+    y, last = _launch(u, dt, a, b, c, first, output=True)
+    return y.to(u.dtype), last
+
+
+def _backward(
+    grad: Tensor,
+    grad_last: Tensor,
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    first: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Scan the gradients of the states backward; the states are computed again."""
+    inputs = (u, dt, a, b, c, first)
+    (carries,) = _launch(*inputs, output=False)
+    u, dt, a, b, c, grad, grad_last = (x.contiguous() for x in (u, dt, a, b, c, grad, grad_last))
+    grid, compiled = _compiled(u, a, b)
+    blocks = grid[0] // b.shape[2]
+    du, ddt = empty(tuple(u.shape), u), empty(tuple(dt.shape), dt)
+    da, dfirst = (empty(tuple(first.shape), first) for _ in range(2))
+    db, dc = (empty((blocks, *b.shape), first) for _ in range(2))
+    with on(u):
+        selective.backward[grid](
+            u, dt, a, b, c, carries, grad, grad_last, du, ddt, da, db, dc, dfirst,
+            u.shape[1], u.shape[2], b.shape[2], a.shape[1], **compiled, num_warps=8,
+        )  # fmt: skip
+    found = du, ddt, da.sum(dim=0), db.sum(dim=0), dc.sum(dim=0), dfirst
+    du, ddt, d_a, d_b, d_c, d_first = (g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
+    return du, ddt, d_a, d_b, d_c, d_first
+
+
+_scan = define_kernel_op(
+    "selective_scan_triton",
+    _forward,
+    _backward,
+    lambda *inputs: empty_like(inputs[0], inputs[5]),
+    lambda _grad, _grad_last, *inputs: empty_like(*inputs),
+)

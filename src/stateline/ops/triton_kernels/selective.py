@@ -1,0 +1,190 @@
+"""Selective scan: a program carries the states of WIDTH channels of a row from tile to tile.
+
+A tile has TIMES tokens. Inside it, the states (TIMES, WIDTH, N) are found by an associative scan
+over pairs (decay, drive). Times beyond the sequence have a step of zero: the state stays.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def compose(decay, drive, later_decay, later_drive):
+    """The map h -> decay h + drive, then a later one."""
+    return decay * later_decay, later_decay * drive + later_drive
+
+
+@triton.jit
+def load_tile(x, start, length, column, channels, TIMES: tl.constexpr):
+    """Tokens ``start``, ... of some channels; zeros outside of the sequence."""
+    time = start + tl.arange(0, TIMES)[:, None]
+    inside = (time < length) & (column < channels)[None, :]
+    return tl.load(x + time * channels + column[None, :], mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_tile(x, tile, start, length, column, channels, TIMES: tl.constexpr):
+    """The inverse of ``load_tile``."""
+    time = start + tl.arange(0, TIMES)[:, None]
+    inside = (time < length) & (column < channels)[None, :]
+    tl.store(x + time * channels + column[None, :], tile, mask=inside)
+
+
+@triton.jit
+def load_vectors(x, start, length, groups, states, TIMES: tl.constexpr, N: tl.constexpr):
+    """Vectors B or C of one group: (TIMES, N)."""
+    time, entry = start + tl.arange(0, TIMES)[:, None], tl.arange(0, N)[None, :]
+    inside = (time < length) & (entry < states)
+    return tl.load(x + time * groups * states + entry, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def scan(u, dt, a, b, before):
+    """Drives and states of a tile."""
+    decay = tl.exp(dt[:, :, None] * a[None, :, :])
+    drive = (dt * u)[:, :, None] * b[:, None, :]
+    whole, h = tl.associative_scan((decay, drive), 0, compose)
+    return drive, h + whole * before[None, :, :]
+
+
+@triton.jit
+def row_of(x, row, TIMES: tl.constexpr):
+    """One time of a tile (TIMES, WIDTH, N)."""
+    chosen = (tl.arange(0, TIMES) == row)[:, None, None]
+    return tl.sum(tl.where(chosen, x, 0.0), axis=0)
+
+
+@triton.jit
+def place_of_state(row, channels, column, states, N: tl.constexpr):
+    """Places of the states (row, channel, state) of some channels."""
+    return (row * channels + column[:, None]) * states + tl.arange(0, N)[None, :]
+
+
+@triton.jit
+def has_state(channels, column, states, N: tl.constexpr):
+    """Which of these places exist."""
+    return (column < channels)[:, None] & (tl.arange(0, N) < states)[None, :]
+
+
+@triton.jit
+def forward(
+    u, dt, a, b, c, first, y, last, carries, length, channels, groups, states,
+    OUTPUT: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Outputs and last states; without OUTPUT, the states before every tile."""
+    row, blocks = tl.program_id(1).to(tl.int64), tl.num_programs(0) // groups
+    group = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * WIDTH + tl.arange(0, WIDTH)
+    each = channels // groups
+    column = tl.where(column < each, group * each + column, channels)
+    u += row * length * channels
+    dt += row * length * channels
+    b += (row * length * groups + group) * states
+    c += (row * length * groups + group) * states
+    place = place_of_state(row, channels, column, states, N)
+    there = has_state(channels, column, states, N)
+    own = place_of_state(0, channels, column, states, N)
+    transition = tl.load(a + own, mask=there, other=0.0)
+    h = tl.load(first + place, mask=there, other=0.0)
+    tiles = tl.cdiv(length, TIMES)
+    for tile in range(tiles):
+        start = tile * TIMES
+        if not OUTPUT:
+            here = place_of_state(row * tiles + tile, channels, column, states, N)
+            tl.store(carries + here, h, mask=there)
+        _drive, x = scan(
+            load_tile(u, start, length, column, channels, TIMES),
+            load_tile(dt, start, length, column, channels, TIMES),
+            transition,
+            load_vectors(b, start, length, groups, states, TIMES, N),
+            h,
+        )
+        if OUTPUT:
+            read = load_vectors(c, start, length, groups, states, TIMES, N)
+            o = tl.sum(x * read[:, None, :], axis=2)
+            store_tile(y + row * length * channels, o, start, length, column, channels, TIMES)
+        h = row_of(x, TIMES - 1, TIMES)
+    if OUTPUT:
+        tl.store(last + place, h, mask=there)
+
+
+@triton.jit
+def backward(
+    u, dt, a, b, c, carries, dy, dlast, du, ddt, da, db, dc, dfirst,
+    length, channels, groups, states,
+    TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Gradients of everything; those of a per row, those of b and c per program of a group.
+
+    The adjoint g of the states obeys g_t = C_t dy_t + decay_{t+1} g_{t+1}. The part of a state that
+    comes from the one before is what the drive leaves of it.
+    """
+    row, blocks = tl.program_id(1).to(tl.int64), tl.num_programs(0) // groups
+    group, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    column = block * WIDTH + tl.arange(0, WIDTH)
+    each = channels // groups
+    column = tl.where(column < each, group * each + column, channels)
+    signal, vectors = row * length * channels, (row * length * groups + group) * states
+    sheet = block * tl.num_programs(1) * length * groups * states + vectors
+    place = place_of_state(row, channels, column, states, N)
+    there = has_state(channels, column, states, N)
+    own = place_of_state(0, channels, column, states, N)
+    transition = tl.load(a + own, mask=there, other=0.0)
+    g = tl.load(dlast + place, mask=there, other=0.0)
+    d_a = tl.zeros((WIDTH, N), tl.float32)
+    entry = tl.arange(0, N)[None, :]
+    tiles = tl.cdiv(length, TIMES)
+    for back in range(tiles):
+        tile = tiles - 1 - back
+        start = tile * TIMES
+        here = place_of_state(row * tiles + tile, channels, column, states, N)
+        x_u = load_tile(u + signal, start, length, column, channels, TIMES)
+        x_dt = load_tile(dt + signal, start, length, column, channels, TIMES)
+        x_b = load_vectors(b + vectors, start, length, groups, states, TIMES, N)
+        before = tl.load(carries + here, mask=there, other=0.0)
+        drive, h = scan(x_u, x_dt, transition, x_b, before)
+        d_y = load_tile(dy + signal, start, length, column, channels, TIMES)
+        x_c = load_vectors(c + vectors, start, length, groups, states, TIMES, N)
+        later = load_tile(dt + signal, start + 1, length, column, channels, TIMES)
+        decay = tl.exp(later[:, :, None] * transition[None, :, :])
+        entering = d_y[:, :, None] * x_c[:, None, :]
+        whole, adjoint = tl.associative_scan((decay, entering), 0, compose, reverse=True)
+        adjoint += whole * g[None, :, :]
+        g = row_of(adjoint, 0, TIMES)
+        kept = (h - drive) * adjoint
+        d_signal = tl.sum(adjoint * x_b[:, None, :], axis=2)
+        d_dt = x_u * d_signal + tl.sum(kept * transition[None, :, :], axis=2)
+        store_tile(du + signal, x_dt * d_signal, start, length, column, channels, TIMES)
+        store_tile(ddt + signal, d_dt, start, length, column, channels, TIMES)
+        d_a += tl.sum(kept * x_dt[:, :, None], axis=0)
+        time = start + tl.arange(0, TIMES)[:, None]
+        at, inside = sheet + time * groups * states + entry, (time < length) & (entry < states)
+        tl.store(db + at, tl.sum(adjoint * (x_dt * x_u)[:, :, None], axis=1), mask=inside)
+        tl.store(dc + at, tl.sum(h * d_y[:, :, None], axis=1), mask=inside)
+    first = tl.load(dt + signal + column, mask=column < channels, other=0.0).to(tl.float32)
+    tl.store(dfirst + place, tl.exp(first[:, None] * transition) * g, mask=there)
+    tl.store(da + place, d_a, mask=there)
+
+
+@triton.jit
+def advance(
+    u, dt, a, b, c, state, y, channels, groups, states, WIDTH: tl.constexpr, N: tl.constexpr
+):
+    """One token; the state changes in place."""
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = column < channels
+    x_u = tl.load(u + row * channels + column, mask=inside, other=0.0).to(tl.float32)
+    x_dt = tl.load(dt + row * channels + column, mask=inside, other=0.0).to(tl.float32)
+    place = place_of_state(row, channels, column, states, N)
+    there = has_state(channels, column, states, N)
+    own = place_of_state(0, channels, column, states, N)
+    group = column // (channels // groups)
+    vector = (row * groups + group[:, None]) * states + tl.arange(0, N)[None, :]
+    write = tl.load(b + vector, mask=there, other=0.0).to(tl.float32)
+    read = tl.load(c + vector, mask=there, other=0.0).to(tl.float32)
+    decay = tl.exp(x_dt[:, None] * tl.load(a + own, mask=there, other=0.0))
+    h = decay * tl.load(state + place, mask=there, other=0.0).to(tl.float32)
+    h += (x_dt * x_u)[:, None] * write
+    tl.store(state + place, h, mask=there)
+    tl.store(y + row * channels + column, tl.sum(h * read, axis=1), mask=inside)
