@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stateline.ops.diagonal_ssm.impulse_response import impulse_response
 from stateline.ops.numba_kernels import tensors
 from stateline.ops.numba_kernels.diagonal import backward, forward
 from stateline.ops.numba_kernels.in_place import (
@@ -22,7 +23,7 @@ from stateline.ops.short_conv.numba_backend import convolve
 from stateline.ops.stepping import Stepper
 from stateline.ops.thresholds import threshold
 
-ROWS = 4
+ROWS = 8
 """Rows from which on they may share one impulse response."""
 
 FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
@@ -44,21 +45,14 @@ def diagonal_ssm(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 def by_response(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """Convolve with the impulse response."""
-    return convolve(u, impulse_response(u.shape[-2], log_a, b, c))
+    return convolve(u, impulse_response(log_a, b, c, u.shape[-2]))
 
 
 def responds_briefly(u: Tensor, b: Tensor) -> bool:
     """Whether to convolve: for few tokens that is less work, if rows share the response."""
     length, modes = u.shape[-2], b.shape[1]
-    enough = u.shape[:-2].numel() >= ROWS
-    return enough and 0 < length <= threshold("diagonal_ssm.by_response") * modes
-
-
-def impulse_response(length: int, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Outputs (channel, length) for a first input of one and no other."""
-    impulse = b.new_zeros(1, length, len(b), dtype=tensors.working_dtype(log_a, b, c))
-    impulse[:, 0] = 1
-    return by_recurrence(impulse, log_a, b, c)[0].mT
+    longest = threshold("diagonal_ssm.by_response") * modes
+    return u.shape[:-2].numel() >= ROWS and 0 < length <= longest
 
 
 def diagonal_ssm_chunk(

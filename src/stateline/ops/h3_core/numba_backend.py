@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.convolution import slide
-from stateline.ops.diagonal_ssm.numba_backend import impulse_response, responds_briefly
+from stateline.ops.diagonal_ssm.impulse_response import impulse_response
+from stateline.ops.diagonal_ssm.numba_backend import responds_briefly
 from stateline.ops.numba_kernels import gated, tensors
 from stateline.ops.numba_kernels.h3 import backward, forward
 from stateline.ops.numba_kernels.in_place import Changing, h3_advance, rows_of, transitions
@@ -57,8 +58,8 @@ def h3_core(
 ) -> Tensor:
     """All in one pass, from zero states."""
     length = q.shape[1]
-    if responds_briefly(q, b):
-        response = impulse_response(length, log_a, b, c)
+    if responds_briefly(q[:, : (length + 1) // 2], b):  # the recurrence would run three times
+        response = impulse_response(log_a, b, c, length)
         response = torch.cat([response[:, :1] + skip[:, None], response[:, 1:]], dim=1)
         return _short(q, k, v, taps[:, :length], response)
     return _whole(q, k, v, taps, log_a, b, c, skip)
