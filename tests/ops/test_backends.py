@@ -41,6 +41,7 @@ INPUTS = {
     "selective_scan": (U, U, *(torch.ones(1, 1),) * 3, torch.ones(1, 1, 1)),
     "mimo_ssm": (U, torch.ones(1, 2), *(torch.ones(1, 1, 2),) * 2),
     "discretize": (torch.zeros(2), torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3, 2), "zoh"),
+    "feed_forward": (U, *(torch.ones(1, 1), torch.ones(1)) * 2),
     "gelu": (U,),
     "rotary": (torch.ones(1, 2, 1, 4), torch.ones(1, 2, 2), torch.zeros(1, 2, 2)),
     "shift_taps": (torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)),
@@ -403,7 +404,7 @@ REACHED = {
     },
     "diagonal_ssm": DISCRETISED,
     "dss": DIAGONAL,
-    "feed_forward": dict.fromkeys(("forward", "forward_chunk", "step"), "gelu"),
+    "feed_forward": dict.fromkeys(("forward", "forward_chunk", "step"), "feed_forward gelu"),
     "gated_conv": {
         "forward": "short_conv",
         "forward_chunk": "short_conv",

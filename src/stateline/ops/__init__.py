@@ -15,6 +15,7 @@ from stateline.ops.diagonal_ssm import (
 )
 from stateline.ops.discretize import discretize
 from stateline.ops.dplr_ssm import dplr_ssm, dplr_ssm_chunk, dplr_ssm_every, dplr_ssm_step
+from stateline.ops.feed_forward import feed_forward
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.gated_delta_rule import gated_delta_rule, gated_delta_rule_step
 from stateline.ops.gelu import gelu
@@ -42,6 +43,7 @@ __all__ = [
     "dplr_ssm_chunk",
     "dplr_ssm_every",
     "dplr_ssm_step",
+    "feed_forward",
     "fft_conv",
     "gated_delta_rule",
     "gated_delta_rule_step",

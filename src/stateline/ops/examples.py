@@ -65,6 +65,13 @@ _CALLS: dict[str, Callable[[Make, Make], tuple[Any, ...]]] = {
         weight(WIDTH, MODES, 2),
         *_modes(weight),
     ),
+    "feed_forward": lambda _, weight: (
+        weight(BATCH, LENGTH, WIDTH),
+        weight(4 * WIDTH, WIDTH),
+        weight(4 * WIDTH),
+        weight(WIDTH, 4 * WIDTH),
+        weight(WIDTH),
+    ),
     "fft_conv": lambda signal, weight: (signal(), weight(WIDTH, LENGTH)),
     "gated_delta_rule": lambda signal, weight: (
         *_heads(signal),

@@ -35,6 +35,11 @@ def can_step(*inputs: Any) -> str:
     return can_use(*inputs)
 
 
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor is of no subclass, such as those of sharded parameters."""
+    return type(x) in _PLAIN
+
+
 def working_dtype(*inputs: Tensor) -> torch.dtype:
     """The precision that kernels compute in: float64 if any input has it, else float32."""
     wide = any(x.dtype == torch.float64 for x in inputs)
@@ -98,7 +103,7 @@ def define_kernel_op(
             return run(*grads, *ctx.saved_tensors)
 
     def run(*inputs: Tensor) -> Any:
-        if torch.compiler.is_compiling() or type(inputs[0]) not in _PLAIN:
+        if torch.compiler.is_compiling() or not is_plain(inputs[0]):
             return op(*inputs)
         if wants_gradient(*inputs):
             return Recorded.apply(*inputs)
