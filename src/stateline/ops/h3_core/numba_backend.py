@@ -10,6 +10,7 @@ from torch import Tensor
 from stateline.ops.convolution import slide
 from stateline.ops.diagonal_ssm.impulse_response import impulse_response
 from stateline.ops.diagonal_ssm.numba_backend import responds_briefly
+from stateline.ops.joined import side_by_side
 from stateline.ops.numba_kernels import gated, tensors
 from stateline.ops.numba_kernels.h3 import backward, forward
 from stateline.ops.numba_kernels.in_place import Changing, h3_advance, rows_of, transitions
@@ -195,15 +196,15 @@ def _backward_short(
     dtype, (channels, count) = tensors.working_dtype(q, taps, response), taps.shape
     signals, stride = _signals(dtype, q, k, v)
     filters = pack_taps(taps, dtype), pack_taps(response, dtype)
-    found = [np.empty(x.numel(), filters[0].dtype) for x in (q, k, v)]
+    gradients, found, apart = zip(*side_by_side(dtype, q, k, v), strict=True)
     pieces, length = max(1, min(len(q), ROW_PIECES)), q.shape[1]
     tasks = pieces * -(-channels // LANES)
     sums = [np.empty(tasks * LANES * (-(-n // TOGETHER) * TOGETHER)) for n in (count, length)]
     arrays = flat(grad, dtype), *signals, *filters, *found, *sums
-    sizes = count, len(q), length, channels, stride, pieces
+    sizes = count, len(q), length, channels, stride, apart[0], pieces
     fan_out(gated.backward, (*arrays, *sizes), tasks, q.numel() * (count + length) / 5)
     weights = (unpack_taps(d, pieces, x) for d, x in zip(sums, (taps, response), strict=True))
-    return like((*found, *weights), (q, k, v, taps, response))
+    return like((*gradients, *weights), (q, k, v, taps, response))
 
 
 def _forward(

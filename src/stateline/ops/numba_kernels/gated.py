@@ -56,11 +56,13 @@ def forward(q, k, v, taps1, taps2, y, count, length, channels, stride, start, st
 @kernel
 def backward(
     gy, q, k, v, taps1, taps2, dq, dk, dv, dtaps1, dtaps2, count, batch, length, channels, stride,
-    pieces, start, stop,
+    apart, pieces, start, stop,
 ):  # fmt: skip
     """Tasks of (piece of the rows, channel block); each has gradients of the taps.
 
-    Those are reversed and padded as in the backward pass of the short filter.
+    Tokens of dq, dk and dv are ``apart`` entries apart.
+
+    Those of the taps are reversed and padded as in the backward pass of the short filter.
     """
     align_stack()
     blocks, rows = (channels + LANES - 1) // LANES, length + TOGETHER
@@ -85,11 +87,12 @@ def backward(
         dtaps1[at1 : at1 + whole1 * LANES] = 0
         dtaps2[at2 : at2 + whole2 * LANES] = 0
         for row in range(batch * piece // pieces, batch * (piece + 1) // pieces):
-            at, place = row * length * stride + channel, row * length * channels + channel
+            at, place = row * length * stride + channel, row * length * apart + channel
+            from_y = row * length * channels + channel
             read_block(fresh, k, at, stride, length, lanes)
             read_block(vb, v, at, stride, length, lanes)
             read_block(qb, q, at, stride, length, lanes)
-            read_block(gated, gy, place, channels, length, lanes)
+            read_block(gated, gy, from_y, channels, length, lanes)
             filter_block(
                 shifted, keys, whole1 - 1, -1, taps1, count, channel, padded, length, TOGETHER
             )
@@ -98,15 +101,15 @@ def backward(
                 out, pairs, whole2 - 1, -1, taps2, length, channel, padded, length, TOGETHER
             )
             _multiply(out, out, gated, length)
-            write_block(dq, place, channels, length, lanes, out)
+            write_block(dq, place, apart, length, lanes, out)
             _multiply(gated, gated, qb, length)
             correlate(grad2, gated, pairs, whole2, length, whole2 - 1)
             filter_block(out, gated, 0, 1, taps2, length, channel, padded, length, length)
             _multiply(later, out, vb, length)
             _multiply(out, out, shifted, length)
-            write_block(dv, place, channels, length, lanes, out)
+            write_block(dv, place, apart, length, lanes, out)
             correlate(grad1, later, keys, whole1, length, whole1 - 1)
             filter_block(out, later, 0, 1, taps1, count, channel, padded, length, length)
-            write_block(dk, place, channels, length, lanes, out)
+            write_block(dk, place, apart, length, lanes, out)
             flush(dtaps1, at1, grad1, 0, whole1 * LANES)
             flush(dtaps2, at2, grad2, 0, whole2 * LANES)

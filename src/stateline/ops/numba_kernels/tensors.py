@@ -1,6 +1,7 @@
 """Between PyTorch's tensors and the kernels: arrays, gradients, and what a kernel can take."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,9 @@ def define_kernel_op(
         A function with the signature of ``forward`` that autograd differentiates once.
     """
     op = torch.library.custom_op(f"stateline::{name}", forward, mutates_args=())
-    op_backward = torch.library.custom_op(f"stateline::{name}_backward", backward, mutates_args=())
+    op_backward = torch.library.custom_op(
+        f"stateline::{name}_backward", _apart(backward), mutates_args=()
+    )
     op.register_fake(fake)
     op_backward.register_fake(fake_backward)
     op.register_autograd(
@@ -108,6 +111,19 @@ def define_kernel_op(
         if wants_gradient(*inputs):
             return Recorded.apply(*inputs)
         return forward(*inputs)
+
+    return run
+
+
+def _apart(
+    backward: Callable[..., tuple[Tensor, ...]],
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The same with gradients that share no memory: operators must not return views of a tensor."""
+
+    @wraps(backward)
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        gradients = backward(*inputs)
+        return tuple(g.clone() if g.untyped_storage().nbytes() > g.nbytes else g for g in gradients)
 
     return run
 
