@@ -26,6 +26,7 @@ from stateline.ops.examples import example_call
 U, KERNEL = torch.ones(1, 3, 1), torch.ones(1, 2)
 INPUTS = {
     "attention": (torch.ones(1, 2, 1, 2),) * 3,
+    "cross_entropy": (torch.ones(2, 3), torch.tensor([1, -100])),
     "diagonal_ssm": (U, *(torch.ones(1, 1, 2),) * 3),
     "dplr_ssm": (U, torch.ones(1), *(torch.ones(1, 1, 2),) * 4),
     "fft_conv": (U, KERNEL),
@@ -35,6 +36,7 @@ INPUTS = {
         torch.ones(1, 1, 1, 1),
     ),
     "h3_core": (U, U, U, KERNEL, *(torch.ones(1, 1, 2),) * 3, torch.ones(1)),
+    "layer_norm": (U, torch.ones(1), torch.zeros(1)),
     "linear_attention": (*(torch.ones(1, 2, 1, 1),) * 3, None, torch.ones(1, 1, 1, 1)),
     "local_attention": (torch.ones(1, 2, 1, 2),) * 3,
     "lstm": (U, *(torch.ones(1, 1),) * 2, *(torch.ones(4, 1),) * 2, *(torch.ones(4),) * 2),

@@ -6,6 +6,7 @@ Each op has a folder, and each of its backends a file in it. :data:`OPS` lists t
 from stateline.ops.attention import attention
 from stateline.ops.backend import use_backend
 from stateline.ops.convolution import slide
+from stateline.ops.cross_entropy import cross_entropy
 from stateline.ops.diagonal_ssm import (
     diagonal_ssm,
     diagonal_ssm_chunk,
@@ -20,6 +21,7 @@ from stateline.ops.fft_conv import fft_conv
 from stateline.ops.gated_delta_rule import gated_delta_rule, gated_delta_rule_step
 from stateline.ops.gelu import gelu
 from stateline.ops.h3_core import h3_core, h3_core_chunk, h3_core_step, h3_core_stepper
+from stateline.ops.layer_norm import layer_norm
 from stateline.ops.linear_attention import linear_attention, linear_attention_step
 from stateline.ops.local_attention import local_attention
 from stateline.ops.lstm import lstm
@@ -33,6 +35,7 @@ from stateline.ops.short_conv import short_conv, short_conv_step, short_conv_ste
 __all__ = [
     "OPS",
     "attention",
+    "cross_entropy",
     "diagonal_ssm",
     "diagonal_ssm_chunk",
     "diagonal_ssm_every",
@@ -52,6 +55,7 @@ __all__ = [
     "h3_core_chunk",
     "h3_core_step",
     "h3_core_stepper",
+    "layer_norm",
     "linear_attention",
     "linear_attention_step",
     "local_attention",

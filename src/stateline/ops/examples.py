@@ -52,6 +52,10 @@ def _gates(weight: Make) -> tuple[Tensor, ...]:
 
 _CALLS: dict[str, Callable[[Make, Make], tuple[Any, ...]]] = {
     "attention": lambda signal, _: (*_heads(signal), None, None, None),
+    "cross_entropy": lambda signal, weight: (
+        weight(BATCH * LENGTH, WIDTH),
+        signal(1)[..., 0].flatten().long(),
+    ),
     "diagonal_ssm": lambda signal, weight: (signal(), *_modes(weight)),
     "discretize": lambda _, weight: (
         weight(WIDTH),
@@ -85,6 +89,7 @@ _CALLS: dict[str, Callable[[Make, Make], tuple[Any, ...]]] = {
         *_modes(weight),
         weight(WIDTH),
     ),
+    "layer_norm": lambda signal, weight: (signal(), weight(WIDTH), weight(WIDTH), 1e-5),
     "linear_attention": lambda signal, weight: (*_heads(signal), None, _memory(weight)),
     "local_attention": lambda signal, _: (*_heads(signal), 128, None, None, None, None, 1),
     "lstm": lambda _, weight: (
