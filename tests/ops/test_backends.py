@@ -36,7 +36,6 @@ INPUTS = {
         torch.ones(1, 1, 1, 1),
     ),
     "h3_core": (U, U, U, KERNEL, *(torch.ones(1, 1, 2),) * 3, torch.ones(1)),
-    "layer_norm": (U, torch.ones(1), torch.zeros(1)),
     "linear_attention": (*(torch.ones(1, 2, 1, 1),) * 3, None, torch.ones(1, 1, 1, 1)),
     "local_attention": (torch.ones(1, 2, 1, 2),) * 3,
     "lstm": (U, *(torch.ones(1, 1),) * 2, *(torch.ones(4, 1),) * 2, *(torch.ones(4),) * 2),

@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.ops import layer_norm
-
 
 class OffsetRMSNorm(nn.Module):
     r"""Root-mean-square normalisation whose weight is stored as an offset from one.
@@ -33,16 +31,8 @@ class OffsetRMSNorm(nn.Module):
         return F.rms_norm(x.to(wide), scale.shape, scale, self.eps).to(x.dtype)
 
 
-class LayerNorm(nn.LayerNorm):
-    """Layer normalisation with weight and bias, by :func:`stateline.ops.layer_norm`."""
-
-    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Normalise the last axis."""
-        return layer_norm(x, self.weight, self.bias, self.eps)
-
-
 NORMS: Mapping[str, Callable[..., nn.Module]] = {
-    "layer": lambda d_model, eps=1e-5: LayerNorm(d_model, eps=eps),
+    "layer": lambda d_model, eps=1e-5: nn.LayerNorm(d_model, eps=eps),
     "rms": lambda d_model, eps=1e-5: nn.RMSNorm(d_model, eps=eps),
     "rms_offset": OffsetRMSNorm,
     "none": lambda _d_model, _eps=1e-5: nn.Identity(),

@@ -21,7 +21,6 @@ from stateline.ops.fft_conv import fft_conv
 from stateline.ops.gated_delta_rule import gated_delta_rule, gated_delta_rule_step
 from stateline.ops.gelu import gelu
 from stateline.ops.h3_core import h3_core, h3_core_chunk, h3_core_step, h3_core_stepper
-from stateline.ops.layer_norm import layer_norm
 from stateline.ops.linear_attention import linear_attention, linear_attention_step
 from stateline.ops.local_attention import local_attention
 from stateline.ops.lstm import lstm
@@ -55,7 +54,6 @@ __all__ = [
     "h3_core_chunk",
     "h3_core_step",
     "h3_core_stepper",
-    "layer_norm",
     "linear_attention",
     "linear_attention_step",
     "local_attention",

@@ -89,7 +89,6 @@ _CALLS: dict[str, Callable[[Make, Make], tuple[Any, ...]]] = {
         *_modes(weight),
         weight(WIDTH),
     ),
-    "layer_norm": lambda signal, weight: (signal(), weight(WIDTH), weight(WIDTH), 1e-5),
     "linear_attention": lambda signal, weight: (*_heads(signal), None, _memory(weight)),
     "local_attention": lambda signal, _: (*_heads(signal), 128, None, None, None, None, 1),
     "lstm": lambda _, weight: (

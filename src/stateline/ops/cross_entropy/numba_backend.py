@@ -12,6 +12,9 @@ from stateline.ops.numba_kernels.classes import backward, forward
 from stateline.ops.numba_kernels.tensors import array, flat
 from stateline.ops.numba_kernels.threads import fan_out
 
+FEW_CLASSES, MANY_LOGITS = 16, 1 << 16
+"""Classes below which, and logits from which on, the kernels are faster than PyTorch's."""
+
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernels cannot run this call, or an empty string."""
@@ -20,6 +23,8 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return "compiled functions and sharded logits take PyTorch's operators"
     if logits.dtype not in (torch.float32, torch.float64):
         return "the numba kernel takes float32 and float64"
+    if logits.shape[1] >= FEW_CLASSES and logits.numel() < MANY_LOGITS:
+        return "PyTorch's function is faster for few logits"
     if not (targets.is_cpu and targets.numel()) or int(targets.max()) >= logits.shape[1]:
         return "each row needs a target on the CPU, and a target must be a class"
     return tensors.can_use(logits)

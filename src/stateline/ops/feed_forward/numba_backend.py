@@ -34,8 +34,8 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
 
 def feed_forward(x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, b_out: Tensor) -> Tensor:
     """Apply both maps and record the gradient."""
-    y: Tensor = _Recorded.apply(x.flatten(0, -2), w_in, b_in, w_out, b_out)
-    return y.unflatten(0, x.shape[:-1])
+    y: Tensor = _Recorded.apply(x.reshape(-1, x.shape[-1]), w_in, b_in, w_out, b_out)
+    return y.view(*x.shape[:-1], len(w_out))
 
 
 class _Recorded(torch.autograd.Function):
