@@ -26,6 +26,7 @@ from stateline.ops.examples import example_call
 U, KERNEL = torch.ones(1, 3, 1), torch.ones(1, 2)
 INPUTS = {
     "attention": (torch.ones(1, 2, 1, 2),) * 3,
+    "cross_entropy": (torch.ones(2, 3), torch.tensor([1, -100])),
     "diagonal_ssm": (U, *(torch.ones(1, 1, 2),) * 3),
     "dplr_ssm": (U, torch.ones(1), *(torch.ones(1, 1, 2),) * 4),
     "fft_conv": (U, KERNEL),
@@ -41,6 +42,7 @@ INPUTS = {
     "selective_scan": (U, U, *(torch.ones(1, 1),) * 3, torch.ones(1, 1, 1)),
     "mimo_ssm": (U, torch.ones(1, 2), *(torch.ones(1, 1, 2),) * 2),
     "discretize": (torch.zeros(2), torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3, 2), "zoh"),
+    "feed_forward": (U, *(torch.ones(1, 1), torch.ones(1)) * 2),
     "gelu": (U,),
     "rotary": (torch.ones(1, 2, 1, 4), torch.ones(1, 2, 2), torch.zeros(1, 2, 2)),
     "shift_taps": (torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)),
@@ -403,7 +405,7 @@ REACHED = {
     },
     "diagonal_ssm": DISCRETISED,
     "dss": DIAGONAL,
-    "feed_forward": dict.fromkeys(("forward", "forward_chunk", "step"), "gelu"),
+    "feed_forward": dict.fromkeys(("forward", "forward_chunk", "step"), "feed_forward gelu"),
     "gated_conv": {
         "forward": "short_conv",
         "forward_chunk": "short_conv",

@@ -102,7 +102,9 @@ def all_of(function: str, inputs: Inputs) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (9, 130, 33, 5), (2, 200, 70, 4), (3, 64, 16, 9)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1, 1), (9, 130, 33, 5), (2, 200, 70, 4), (3, 64, 16, 9), (9, 13, 33, 5)]
+)
 def test_any_size_is_the_definition(
     agrees: Callable[..., None], function: str, sizes: tuple[int, ...]
 ) -> None:
@@ -170,6 +172,21 @@ def test_rounding_does_not_add_up_over_long_sequences() -> None:
     errors = [relative(a, b) for a, b in zip(found, wanted, strict=True)]
     assert max(errors[:2] + errors[3:]) <= 1e-6
     assert errors[2] <= 2e-6
+
+
+@pytest.mark.parametrize("function", ["diagonal_ssm", "h3_core"])
+def test_short_batches_take_the_impulse_response_in_float64(function: str) -> None:
+    inputs = inputs_of(function, 9, 20, 17, 5)
+    found = all_of(function, [t.float() for t in inputs])
+    wanted = all_of(function, [t.float().double() for t in inputs])
+    assert max(map(relative, found, wanted)) <= 1e-6
+
+
+def test_shared_transitions_of_short_batches_are_the_definition(
+    agrees: Callable[..., None],
+) -> None:
+    inputs = [normal(9, 13, 6), *vectors(6, 5, copies=1)]
+    agrees(run("diagonal_ssm"), run("diagonal_ssm", "reference"), inputs)
 
 
 def by_chunks(size: int, u: Tensor, *parameters: Tensor) -> Tensor:
@@ -296,8 +313,9 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_the_number_of_threads_changes_no_bit(function: str) -> None:
-    inputs = [t.float() for t in inputs_of(function, 3, 150, 50, 5)]
+@pytest.mark.parametrize(("batch", "length"), [(3, 150), (9, 13)])
+def test_the_number_of_threads_changes_no_bit(function: str, batch: int, length: int) -> None:
+    inputs = [t.float() for t in inputs_of(function, batch, length, 50, 5)]
     found = all_of(function, inputs)
     torch.set_num_threads(1)
     for a, b in zip(found, all_of(function, inputs), strict=True):
@@ -309,6 +327,13 @@ def test_the_operators_keep_pytorchs_rules(function: str) -> None:
     name = f"{function}_kernel"
     inputs = tuple(t.requires_grad_() for t in inputs_of(function, 2, 5, 3, 2))
     torch.library.opcheck(getattr(torch.ops.stateline, name).default, inputs)
+
+
+def test_the_operators_of_short_batches_keep_pytorchs_rules() -> None:
+    q, k, v, taps, log_a, b, c, *_ = (t.requires_grad_() for t in core(9, 5, 3, 2, taps=4))
+    ops_of = torch.ops.stateline
+    torch.library.opcheck(ops_of.h3_core_short_kernel.default, (q, k, v, taps, normal(3, 5)))
+    torch.library.opcheck(ops_of.impulse_response_kernel.default, (log_a, b, c, normal(5)))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -18,6 +18,9 @@ from stateline.ops.thresholds import DEFAULTS, thresholds_file
 SHAPE = (4, 1024, 64)
 """Batch, length and channels of the calls."""
 
+TRAINING = (16, 32)
+"""Batch, and modes of a channel, of the calls that are typical of training."""
+
 
 @dataclass(frozen=True)
 class Crossing:
@@ -104,6 +107,13 @@ def _crossings() -> Iterator[Crossing]:
         lambda n: _look_up(attention.attend_few, n),
         lambda n: _look_up(attention.attend_many, n),
     )
+    diagonal = OPS["diagonal_ssm"].module("numba")[0]
+    yield Crossing(
+        "diagonal_ssm.by_response",
+        (1, 2, 4, 8),
+        lambda n: _filter(diagonal.by_response, n),
+        lambda n: _filter(diagonal.by_recurrence, n),
+    )
     taps = (4, 8, 16, 32, 64, 128, 256, 512)
     yield Crossing(
         "short_conv.numba_taps",
@@ -118,6 +128,20 @@ def _crossings() -> Iterator[Crossing]:
         lambda n: _convolve(OPS["fft_conv"].module("torch")[0].fft_conv, n),
         inclusive=False,
     )
+
+
+def _filter(op: Callable[..., Tensor], tokens_per_mode: int) -> Call:
+    """Forward and backward: training is where batches are short and many."""
+    (batch, modes), channels = TRAINING, SHAPE[-1]
+    u = torch.randn(batch, tokens_per_mode * modes, channels)
+    log_a = -torch.rand(channels, modes, 2)
+    inputs = [x.requires_grad_() for x in (u, log_a, *torch.randn(2, channels, modes, 2))]
+
+    @torch.enable_grad()
+    def run() -> None:
+        torch.autograd.grad(op(*inputs).sum(), inputs)
+
+    return run
 
 
 def _attend(op: Callable[..., Tensor], d_head: int) -> Call:

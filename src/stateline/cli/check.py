@@ -124,7 +124,7 @@ def _rows(name: str, device: "torch.device") -> Iterator[tuple[str, ...]]:
         function, inputs = example_call(name, getattr(torch, dtype), device)
         for mode in ("training", "inference"):
             for tensor in inputs:
-                if isinstance(tensor, torch.Tensor):
+                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
                     tensor.requires_grad_(mode == "training")
             reasons = OPS[name].reasons(function, *inputs)
             first = next(backend for backend, reason in reasons.items() if not reason)

@@ -19,6 +19,8 @@ from stateline.devices import add_device_option
 from stateline.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
+    import torch
+
     from stateline.compare import Recipe
     from stateline.papers.record import TableRecord
     from stateline.papers.table import Table
@@ -62,6 +64,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """List the tables, or run one."""
     given = parser.parse_args(arguments)
+
+    from stateline.devices import resolve_device
+
+    device = resolve_device(given.device)
     if given.name is None:
         _list_tables(Path(given.recipes))
         return 0
@@ -70,7 +76,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         raise InputError(f"{name} has no size {given.size}: take --size {next(iter(table.sizes))}")
     if not given.seeds or min(given.seeds) < 0 or len(set(given.seeds)) < len(given.seeds):
         raise InputError(f"seeds must be different numbers from 0 on, got {given.seeds}")
-    _reproduce(name, table, given)
+    _reproduce(name, table, given, device)
     return 0
 
 
@@ -96,13 +102,12 @@ def row_of_recipe(recipes: Path, name: str) -> tuple["Recipe", str | None]:
     return model_of_recipe(str(recipes / f"{name}.yaml"), name)
 
 
-def _reproduce(name: str, table: "Table", given: Any) -> None:
+def _reproduce(name: str, table: "Table", given: Any, device: "torch.device") -> None:
     from msgspec.structs import replace
     from rich.console import Console
 
     from stateline.cli.progress import show_news
     from stateline.compare.pool import Local, worker_devices
-    from stateline.devices import resolve_device
     from stateline.papers.plan import plan_table
     from stateline.papers.record import record_table
     from stateline.papers.run import keep_runs, matching_runs, run_jobs, stored_runs
@@ -124,7 +129,7 @@ def _reproduce(name: str, table: "Table", given: Any) -> None:
         console.print(f"runs taken over: {len(taken)}", highlight=False)
     done |= taken
     if not given.as_is:
-        engine = Local(worker_devices(given.device, given.jobs), resolve_device(given.device))
+        engine = Local(worker_devices(given.device, given.jobs), device)
         with show_news(console) as news:
             done = run_jobs(jobs, tasks, out, done, engine, news)
     if not done:

@@ -6,6 +6,7 @@ Each op has a folder, and each of its backends a file in it. :data:`OPS` lists t
 from stateline.ops.attention import attention
 from stateline.ops.backend import use_backend
 from stateline.ops.convolution import slide
+from stateline.ops.cross_entropy import cross_entropy
 from stateline.ops.diagonal_ssm import (
     diagonal_ssm,
     diagonal_ssm_chunk,
@@ -15,6 +16,7 @@ from stateline.ops.diagonal_ssm import (
 )
 from stateline.ops.discretize import discretize
 from stateline.ops.dplr_ssm import dplr_ssm, dplr_ssm_chunk, dplr_ssm_every, dplr_ssm_step
+from stateline.ops.feed_forward import feed_forward
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.gated_delta_rule import gated_delta_rule, gated_delta_rule_step
 from stateline.ops.gelu import gelu
@@ -32,6 +34,7 @@ from stateline.ops.short_conv import short_conv, short_conv_step, short_conv_ste
 __all__ = [
     "OPS",
     "attention",
+    "cross_entropy",
     "diagonal_ssm",
     "diagonal_ssm_chunk",
     "diagonal_ssm_every",
@@ -42,6 +45,7 @@ __all__ = [
     "dplr_ssm_chunk",
     "dplr_ssm_every",
     "dplr_ssm_step",
+    "feed_forward",
     "fft_conv",
     "gated_delta_rule",
     "gated_delta_rule_step",

@@ -52,6 +52,10 @@ def _gates(weight: Make) -> tuple[Tensor, ...]:
 
 _CALLS: dict[str, Callable[[Make, Make], tuple[Any, ...]]] = {
     "attention": lambda signal, _: (*_heads(signal), None, None, None),
+    "cross_entropy": lambda signal, weight: (
+        weight(BATCH * LENGTH, WIDTH),
+        signal(1)[..., 0].flatten().long(),
+    ),
     "diagonal_ssm": lambda signal, weight: (signal(), *_modes(weight)),
     "discretize": lambda _, weight: (
         weight(WIDTH),
@@ -64,6 +68,13 @@ _CALLS: dict[str, Callable[[Make, Make], tuple[Any, ...]]] = {
         weight(WIDTH),
         weight(WIDTH, MODES, 2),
         *_modes(weight),
+    ),
+    "feed_forward": lambda _, weight: (
+        weight(BATCH, LENGTH, WIDTH),
+        weight(4 * WIDTH, WIDTH),
+        weight(4 * WIDTH),
+        weight(WIDTH, 4 * WIDTH),
+        weight(WIDTH),
     ),
     "fft_conv": lambda signal, weight: (signal(), weight(WIDTH, LENGTH)),
     "gated_delta_rule": lambda signal, weight: (

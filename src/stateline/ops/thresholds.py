@@ -17,6 +17,7 @@ from stateline.ops.backend import once_per_trace
 DEFAULTS = {
     "attention.few_queries": 4,
     "attention.narrow_head": 16,
+    "diagonal_ssm.by_response": 4,
     "short_conv.fft_taps": 16,
     "short_conv.numba_taps": 256,
 }
@@ -26,6 +27,8 @@ DEFAULTS = {
   of a head.
 - ``attention.narrow_head``: up to so many entries of a head, plain causal attention uses the numba
   kernel, beyond that PyTorch's.
+- ``diagonal_ssm.by_response``: up to so many tokens per mode, batches are convolved with the
+  impulse response, in H3 up to twice as many; longer sequences use the recurrence.
 - ``short_conv.fft_taps``: from so many taps on, the torch backend convolves by FFT.
 - ``short_conv.numba_taps``: up to so many taps, the numba kernel is used.
 """

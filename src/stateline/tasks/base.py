@@ -7,13 +7,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
+from stateline.ops import cross_entropy
 
 IGNORE = -100
 """Target of a position that no loss or score counts (``ignore_index`` in PyTorch)."""
@@ -134,9 +134,7 @@ class Task(ABC):
 
     def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
         """Training loss summed over the targets that count: by default cross entropy in nats."""
-        return F.cross_entropy(
-            outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum"
-        )
+        return cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
     def positions(self, length: int) -> int:
         """Positions that a model reads when it is scored at ``length``."""

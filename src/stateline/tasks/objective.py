@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from stateline.errors import InputError
 from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.regressor import RegressorConfig
+from stateline.ops import cross_entropy
 from stateline.tasks.base import IGNORE, Targets
 
 Loss = Literal["cross_entropy", "l1", "l2"]
@@ -91,9 +91,7 @@ class Classes(Objective):
 
     def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
         """Cross entropy in nats."""
-        return F.cross_entropy(
-            outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum"
-        )
+        return cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
     def tally(
         self, outputs: Float[Tensor, "batch length outputs"], targets: Targets

@@ -48,6 +48,7 @@ class Updater:
             segment.compile()
         self.segment = processes.wrap(segment, config.parallel)
         self.optimizer = make_optimizer(model, config)
+        self.parameters = list(model.parameters())
         self.state: Any = None
         self._positions = torch.zeros(0, dtype=torch.int64)
 
@@ -68,8 +69,12 @@ class Updater:
             NotFinite: If the loss or the norm of the gradient is not finite; weights are as they
                 were.
         """
-        with torch.random.fork_rng(self._accelerators()):
-            torch.manual_seed(self._seed(step))
+        devices = self._accelerators()
+        with torch.random.fork_rng(devices):
+            # torch.manual_seed would record a traceback for every kind of device
+            torch.default_generator.manual_seed(self._seed(step))
+            if devices:
+                torch.cuda.manual_seed(self._seed(step))
             return self._update(micro_batches)
 
     def _accelerators(self) -> list[torch.device]:
@@ -90,7 +95,7 @@ class Updater:
             for micro in micro_batches
         ]
         clip = self.config.clip or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip)
         loss, size = self._read(losses, norm)
         for what, value in (("loss", loss), ("gradient", size)):
             if not math.isfinite(value):

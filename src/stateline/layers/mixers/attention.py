@@ -16,6 +16,7 @@ from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.layers.wrappers.context import AttendsToContext, Context
 from stateline.ops import attention, local_attention
+from stateline.ops.joined import parts_of
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
 
 Position = Literal["none", "rope", "alibi", "hard_alibi"]
@@ -262,8 +263,9 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values and the input of the gate, each (batch, length, head, d_head)."""
         kv, gate = self.n_kv_heads, None
-        heads = self.qkv(x).unflatten(-1, (-1, self.d_head))
-        q, k, v = heads.split([heads.shape[2] - 2 * kv, kv, kv], dim=2)
+        sizes = [self.qkv.out_features - 2 * kv * self.d_head, *(kv * self.d_head,) * 2]
+        parts = parts_of(self.qkv(x), sizes)
+        q, k, v = (part.unflatten(-1, (-1, self.d_head)) for part in parts)
         if self.output_gate is not None:
             q, gate = q.unflatten(2, (self.n_heads, 2)).unbind(dim=3)
         if self.q_norm is not None and self.k_norm is not None:

@@ -15,6 +15,7 @@ from stateline.layers.mixers.shift_ssm import ShiftSSM
 from stateline.ops import h3_core, h3_core_chunk, h3_core_step, h3_core_stepper
 from stateline.ops.discretization import Discretization
 from stateline.ops.hippo import Init
+from stateline.ops.joined import parts_of
 from stateline.ops.stepping import Stepper
 
 
@@ -106,7 +107,7 @@ class H3(SequenceLayer[H3State]):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
         """Project, apply the shift SSM, the gates and the diagonal SSM, and project again."""
-        q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)
+        q, k, v = parts_of(to_adjacent(self.qkv, x), [self.d_model] * 3)
         y = h3_core(q, k, v, self.shift.taps(), *self.diagonal.discretize(), self.diagonal.skip)
         return from_adjacent(self.out_proj, y)
 

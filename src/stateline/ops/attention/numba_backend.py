@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stateline.ops.backend import wants_gradient
+from stateline.ops.joined import side_by_side
 from stateline.ops.numba_kernels import softmax, tensors
-from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like, flat, like
+from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like, flat, strided
 from stateline.ops.numba_kernels.threads import fan_out
 from stateline.ops.thresholds import threshold
 
@@ -67,17 +67,23 @@ def _no_masks(q: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros(heads, dtype=q.dtype), torch.full((heads,), EVERYTHING)
 
 
-def _run(kernel: Any, arrays: tuple[Any, ...], q: Tensor, k: Tensor, *places: Tensor) -> None:
-    """Run a kernel over all rows and heads."""
+def _run(kernel: Any, arrays: tuple[Any, ...], q: Tensor, k: Tensor, *others: Any) -> None:
+    """Run a kernel over all rows and heads; others: places, and the entries between tokens."""
     (batch, length, heads, d), slots = q.shape, k.shape[1]
-    starts, slopes, windows = places
+    starts, slopes, windows, *strides = others
     numbers = (
         flat(starts, torch.int64),
         flat(slopes, tensors.working_dtype(q)),
         flat(windows.clamp(max=EVERYTHING), torch.int64),
     )
     work = 0.2 * batch * heads * length * slots * d
-    fan_out(kernel, (*arrays, *numbers, length, slots, heads, d), batch * heads, work)
+    arguments = (*arrays, *numbers, *strides, length, slots, heads, d)
+    fan_out(kernel, arguments, batch * heads, work)
+
+
+def _read(dtype: torch.dtype, *signals: Tensor) -> Any:
+    """Queries, keys and values as they lie in memory, and the entries between their tokens."""
+    return zip(*(strided(x.flatten(2), dtype) for x in signals), strict=True)
 
 
 def _forward(
@@ -92,8 +98,8 @@ def _of_few(
 ) -> Tensor:
     dtype = tensors.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype)
-    arrays = tuple(flat(x, dtype) for x in (q, k, v, y))
-    _run(softmax.step, arrays, q, k, start, slopes, windows)
+    signals, strides = _read(dtype, q, k, v)
+    _run(softmax.step, (*signals, flat(y, dtype)), q, k, start, slopes, windows, *strides)
     return y.to(q.dtype)
 
 
@@ -108,8 +114,9 @@ def _with_norms(
     dtype = tensors.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype)
     norms = torch.empty((len(q), q.shape[2], q.shape[1]), dtype=dtype)
-    arrays = tuple(flat(x, dtype) for x in (q, k, v, y, norms))
-    _run(softmax.forward, arrays, q, k, start, slopes, windows)
+    signals, strides = _read(dtype, q, k, v)
+    arrays = *signals, flat(y, dtype), flat(norms, dtype)
+    _run(softmax.forward, arrays, q, k, start, slopes, windows, *strides)
     return y, norms
 
 
@@ -117,10 +124,11 @@ def _gradients(grad: Tensor, y: Tensor, norms: Tensor, *inputs: Tensor) -> Any:
     """Gradients of queries, keys and values."""
     q, k, v, *places = inputs
     dtype = tensors.working_dtype(q)
-    arrays = [flat(x, dtype) for x in (grad, q, k, v, y, norms)]
-    gradients = [np.empty_like(x) for x in arrays[1:4]]
-    _run(softmax.backward, (*arrays, *gradients), q, k, *places)
-    return like(gradients, (q, k, v))
+    signals, strides = _read(dtype, q, k, v)
+    gradients, found, apart = zip(*side_by_side(dtype, q, k, v), strict=True)
+    arrays = flat(grad, dtype), *signals, flat(y, dtype), flat(norms, dtype), *found
+    _run(softmax.backward, arrays, q, k, *places, *strides, *apart)
+    return tuple(g.to(x.dtype) for g, x in zip(gradients, (q, k, v), strict=True))
 
 
 def _backward(

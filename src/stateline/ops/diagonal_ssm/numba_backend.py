@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stateline.ops.diagonal_ssm.impulse_response import impulse_response
 from stateline.ops.numba_kernels import tensors
 from stateline.ops.numba_kernels.diagonal import backward, forward
 from stateline.ops.numba_kernels.in_place import (
@@ -18,7 +19,12 @@ from stateline.ops.numba_kernels.parameters import ROW_PIECES, Array, Coefficien
 from stateline.ops.numba_kernels.steps import diagonal_step
 from stateline.ops.numba_kernels.tensors import array, define_kernel_op, empty_like, flat, like
 from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.short_conv.numba_backend import convolve
 from stateline.ops.stepping import Stepper
+from stateline.ops.thresholds import threshold
+
+ROWS = 8
+"""Rows from which on they may share one impulse response."""
 
 FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
 """Nanoseconds per position and mode, to tell whether threads pay."""
@@ -32,7 +38,21 @@ def can_use(function: str, *inputs: Any) -> str:
 
 def diagonal_ssm(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """Run the recurrence from the zero state, with b as a factor of the output vector."""
-    return _whole(*_one_readout(u, log_a, b, c))
+    u, log_a, b, c = _one_readout(u, log_a, b, c)
+    run = by_response if responds_briefly(u, b) else by_recurrence
+    return run(u, log_a, b, c)
+
+
+def by_response(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Convolve with the impulse response."""
+    return convolve(u, impulse_response(log_a, b, c, u.shape[-2]))
+
+
+def responds_briefly(u: Tensor, b: Tensor) -> bool:
+    """Whether to convolve: for few tokens that is less work, if rows share the response."""
+    length, modes = u.shape[-2], b.shape[1]
+    longest = threshold("diagonal_ssm.by_response") * modes
+    return u.shape[:-2].numel() >= ROWS and 0 < length <= longest
 
 
 def diagonal_ssm_chunk(
@@ -151,7 +171,7 @@ def _backward_chunk(
     return like(_gradients(grad, grad_after, *inputs), inputs)
 
 
-_whole = define_kernel_op(
+by_recurrence = define_kernel_op(
     "diagonal_ssm_kernel",
     _forward,
     _backward,

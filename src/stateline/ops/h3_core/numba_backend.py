@@ -8,11 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.convolution import slide
-from stateline.ops.numba_kernels import tensors
+from stateline.ops.diagonal_ssm.impulse_response import impulse_response
+from stateline.ops.diagonal_ssm.numba_backend import responds_briefly
+from stateline.ops.joined import side_by_side
+from stateline.ops.numba_kernels import gated, tensors
 from stateline.ops.numba_kernels.h3 import backward, forward
 from stateline.ops.numba_kernels.in_place import Changing, h3_advance, rows_of, transitions
 from stateline.ops.numba_kernels.parameters import (
     ROW_PIECES,
+    Array,
     Coefficients,
     pack_taps,
     unpack_taps,
@@ -54,6 +58,11 @@ def h3_core(
     q: Tensor, k: Tensor, v: Tensor, taps: Tensor, log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor
 ) -> Tensor:
     """All in one pass, from zero states."""
+    length = q.shape[1]
+    if responds_briefly(q[:, : (length + 1) // 2], b):  # the recurrence would run three times
+        response = impulse_response(log_a, b, c, length)
+        response = torch.cat([response[:, :1] + skip[:, None], response[:, 1:]], dim=1)
+        return _short(q, k, v, taps[:, :length], response)
     return _whole(q, k, v, taps, log_a, b, c, skip)
 
 
@@ -126,14 +135,12 @@ class _Call(Coefficients):
         q, k, v, taps, log_a, b, c, skip = inputs[:INPUTS]
         dtype = tensors.working_dtype(*inputs)
         super().__init__(log_a, b, c, dtype, fold=len(inputs) == INPUTS)
-        signals, strides = zip(*(strided(x, dtype) for x in (q, k, v)), strict=True)
-        if len(set(strides)) > 1:
-            signals, strides = tuple(flat(x, dtype) for x in (q, k, v)), (q.shape[2],)
+        signals, stride = _signals(dtype, q, k, v)
         padded = flat(F.pad(skip.detach(), (0, -len(skip) % LANES)), dtype)
         self.states: list[Any] = [flat(x, dtype) for x in inputs[INPUTS:]] or [None, None]
         self.arrays = (*signals, pack_taps(taps, dtype), self.packed, padded, *self.states)
         self.batch, self.count = len(q), taps.shape[1]
-        self.sizes = q.shape[1], self.channels, self.modes, strides[0]
+        self.sizes = q.shape[1], self.channels, self.modes, stride
 
 
 def _run(*inputs: Tensor) -> list[Tensor]:
@@ -163,6 +170,41 @@ def _gradients(grad: Tensor, grad_after: Tensor | None, *inputs: Tensor) -> list
     dskip = dskip.reshape(pieces, -1).sum(0)[: call.channels]
     found = [unpack_taps(dtaps, pieces, inputs[3]), *call.unpack(packed, pieces), dskip]
     return signals + found + (states if grad_after is not None else [])
+
+
+def _signals(dtype: torch.dtype, *signals: Tensor) -> tuple[list[Array], int]:
+    """Queries, keys and values as flat arrays, and the entries from token to token."""
+    arrays, strides = zip(*(strided(x, dtype) for x in signals), strict=True)
+    if len(set(strides)) > 1:
+        return [flat(x, dtype) for x in signals], signals[0].shape[2]
+    return list(arrays), strides[0]
+
+
+def _forward_short(q: Tensor, k: Tensor, v: Tensor, taps: Tensor, response: Tensor) -> Tensor:
+    dtype, (channels, count) = tensors.working_dtype(q, taps, response), taps.shape
+    signals, stride = _signals(dtype, q, k, v)
+    y = torch.empty(q.shape, dtype=dtype)
+    arrays = *signals, pack_taps(taps, dtype), pack_taps(response, dtype), flat(y, dtype)
+    tasks, work = len(q) * -(-channels // LANES), q.numel() * (count + q.shape[1]) / 16
+    fan_out(gated.forward, (*arrays, count, q.shape[1], channels, stride), tasks, work)
+    return y.to(q.dtype)
+
+
+def _backward_short(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, taps: Tensor, response: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dtype, (channels, count) = tensors.working_dtype(q, taps, response), taps.shape
+    signals, stride = _signals(dtype, q, k, v)
+    filters = pack_taps(taps, dtype), pack_taps(response, dtype)
+    gradients, found, apart = zip(*side_by_side(dtype, q, k, v), strict=True)
+    pieces, length = max(1, min(len(q), ROW_PIECES)), q.shape[1]
+    tasks = pieces * -(-channels // LANES)
+    sums = [np.empty(tasks * LANES * (-(-n // TOGETHER) * TOGETHER)) for n in (count, length)]
+    arrays = flat(grad, dtype), *signals, *filters, *found, *sums
+    sizes = count, len(q), length, channels, stride, apart[0], pieces
+    fan_out(gated.backward, (*arrays, *sizes), tasks, q.numel() * (count + length) / 5)
+    weights = (unpack_taps(d, pieces, x) for d, x in zip(sums, (taps, response), strict=True))
+    return like((*gradients, *weights), (q, k, v, taps, response))
 
 
 def _forward(
@@ -220,6 +262,13 @@ def _backward_chunk(  # noqa: PLR0913
     return like(_gradients(grad, grad_after, *inputs), inputs)
 
 
+_short = define_kernel_op(
+    "h3_core_short_kernel",
+    _forward_short,
+    _backward_short,
+    lambda q, *_: empty_like(q)[0],
+    lambda _grad, *inputs: empty_like(*inputs),
+)
 _whole = define_kernel_op(
     "h3_core_kernel",
     _forward,

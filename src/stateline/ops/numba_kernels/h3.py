@@ -81,7 +81,10 @@ def forward(
             read_block(fresh, k, place * stride + channel, stride, rows, lanes)
             read_block(vb, v, place * stride + channel, stride, rows, lanes)
             read_block(qb, q, place * stride + channel, stride, rows, lanes)
-            filter_block(shifted, keys, count - 1, -1, taps, count, channel, blocks * LANES, rows)
+            reach = (first if past is None else count) + TOGETHER
+            filter_block(
+                shifted, keys, count - 1, -1, taps, count, channel, blocks * LANES, rows, reach
+            )
             keep_last(keys, rows, count - 1)
             _write(shifted, vb, skip[channel:], pairs, out, rows)
             for m in range(groups):
@@ -153,7 +156,11 @@ def backward(
                 read_block(fresh, k, place * stride + channel, stride, rows, lanes)
                 read_block(vb, v, place * stride + channel, stride, rows, lanes)
                 read_block(gb, gy, place * channels + channel, channels, rows, lanes)
-                filter_block(shifted, keys, whole - 1, -1, taps, count, channel, padded, rows)
+                before = first if past is None else whole  # keys that are not zero
+                filter_block(
+                    shifted, keys, whole - 1, -1, taps, count, channel, padded, rows,
+                    before + TOGETHER,
+                )  # fmt: skip
                 _write(shifted, vb, weight, pairs, out, rows)
                 here = n * size
                 if back < steps:
@@ -180,8 +187,8 @@ def backward(
                     store(later, i, g * load(vb, i, LANES))
                     store(out, i, g * load(shifted, i, LANES))
                 write_block(dv, place * channels + channel, channels, rows, lanes, out)
-                correlate(dtap, later, keys, whole, rows)
-                filter_block(out, later, 0, 1, taps, count, channel, padded, rows)
+                correlate(dtap, later, keys, whole, rows, whole - 1 - before)
+                filter_block(out, later, 0, 1, taps, count, channel, padded, rows, length - first)
                 write_block(dk, place * channels + channel, channels, rows, lanes, out)
                 done += 1
                 if done % FLUSH == 0:

@@ -43,6 +43,23 @@ def gelu_backward(grad, x, found, task, start, stop):
 
 
 @summing_kernel
+def gelu_of_sum(x, bias, y, start, stop):
+    """Y = gelu(x + bias) for rows ``start`` to ``stop``; x becomes the derivative there."""
+    number = x.dtype.type
+    linear, cubic = number(-SCALE * LOG2_E), number(-SCALE * LOG2_E * CUBIC)
+    slope, curve = number(SCALE), number(3 * SCALE * CUBIC)
+    one, most = number(1), number(126)
+    for row in range(start, stop):
+        for i in range(len(bias)):
+            z = x[row, i] + bias[i]
+            square = z * z
+            power = z * (linear + cubic * square)
+            s = one / (one + exp2(power if power < most else most))
+            y[row, i] = z * s
+            x[row, i] = s * (one + z * (one - s) * (slope + curve * square))
+
+
+@summing_kernel
 def turn(x, y, cos, sin, length, heads, d, pairs, stride, each_row, sign, start, stop):
     """Rotate pairs of entries of tokens ``start`` to ``stop``; ``sign`` -1 turns back.
 

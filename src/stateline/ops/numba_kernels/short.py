@@ -26,13 +26,16 @@ TOGETHER = 2 * MODES
 
 
 @kernel
-def filter_block(out, signal, first, direction, taps, count, where, channels, rows):
-    """out_t = sum_k taps_k signal_{first + t + direction k} for one block of channels."""
+def filter_block(out, signal, first, direction, taps, count, where, channels, rows, reach):
+    """out_t = sum_k taps_k signal_{first + t + direction k} for one block of channels.
+
+    Only the first ``reach - direction * t`` taps meet signals that are not zero.
+    """
     align_stack()
     for t in range(0, rows, TOGETHER):
         early = zeros(out, WIDE)
         late = zeros(out, WIDE)
-        for k in range(count):
+        for k in range(min(count, reach - direction * t)):
             w = load(taps, k * channels + where, LANES)
             place = (first + t + direction * k) * LANES
             early = early + w * load(signal, place, WIDE)
@@ -42,12 +45,15 @@ def filter_block(out, signal, first, direction, taps, count, where, channels, ro
 
 
 @kernel
-def correlate(grad, out_grad, signal, count, rows):
-    """grad_j += sum_t out_grad_t signal_{t + j} for j < count, a multiple of TOGETHER."""
+def correlate(grad, out_grad, signal, count, rows, silent):
+    """grad_j += sum_t out_grad_t signal_{t + j} for j < count, a multiple of TOGETHER.
+
+    The first ``silent`` rows of the signal are zero.
+    """
     align_stack()
     for j in range(0, count, TOGETHER):
         early, late = load(grad, j * LANES, WIDE), load(grad, j * LANES + WIDE, WIDE)
-        for t in range(rows):
+        for t in range(max(0, silent - j - TOGETHER + 1), rows):
             g, place = load(out_grad, t * LANES, LANES), (t + j) * LANES
             early = early + g * load(signal, place, WIDE)
             late = late + g * load(signal, place + WIDE, WIDE)
@@ -96,7 +102,10 @@ def forward(u, taps, y, count, length, channels, stride, start, stop):
             rows = min(TIME, length - first)
             place = row * length + first
             read_block(fresh, u, place * stride + channel, stride, rows, lanes)
-            filter_block(out, buffer, count - 1, -1, taps, count, channel, blocks * LANES, rows)
+            filter_block(
+                out, buffer, count - 1, -1, taps, count, channel, blocks * LANES, rows,
+                first + TOGETHER,
+            )  # fmt: skip
             keep_last(buffer, rows, count - 1)
             write_block(y, place * channels + channel, channels, rows, lanes, out)
 
@@ -127,9 +136,9 @@ def backward(gy, u, taps, du, dtaps, count, batch, length, channels, stride, pie
                 read_block(grads, gy, place * channels + channel, channels, more, lanes)
                 grads[more * LANES :] = 0
                 read_block(fresh, u, place * stride + channel, stride, rows, lanes)
-                filter_block(out, grads, 0, 1, taps, count, channel, blocks * LANES, rows)
+                filter_block(out, grads, 0, 1, taps, count, channel, blocks * LANES, rows, more)
                 write_block(du, place * channels + channel, channels, rows, lanes, out)
-                correlate(grad, grads, buffer, whole, rows)
+                correlate(grad, grads, buffer, whole, rows, whole - 1 - first)
                 keep_last(buffer, rows, whole - 1)
                 done += 1
                 if done % FLUSH == 0:

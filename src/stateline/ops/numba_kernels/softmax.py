@@ -22,6 +22,7 @@ from stateline.ops.numba_kernels.vector import (
     exp2,
     load,
     maximum,
+    minimum,
     store,
     zeros,
 )
@@ -33,6 +34,12 @@ ROWS = 8
 """Keys that go through a block of queries together; padded rows are zero."""
 
 HIDDEN = -1e30
+
+NOTHING = 2.0**-126
+"""What ``exp2`` returns for a hidden score; it is subtracted, so that the weight is zero."""
+
+MARGIN = ROWS + LANES
+"""Distances that blocks reach beyond the first and last token."""
 
 
 @kernel
@@ -47,9 +54,12 @@ def _pack(rows, x, first, stride, count, d, scale):
 @kernel
 def _turn(block, rows, first, count, d):
     """``LANES`` rows as (entry, lane); zeros where there are fewer."""
-    for c in range(d):
-        for lane in range(LANES):
-            block[c * LANES + lane] = rows[(first + lane) * d + c] if first + lane < count else 0
+    lanes = min(LANES, count - first)
+    if lanes < LANES:
+        block[:] = 0
+    for lane in range(lanes):
+        for c in range(d):
+            block[c * LANES + lane] = rows[(first + lane) * d + c]
 
 
 @kernel
@@ -103,29 +113,21 @@ def _add(total, weights, rows, first, count, d):
 
 
 @kernel
-def _seen_whole(distance, turn, t, window):
-    """True if the window holds all lanes of row t; lane i is at ``distance + turn * (i - t)``."""
-    one, other = distance - turn * t, distance + turn * (LANES - 1 - t)
-    return min(one, other) >= 0 and max(one, other) < window
+def _by_distance(ceiling, bias, least, slope, window):
+    """For distances from ``least`` on: the highest score that a key can have, and the bias."""
+    number = bias.dtype.type
+    for i in range(len(bias)):
+        ceiling[i] = number(math.inf) if 0 <= least + i < window else number(HIDDEN)
+        bias[i] = -slope * number(least + i)
 
 
 @kernel
-def _slant(scores, count, distance, turn, slope):
-    """Subtract slope times distance."""
+def _mask(scores, count, ceiling, bias, at):
+    """Add the bias, and hide keys; row t and lane i have entry ``at - t + i`` of the tables."""
+    align_stack()
     for t in range(count):
-        for lane in range(LANES):
-            away = scores.dtype.type(distance + turn * (lane - t))
-            scores[t * LANES + lane] -= slope * away
-
-
-@kernel
-def _hide(block, count, distance, turn, window, value):
-    """Put a value wherever the window hides the key from the query."""
-    for t in range(count):
-        if not _seen_whole(distance, turn, t, window):
-            for lane in range(LANES):
-                if not 0 <= distance + turn * (lane - t) < window:
-                    block[t * LANES + lane] = value
+        score = load(scores, t * LANES, LANES) + load(bias, at - t, LANES)
+        store(scores, t * LANES, minimum(score, load(ceiling, at - t, LANES)))
 
 
 @kernel
@@ -143,23 +145,24 @@ def _partly(first, count, position, window):
 
 
 @kernel
-def _forward_block(block, kp, vp, scores, total, norm, position, slope, window, slots, d):
-    """Weighted sums of one block of queries into ``total``; norm: log2 of the sums of weights."""
+def _forward_block(
+    block, kp, vp, scores, total, norm, ceiling, bias, position, own, slope, window, slots, d
+):  # fmt: skip
+    """Weighted sums of one block of queries into ``total``; norm: log2 of the sums of weights.
+
+    ``own``: the place in the tables of slot 0 and the first query.
+    """
     align_stack()
     total[:] = 0
     top, mass = zeros(total, LANES), zeros(total, LANES)
     norm[:] = HIDDEN
     top = load(norm, 0, LANES)
-    hidden, zero = total.dtype.type(HIDDEN), total.dtype.type(0)
     low, high = _range(position, window, slots)
     for first in range(low, high, TILE):
         count = min(TILE, high - first)
         _dots(scores, block, kp, first, count, d)
-        partly = _partly(first, count, position, window)
-        if slope != 0:
-            _slant(scores, count, position - first, 1, slope)
-        if partly:
-            _hide(scores, count, position - first, 1, window, hidden)
+        if slope != 0 or _partly(first, count, position, window):
+            _mask(scores, count, ceiling, bias, own - first)
         new = top
         for t in range(count):
             new = maximum(new, load(scores, t * LANES, LANES))
@@ -168,11 +171,9 @@ def _forward_block(block, kp, vp, scores, total, norm, position, slope, window, 
         for c in range(d):
             store(total, c * LANES, load(total, c * LANES, LANES) * factor)
         for t in range(count):
-            store(scores, t * LANES, exp2(load(scores, t * LANES, LANES) - top))
-        if partly:
-            _hide(scores, count, position - first, 1, window, zero)
-        for t in range(count):
-            mass = mass + load(scores, t * LANES, LANES)
+            weight = exp2(load(scores, t * LANES, LANES) - top) - NOTHING
+            store(scores, t * LANES, weight)
+            mass = mass + weight
         _add(total, scores, vp, first, count, d)
     store(norm, 0, mass)
     for lane in range(LANES):
@@ -193,8 +194,14 @@ def _untie(x, first, stride, block, start, count, d, scale):
 
 
 @kernel
-def forward(q, k, v, y, norms, starts, slopes, windows, length, slots, heads, d, start, stop):
-    """Tasks ``start`` to ``stop`` of (row, head); norms (task, query) are for ``backward``."""
+def forward(
+    q, k, v, y, norms, starts, slopes, windows, of_q, of_k, of_v, length, slots, heads, d,
+    start, stop,
+):  # fmt: skip
+    """Tasks ``start`` to ``stop`` of (row, head); norms (task, query) are for ``backward``.
+
+    Tokens of q, k and v are ``of_q``, ``of_k`` and ``of_v`` entries apart.
+    """
     align_stack()
     one = q.dtype.type(1)
     padded = (slots + ROWS) * d
@@ -202,62 +209,56 @@ def forward(q, k, v, y, norms, starts, slopes, windows, length, slots, heads, d,
     qp = np.empty((length + ROWS) * d, q.dtype)
     block, total = np.empty(d * LANES, q.dtype), np.empty(d * LANES, q.dtype)
     scores, norm = np.empty(TILE * LANES, q.dtype), np.empty(2 * LANES, q.dtype)
+    reach = length + slots + 2 * MARGIN + LANES
+    ceiling, bias = np.empty(reach, q.dtype), np.empty(reach, q.dtype)
     scale = q.dtype.type(LOG2_E / math.sqrt(d))
     for task in range(start, stop):
         row, head = task // heads, task % heads
-        at, there, stride = (
-            (row * length * heads + head) * d,
-            (row * slots * heads + head) * d,
-            heads * d,
-        )
         slope, window = slopes[head] * q.dtype.type(LOG2_E), windows[head]
-        _pack(kp, k, there, stride, slots, d, one)
-        _pack(vp, v, there, stride, slots, d, one)
-        _pack(qp, q, at, stride, length, d, scale)
+        least = starts[row] - slots - MARGIN
+        _by_distance(ceiling, bias, least, slope, window)
+        _pack(kp, k, row * slots * of_k + head * d, of_k, slots, d, one)
+        _pack(vp, v, row * slots * of_v + head * d, of_v, slots, d, one)
+        _pack(qp, q, row * length * of_q + head * d, of_q, length, d, scale)
         for first in range(0, length, LANES):
             _turn(block, qp, first, length, d)
             position = starts[row] + first
-            _forward_block(block, kp, vp, scores, total, norm, position, slope, window, slots, d)
-            _untie(y, at, stride, total, first, length, d, one)
+            _forward_block(
+                block, kp, vp, scores, total, norm, ceiling, bias, position, position - least,
+                slope, window, slots, d,
+            )  # fmt: skip
+            at = (row * length * heads + head) * d
+            _untie(y, at, heads * d, total, first, length, d, one)
             for lane in range(min(LANES, length - first)):
                 norms[task * length + first + lane] = norm[lane]
 
 
 @kernel
-def _weights(scores, grads, count, norm, delta, distance, partly, slope, window):
+def _weights(scores, grads, count, norm, delta):
     """Weights of a tile into scores, gradients of its scores into grads; lanes are queries."""
     align_stack()
-    if slope != 0:
-        _slant(scores, count, distance, 1, slope)
     n, e = load(norm, 0, LANES), load(delta, 0, LANES)
     for t in range(count):
-        store(scores, t * LANES, exp2(load(scores, t * LANES, LANES) - n))
-    if partly:
-        _hide(scores, count, distance, 1, window, scores.dtype.type(0))
-    for t in range(count):
-        ds = load(scores, t * LANES, LANES) * (load(grads, t * LANES, LANES) - e)
-        store(grads, t * LANES, ds)
+        weight = exp2(load(scores, t * LANES, LANES) - n) - NOTHING
+        store(scores, t * LANES, weight)
+        store(grads, t * LANES, weight * (load(grads, t * LANES, LANES) - e))
 
 
 @kernel
-def _weights_by_key(scores, grads, count, first, norms, deltas, distance, partly, slope, window):
+def _weights_by_key(scores, grads, count, first, norms, deltas):
     """The same where lanes are keys and rows are queries."""
     align_stack()
-    if slope != 0:
-        _slant(scores, count, distance, -1, slope)
     for t in range(count):
-        store(scores, t * LANES, exp2(load(scores, t * LANES, LANES) - norms[first + t]))
-    if partly:
-        _hide(scores, count, distance, -1, window, scores.dtype.type(0))
-    for t in range(count):
-        ds = load(scores, t * LANES, LANES) * (load(grads, t * LANES, LANES) - deltas[first + t])
-        store(grads, t * LANES, ds)
+        weight = exp2(load(scores, t * LANES, LANES) - norms[first + t]) - NOTHING
+        store(scores, t * LANES, weight)
+        store(grads, t * LANES, weight * (load(grads, t * LANES, LANES) - deltas[first + t]))
 
 
 @kernel
 def backward(
-    gy, q, k, v, y, known, dq, dk, dv, starts, slopes, windows, length, slots, heads, d, start, stop
-):
+    gy, q, k, v, y, known, dq, dk, dv, starts, slopes, windows, of_q, of_k, of_v, of_dq, of_dk,
+    of_dv, length, slots, heads, d, start, stop,
+):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, head), from the outputs and norms of ``forward``."""
     align_stack()
     one, zero = q.dtype.type(1), q.dtype.type(0)
@@ -269,32 +270,31 @@ def backward(
     norm, delta = np.empty(LANES, q.dtype), np.empty(LANES, q.dtype)
     norms = np.zeros(length + LANES, q.dtype)
     deltas = np.zeros(length + LANES, q.dtype)
+    reach = length + slots + 2 * MARGIN + LANES
+    ceiling, bias = np.empty(reach, q.dtype), np.empty(reach, q.dtype)
     root = 1 / math.sqrt(d)
     scale, back = q.dtype.type(LOG2_E * root), q.dtype.type(root)
     unscale = q.dtype.type(1 / LOG2_E)
     for task in range(start, stop):
         row, head = task // heads, task % heads
-        at, there, stride = (
-            (row * length * heads + head) * d,
-            (row * slots * heads + head) * d,
-            heads * d,
-        )
-        slope, window = slopes[head] * q.dtype.type(LOG2_E), windows[head]
-        _pack(kp, k, there, stride, slots, d, one)
-        _pack(vp, v, there, stride, slots, d, one)
-        _pack(qp, q, at, stride, length, d, scale)
+        at, stride = (row * length * heads + head) * d, heads * d
+        slope, window, offset = slopes[head] * q.dtype.type(LOG2_E), windows[head], starts[row]
+        least = offset - slots - MARGIN
+        _by_distance(ceiling, bias, least, slope, window)
+        _pack(kp, k, row * slots * of_k + head * d, of_k, slots, d, one)
+        _pack(vp, v, row * slots * of_v + head * d, of_v, slots, d, one)
+        _pack(qp, q, row * length * of_q + head * d, of_q, length, d, scale)
         _pack(gp, gy, at, stride, length, d, one)
         for first in range(0, length, LANES):
             _turn(block, qp, first, length, d)
             _turn(gblock, gp, first, length, d)
-            position = starts[row] + first
-            for lane in range(LANES):
-                t, e = first + lane, zero
-                norms[t] = known[task * length + t] if t < length else zero
-                if t < length:
-                    for c in range(d):
-                        e += y[at + t * stride + c] * gp[t * d + c]
-                deltas[t] = e
+            position = offset + first
+            for t in range(first, first + LANES):
+                norms[t], deltas[t] = zero, zero
+            for t in range(first, min(length, first + LANES)):
+                norms[t] = known[task * length + t]
+                for c in range(d):
+                    deltas[t] += y[at + t * stride + c] * gp[t * d + c]
             store(delta, 0, load(deltas, first, LANES))
             store(norm, 0, load(norms, first, LANES))
             total[:] = 0
@@ -303,11 +303,13 @@ def backward(
                 count = min(TILE, high - tile)
                 _dots(scores, block, kp, tile, count, d)
                 _dots(grads, gblock, vp, tile, count, d)
-                partly = _partly(tile, count, position, window)
-                _weights(scores, grads, count, norm, delta, position - tile, partly, slope, window)
+                if slope != 0 or _partly(tile, count, position, window):
+                    _mask(scores, count, ceiling, bias, position - tile - least)
+                _weights(scores, grads, count, norm, delta)
                 _add(total, grads, kp, tile, count, d)
-            _untie(dq, at, stride, total, first, length, d, back)
-        offset = starts[row]
+            _untie(dq, row * length * of_dq + head * d, of_dq, total, first, length, d, back)
+        ceiling[:] = ceiling[::-1].copy()  # lanes are keys now, whose distances fall
+        bias[:] = bias[::-1].copy()
         for first in range(0, slots, LANES):
             _turn(block, kp, first, slots, d)
             _turn(gblock, vp, first, slots, d)
@@ -317,30 +319,17 @@ def backward(
             seen = min(length, first + LANES - 1 + window - offset)
             high = (max(low, seen) + ROWS - 1) // ROWS * ROWS
             for tile in range(low, high, TILE):
-                count = min(TILE, high - tile)
+                count, nearest = min(TILE, high - tile), offset + tile - first
                 _dots(scores, block, qp, tile, count, d)
                 _dots(grads, gblock, gp, tile, count, d)
-                nearest, farthest = (
-                    offset + tile - first - LANES + 1,
-                    offset + tile + count - 1 - first,
-                )
-                partly = nearest < 0 or farthest >= window or tile + count > length
-                _weights_by_key(
-                    scores,
-                    grads,
-                    count,
-                    tile,
-                    norms,
-                    deltas,
-                    offset + tile - first,
-                    partly,
-                    slope,
-                    window,
-                )
+                partly = nearest < LANES - 1 or nearest + count > window
+                if slope != 0 or partly or tile + count > length:
+                    _mask(scores, count, ceiling, bias, least + reach - 1 - nearest)
+                _weights_by_key(scores, grads, count, tile, norms, deltas)
                 _add(other, scores, gp, tile, count, d)
                 _add(total, grads, qp, tile, count, d)
-            _untie(dk, there, stride, total, first, slots, d, unscale)
-            _untie(dv, there, stride, other, first, slots, d, one)
+            _untie(dk, row * slots * of_dk + head * d, of_dk, total, first, slots, d, unscale)
+            _untie(dv, row * slots * of_dv + head * d, of_dv, other, first, slots, d, one)
 
 
 @summing_kernel
@@ -359,20 +348,22 @@ def _accumulate(total, weight, v, place):
 
 
 @summing_kernel
-def step(q, k, v, y, starts, slopes, windows, length, slots, heads, d, start, stop):
+def step(
+    q, k, v, y, starts, slopes, windows, of_q, of_k, of_v, length, slots, heads, d, start, stop
+):
     """The same for few queries: vectors lie along the entries of a head."""
     weights, total = np.empty(slots, q.dtype), np.empty(d, q.dtype)
-    scale, width = q.dtype.type(LOG2_E / math.sqrt(d)), heads * d
+    scale = q.dtype.type(LOG2_E / math.sqrt(d))
     for task in range(start, stop):
         row, head = task // heads, task % heads
         slope, window = slopes[head] * q.dtype.type(LOG2_E), windows[head]
         for t in range(length):
-            at, position = ((row * length + t) * heads + head) * d, starts[row] + t
+            at, position = (row * length + t) * of_q + head * d, starts[row] + t
             low, high = max(0, position - window + 1), min(slots, position + 1)
-            first = row * slots * width + head * d
+            first, ours = row * slots * of_k + head * d, row * slots * of_v + head * d
             top = q.dtype.type(HIDDEN)
             for j in range(low, high):
-                score = scale * _score(q, at, k, first + j * width, d)
+                score = scale * _score(q, at, k, first + j * of_k, d)
                 weights[j] = score - slope * q.dtype.type(position - j)
                 top = max(top, weights[j])
             mass = q.dtype.type(0)
@@ -381,6 +372,6 @@ def step(q, k, v, y, starts, slopes, windows, length, slots, heads, d, start, st
                 mass += weights[j]
             total[:] = 0
             for j in range(low, high):
-                _accumulate(total, weights[j], v, first + j * width)
+                _accumulate(total, weights[j], v, ours + j * of_v)
             for c in range(d):
-                y[at + c] = total[c] / mass
+                y[((row * length + t) * heads + head) * d + c] = total[c] / mass

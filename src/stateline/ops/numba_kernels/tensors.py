@@ -1,6 +1,7 @@
 """Between PyTorch's tensors and the kernels: arrays, gradients, and what a kernel can take."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,11 @@ def can_step(*inputs: Any) -> str:
     if torch.compiler.is_compiling():
         return "torch.compile fuses the step itself"
     return can_use(*inputs)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor is of no subclass, such as those of sharded parameters."""
+    return type(x) in _PLAIN
 
 
 def working_dtype(*inputs: Tensor) -> torch.dtype:
@@ -77,7 +83,9 @@ def define_kernel_op(
         A function with the signature of ``forward`` that autograd differentiates once.
     """
     op = torch.library.custom_op(f"stateline::{name}", forward, mutates_args=())
-    op_backward = torch.library.custom_op(f"stateline::{name}_backward", backward, mutates_args=())
+    op_backward = torch.library.custom_op(
+        f"stateline::{name}_backward", _apart(backward), mutates_args=()
+    )
     op.register_fake(fake)
     op_backward.register_fake(fake_backward)
     op.register_autograd(
@@ -98,11 +106,24 @@ def define_kernel_op(
             return run(*grads, *ctx.saved_tensors)
 
     def run(*inputs: Tensor) -> Any:
-        if torch.compiler.is_compiling() or type(inputs[0]) not in _PLAIN:
+        if torch.compiler.is_compiling() or not is_plain(inputs[0]):
             return op(*inputs)
         if wants_gradient(*inputs):
             return Recorded.apply(*inputs)
         return forward(*inputs)
+
+    return run
+
+
+def _apart(
+    backward: Callable[..., tuple[Tensor, ...]],
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The same with gradients that share no memory: operators must not return views of a tensor."""
+
+    @wraps(backward)
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        gradients = backward(*inputs)
+        return tuple(g.clone() if g.untyped_storage().nbytes() > g.nbytes else g for g in gradients)
 
     return run
 

@@ -271,6 +271,16 @@ def maximum(typing, a, b):
 
 
 @intrinsic
+def minimum(typing, a, b):
+    """The smaller number of each lane; that of b where a is NaN."""
+
+    def generate(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered("<", *args), *args)
+
+    return (a(a, b), generate) if a == b else None
+
+
+@intrinsic
 def entry(typing, array, index):
     """One entry of a flat array, without numba's test for a negative index."""
 

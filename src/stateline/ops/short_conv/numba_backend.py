@@ -35,7 +35,7 @@ def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
     """Sum the delayed signals."""
     filters, length = len(kernel) // u.shape[-1], max(1, u.shape[-2])
     kernel = kernel[:, :length]  # what lies further back is zero
-    return _by_taps(u if filters == 1 else u.tile(filters), kernel)
+    return convolve(u if filters == 1 else u.tile(filters), kernel)
 
 
 def short_conv_stepper(weights: Tensor) -> Stepper:
@@ -76,10 +76,11 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     return like((du, unpack_taps(dtaps, pieces, kernel)), (u, kernel))
 
 
-_by_taps = define_kernel_op(
+convolve = define_kernel_op(
     "short_conv_kernel",
     _forward,
     _backward,
     lambda *inputs: empty_like(inputs[0])[0],
     lambda _grad, *inputs: empty_like(*inputs),
 )
+"""Convolution with one filter of at most ``length`` taps per channel."""
