@@ -83,10 +83,10 @@ class Comparison:
 
 
 class _Exercise(NamedTuple):
-    """A task, from how many seeds it was asked for, and the training settings for it alone."""
+    """A task, the number of seeds, and the training settings for it alone."""
 
     task: str
-    repeats: int
+    seeds: int
     train: dict[str, Any]
 
 
@@ -124,8 +124,7 @@ def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> lis
     tasks = make_tasks(comparison) if tasks is None else tasks
     hashes = {model.init: weights_hash(model.init) for model in models if model.init}
     jobs = []
-    for spec, repeats, train in _exercises(comparison):
-        seeds = repeats if repeats > 1 else comparison.seeds or SEEDS[comparison.protocol]
+    for spec, seeds, train in _exercises(comparison):
         for case in _cases(comparison, models, spec, tasks[spec]):
             jobs += [
                 Job(
@@ -209,11 +208,11 @@ def _exercises(comparison: Comparison) -> list[_Exercise]:
         }
         keywords = {key: value for key, value in item.keywords.items() if key not in train}
         spec = format_pattern((item._replace(repeat=1, keywords=keywords), *others))
-        exercise = _Exercise(spec, item.repeat, train)
-        if exercises.setdefault(spec, exercise) != exercise:
-            raise InputError(
-                f"{spec} is given twice with other seeds or training: compare them apart"
-            )
+        seeds = item.repeat if item.repeat > 1 else comparison.seeds or SEEDS[comparison.protocol]
+        before = exercises.get(spec, _Exercise(spec, 0, train))
+        if before.train != train:
+            raise InputError(f"{spec} is given twice, trained in other ways: compare them apart")
+        exercises[spec] = before._replace(seeds=max(before.seeds, seeds))
     return list(exercises.values())
 
 

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from stateline.layers.plain import is_plain
+
 
 def to_adjacent(
     linear: nn.Linear, x: Float[Tensor, "batch length d_in"]
@@ -28,5 +30,5 @@ def from_adjacent(
 
 
 def _on_gpu(linear: nn.Linear, x: Tensor) -> bool:
-    """Whether the layout counts; what has replaced a linear map, such as an adapter, is called."""
-    return x.is_cuda and type(linear) is nn.Linear and linear.bias is not None
+    """Whether the layout counts, and the map need not be called."""
+    return x.is_cuda and is_plain(linear)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer
 from stateline.layers.dropout import Dropout
+from stateline.layers.plain import is_plain
 from stateline.ops import feed_forward, gelu
 
 Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"]
@@ -84,8 +85,7 @@ class FeedForward(SequenceLayer[tuple[()]]):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Map each position."""
         maps = (self.in_proj, self.out_proj)
-        plain = all(type(m) is nn.Linear and m.bias is not None for m in maps)
-        if plain and self.activation == "gelu" and not self.dropout.rate:
+        if self.activation == "gelu" and not self.dropout.rate and all(map(is_plain, maps)):
             return feed_forward(x, *(p for m in maps for p in (m.weight, m.bias)))
         return self.out_proj(self.dropout(self._activated(self.in_proj(x))))
 
