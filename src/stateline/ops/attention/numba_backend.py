@@ -98,8 +98,9 @@ def _of_few(
 ) -> Tensor:
     dtype = tensors.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype)
-    signals, strides = _read(dtype, q, k, v)
-    _run(softmax.step, (*signals, flat(y, dtype)), q, k, start, slopes, windows, *strides)
+    arrays = (flat(x, dtype) for x in (q, k, v, y))
+    strides = (x.shape[2:].numel() for x in (q, k, v))
+    _run(softmax.step, (*arrays,), q, k, start, slopes, windows, *strides)
     return y.to(q.dtype)
 
 
