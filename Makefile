@@ -8,7 +8,7 @@ BIN := .venv/bin
 .PHONY: demo test test-all fuzz lint ledger docs clean
 .DEFAULT_GOAL := test
 
-# Less than three minutes on two idle cores. Started again, it goes on where it stopped.
+# Less than three minutes on two idle cores, after the set-up. Started again, it goes on where it stopped.
 HEADS := attention(position=hard_alibi, n_heads=8)
 demo: .venv/ready
 	$(BIN)/stateline compare --protocol quick --d_model 48 \

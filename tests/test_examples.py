@@ -91,3 +91,11 @@ def test_every_example_says_how_it_is_run() -> None:
     assert files
     silent = [f.name for f in files if f"Run it: python examples/{f.name}" not in f.read_text()]
     assert silent == []
+
+
+def test_no_half_of_the_seeds_contradicts_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    example("seed_sets").main(EXAMPLES.parent / "docs" / "gallery" / "hybrids")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(line.endswith("0 contradicted by the other") for line in lines)
+    assert ": 31 claims in both" in lines[-1]

@@ -43,8 +43,8 @@ JUDGED = (
     f"{ERROR_RATE:.1%} of comparisons, over all pairs of a task. The spread over seeds is never "
     "taken to be smaller than the sampling error of one score."
 )
-WIDEST = 14
-"""Columns of a table that fit a page of 1,280 pixels."""
+WIDEST, WIDEST_WITH_SPREADS = 14, 10
+"""Columns of a table that fit a page of 1,280 pixels, of one seed and of several."""
 
 ADVICE = {
     QUICK: "Without --protocol quick the same command chooses learning rates and trains from "
@@ -102,6 +102,7 @@ def page(results: Results) -> str:
     labels = {task.spec: task_label(results, task) for task in results.tasks}
     models, said = results.models, caution(results)
     folders = [source.folder or "." for source in results.origins()]
+    widest = WIDEST_WITH_SPREADS if any(run.seed for run in results.runs) else WIDEST
     title = models[0] if len(models) == 1 else f"{len(models)} models compared"
     return render(
         "report.html",
@@ -116,7 +117,7 @@ def page(results: Results) -> str:
         how_judged=JUDGED if not said and len(models) > 1 else "",
         look=drawn_models(results),
         legend=legend(results),
-        main_tables=main_table(results).split(WIDEST),
+        main_tables=main_table(results).split(widest),
         several_sizes=len(size_groups(results)) > 1,
         links={labels[task.spec]: task_name(results, task) for task in results.tasks},
         not_solved=NOT_SOLVED.text,
