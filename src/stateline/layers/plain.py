@@ -1,9 +1,11 @@
 """Whether a layer may use the weights of a linear map without calling the map."""
 
+from typing import TypeGuard
+
 from torch import nn
 
 
-def is_plain(linear: nn.Module) -> bool:
+def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a map is ``nn.Linear`` with a bias, and nothing watches or changes what it computes.
 
     Adapters replace the module, tools that place or watch weights add hooks or another ``forward``.

@@ -11,24 +11,26 @@ from stateline.layers.plain import is_plain
 
 
 def to_adjacent(
-    linear: nn.Linear, x: Float[Tensor, "batch length d_in"]
+    linear: nn.Module, x: Float[Tensor, "batch length d_in"]
 ) -> Float[Tensor, "batch length d_out"]:
     """The map, on a GPU as a view of (batch, d_out, length)."""
-    if not _on_gpu(linear, x):
-        return linear(x)
-    weight = linear.weight.expand(len(x), -1, -1)
-    return torch.baddbmm(linear.bias[:, None], weight, x.mT).mT
+    if _on_gpu(x) and is_plain(linear):
+        weight = linear.weight.expand(len(x), -1, -1)
+        return torch.baddbmm(linear.bias[:, None], weight, x.mT).mT
+    mapped: Tensor = linear(x)
+    return mapped
 
 
 def from_adjacent(
-    linear: nn.Linear, x: Float[Tensor, "batch length d_in"]
+    linear: nn.Module, x: Float[Tensor, "batch length d_in"]
 ) -> Float[Tensor, "batch length d_out"]:
     """The map of such a view, with adjacent channels."""
-    if not _on_gpu(linear, x):
-        return linear(x)
-    return torch.baddbmm(linear.bias, x, linear.weight.mT.expand(len(x), -1, -1))
+    if _on_gpu(x) and is_plain(linear):
+        return torch.baddbmm(linear.bias, x, linear.weight.mT.expand(len(x), -1, -1))
+    mapped: Tensor = linear(x)
+    return mapped
 
 
-def _on_gpu(linear: nn.Linear, x: Tensor) -> bool:
-    """Whether the layout counts, and the map need not be called."""
-    return x.is_cuda and is_plain(linear)
+def _on_gpu(x: Tensor) -> bool:
+    """Whether the layout counts."""
+    return x.is_cuda

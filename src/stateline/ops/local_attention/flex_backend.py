@@ -4,8 +4,9 @@ The mask of the window follows from sizes alone and is kept. What differs from r
 slots and phases, and biases by distance are changes of the scores.
 """
 
+import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -80,19 +81,22 @@ def _change(
     phase: Tensor | None,
 ) -> Callable[..., Tensor] | None:
     """The change of the scores, if there is one."""
-    if first is None and bias is None and phase is None:
-        return None
-    table = None if bias is None else bias.float()
+    changes: list[Callable[..., Tensor]] = []
+    if bias is not None:
+        table, last = bias.float(), window - 1
+        changes.append(lambda s, _b, h, i, j: s + table[h, (ahead + i - j).clamp(0, last)])
+    if first is not None:
+        changes.append(lambda s, b, _h, _i, j: torch.where(j >= first[b], s, -math.inf))
+    if phase is not None:
+        most = window - block_len
+        changes.append(
+            lambda s, b, _h, i, j: torch.where(
+                ahead + i - j <= most + (phase[b] + i) % block_len, s, -math.inf
+            )
+        )
+    return reduce(_after, changes) if changes else None
 
-    def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        distance = ahead + i - j
-        if table is not None:
-            score = score + table[h, distance.clamp(0, window - 1)]
-        if first is not None:
-            score = torch.where(j >= first[b], score, -float("inf"))
-        if phase is not None:
-            within = distance <= window - block_len + (phase[b] + i) % block_len
-            score = torch.where(within, score, -float("inf"))
-        return score
 
-    return change
+def _after(first: Callable[..., Tensor], second: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """One change after the other."""
+    return lambda score, *place: second(first(score, *place), *place)
