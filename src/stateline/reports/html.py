@@ -34,8 +34,9 @@ from stateline.reports.summary import (
     training_table,
     trials_table,
 )
-from stateline.reports.table_cells import NOT_SOLVED, PARAMETER_TOLERANCE
+from stateline.reports.table_cells import NOT_SOLVED
 from stateline.reports.verdict import ERROR_RATE
+from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import Results, TaskRecord
 
 JUDGED = (
@@ -121,7 +122,7 @@ def page(results: Results) -> str:
         several_sizes=len(size_groups(results)) > 1,
         links={labels[task.spec]: task_name(results, task) for task in results.tasks},
         not_solved=NOT_SOLVED.text,
-        off=f"more than {PARAMETER_TOLERANCE:.0%} off the intended number of parameters",
+        off=f"more than {TOLERANCE:.0%} off the intended number of parameters",
         trade_offs=found.trade_offs,
         tasks=[_task(results, t, found.tasks[task_name(results, t)]) for t in results.tasks],
         keyword_charts=found.keywords,

@@ -17,10 +17,8 @@ from stateline.reports.format import DASH, short_number
 from stateline.reports.records import measured, runs_of, score, scored_runs
 from stateline.reports.sentences import size_groups
 from stateline.reports.verdict import judge
+from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
-
-PARAMETER_TOLERANCE = 0.05
-"""Largest relative difference from the intended number of parameters that is not marked."""
 
 
 class Cell(NamedTuple):
@@ -101,8 +99,7 @@ def parameter_cells(models: Sequence[str], runs: Sequence[RunRecord]) -> list[Ce
         counts = sorted({run.parameters for run in own})
         ends = dict.fromkeys(short_number(n) for n in (*counts[:1], *counts[-1:]))
         off = any(
-            abs(run.parameters - run.parameters_wanted)
-            > PARAMETER_TOLERANCE * run.parameters_wanted
+            abs(run.parameters - run.parameters_wanted) > TOLERANCE * run.parameters_wanted
             for run in own
         )
         largest = counts[-1] if counts else None

@@ -13,7 +13,8 @@ from stateline.reports.format import fold, words
 from stateline.reports.records import task_label
 from stateline.reports.sentences import baselines, caution, headline, unfinished
 from stateline.reports.summary import Column, Table, main_table
-from stateline.reports.table_cells import NOT_SOLVED, PARAMETER_TOLERANCE, Cell
+from stateline.reports.table_cells import NOT_SOLVED, Cell
+from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import Results, TaskRecord
 
 NARROWEST = 10
@@ -91,7 +92,7 @@ def _cell(cell: Cell, width: int) -> Text:
 def _legend(table: Table) -> str:
     """Explanations of the marks and words that occur in a table."""
     cells = [cell for column in table.columns for cell in column.cells]
-    off = f"! more than {PARAMETER_TOLERANCE:.0%} off the intended number of parameters."
+    off = f"! more than {TOLERANCE:.0%} off the intended number of parameters."
     unsolved = "not solved: missed the training length, so not scored at other lengths."
     seeds = "Below scores: lowest and highest seed; below speeds: their spread."
     said = {

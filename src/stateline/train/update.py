@@ -69,12 +69,12 @@ class Updater:
             NotFinite: If the loss or the norm of the gradient is not finite; weights are as they
                 were.
         """
-        devices = self._accelerators()
-        with torch.random.fork_rng(devices):
-            # torch.manual_seed would record a traceback for every kind of device
-            torch.default_generator.manual_seed(self._seed(step))
-            if devices:
-                torch.cuda.manual_seed(self._seed(step))
+        with torch.random.fork_rng(self._accelerators()):
+            if self.processes.device.type == "cpu":
+                # torch.manual_seed would record a traceback for every kind of device
+                torch.default_generator.manual_seed(self._seed(step))
+            else:
+                torch.manual_seed(self._seed(step))
             return self._update(micro_batches)
 
     def _accelerators(self) -> list[torch.device]:
