@@ -61,6 +61,15 @@ def load_signal(base, length, left, N1: tl.constexpr, N2: tl.constexpr):
 
 
 @triton.jit
+def times(z_re, z_im, k, imaginary, CONJUGATE: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr):
+    """The product with a spectrum, whose imaginary part lies ``imaginary`` numbers further on."""
+    k_re, k_im = load_matrix(k, N1, N2), load_matrix(k + imaginary, N1, N2)
+    if CONJUGATE:
+        k_im = -k_im
+    return z_re * k_re - z_im * k_im, z_re * k_im + z_im * k_re
+
+
+@triton.jit
 def convolve(
     u, spectrum, constants, y, rows, length, channels, outputs, row_stride, channel_stride,
     CONJUGATE: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, PRECISION: tl.constexpr,
@@ -72,10 +81,7 @@ def convolve(
     z_im = load_signal(u + row_stride, length, rows - first - 1, N1, N2)
     z_re, z_im = transform(z_re, z_im, constants, N1, N2, PRECISION)
     spectrum += output * 2 * N1 * N2
-    k_re, k_im = load_matrix(spectrum, N1, N2), load_matrix(spectrum + N1 * N2, N1, N2)
-    if CONJUGATE:
-        k_im = -k_im
-    z_re, z_im = z_re * k_re - z_im * k_im, z_re * k_im + z_im * k_re
+    z_re, z_im = times(z_re, z_im, spectrum, N1 * N2, CONJUGATE, N1, N2)
     z_re, z_im = invert(z_re, z_im, constants, N1, N2, PRECISION)
     at = tl.arange(0, N1)[:, None] * N2 + tl.arange(0, N2)[None, :]
     y += (first * outputs + output) * length
@@ -176,10 +182,7 @@ def convolve_lines(
     z_im = load_matrix(lines + count * points, N1, N2)
     z_re, z_im = transform(z_re, z_im, constants, N1, N2, PRECISION)
     spectrum += (output * 2 * count + own) * points
-    k_re, k_im = load_matrix(spectrum, N1, N2), load_matrix(spectrum + count * points, N1, N2)
-    if CONJUGATE:
-        k_im = -k_im
-    z_re, z_im = z_re * k_re - z_im * k_im, z_re * k_im + z_im * k_re
+    z_re, z_im = times(z_re, z_im, spectrum, count * points, CONJUGATE, N1, N2)
     z_re, z_im = invert(z_re, z_im, constants, N1, N2, PRECISION)
     at = tl.arange(0, N1)[:, None] * N2 + tl.arange(0, N2)[None, :]
     found += ((pair * outputs + output) * 2 * count + own) * points + at
