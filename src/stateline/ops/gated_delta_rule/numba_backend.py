@@ -97,7 +97,8 @@ def _forward(
     y = torch.empty_like(v)
     states = _scan(delta.forward, (k, q, k, v, beta, decay, start), (None, y), False)
     y, after = y[..., :values], states[:, :, -1, :keys, :values]
-    return y.to(inputs[2].dtype).contiguous(), after.to(state.dtype).contiguous()
+    after = after.clone(memory_format=torch.contiguous_format)  # or it would keep all states alive
+    return y.to(inputs[2].dtype).contiguous(), after.to(state.dtype)
 
 
 def _backward(
