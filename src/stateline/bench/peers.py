@@ -185,13 +185,20 @@ def _said(name: str) -> Iterator[None]:
 
 @contextmanager
 def _importable(name: str, folder: Path | None, file: str) -> Iterator[None]:
-    """Let modules of a checkout, which must have a file, be imported."""
+    """Let modules of a checkout, which must have a file, be imported.
+
+    They are forgotten afterwards: both checkouts name their package ``src``.
+    """
     if folder is None or not folder.is_dir():
         raise InputError(f"the peer {name!r} needs a checkout: give --against {name}=FOLDER")
     if not (folder / file).is_file():
         raise InputError(f"{folder} is no checkout of {name}: it has no {file}")
-    sys.path.insert(0, str(folder.resolve()))
+    root, before = folder.resolve(), set(sys.modules)
+    sys.path.insert(0, str(root))
     try:
         yield
     finally:
-        sys.path.remove(str(folder.resolve()))
+        sys.path.remove(str(root))
+        for module in set(sys.modules) - before:
+            if (root / module.partition(".")[0]).is_dir():
+                del sys.modules[module]
