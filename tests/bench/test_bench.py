@@ -122,6 +122,10 @@ def test_errors_are_measured_against_float64(tmp_path: Path) -> None:
     [
         (["ops", "--only", "diagonal"], "did you mean 'diagonal_ssm'"),
         (["ops", "--lengths", "0"], "must be at least 1"),
+        (["ops", "--backends", "cuda"], "unknown backend 'cuda'"),
+        (["ops", "--seconds", "-1"], "seconds must not be negative, got -1"),
+        (["ops", "--against", "hf"], "ops has no --against: it is for layers, decode"),
+        (["tune", "--only", "attention"], "tune has no --only: it is for ops"),
         (["layers", "--against", "safari"], "needs a checkout"),
         (["layers", "--against", "safary"], "did you mean 'safari'"),
         (["layers", "--against", "safari=tests"], "it has no src/models/sequence/h3.py"),
@@ -158,11 +162,17 @@ def test_layers_of_checkouts_are_peers(tmp_path: Path) -> None:
     s4 = checkout(tmp_path / "a", "models/s4/s4d.py", "S4D", "d_state, dropout", "u.cumsum(-1), 0")
     h3 = "src/models/sequence/h3.py"
     safari = checkout(tmp_path / "b", h3, "H3", "d_state, head_dim", "u.cumprod(1)")
-    found = find_peers([f"s4={s4}", f"safari={safari}"])
+    found = find_peers([f"s4={s4}", f"safari={safari}"], ["h3", "s4d"])
     x = torch.randn(2, 5, 4)
     assert torch.allclose(found["s4d"]["s4"](4)(x), x.cumsum(1))
     assert torch.allclose(found["h3"]["safari"](4)(x), x.cumprod(1))
     assert "src" not in sys.modules
+
+
+def test_a_peer_without_the_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEERS, "s4", lambda _: {"s4d": torch.nn.Identity})
+    with pytest.raises(InputError, match="'s4' has only s4d: add it to --patterns"):
+        find_peers(["s4"], ["h3"])
 
 
 @pytest.mark.usefixtures("brief_peaks")

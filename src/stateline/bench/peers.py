@@ -146,19 +146,31 @@ def find_models(
     return built
 
 
-def find_peers(names: Sequence[str]) -> dict[str, dict[str, Build]]:
+def layer_of(pattern: str) -> str:
+    """Name of the layer in a pattern of one layer.
+
+    Example:
+        >>> layer_of("s4d(output=glu)")
+        's4d'
+    """
+    return pattern.partition("(")[0].strip()
+
+
+def find_peers(names: Sequence[str], patterns: Sequence[str]) -> dict[str, dict[str, Build]]:
     """Layers of other projects by the name of our layer.
 
     Args:
         names: Projects: ``hf`` and ``mambapy`` as installed, ``safari=PATH`` and ``s4=PATH`` from
             a checkout of HazyResearch/safari and state-spaces/s4.
+        patterns: Layers of ours that are measured.
 
     Returns:
         ``{layer: {project: build(d_model)}}``.
 
     Raises:
-        InputError: If a project is unknown or cannot be imported.
+        InputError: If a project is unknown, cannot be imported, or has none of the layers.
     """
+    wanted = set(map(layer_of, patterns))
     found: dict[str, dict[str, Build]] = {}
     for text in names:
         name, _, folder = text.partition("=")
@@ -166,6 +178,11 @@ def find_peers(names: Sequence[str]) -> dict[str, dict[str, Build]]:
             raise unknown_name("peer", name, PEERS)
         with _said(name):
             layers = PEERS[name](Path(folder) if folder else None)
+        if wanted.isdisjoint(layers):
+            raise InputError(
+                f"the peer {name!r} has only {', '.join(layers)}: add it to --patterns, or leave "
+                "the peer out of --against"
+            )
         for layer, build in layers.items():
             found.setdefault(layer, {})[name] = build
     return found

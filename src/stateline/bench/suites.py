@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from stateline.bench.cases import Sizes
 from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
+from stateline.bench.peers import layer_of
 from stateline.bench.record import Figure, Skipped
 from stateline.bench.timing import Call, Timing, interleave
 from stateline.models.build import build_stack
@@ -86,7 +87,7 @@ def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure
         ours = _bare_layer(pattern, settings)
         peers = {
             name: build(settings.d_model).to(settings.device, settings.dtype)
-            for name, build in settings.peers.get(pattern.partition("(")[0], {}).items()
+            for name, build in settings.peers.get(layer_of(pattern), {}).items()
         }
         for length in settings.lengths:
             sizes = settings.sizes(length)
