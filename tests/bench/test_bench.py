@@ -186,6 +186,16 @@ def test_a_layer_with_arguments_has_the_peers_of_its_name(
     assert {x.candidate for x in figures} == {"torch", "s4"}
 
 
+@pytest.mark.usefixtures("brief_peaks")
+def test_a_long_prefill_is_called_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stateline.bench.decode.LONG_SECONDS", 0.0)
+    arguments = ["decode", "--patterns", "lstm", "--lengths", "4", "--batches", "2"]
+    assert main(["bench", *arguments, *QUICK, "--out", str(tmp_path)]) == 0
+    prefill, decode = read_benchmark(tmp_path / "decode.json").figures
+    assert prefill.low == prefill.seconds == prefill.high == prefill.first
+    assert decode.work == "decode"
+
+
 @pytest.mark.slow
 def test_a_peer_prefills_and_decodes_beside_our_models(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
