@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._decomp.decompositions import lstm_impl
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import (
@@ -79,6 +80,28 @@ class FakeTensor(torch.Tensor):
             if parts is not NotImplemented:
                 return parts
         return _run(op, *args, **kwargs)
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, other: "FakeTensor") -> None:
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.held = other.held
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.held.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        copy = self.detach().clone().requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        memo[id(self)] = copy
+        return copy
 
     def tolist(self) -> Any:
         """A copy as numbers, which PyTorch refuses for subclasses."""
@@ -175,7 +198,10 @@ class _Module(_DummyBackendModule):
 _setup_privateuseone_for_python_backend("fake", backend_module=_Module())
 _library = torch.library.Library("_", "IMPL")
 _library.fallback(_run, "PrivateUse1")
+_autocast = torch.library.Library("_", "IMPL")
+_autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
 _aten = torch.library.Library("aten", "IMPL")  # torch.tensor(..., device=...) finds no fallback
 _aten.impl(
     "_to_copy", lambda *a, **k: _run(torch.ops.aten._to_copy.default, *a, **k), "PrivateUse1"
 )
+_aten.impl("lstm.input", lstm_impl, "AutogradPrivateUse1")  # not the fused cell of GPUs

@@ -13,6 +13,8 @@ from stateline.runs.train import run_job
 from stateline.train.processes import Processes
 from tests.devices import watch
 
+pytestmark = pytest.mark.cpu  # each test chooses its devices
+
 RECALL = "associative_recall(length=4, batch_size=4)"
 
 

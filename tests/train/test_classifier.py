@@ -52,7 +52,7 @@ def test_the_first_loss_is_that_of_the_classes_of_the_first_batch(
     task: ClassificationTask, pattern: str, recompute: bool
 ) -> None:
     model = new_model(task, pattern=pattern)
-    x, targets = task.train_batch(0)
+    x, targets = map(torch.as_tensor, task.train_batch(0))
     asked = targets != IGNORE
     with torch.no_grad():
         logits = model.classify(x, asked.float().argmax(dim=1) + 1)

@@ -109,7 +109,7 @@ def test_a_checkpoint_is_a_model(text: Text, tmp_path: Path) -> None:
     run(text, tmp_path, of=trained)
     kept = load_model(checkpoint.found(tmp_path)[-1])
     tokens = text.train_batch(0).tokens
-    assert kept(tokens).equal(trained(tokens))
+    assert kept(tokens).equal(trained.to("cpu")(tokens))
 
 
 def test_a_finished_run_trains_no_more(text: Text, tmp_path: Path) -> None:
