@@ -98,10 +98,11 @@ def _device(config: pytest.Config) -> torch.device:
 
 
 def _placed(node: pytest.Item | pytest.Collector) -> AbstractContextManager[None]:
+    """Put what a node of the tests makes on the device of ``--device``, if it computes."""
+    if (device := _device(node.config)).type == "cpu":
+        return nullcontext()
     parts = node.path.relative_to(node.config.rootpath).parts
-    device = _device(node.config)
-    computes = len(parts) > 1 and parts[1] in COMPUTING and not node.get_closest_marker("cpu")
-    if device.type == "cpu" or not computes:
+    if len(parts) < 2 or parts[1] not in COMPUTING or node.get_closest_marker("cpu"):
         return nullcontext()
     from tests.placement import placed
 

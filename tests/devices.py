@@ -188,6 +188,9 @@ class _Module(_DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
 
+    def synchronize(self) -> None:
+        """Nothing runs in the background."""
+
     def get_rng_state(self, device: object = None) -> torch.Tensor:
         return torch.get_rng_state()
 
@@ -200,8 +203,23 @@ _library = torch.library.Library("_", "IMPL")
 _library.fallback(_run, "PrivateUse1")
 _autocast = torch.library.Library("_", "IMPL")
 _autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+
+
+def _lowered(op: Any) -> Any:
+    """An operation as autocast runs it."""
+
+    def run(*args: Any) -> Any:
+        dtype = torch.get_autocast_dtype("fake")
+        with torch.autocast("fake", enabled=False):
+            return op(*pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype), args))
+
+    return run
+
+
 _aten = torch.library.Library("aten", "IMPL")  # torch.tensor(..., device=...) finds no fallback
 _aten.impl(
     "_to_copy", lambda *a, **k: _run(torch.ops.aten._to_copy.default, *a, **k), "PrivateUse1"
 )
+for _product in ("linear", "matmul", "mm", "bmm", "addmm"):
+    _aten.impl(_product, _lowered(getattr(torch.ops.aten, _product)), "AutocastPrivateUse1")
 _aten.impl("lstm.input", lstm_impl, "AutogradPrivateUse1")  # not the fused cell of GPUs

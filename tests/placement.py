@@ -2,7 +2,8 @@
 
 Tensors that the code of tests makes, and parameters and buffers of all modules, are moved there.
 Tensors that the library makes are where the library puts them, so a device that it forgot is an
-error on CUDA devices, and on the simulated one of :mod:`tests.devices`.
+error on CUDA devices, and on the simulated one of :mod:`tests.devices`. ``torch.as_tensor`` moves
+what tests take from the library, such as the batches of a task.
 """
 
 import sys
@@ -26,7 +27,7 @@ class _Placed(TorchFunctionMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.makes = {*_device_constructors(), torch.from_numpy}
+        self.makes = set(_device_constructors())
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None

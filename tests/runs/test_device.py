@@ -22,7 +22,6 @@ RECALL = "associative_recall(length=4, batch_size=4)"
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)
     monkeypatch.setattr("stateline.runs.extras.SAMPLE_TOKENS", 4)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
 
 
 def text(folder: Path) -> str:

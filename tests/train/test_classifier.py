@@ -42,7 +42,8 @@ def answers(model: SequenceClassifier, task: ClassificationTask) -> list[tuple[i
     """Class and answer of every held-out row, each read by itself."""
     rows = task.held_out_rows
     with torch.inference_mode():
-        found = [int(model.classify(torch.from_numpy(row)[None]).argmax()) for row in rows.inputs]
+        inputs = (torch.as_tensor(row)[None] for row in rows.inputs)
+        found = [int(model.classify(row).argmax()) for row in inputs]
     return list(zip(rows.labels, found, strict=True))
 
 

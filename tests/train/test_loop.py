@@ -127,6 +127,7 @@ def test_without_clipping_the_gradient_is_as_it_is(monkeypatch: pytest.MonkeyPat
     assert min(largest_gradients(monkeypatch, 0.0)) > 0.1
 
 
+@pytest.mark.cpu
 def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:
     with pytest.raises(TrainingDiverged, match="the loss became nan at step 2: lower lr") as c:
         run(lr=1e38, clip=0.0)
