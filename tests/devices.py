@@ -103,6 +103,9 @@ class FakeTensor(torch.Tensor):
         memo[id(self)] = copy
         return copy
 
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"fake {self.held!r}"
+
     def tolist(self) -> Any:
         """A copy as numbers, which PyTorch refuses for subclasses."""
         return self.cpu().tolist()
