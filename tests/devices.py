@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -219,10 +220,14 @@ def _lowered(op: Any) -> Any:
     return run
 
 
-_aten = torch.library.Library("aten", "IMPL")  # torch.tensor(..., device=...) finds no fallback
-_aten.impl(
-    "_to_copy", lambda *a, **k: _run(torch.ops.aten._to_copy.default, *a, **k), "PrivateUse1"
-)
+_aten = torch.library.Library("aten", "IMPL")
+_made = torch.ops.aten
+for _op in (  # which find no fallback, or fill an empty tensor whose size would have to change
+    _made._to_copy.default,
+    *(_made.eye.default, _made.eye.m),
+    *(_made.arange.default, _made.arange.start, _made.arange.start_step),
+):
+    _aten.impl(_op, partial(_run, _op), "PrivateUse1")
 for _product in ("linear", "matmul", "mm", "bmm", "addmm"):
-    _aten.impl(_product, _lowered(getattr(torch.ops.aten, _product)), "AutocastPrivateUse1")
+    _aten.impl(_product, _lowered(getattr(_made, _product)), "AutocastPrivateUse1")
 _aten.impl("lstm.input", lstm_impl, "AutogradPrivateUse1")  # not the fused cell of GPUs
