@@ -52,11 +52,16 @@ step() {  # step NAME COMMAND...
 
 bench() { step "$1" stateline bench "${@:2}" --out "$OUT-$1"; }
 
-# The kernels are right on this device.
+# The kernels are right on this device, and so is everything that computes on it.
 if [ -z "${SMOKE:-}" ]; then
   for part in ops test_gpu.py generate/test_graphs.py; do
     step "tests-${part##*/}" python -m pytest -q -n 0 --device cuda -m "" "tests/$part"
   done
+  for part in tests/[a-z]*/; do
+    part=$(basename "$part")
+    [ "$part" = ops ] || step "tests-$part" python -m pytest -q -n 4 --device cuda "tests/$part"
+  done
+  step tests-files python -m pytest -q -n 4 --device cuda tests/test_*.py
 fi
 
 # Convolutions against cuFFT (backend torch); the core of H3 against the memory floor and FlashAttention; selective scans

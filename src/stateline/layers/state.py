@@ -223,9 +223,8 @@ def load_state(
     """
     blank = template or (lambda capacity: layer.init_state(1, capacity=capacity))
     names = [name for name, _ in _named_leaves(blank(0))]
-    device = next(layer.parameters(), torch.empty(0)).device
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             _check_fingerprint(Path(path), metadata, fingerprint(layer), force)
             if set(file.keys()) != set(names):
@@ -240,7 +239,7 @@ def load_state(
     _check_leaves(Path(path), state, blank(0), blank(1))
     if metadata.get("content") != _digest(state):
         raise InputError(f"{path} is damaged: its numbers differ from those saved; save it again")
-    return state
+    return to(state, device=next(layer.parameters(), torch.empty(0)).device)
 
 
 def fingerprint(layer: nn.Module) -> dict[str, str]:
