@@ -3,10 +3,11 @@
 Tests of real data need its folder (``--data DIR``) and are skipped without it.
 """
 
+import importlib
 import os
 import resource
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,23 @@ from hypothesis import HealthCheck, settings
 
 SHARED = Path(__file__).parents[2] / "shared"
 VECTORS = Path(__file__).parent / "parity" / "vectors"
-NO_NUMBA = "import failed: numba is not installed"
+COMPUTING = {
+    "bench",
+    "compare",
+    "generate",
+    "hf",
+    "hf_check",
+    "layers",
+    "models",
+    "parity",
+    "probe",
+}
+COMPUTING |= {"runs", "train", "test_capacity.py", "test_compare.py", "test_evaluate.py"}
+"""Folders and files of tests that compute with models, on the device of ``--device``."""
+NO_NUMBA = "import failed: numba is not installed", "numba runs on the CPU, not on"
 
 os.environ["STATELINE_CACHE"] = os.devnull  # nothing that was measured on this machine counts
+torch.backends.cudnn.allow_tf32 = False  # as in matrix products: float32 is float32
 torch.set_num_threads(1)  # tests run side by side, and tensors here are small
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -33,13 +48,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, Any, Any]:
-    """Skip tests that require the kernels of numba where it is not installed."""
+    """Skip tests that require the kernels of numba where it is not installed, or on a GPU."""
     try:
         return (yield)
     except Exception as error:
-        if NO_NUMBA in str(error):
-            pytest.skip(NO_NUMBA)
+        for reason in NO_NUMBA:
+            if reason in str(error):
+                pytest.skip(reason)
         raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Put what a module of tests makes when it is imported on the device of ``--device``."""
+    with _placed(collector):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Put what a test and its fixtures make on the device of ``--device``."""
+    with _placed(item):
+        return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -54,10 +84,29 @@ def data(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where tests of ops and of the law compute (``--device cuda``); all others use the CPU."""
+    """Where tests compute: ``--device``."""
+    return _device(request.config)
+
+
+def _device(config: pytest.Config) -> torch.device:
+    if (name := config.getoption("--device")) == "fake":
+        importlib.import_module("tests.devices")
+        return torch.device(name)
     from stateline.devices import resolve_device  # not before jaxtyping can check the annotations
 
-    return resolve_device(request.config.getoption("--device"))
+    return resolve_device(name)
+
+
+def _placed(node: pytest.Item | pytest.Collector) -> AbstractContextManager[None]:
+    """Put what a node of the tests makes on the device of ``--device``, if it computes."""
+    if (device := _device(node.config)).type == "cpu":
+        return nullcontext()
+    parts = node.path.relative_to(node.config.rootpath).parts
+    if len(parts) < 2 or parts[1] not in COMPUTING or node.get_closest_marker("cpu"):
+        return nullcontext()
+    from tests.placement import placed
+
+    return placed(device)
 
 
 def _folder_or_skip(request: pytest.FixtureRequest, option: str, what: str) -> Path:

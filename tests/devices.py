@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch._decomp.decompositions import lstm_impl
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import (
@@ -79,6 +81,31 @@ class FakeTensor(torch.Tensor):
             if parts is not NotImplemented:
                 return parts
         return _run(op, *args, **kwargs)
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, other: "FakeTensor") -> None:
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.held = other.held
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.held.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        copy = self.detach().clone().requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        memo[id(self)] = copy
+        return copy
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"fake {self.held!r}"
 
     def tolist(self) -> Any:
         """A copy as numbers, which PyTorch refuses for subclasses."""
@@ -165,6 +192,9 @@ class _Module(_DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
 
+    def synchronize(self) -> None:
+        """Nothing runs in the background."""
+
     def get_rng_state(self, device: object = None) -> torch.Tensor:
         return torch.get_rng_state()
 
@@ -175,7 +205,29 @@ class _Module(_DummyBackendModule):
 _setup_privateuseone_for_python_backend("fake", backend_module=_Module())
 _library = torch.library.Library("_", "IMPL")
 _library.fallback(_run, "PrivateUse1")
-_aten = torch.library.Library("aten", "IMPL")  # torch.tensor(..., device=...) finds no fallback
-_aten.impl(
-    "_to_copy", lambda *a, **k: _run(torch.ops.aten._to_copy.default, *a, **k), "PrivateUse1"
-)
+_autocast = torch.library.Library("_", "IMPL")
+_autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+
+
+def _lowered(op: Any) -> Any:
+    """An operation as autocast runs it."""
+
+    def run(*args: Any) -> Any:
+        dtype = torch.get_autocast_dtype("fake")
+        with torch.autocast("fake", enabled=False):
+            return op(*pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype), args))
+
+    return run
+
+
+_aten = torch.library.Library("aten", "IMPL")
+_made = torch.ops.aten
+for _op in (  # which find no fallback, or fill an empty tensor whose size would have to change
+    _made._to_copy.default,
+    *(_made.eye.default, _made.eye.m),
+    *(_made.arange.default, _made.arange.start, _made.arange.start_step),
+):
+    _aten.impl(_op, partial(_run, _op), "PrivateUse1")
+for _product in ("linear", "matmul", "mm", "bmm", "addmm"):
+    _aten.impl(_product, _lowered(getattr(_made, _product)), "AutocastPrivateUse1")
+_aten.impl("lstm.input", lstm_impl, "AutogradPrivateUse1")  # not the fused cell of GPUs

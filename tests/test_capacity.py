@@ -174,6 +174,7 @@ def test_an_integer_that_depends_on_the_text_is_memory() -> None:
     assert state_bits(layer, 5) == 8 * layer.state_bytes(5) > 0
 
 
+@pytest.mark.cpu  # its task makes tensors
 def test_capacity_is_measured_on_any_task_with_problems() -> None:
     class Own:
         title, metric = "own", "accuracy"

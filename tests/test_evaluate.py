@@ -75,6 +75,7 @@ class Numbers(CorpusTask):
         raise NotImplementedError
 
 
+@pytest.mark.cpu  # its task makes tensors
 def test_a_model_that_is_always_right_scores_one() -> None:
     assert evaluate(successor_model(), Counting(), 4, batches=1) == {"accuracy": 1.0}
 
@@ -91,6 +92,7 @@ class Skipping(Counting):
         return {self.metric: float((answers == predictions).sum())}
 
 
+@pytest.mark.cpu  # its task makes tensors
 def test_with_teacher_forcing_a_mistake_is_not_passed_on() -> None:
     task = Skipping()
     assert evaluate(successor_model(), task, 1, batches=1) == {"numbers": 2.0}
@@ -107,6 +109,7 @@ def test_bits_per_token_become_bits_per_byte() -> None:
     assert evaluate(uniform, task, 3, batches=0)["bits"] == pytest.approx(wanted)
 
 
+@pytest.mark.cpu  # its task makes tensors
 def test_the_score_is_the_mean_over_the_batches() -> None:
     assert evaluate(successor_model(), Counting(), 4, batches=3) == {
         "accuracy": pytest.approx((1 + 0.75 + 0.5) / 3)
@@ -183,6 +186,7 @@ def test_a_corpus_can_be_scored_with_carried_state() -> None:
     assert found == pytest.approx(float(sum(losses)) / 1000 / math.log(2), 1e-5)
 
 
+@pytest.mark.cpu  # its task makes tensors
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("task", [Counting(), Numbers()], ids=["generated", "corpus"])
 def test_the_mode_is_as_it_was_and_evaluation_inside(

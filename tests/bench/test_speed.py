@@ -246,10 +246,7 @@ def test_a_cell_that_fails_is_left_out_and_the_others_are_measured(
     assert all(m.spread for m in others)
 
 
-def test_speed_is_measured_on_the_device_of_the_model_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
+def test_speed_is_measured_on_the_device_of_the_model_alone() -> None:
     subject = Subject(model("attention h3").to("fake"))
     with watch() as counts:
         for cell in CELLS:
@@ -260,10 +257,10 @@ def test_speed_is_measured_on_the_device_of_the_model_alone(
 
 
 def test_work_on_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[torch.device] = []
-    monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
+    waits: list[None] = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waits.append(None))
     timing.interleave({"one": lambda: None}, rounds=2, device="mps")
-    assert waits == [torch.device("mps")] * 8  # before and after each of four calls
+    assert len(waits) == 8  # before and after each of four calls
     timing.interleave({"one": lambda: None}, rounds=2, device="cpu")
     assert len(waits) == 8
 

@@ -231,6 +231,19 @@ def test_info_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert lstm["device_bytes"] > 0
 
 
+def test_info_tells_the_state_in_half_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    models = ["h3", "attention"]
+    own, half = (
+        [found["state_bytes"]["256"] for found in json.loads(said(capsys, *command))]
+        for command in (
+            ["info", *models, "--json"],
+            ["info", *models, "--json", "--state_dtype", "bfloat16"],
+        )
+    )
+    position = 8  # bytes, which stay
+    assert half == [(own[0] - position) // 2 + position, own[1]]
+
+
 @pytest.mark.parametrize("pattern", ["h3*9999", "ladder(h3*9999)*9999", "ladder(" * 60])
 def test_info_refuses_what_is_too_large(pattern: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", pattern]) == 2

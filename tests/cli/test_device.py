@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import torch
 
 from stateline import devices
 from stateline.cli import main
@@ -36,7 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(devices, "_NAME", re.compile("auto|cpu|fake"))
     monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
     (tmp_path / "text").write_text("1 2 3 " * 30)
     save_model(LanguageModel(make_task(TASK).model_config("h3 attention", {"d_model": 8})), "run")
     return tmp_path

@@ -9,6 +9,8 @@ from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from tests.devices import watch
 
+pytestmark = pytest.mark.cpu  # each test chooses its devices
+
 PROMPTS = [torch.tensor([1, 2, 3]), torch.tensor([4])]
 PATTERNS = ["h3 attention(position=rope)", "lstm s4d", "mamba"]
 NARROW = Sampling(1.2, top_k=9, top_p=0.9, repetition_penalty=1.3)

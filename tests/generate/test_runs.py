@@ -78,6 +78,7 @@ def test_another_tokenizer_can_be_named(build: Build, tmp_path: Path) -> None:
     assert type(load_run(tmp_path, tokenizer="byte")[1]) is ByteTokenizer
 
 
+@pytest.mark.cpu
 def test_a_published_model_may_be_a_file_or_a_folder_without_a_configuration(
     tmp_path: Path,
 ) -> None:

@@ -176,6 +176,7 @@ def test_a_row_of_another_model_cannot_join(build: Build, other: str) -> None:
         session.join(prefill(made.float(), PROMPT))
 
 
+@pytest.mark.cpu
 def test_nan_is_refused_at_once_on_the_cpu(build: Build) -> None:
     made = build("h3(d_state=8)")
     session = Session(made, prefill(made, PROMPT))

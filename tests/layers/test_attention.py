@@ -103,6 +103,7 @@ def test_a_chunk_keeps_the_room_for_steps_in_place() -> None:
     assert state.k.shape[1] == 7 + 3
 
 
+@pytest.mark.cpu
 def test_a_step_in_place_without_room_is_refused() -> None:
     layer = Attention(WIDTH)
     state = layer.init_state(2, capacity=1)

@@ -119,6 +119,7 @@ def test_several_signals_do_not_enlarge_the_state() -> None:
     assert H3(8, n_outputs=3).state_bytes(1) == H3(8).state_bytes(1)
 
 
+@pytest.mark.cpu
 def test_a_bounded_layer_bounds_the_model_around_it() -> None:
     config = ModelConfig("ladder(h3(max_len=6)) h3(max_len=9) h3", vocab_size=5, d_model=8)
     model = LanguageModel(config)

@@ -7,7 +7,7 @@ from torch.utils import _pytree as pytree
 from stateline.generate.session import Session, prefill
 from stateline.layers import LAYERS
 from stateline.layers.state import copied, nbytes
-from stateline.layers.stored_state import stored
+from stateline.layers.stored_state import stored, stored_bytes
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
@@ -43,6 +43,16 @@ def test_half_precision_halves_the_states_of_h3() -> None:
     stack = build_stack(ModelConfig("h3 mamba", vocab_size=1, d_model=8))
     state = stack.init_state(3)
     assert nbytes(stored(state, torch.bfloat16)) == nbytes(state) / 2
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_bytes_of_a_stored_state_are_known_before_it_is_made(pattern: str) -> None:
+    stack = build_stack(ModelConfig(pattern, vocab_size=1, d_model=8)).eval()
+    with torch.no_grad():
+        _, state = stack.forward_chunk(torch.randn(1, 7, 8), stack.init_state(1))
+    for dtype in (torch.bfloat16, torch.float64):
+        assert stored_bytes(stack, 7, dtype) == nbytes(stored(state, dtype))
+    assert stored_bytes(stack, 7, None) == nbytes(state)
 
 
 def test_keys_and_values_stay_as_they_are() -> None:

@@ -21,6 +21,8 @@ from stateline.models.factory import make_empty_model, make_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters
 
+pytestmark = pytest.mark.cpu  # what is tested are files
+
 CONFIG = ModelConfig("attention(position=hard_alibi) h3", vocab_size=9, d_model=8, norm="rms")
 TOKENS = torch.arange(9)[None]
 

@@ -67,6 +67,7 @@ def test_numbers_enter_with_their_own_size() -> None:
     assert entered.std().item() == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("config", [NUMBERS, TOKENS])
 def test_a_loaded_classifier_gives_the_same_logits_to_the_bit(
     tmp_path: Path, config: ClassifierConfig
@@ -120,6 +121,7 @@ def test_settings_that_cannot_be_used_are_named(settings: dict[str, Any], messag
         ClassifierConfig("s4d", **settings)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("config", "x", "message"),
     [

@@ -20,6 +20,8 @@ from stateline.models.convert.repeat_after_me import (
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters
 
+pytestmark = pytest.mark.cpu  # what is tested are files
+
 TOKENS = torch.tensor([[1, 2, 0, 4, 3, 3]])
 
 SIZES = {

@@ -15,6 +15,8 @@ from stateline.models.config import ModelConfig
 from stateline.models.convert.h3 import h3_layer_weights, load_h3, released_names
 from stateline.models.language_model import LanguageModel
 
+pytestmark = pytest.mark.cpu  # what is tested are files
+
 CONFIG = ModelConfig(
     "h3 attention",
     vocab_size=11,

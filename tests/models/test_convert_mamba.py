@@ -14,6 +14,8 @@ from stateline.layers import Mamba, Mamba2, Residual
 from stateline.models.convert.mamba import load_mamba, mamba_config
 from stateline.models.language_model import LanguageModel
 
+pytestmark = pytest.mark.cpu  # what is tested are files
+
 TOKENS = torch.tensor([[1, 2, 0, 4, 3, 3]])
 
 HUGGING_FACE: dict[str, dict[str, Any]] = {

@@ -26,7 +26,10 @@ from tests.models.published import (
     transformers,
 )
 
-pytestmark = pytest.mark.slow  # models of twenty formats, each made by transformers
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.cpu,
+]  # models of twenty formats, each made by transformers
 
 ORDERED = [name for name, (kind, _) in MODELS.items() if name == kind]
 """One model of each family of transformers."""

@@ -33,6 +33,8 @@ from tests.models.published import (
     transformers,
 )
 
+pytestmark = pytest.mark.cpu  # what is tested are files
+
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()

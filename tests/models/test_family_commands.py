@@ -10,7 +10,7 @@ from stateline.cli import main
 from stateline.files import read_json_object
 from tests.models.published import FOLDERS, tiny_tokenizer
 
-pytestmark = pytest.mark.slow  # seven commands for each of twenty formats
+pytestmark = [pytest.mark.slow, pytest.mark.cpu]  # seven commands for each of twenty formats
 
 
 @pytest.mark.parametrize("name", FOLDERS)

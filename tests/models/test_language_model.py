@@ -88,6 +88,7 @@ def test_parameters_of_layers_that_initialise_themselves_are_left_alone() -> Non
     assert decay.exp().allclose(torch.tensor(0.5))
 
 
+@pytest.mark.cpu
 class TestLearnedPositionsEnd:
     """At ``max_len`` tokens the model works, beyond them every way in says so."""
 

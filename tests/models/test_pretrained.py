@@ -20,6 +20,8 @@ from stateline.models.convert.table import CONVERTERS, read_pretrained, write_pr
 from stateline.models.convert.weights import read_tensors, read_weights
 from stateline.models.language_model import LanguageModel
 
+pytestmark = pytest.mark.cpu  # what is tested are files
+
 FOLDERS = {
     "gptneox_hf": "gpt_neox",
     "gptneox_hf_legacy": "gpt_neox",

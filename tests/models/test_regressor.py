@@ -53,6 +53,7 @@ def test_a_target_at_every_position_can_be_learned() -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
+@pytest.mark.cpu
 def test_a_loaded_regressor_predicts_the_same_bits(tmp_path: Path) -> None:
     model = new_model()
     save_model(model, tmp_path)

@@ -10,6 +10,8 @@ from stateline.models.convert.transformer_sequential import (
     transformer_sequential_config,
 )
 
+pytestmark = pytest.mark.cpu  # what is tested are files
+
 SETTINGS = {
     "hid_sz": 8,
     "inner_hid_sz": 16,

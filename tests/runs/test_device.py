@@ -13,6 +13,8 @@ from stateline.runs.train import run_job
 from stateline.train.processes import Processes
 from tests.devices import watch
 
+pytestmark = pytest.mark.cpu  # each test chooses its devices
+
 RECALL = "associative_recall(length=4, batch_size=4)"
 
 
@@ -20,7 +22,6 @@ RECALL = "associative_recall(length=4, batch_size=4)"
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)
     monkeypatch.setattr("stateline.runs.extras.SAMPLE_TOKENS", 4)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
 
 
 def text(folder: Path) -> str:

@@ -42,7 +42,9 @@ def losses(model: LanguageModel, task: Text, config: TrainConfig) -> list[float]
 def rows(task: Text, batches: int) -> tuple[Tensor, Tensor]:
     """Tokens and targets of the first batches of consecutive text, row by row."""
     parts = [task.consecutive_batch(index) for index in range(batches)]
-    return torch.cat([p.tokens for p in parts], 1), torch.cat([p.targets for p in parts], 1)
+    joined = (torch.cat([p[part] for p in parts], dim=1) for part in (0, 1))
+    tokens, targets = map(torch.as_tensor, joined)
+    return tokens, targets
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> float:
@@ -59,7 +61,8 @@ def test_a_carried_state_gives_the_loss_of_the_whole_text(text: Text) -> None:
 
 def test_without_carrying_every_batch_starts_from_nothing(text: Text) -> None:
     model = build()
-    wanted = [mean_loss(model(b.tokens), b.targets) for b in map(text.train_batch, range(3))]
+    batches = (map(torch.as_tensor, text.train_batch(index)) for index in range(3))
+    wanted = [mean_loss(model(tokens), targets) for tokens, targets in batches]
     config = carried(steps=3, lr=FROZEN, carry_state=False, carry_cap=None)
     assert losses(model, text, config) == pytest.approx(wanted, rel=1e-5)
 
@@ -93,7 +96,7 @@ def test_a_fresh_row_starts_anew_and_the_others_go_on(
 
     def second_row_is_fresh(index: int) -> Any:
         batch = given(index)
-        return batch._replace(fresh=torch.arange(4) == 1) if index else batch
+        return batch._replace(fresh=torch.arange(4).cpu() == 1) if index else batch
 
     monkeypatch.setattr(text, "consecutive_batch", second_row_is_fresh)
     tokens, targets = rows(text, 2)
@@ -120,7 +123,7 @@ def first_gradient(
 def gradient_by_hand(model: LanguageModel, text: Text, cut: Callable[[Any], Any]) -> Tensor:
     """The same in two segments of 8 tokens, with ``cut`` between them."""
     model.zero_grad()
-    tokens, targets, _ = text.consecutive_batch(0)
+    tokens, targets, _ = map(torch.as_tensor, text.consecutive_batch(0))
     first, state = model.forward_chunk(tokens[:, :8], model.init_state(4))
     second, _ = model.forward_chunk(tokens[:, 8:], cut(state))
     logits = torch.cat([first, second], dim=1)
@@ -158,7 +161,8 @@ def test_accumulated_batches_are_one_larger_batch(
     model, found = first_gradient(monkeypatch, text, accumulate=2, **settings)
     model.zero_grad()
     both = [
-        torch.cat(parts) for parts in zip(text.train_batch(0), text.train_batch(1), strict=True)
+        torch.as_tensor(torch.cat(parts))
+        for parts in zip(text.train_batch(0), text.train_batch(1), strict=True)
     ]
     cross_entropy(model(both[0]).flatten(0, 1), both[1].flatten()).backward()
     wanted = torch.cat([p.grad.flatten() for p in model.parameters()])  # type: ignore[union-attr]
@@ -183,7 +187,7 @@ def test_recomputing_keeps_less(text: Text) -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-            model(text.train_batch(0).tokens)
+            model(torch.as_tensor(text.train_batch(0).tokens))
         return sum(sizes)
 
     assert kept(True) < 0.5 * kept(False)

@@ -42,7 +42,8 @@ def answers(model: SequenceClassifier, task: ClassificationTask) -> list[tuple[i
     """Class and answer of every held-out row, each read by itself."""
     rows = task.held_out_rows
     with torch.inference_mode():
-        found = [int(model.classify(torch.from_numpy(row)[None]).argmax()) for row in rows.inputs]
+        inputs = (torch.as_tensor(row)[None] for row in rows.inputs)
+        found = [int(model.classify(row).argmax()) for row in inputs]
     return list(zip(rows.labels, found, strict=True))
 
 
@@ -52,7 +53,7 @@ def test_the_first_loss_is_that_of_the_classes_of_the_first_batch(
     task: ClassificationTask, pattern: str, recompute: bool
 ) -> None:
     model = new_model(task, pattern=pattern)
-    x, targets = task.train_batch(0)
+    x, targets = map(torch.as_tensor, task.train_batch(0))
     asked = targets != IGNORE
     with torch.no_grad():
         logits = model.classify(x, asked.float().argmax(dim=1) + 1)

@@ -17,6 +17,8 @@ from stateline.train.loop import train
 from stateline.train.processes import Processes
 from tests.devices import watch
 
+pytestmark = pytest.mark.cpu  # each test chooses its devices
+
 FAKE = Processes(device=torch.device("fake", 0))
 CARRY = {"carry_state": True, "carry_cap": 48, "segment_len": 7, "accumulate": 2}
 

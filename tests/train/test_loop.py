@@ -48,7 +48,7 @@ def test_the_loss_is_the_mean_since_the_last_line() -> None:
 
 
 def test_the_first_loss_is_that_of_the_first_batch_under_the_given_weights() -> None:
-    tokens, targets = task().train_batch(0)
+    tokens, targets = map(torch.as_tensor, task().train_batch(0))
     right = model()(tokens).log_softmax(dim=-1)
     scored = [
         -right[row, place, targets[row, place]].item()
@@ -67,7 +67,7 @@ def test_updates_are_those_of_adamw() -> None:
     run(of=ours, steps=5, **settings)
     adamw = torch.optim.AdamW(by_hand.parameters(), lr=1e-2, weight_decay=0.0)
     for step in range(5):
-        tokens, targets = task().train_batch(step)
+        tokens, targets = map(torch.as_tensor, task().train_batch(step))
         adamw.zero_grad()
         cross_entropy(by_hand(tokens).mT, targets, ignore_index=-100).backward()
         adamw.step()
@@ -127,6 +127,7 @@ def test_without_clipping_the_gradient_is_as_it_is(monkeypatch: pytest.MonkeyPat
     assert min(largest_gradients(monkeypatch, 0.0)) > 0.1
 
 
+@pytest.mark.cpu
 def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:
     with pytest.raises(TrainingDiverged, match="the loss became nan at step 2: lower lr") as c:
         run(lr=1e38, clip=0.0)

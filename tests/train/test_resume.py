@@ -109,7 +109,7 @@ def test_a_checkpoint_is_a_model(text: Text, tmp_path: Path) -> None:
     run(text, tmp_path, of=trained)
     kept = load_model(checkpoint.found(tmp_path)[-1])
     tokens = text.train_batch(0).tokens
-    assert kept(tokens).equal(trained(tokens))
+    assert kept(tokens).equal(trained.to("cpu")(tokens))
 
 
 def test_a_finished_run_trains_no_more(text: Text, tmp_path: Path) -> None:
@@ -222,6 +222,7 @@ def test_a_run_that_diverges_names_its_last_good_checkpoint(text: Text, tmp_path
     assert all(t.isfinite().all() for t in load_file(good / "model.safetensors").values())
 
 
+@pytest.mark.cpu
 def test_weights_that_are_no_numbers_are_not_kept(text: Text, tmp_path: Path) -> None:
     with pytest.raises(TrainingDiverged, match=r"a weight or its moments became .* at step 1"):
         run(text, tmp_path, lr=1e38, weight_decay=10.0, save_every=1)

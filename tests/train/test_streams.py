@@ -77,7 +77,9 @@ def test_the_loss_is_that_of_the_stretches_read_as_a_whole(
 ) -> None:
     task = make(reset)
     whole, batches = model(task, pattern), [task.consecutive_batch(index) for index in range(6)]
-    tokens, targets = (torch.stack([b[part] for b in batches], dim=1) for part in (0, 1))
+    tokens, targets = (
+        torch.as_tensor(torch.stack([b[part] for b in batches], dim=1)) for part in (0, 1)
+    )
     logits = torch.empty(*tokens.shape, task.vocab_size)
     fresh = torch.stack([batch.fresh for batch in batches], dim=1)
     for row, first, last in stretches(fresh):

@@ -10,7 +10,7 @@ from torch import Tensor
 from stateline.bench.cases import OP_CASES, Case
 from stateline.bench.memory import peak_bytes
 from stateline.bench.record import Figure
-from stateline.bench.suites import BOTH, FORWARD, Settings, clearing, figure_of, skip
+from stateline.bench.suites import BOTH, FORWARD, Settings, clearing, figure_of, in_turns, skip
 from stateline.bench.timing import Call, interleave, waiter
 from stateline.errors import InputError
 
@@ -22,9 +22,6 @@ LONGEST_CHECKED = 8192
 
 PRECISE_LENGTH = 2048
 """The same on a GPU, where batches are larger and all scores of attention must fit."""
-
-MOST_COPIES = 8
-"""Copies of the inputs that are used in turns on a GPU."""
 
 
 def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
@@ -64,7 +61,7 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
 
 
 def _op_call(case: Case, backend: str, work: str) -> Call:
-    copies = _copies(case.inputs)
+    copies = in_turns(case.inputs)
     turns = itertools.cycle(copies)
     if work == FORWARD:
 
@@ -80,17 +77,6 @@ def _op_call(case: Case, backend: str, work: str) -> Call:
         return y
 
     return clearing(both, [leaf for inputs in copies for leaf in inputs])
-
-
-def _copies(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """Inputs to use in turns: on a GPU so many that its cache does not hold those of a call."""
-    device = inputs[0].device
-    if device.type != "cuda":
-        return [inputs]
-    cache = torch.cuda.get_device_properties(device).L2_cache_size
-    count = min(MOST_COPIES, 1 + -(-2 * cache // sum(x.nbytes for x in inputs)))
-    others = (tuple(x.detach().clone().requires_grad_() for x in inputs) for _ in range(count - 1))
-    return [inputs, *others]
 
 
 def _too_slow(known: tuple[float, float] | None, flops: float) -> str:

@@ -1,6 +1,7 @@
 """The suites of ``stateline bench``: each times its candidates in turns and yields figures."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from stateline.train.optimizer import make_optimizer
 CPU_BACKENDS = ("torch", "numba")
 
 FORWARD, BOTH = "forward", "forward+backward"
+
+MOST_COPIES = 8
+"""Copies of the inputs that are used in turns on a GPU."""
 
 
 @dataclass
@@ -133,6 +137,8 @@ def _bare_layer(pattern: str, settings: Settings) -> nn.Module:
 
 def _layer_call(layer: nn.Module, sizes: Sizes, work: str, backend: str | None) -> Call:
     x = sizes.randn(sizes.batch, sizes.length, sizes.d_model).requires_grad_()
+    copies = in_turns((x,))
+    turns = itertools.cycle(copies)
 
     def preferring() -> AbstractContextManager[object]:
         return use_backend(backend) if backend else nullcontext()
@@ -141,18 +147,18 @@ def _layer_call(layer: nn.Module, sizes: Sizes, work: str, backend: str | None) 
 
         def forward() -> object:
             with torch.no_grad(), preferring():
-                return layer(x)
+                return layer(*next(turns))
 
         return forward
 
     def both() -> object:
         with preferring():
-            y = layer(x)
+            y = layer(*next(turns))
             y = y[0] if isinstance(y, tuple) else y
             y.backward(torch.ones_like(y))
         return y
 
-    return clearing(both, (x, *layer.parameters()))
+    return clearing(both, (*(x for (x,) in copies), *layer.parameters()))
 
 
 def _update(model: AnyModel, tokens: Tensor, targets: Tensor, backend: str) -> Call:
@@ -167,6 +173,17 @@ def _update(model: AnyModel, tokens: Tensor, targets: Tensor, backend: str) -> C
         optimizer.step()
 
     return update
+
+
+def in_turns(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    """Inputs to use in turns: on a GPU so many that its cache does not hold those of a call."""
+    device = inputs[0].device
+    if device.type != "cuda":
+        return [inputs]
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    count = min(MOST_COPIES, 1 + -(-2 * cache // sum(x.nbytes for x in inputs)))
+    others = (tuple(x.detach().clone().requires_grad_() for x in inputs) for _ in range(count - 1))
+    return [inputs, *others]
 
 
 def clearing(call: Call, leaves: Sequence[Tensor]) -> Call:

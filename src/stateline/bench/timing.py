@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -151,7 +152,8 @@ def waiter(device: torch.device) -> Call:
     """A function that returns when the device has done all work it was given."""
     if device.type in ("cpu", "meta"):
         return lambda: None
-    return lambda: torch.accelerator.synchronize(device)
+    module = torch.get_device_module(device)
+    return partial(module.synchronize, device) if device.type == "cuda" else module.synchronize
 
 
 @contextmanager

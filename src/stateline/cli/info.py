@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsonargparse import ArgumentParser
 
-from stateline.devices import add_device_option, add_dtype_option
+from stateline.devices import DTypeName, add_device_option, add_dtype_option
 from stateline.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -48,6 +48,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON: a list of one per pattern")
     add_device_option(parser)
     add_dtype_option(parser)
+    parser.add_argument(
+        "--state_dtype",
+        type=DTypeName | None,
+        help="precision in which states are kept between steps, as of generate --state_dtype",
+    )
     parser.add_class_arguments(ModelConfig, skip={"pattern", "vocab_size", "layers"})
 
 
@@ -59,7 +64,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 
     from rich.console import Console
 
-    facts = [measure(config, options["dtype"], options["device"]) for config in configs]
+    precisions = options["dtype"], options["state_dtype"]
+    facts = [measure(config, *precisions, options["device"]) for config in configs]
     if options["json"]:
         print(json.dumps(facts, indent=2))
         return 0
@@ -94,20 +100,24 @@ def resolve(text: str, given: Mapping[str, Any], vocab_size: int = 256) -> Model
     return ModelConfig(**{"pattern": text, **default, **given})
 
 
-def measure(config: ModelConfig, dtype: str | None, device: str) -> dict[str, Any]:
+def measure(
+    config: ModelConfig, dtype: str | None, state_dtype: str | None, device: str
+) -> dict[str, Any]:
     """What ``--json`` prints of one model."""
     from stateline.devices import resolve_device, resolve_dtype
     from stateline.layers.compose import title
+    from stateline.layers.stored_state import stored_bytes
     from stateline.models.factory import meta_model
 
     model = meta_model(config)
     if (wanted := resolve_dtype(dtype)) is not None:
         model = model.to(wanted)
+    kept = resolve_dtype(state_dtype)
     rows = [
         Row(
             title(part),
             sum(p.numel() for p in part.parameters()),
-            tuple(part.state_bytes(length) for length in STATE_LENGTHS),
+            tuple(stored_bytes(part, length, kept) for length in STATE_LENGTHS),
         )
         for part in model.stack.links
     ]
@@ -122,7 +132,7 @@ def measure(config: ModelConfig, dtype: str | None, device: str) -> dict[str, An
         "device": str(found := resolve_device(device)),
         "device_bytes": memory_of(found),
         "flops_per_token": {length: model.flops_per_token(length) for length in LENGTHS},
-        "state_bytes": {length: model.state_bytes(length) for length in LENGTHS},
+        "state_bytes": {length: stored_bytes(model, length, kept) for length in LENGTHS},
         "layers": [
             {
                 "name": row.name,

@@ -28,6 +28,13 @@ room as another where the free slots are not the last ones.
 _FORMAT = "stateline-state-1"
 
 
+def leaves_of(state: State) -> list[Tensor]:
+    """All tensors of a state, in order; much faster than PyTorch's function for any tree."""
+    if isinstance(state, Tensor):
+        return [state]
+    return [leaf for part in state for leaf in leaves_of(part)]
+
+
 def select_rows(state: State, rows: Sequence[int] | Tensor) -> State:
     """Copy some rows, in the given order; taking a row more than once forks it.
 
@@ -216,9 +223,8 @@ def load_state(
     """
     blank = template or (lambda capacity: layer.init_state(1, capacity=capacity))
     names = [name for name, _ in _named_leaves(blank(0))]
-    device = next(layer.parameters(), torch.empty(0)).device
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             _check_fingerprint(Path(path), metadata, fingerprint(layer), force)
             if set(file.keys()) != set(names):
@@ -233,7 +239,7 @@ def load_state(
     _check_leaves(Path(path), state, blank(0), blank(1))
     if metadata.get("content") != _digest(state):
         raise InputError(f"{path} is damaged: its numbers differ from those saved; save it again")
-    return state
+    return to(state, device=next(layer.parameters(), torch.empty(0)).device)
 
 
 def fingerprint(layer: nn.Module) -> dict[str, str]:

@@ -1,11 +1,12 @@
 """States whose accumulators are kept in half precision between the steps of decoding."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stateline.layers.state import State, accumulators
+from stateline.layers.state import State, accumulators, nbytes
 
 
 def stored(state: State, dtype: torch.dtype) -> State:
@@ -26,6 +27,22 @@ def stored(state: State, dtype: torch.dtype) -> State:
         0.5
     """
     return _change(state, _storable, lambda x: x.to(dtype))
+
+
+def stored_bytes(layer: Any, length: int, dtype: torch.dtype | None) -> int:
+    """Bytes of one row's state after ``length`` tokens, kept as by :func:`stored`.
+
+    What is kept in another dtype has the same size at every length.
+
+    Args:
+        layer: A layer or a model.
+        length: Number of tokens.
+        dtype: Of the accumulators and past inputs; ``None`` means their own.
+    """
+    if dtype is None:
+        return layer.state_bytes(length)
+    begun = layer.init_state(1)
+    return layer.state_bytes(length) - nbytes(begun) + nbytes(stored(begun, dtype))
 
 
 def widened(state: State) -> State:

@@ -51,7 +51,7 @@ def train(
     *,
     folder: Path | None = None,
     run: Any = None,
-    processes: Processes = ALONE,
+    processes: Processes | None = None,
     on_log: Callable[[Metrics], None] = lambda _: None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
@@ -69,7 +69,8 @@ def train(
         config: Optimizer, schedule, length, state.
         folder: Where metrics and checkpoints are written; by default nowhere.
         run: What else defines the run, as plain data; checkpoints of other runs are refused.
-        processes: The processes that share the work; each calls this function.
+        processes: The processes that share the work; each calls this function. By default this
+            one alone, on the device of the model.
         on_log: Called with every line of metrics, in the main process.
         interrupted: Called after every update; if it returns true, the run saves and stops.
 
@@ -82,6 +83,7 @@ def train(
         InputError: If the state cannot be carried as the configuration says, the folder cannot be
             written to, or its checkpoint cannot be used.
     """
+    processes = processes or Processes(device=next(model.parameters()).device)
     trainer = _Trainer(model, task, config, processes, folder, run)
     try:
         trainer.resume()

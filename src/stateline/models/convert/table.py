@@ -366,7 +366,7 @@ def _ignored(tensors: Tensors, ours: Tensors) -> tuple[str, ...]:
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write with safetensors, or pickled where the official program reads no other file."""
     if path.suffix != ".safetensors":
-        torch.save(dict(tensors), path)
+        torch.save({name: tensor.cpu() for name, tensor in tensors.items()}, path)
         return
     owned = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     save_file(owned, path, metadata={"format": "pt"})
