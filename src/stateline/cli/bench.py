@@ -32,6 +32,7 @@ PATTERNS = {
         "h3=h3*12",
     ),
 }
+MEASURED = ("ops", "layers", "train", "decode")
 SUITES = {
     "only": ("ops",),
     "patterns": ("layers", "train", "decode"),
@@ -40,7 +41,7 @@ SUITES = {
     "batches": ("decode",),
     "tokens": ("ops", "layers"),
     "rows": ("ops", "layers"),
-    "d_model": ("ops", "layers", "train", "decode"),
+    **dict.fromkeys(("d_model", "backends", "threads", "dtype", "out"), MEASURED),
     "vocab_size": ("decode",),
     "against": ("layers", "decode"),
     "state_dtype": ("decode",),
@@ -95,7 +96,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help="folder for SUITE.json, such as ops.json, and plots",
     )
-    option("--force", action="store_true", help="print ratios even if the machine is busy")
+    option(
+        "--force",
+        action="store_true",
+        help="print ratios, or store thresholds, even if the machine is busy",
+    )
     add_device_option(parser)
 
 
@@ -110,7 +115,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.bench.show import print_benchmark, write_benchmark
 
     if given.suite == "tune":
-        return _tune(given.seconds)
+        return _tune(given.seconds, force=given.force)
     suite = given.suite
     given.lengths = given.lengths or list(LENGTHS[suite])
     given.patterns = given.patterns or list(PATTERNS[suite])
@@ -139,7 +144,7 @@ def _check(given: Namespace, parser: ArgumentParser) -> None:
             raise InputError(f"{given.suite} has no --{name}: it is for {', '.join(suites)}")
 
 
-def _tune(seconds: float) -> int:
+def _tune(seconds: float, *, force: bool) -> int:
     from rich.console import Console
 
     from stateline.bench.timing import use_threads, watch_load
@@ -149,9 +154,10 @@ def _tune(seconds: float) -> int:
     console = Console()
     with console.status("measuring") as status, use_threads(1), watch_load() as load:
         found = tune(seconds, status.update)
-    if load.busy:
+    if load.busy and not force:
         raise InputError(
-            f"other programs used {load.foreign_cores:.1f} cores: measure on an idle machine"
+            f"other programs used {load.foreign_cores:.1f} cores: measure on an idle machine, or "
+            "give --force"
         )
     for name, value in found.items():
         console.print(f"{name:<26} {value}", highlight=False)
