@@ -158,18 +158,19 @@ def _run(*inputs: Tensor) -> list[Tensor]:
 def _gradients(grad: Tensor, grad_after: Tensor | None, *inputs: Tensor) -> list[Any]:
     call = _Call(*inputs)
     kind, pieces = call.packed.dtype, max(1, min(call.batch, ROW_PIECES))
-    signals = [np.empty(x.numel(), kind) for x in inputs[:3]]
+    signals, found, apart = zip(*side_by_side(call.dtype, *inputs[:3]), strict=True)
     states: list[Any] = [None if x is None else np.empty_like(x) for x in call.states]
     lanes, whole = pieces * call.blocks * LANES, -(-call.count // TOGETHER) * TOGETHER
     dtaps, dskip = np.empty(lanes * whole), np.empty(lanes, kind)
     packed = call.empty_gradients(pieces)
     grads = flat(grad, call.dtype), None if grad_after is None else flat(grad_after, call.dtype)
-    arguments = (*grads, *call.arrays, *signals, dtaps, packed, dskip, *states, call.count)
+    arguments = (*grads, *call.arrays, *found, dtaps, packed, dskip, *states, call.count)
+    sizes = (call.batch, *call.sizes, apart[0], pieces)
     work = inputs[0].numel() * (call.modes * 0.6 + call.count * 0.2)
-    fan_out(backward, (*arguments, call.batch, *call.sizes, pieces), pieces * call.blocks, work)
+    fan_out(backward, (*arguments, *sizes), pieces * call.blocks, work)
     dskip = dskip.reshape(pieces, -1).sum(0)[: call.channels]
-    found = [unpack_taps(dtaps, pieces, inputs[3]), *call.unpack(packed, pieces), dskip]
-    return signals + found + (states if grad_after is not None else [])
+    weights = unpack_taps(dtaps, pieces, inputs[3]), *call.unpack(packed, pieces), dskip
+    return [*signals, *weights, *(states if grad_after is not None else [])]
 
 
 def _signals(dtype: torch.dtype, *signals: Tensor) -> tuple[list[Array], int]:

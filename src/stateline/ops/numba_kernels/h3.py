@@ -112,11 +112,12 @@ def _gates_back(gy, qb, pairs, skip, dskip, gated, dpairs, rows):
 def backward(
     gy, gafter, q, k, v, taps, p, skip, past, state,
     dq, dk, dv, dtaps, dp, dskip, dpast, dstate,
-    count, batch, length, channels, modes, stride, pieces, start, stop,
+    count, batch, length, channels, modes, stride, apart, pieces, start, stop,
 ):  # fmt: skip
     """Tasks of (piece of the rows, channel block), each with gradients of the coefficients.
 
-    Those of the taps are reversed and padded as in the backward pass of the short filter.
+    Tokens of dq, dk and dv are ``apart`` entries apart. Gradients of the taps are reversed and
+    padded as in the backward pass of the short filter.
     """
     align_stack()
     blocks, groups = (channels + LANES - 1) // LANES, (modes + MODES - 1) // MODES
@@ -169,7 +170,7 @@ def backward(
                         at, there = at_p + m * PLANES * WIDE, here + size + m * 2 * WIDE
                         advance(pairs, out, rows, kept, there, p, at, state)
                     _gate(out, gb, rows)
-                    write_block(dq, place * channels + channel, channels, rows, lanes, out)
+                    write_block(dq, place * apart + channel, apart, rows, lanes, out)
                     continue
                 read_block(qb, q, place * stride + channel, stride, rows, lanes)
                 _gates_back(gb, qb, pairs, weight, lost, gated, dpairs, rows)
@@ -186,10 +187,10 @@ def backward(
                     g, i = load(dpairs, t * LANES, LANES), t * LANES
                     store(later, i, g * load(vb, i, LANES))
                     store(out, i, g * load(shifted, i, LANES))
-                write_block(dv, place * channels + channel, channels, rows, lanes, out)
+                write_block(dv, place * apart + channel, apart, rows, lanes, out)
                 correlate(dtap, later, keys, whole, rows, whole - 1 - before)
                 filter_block(out, later, 0, 1, taps, count, channel, padded, rows, length - first)
-                write_block(dk, place * channels + channel, channels, rows, lanes, out)
+                write_block(dk, place * apart + channel, apart, rows, lanes, out)
                 done += 1
                 if done % FLUSH == 0:
                     flush(dtaps, of_taps, dtap, 0, whole * LANES)
