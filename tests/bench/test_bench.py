@@ -10,7 +10,7 @@ import torch
 from stateline.bench import memory, peaks
 from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
-from stateline.bench.peers import find_peers
+from stateline.bench.peers import PEERS, find_peers
 from stateline.bench.show import read_benchmark
 from stateline.bench.timing import Timing, interleave, use_threads, watch_load
 from stateline.cli import main
@@ -122,6 +122,10 @@ def test_errors_are_measured_against_float64(tmp_path: Path) -> None:
     [
         (["ops", "--only", "diagonal"], "did you mean 'diagonal_ssm'"),
         (["ops", "--lengths", "0"], "must be at least 1"),
+        (["ops", "--backends", "cuda"], "unknown backend 'cuda'"),
+        (["ops", "--seconds", "-1"], "seconds must not be negative, got -1"),
+        (["ops", "--against", "hf"], "ops has no --against: it is for layers, decode"),
+        (["tune", "--only", "attention"], "tune has no --only: it is for ops"),
         (["layers", "--against", "safari"], "needs a checkout"),
         (["layers", "--against", "safary"], "did you mean 'safari'"),
         (["layers", "--against", "safari=tests"], "it has no src/models/sequence/h3.py"),
@@ -138,20 +142,58 @@ def test_what_cannot_be_measured_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_layer_of_a_checkout_is_a_peer(tmp_path: Path) -> None:
-    home = tmp_path / "models" / "s4"
-    home.mkdir(parents=True)
-    (home / "s4d.py").write_text(
-        "from torch import nn\n"
-        "class S4D(nn.Module):\n"
-        "    def __init__(self, d_model, d_state, dropout):\n"
+def checkout(folder: Path, file: str, layer: str, arguments: str, result: str) -> Path:
+    """A folder with a layer whose code imports a package ``src``, as both real ones do."""
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / f"of_{layer}.py").write_text("from torch import nn\n")
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text(
+        f"from src.of_{layer} import nn\n"
+        f"class {layer}(nn.Module):\n"
+        f"    def __init__(self, d_model, {arguments}):\n"
         "        super().__init__()\n"
         "    def forward(self, u):\n"
-        "        return u.cumsum(-1), None\n"
+        f"        return {result}\n"
     )
-    layer = find_peers([f"s4={tmp_path}"])["s4d"]["s4"](4)
+    return folder
+
+
+def test_layers_of_checkouts_are_peers(tmp_path: Path) -> None:
+    s4 = checkout(tmp_path / "a", "models/s4/s4d.py", "S4D", "d_state, dropout", "u.cumsum(-1), 0")
+    h3 = "src/models/sequence/h3.py"
+    safari = checkout(tmp_path / "b", h3, "H3", "d_state, head_dim", "u.cumprod(1)")
+    found = find_peers([f"s4={s4}", f"safari={safari}"], ["h3", "s4d"])
     x = torch.randn(2, 5, 4)
-    assert torch.allclose(layer(x), x.cumsum(1))
+    assert torch.allclose(found["s4d"]["s4"](4)(x), x.cumsum(1))
+    assert torch.allclose(found["h3"]["safari"](4)(x), x.cumprod(1))
+    assert "src" not in sys.modules
+
+
+def test_a_peer_without_the_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEERS, "s4", lambda _: {"s4d": torch.nn.Identity})
+    with pytest.raises(InputError, match="'s4' has only s4d: add it to --patterns"):
+        find_peers(["s4"], ["h3"])
+
+
+@pytest.mark.usefixtures("brief_peaks")
+def test_a_layer_with_arguments_has_the_peers_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PEERS, "s4", lambda _: {"s4d": lambda d: torch.nn.Linear(d, d)})
+    arguments = ["layers", "--patterns", "s4d(output=glu)", "--lengths", "8", "--tokens", "8"]
+    assert main(["bench", *arguments, *QUICK, "--against", "s4", "--out", str(tmp_path)]) == 0
+    figures = read_benchmark(tmp_path / "layers.json").figures
+    assert {x.candidate for x in figures} == {"torch", "s4"}
+
+
+@pytest.mark.usefixtures("brief_peaks")
+def test_a_long_prefill_is_called_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stateline.bench.decode.LONG_SECONDS", 0.0)
+    arguments = ["decode", "--patterns", "lstm", "--lengths", "4", "--batches", "2"]
+    assert main(["bench", *arguments, *QUICK, "--out", str(tmp_path)]) == 0
+    prefill, decode = read_benchmark(tmp_path / "decode.json").figures
+    assert prefill.low == prefill.seconds == prefill.high == prefill.first
+    assert decode.work == "decode"
 
 
 @pytest.mark.slow

@@ -106,6 +106,7 @@ OPTIONS = {
         {"feature": "relu", "n_heads": 2},
         {"feature": "identity", "normalise": False},
         {"normalise": False, "n_heads": 1},
+        {"feature": "random", "n_features": 3},
     ],
     "long_conv": [
         {"filter_len": 4, "n_filters": 3, "n_features": 3, "d_hidden": 5, "n_hidden": 1},

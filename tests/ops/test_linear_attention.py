@@ -68,7 +68,7 @@ def test_without_replacing_and_forgetting_the_delta_rule_only_reads() -> None:
     torch.testing.assert_close(y, torch.einsum("bthk,bhkv->bthv", q, state))
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", [*FASTER, "reference"])
 def test_what_is_written_last_is_found_at_its_key(backend: str) -> None:
     _, k, v, log_decay, beta, state = delta_case(7)
     y, _ = gated_delta_rule(k, k, v, log_decay, torch.ones_like(beta), state, backend=backend)
@@ -96,17 +96,20 @@ def test_linear_attention_equals_its_definition(
     agrees(without_decay(backend), without_decay("reference"), [q, k, v, state])
 
 
+@pytest.mark.parametrize("backend", FASTER)
 @settings(max_examples=8)
 @given(length=LENGTHS)
-def test_the_delta_rule_equals_its_definition(agrees: Callable[..., None], length: int) -> None:
-    agrees(run_delta("torch"), run_delta("reference"), delta_case(length))
+def test_the_delta_rule_equals_its_definition(
+    agrees: Callable[..., None], backend: str, length: int
+) -> None:
+    agrees(run_delta(backend), run_delta("reference"), delta_case(length))
 
 
 @pytest.mark.parametrize("strength", [1.0, 100.0, 1e4])
 def test_strong_decays_lose_nothing(agrees: Callable[..., None], strength: float) -> None:
     for backend in FASTER:
         agrees(run(backend), run("reference"), case(70, strength=strength))
-    agrees(run_delta("torch"), run_delta("reference"), delta_case(70, strength=strength))
+        agrees(run_delta(backend), run_delta("reference"), delta_case(70, strength=strength))
 
 
 def test_what_follows_a_strong_decay_is_as_exact_as_anything(agrees: Callable[..., None]) -> None:
@@ -122,7 +125,9 @@ def test_half_precision_costs_no_more_than_it_must(rounds_well: Callable[..., No
     for backend in FASTER:
         rounds_well(v_first(run(backend)), v_first(run("reference")), [v, q, k, log_decay, state])
     q, k, v, *rest = delta_case(70)
-    rounds_well(v_first(run_delta("torch")), v_first(run_delta("reference")), [v, q, k, *rest])
+    for backend in FASTER:
+        exact = v_first(run_delta("reference"))
+        rounds_well(v_first(run_delta(backend)), exact, [v, q, k, *rest])
 
 
 def test_a_step_is_a_piece_of_length_one() -> None:

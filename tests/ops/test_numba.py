@@ -62,6 +62,12 @@ def lookup(batch: int, length: int, heads: int, width: int) -> Inputs:
     return [q, k, v, -normal(batch, length, heads).exp() / 5, state]
 
 
+def replacing(batch: int, length: int, heads: int, width: int) -> Inputs:
+    q, k, v, log_decay, state = lookup(batch, length, heads, width)
+    beta = normal(batch, length, heads, seed=1).sigmoid()
+    return [q, F.normalize(k, dim=-1), v, log_decay, beta, state]
+
+
 CASES: dict[str, tuple[str, Callable[..., Inputs], int]] = {
     "diagonal_ssm": ("diagonal_ssm", diagonal, 4),
     "diagonal_ssm_chunk": ("diagonal_ssm", diagonal, 5),
@@ -70,9 +76,16 @@ CASES: dict[str, tuple[str, Callable[..., Inputs], int]] = {
     "h3_core": ("h3_core", core, 8),
     "h3_core_chunk": ("h3_core", core, 10),
     "linear_attention": ("linear_attention", lookup, 5),
+    "gated_delta_rule": ("gated_delta_rule", replacing, 6),
 }
 FUNCTIONS = list(CASES)
-CHUNKED = ["diagonal_ssm_chunk", "selective_scan", "h3_core_chunk", "linear_attention"]
+CHUNKED = [
+    "diagonal_ssm_chunk",
+    "selective_scan",
+    "h3_core_chunk",
+    "linear_attention",
+    "gated_delta_rule",
+]
 STEPS = [
     "diagonal_ssm_step",
     "selective_scan_step",
@@ -156,6 +169,20 @@ def test_two_chunks_are_the_whole(function: str, cut: int) -> None:
     y, *wanted = run(function)(*inputs)
     for a, b in zip([torch.cat([y_head, y_tail], dim=1), *after], [y, *wanted], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_a_backward_pass_over_many_blocks_is_the_definition(agrees: Callable[..., None]) -> None:
+    module = OPS["gated_delta_rule"].module("numba")[0]
+    inputs = replacing(1, 2 * module.TIME + 1, 1, 3)
+    agrees(run("gated_delta_rule"), run("gated_delta_rule", "reference"), inputs)
+
+
+def test_gradients_of_wide_heads_go_elsewhere() -> None:
+    inputs = [t.requires_grad_() for t in replacing(1, 2, 1, 128)]
+    op = OPS["gated_delta_rule"]
+    assert "wide heads" in op.reasons("gated_delta_rule", *inputs)["numba"]
+    with torch.no_grad():
+        assert op.reasons("gated_delta_rule", *inputs)["numba"] == ""
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:

@@ -7,27 +7,37 @@ from stateline.errors import InputError
 from stateline.tasks import RandomWalk
 from stateline.tasks.synthetic.random_walk import FORWARD, LEFT, RESET, RIGHT
 
+HEADINGS = (1, 1j, -1, -1j)
+"""Right, down, left, up; rows count downwards."""
 
-def walked(actions: list[int], grid: int) -> list[int]:
-    """Cells after each action, step by step."""
-    row, column, heading, cells = 0, 0, 1 + 0j, []
+
+def walked(actions: list[int], grid: int) -> list[tuple[int, int]]:
+    """Cell and heading after each action, step by step."""
+    row, column, heading, found = 0, 0, 1 + 0j, []
     for action in actions:
         if action == RESET:
             row, column, heading = 0, 0, 1 + 0j
         if action in (LEFT, RIGHT):
-            heading *= -1j if action == LEFT else 1j  # rows count downwards
+            heading *= -1j if action == LEFT else 1j
         ahead = (row + int(heading.imag), column + int(heading.real))
         if action == FORWARD and all(0 <= place < grid for place in ahead):
             row, column = ahead
-        cells.append(row * grid + column)
-    return cells
+        found.append((row * grid + column, HEADINGS.index(heading)))
+    return found
 
 
 @pytest.mark.parametrize("grid", [2, 3, 8])
 def test_labels_are_the_cells_of_the_walk(grid: int) -> None:
     task = RandomWalk(grid=grid, length=300, reset_every=90, batch_size=4)
     tokens, targets = task.train_batch(0)
-    assert (targets - 4).tolist() == [walked(row, grid) for row in tokens.tolist()]
+    places = [walked(row, grid) for row in tokens.tolist()]
+    assert (targets - 4).tolist() == [[cell for cell, _ in row] for row in places]
+
+    both = RandomWalk(grid=grid, length=300, reset_every=90, batch_size=4, heading=True)
+    same, targets = both.train_batch(0)
+    assert torch.equal(same, tokens)
+    assert (targets - 4).tolist() == [[4 * cell + way for cell, way in row] for row in places]
+    assert targets.max() < both.vocab_size == 4 + 4 * grid**2
 
 
 def test_every_cell_is_a_label() -> None:

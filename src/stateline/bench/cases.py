@@ -138,26 +138,48 @@ def selective_scan(sizes: Sizes) -> Case:
     return _case("selective_scan", run, (u, dt.detach(), a, b, c), flops)
 
 
-def attention(sizes: Sizes) -> Case:
-    """Causal softmax attention, heads of 64."""
+def _heads(sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values."""
     heads = max(1, sizes.d_model // HEAD)
     shape = (sizes.batch, sizes.length, heads, sizes.d_model // heads)
-    inputs = tuple(sizes.randn(*shape) for _ in range(3))
-    return _case("attention", ops.attention, inputs, 2.0 * sizes.positions * sizes.length)
+    return sizes.randn(*shape), sizes.randn(*shape), sizes.randn(*shape)
+
+
+def _memory(q: Tensor) -> Tensor:
+    """Zero state with as many keys as values."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return torch.zeros(len(q), *q.shape[2:], q.shape[-1], dtype=dtype, device=q.device)
+
+
+def attention(sizes: Sizes) -> Case:
+    """Causal softmax attention, heads of 64."""
+    flops = 2.0 * sizes.positions * sizes.length
+    return _case("attention", ops.attention, _heads(sizes), flops)
 
 
 def linear_attention(sizes: Sizes) -> Case:
     """Linear attention, heads of 64."""
-    heads = max(1, sizes.d_model // HEAD)
-    width = sizes.d_model // heads
-    q, k, v = (sizes.randn(sizes.batch, sizes.length, heads, width) for _ in range(3))
+    q, k, v = _heads(sizes)
 
     def run(q: Tensor, k: Tensor, v: Tensor, *, backend: str) -> Tensor:
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        state = torch.zeros(len(q), heads, width, width, dtype=dtype, device=q.device)
-        return ops.linear_attention(q, k, v, None, state, backend=backend)[0]
+        return ops.linear_attention(q, k, v, None, _memory(q), backend=backend)[0]
 
-    return _case("linear_attention", run, (q, k, v), 4.0 * sizes.positions * width)
+    return _case("linear_attention", run, (q, k, v), 4.0 * sizes.positions * q.shape[-1])
+
+
+def gated_delta_rule(sizes: Sizes) -> Case:
+    """The rule of Gated DeltaNet, heads of 64."""
+    q, k, v = _heads(sizes)
+    k = F.normalize(k, dim=-1)
+    log_decay, beta = -0.1 * torch.rand_like(q[..., 0]), torch.rand_like(q[..., 0])
+
+    def run(
+        q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, *, backend: str
+    ) -> Tensor:
+        return ops.gated_delta_rule(q, k, v, log_decay, beta, _memory(q), backend=backend)[0]
+
+    flops = 8.0 * sizes.positions * q.shape[-1]
+    return _case("gated_delta_rule", run, (q, k, v, log_decay, beta), flops)
 
 
 OP_CASES: Mapping[str, Callable[[Sizes], Case]] = {
@@ -168,4 +190,5 @@ OP_CASES: Mapping[str, Callable[[Sizes], Case]] = {
     "selective_scan": selective_scan,
     "short_conv": short_conv,
     "linear_attention": linear_attention,
+    "gated_delta_rule": gated_delta_rule,
 }

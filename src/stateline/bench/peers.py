@@ -146,19 +146,31 @@ def find_models(
     return built
 
 
-def find_peers(names: Sequence[str]) -> dict[str, dict[str, Build]]:
+def layer_of(pattern: str) -> str:
+    """Name of the layer in a pattern of one layer.
+
+    Example:
+        >>> layer_of("s4d(output=glu)")
+        's4d'
+    """
+    return pattern.partition("(")[0].strip()
+
+
+def find_peers(names: Sequence[str], patterns: Sequence[str]) -> dict[str, dict[str, Build]]:
     """Layers of other projects by the name of our layer.
 
     Args:
         names: Projects: ``hf`` and ``mambapy`` as installed, ``safari=PATH`` and ``s4=PATH`` from
             a checkout of HazyResearch/safari and state-spaces/s4.
+        patterns: Layers of ours that are measured.
 
     Returns:
         ``{layer: {project: build(d_model)}}``.
 
     Raises:
-        InputError: If a project is unknown or cannot be imported.
+        InputError: If a project is unknown, cannot be imported, or has none of the layers.
     """
+    wanted = set(map(layer_of, patterns))
     found: dict[str, dict[str, Build]] = {}
     for text in names:
         name, _, folder = text.partition("=")
@@ -166,6 +178,11 @@ def find_peers(names: Sequence[str]) -> dict[str, dict[str, Build]]:
             raise unknown_name("peer", name, PEERS)
         with _said(name):
             layers = PEERS[name](Path(folder) if folder else None)
+        if wanted.isdisjoint(layers):
+            raise InputError(
+                f"the peer {name!r} has only {', '.join(layers)}: add it to --patterns, or leave "
+                "the peer out of --against"
+            )
         for layer, build in layers.items():
             found.setdefault(layer, {})[name] = build
     return found
@@ -185,13 +202,20 @@ def _said(name: str) -> Iterator[None]:
 
 @contextmanager
 def _importable(name: str, folder: Path | None, file: str) -> Iterator[None]:
-    """Let modules of a checkout, which must have a file, be imported."""
+    """Let modules of a checkout, which must have a file, be imported.
+
+    They are forgotten afterwards: both checkouts name their package ``src``.
+    """
     if folder is None or not folder.is_dir():
         raise InputError(f"the peer {name!r} needs a checkout: give --against {name}=FOLDER")
     if not (folder / file).is_file():
         raise InputError(f"{folder} is no checkout of {name}: it has no {file}")
-    sys.path.insert(0, str(folder.resolve()))
+    root, before = folder.resolve(), set(sys.modules)
+    sys.path.insert(0, str(root))
     try:
         yield
     finally:
-        sys.path.remove(str(folder.resolve()))
+        sys.path.remove(str(root))
+        for module in set(sys.modules) - before:
+            if (root / module.partition(".")[0]).is_dir():
+                del sys.modules[module]

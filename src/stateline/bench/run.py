@@ -19,6 +19,7 @@ from stateline.bench.timing import use_threads, watch_load
 from stateline.devices import resolve_device
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
+from stateline.ops import OPS
 from stateline.train.environment import environment
 
 
@@ -37,16 +38,20 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
         InputError: If an option cannot be used.
     """
     device, dtype = resolve_device(given.device), getattr(torch, given.dtype)
-    for name in given.only or ():
-        if name not in OP_CASES:
-            raise unknown_name("case", name, OP_CASES)
+    for kind, names, known in (
+        ("case", given.only, OP_CASES),
+        ("backend", given.backends, {"auto"}.union(*(op.backends for op in OPS.values()))),
+    ):
+        for name in names or ():
+            if name not in known:
+                raise unknown_name(kind, name, known)
     sizes = (given.tokens, given.rows or 1, given.d_model, given.threads)
     if min(*given.lengths, *given.batches, *sizes) < 1:
         raise InputError("lengths, batches, tokens, rows, d_model and threads must be at least 1")
     torch.manual_seed(0)
     with use_threads(given.threads), watch_load() as load:
         suite = _suite(given, device)
-        peers = {} if given.suite == "decode" else find_peers(given.against)
+        peers = find_peers(given.against, given.patterns) if given.suite == "layers" else {}
         tell("the machine's own peaks")
         peaks = measure_peaks(device, dtype)
         settings = Settings(

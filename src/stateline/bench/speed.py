@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.bench.timing import Call
 from stateline.generate.session import PREFILL_CHUNK
+from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import select_rows
 from stateline.models.factory import AnyModel, meta_model
@@ -159,7 +160,7 @@ class Subject:
         def decode() -> None:
             model.eval()
             donated = pytree.tree_map(torch.clone, state)
-            with remembering(memory):
+            with remembering(memory), unchecked():
                 for _ in range(DECODE_STEPS):
                     model.step_(token, donated)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stateline.bench.cases import Sizes
 from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
+from stateline.bench.peers import layer_of
 from stateline.bench.record import Figure, Skipped
 from stateline.bench.timing import Call, Timing, interleave
 from stateline.models.build import build_stack
@@ -45,7 +46,7 @@ class Settings:
         seconds: Time to spend on each candidate.
         backends: Backends to compare; ``None`` means those that the device has.
         peaks: Ceilings of the machine.
-        peers: Modules of other projects, by case: ``{case: {name: build(d_model)}}``.
+        peers: Modules of other projects, by our layer: ``{layer: {name: build(d_model)}}``.
         skipped: Filled with what could not be measured.
         rows: Rows of a batch at every length, in place of ``tokens``.
         state_dtype: Precision in which states are kept between steps; ``None`` means their own.
@@ -90,7 +91,7 @@ def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure
         ours = _bare_layer(pattern, settings)
         peers = {
             name: build(settings.d_model).to(settings.device, settings.dtype)
-            for name, build in settings.peers.get(pattern, {}).items()
+            for name, build in settings.peers.get(layer_of(pattern), {}).items()
         }
         for length in settings.lengths:
             sizes = settings.sizes(length)

@@ -42,7 +42,9 @@ class Timing:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """First and third quartile of the rounds."""
+        """First and third quartile of the rounds; of a single round, its time."""
+        if len(self.samples) == 1:
+            return self.samples[0], self.samples[0]
         low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
         return low, high
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from stateline.cli.record import command_line
 from stateline.devices import add_device_option
@@ -32,6 +32,21 @@ PATTERNS = {
         "h3=h3*12",
     ),
 }
+SUITES = {
+    "only": ("ops",),
+    "patterns": ("layers", "train", "decode"),
+    "tasks": ("train",),
+    "lengths": ("ops", "layers", "decode"),
+    "batches": ("decode",),
+    "tokens": ("ops", "layers"),
+    "rows": ("ops", "layers"),
+    "d_model": ("ops", "layers", "train", "decode"),
+    "vocab_size": ("decode",),
+    "against": ("layers", "decode"),
+    "state_dtype": ("decode",),
+}
+"""Options that some suites do not have, each with its suites."""
+
 COLUMNS = 140
 """Width of the table where there is no terminal to ask."""
 
@@ -87,6 +102,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Measure, print the table, write the results; 1 if the machine was too busy to judge."""
     given = parser.parse_args(arguments)
+    _check(given, parser)
 
     from rich.console import Console
 
@@ -110,6 +126,17 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         for path in write_benchmark(found, Path(given.out)):
             console.print(f"written: {path}", markup=False, soft_wrap=True)
     return 1 if found.busy and not given.force else 0
+
+
+def _check(given: Namespace, parser: ArgumentParser) -> None:
+    """Refuse options that the suite would ignore."""
+    from stateline.errors import InputError
+
+    if given.seconds < 0:
+        raise InputError(f"seconds must not be negative, got {given.seconds:g}")
+    for name, suites in SUITES.items():
+        if given.suite not in suites and given[name] != parser.get_default(name):
+            raise InputError(f"{given.suite} has no --{name}: it is for {', '.join(suites)}")
 
 
 def _tune(seconds: float) -> int:

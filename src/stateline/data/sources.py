@@ -11,8 +11,6 @@ from stateline.data.saved_dataset import is_saved_dataset, rows, split_folder
 from stateline.errors import InputError
 from stateline.files import regular_file, sha256, user_path
 
-_BLOCK = 1 << 20
-
 
 class Sources(NamedTuple):
     """All documents in order, and the name and SHA-256 of each file that was read."""
@@ -108,10 +106,6 @@ def _lines(path: Path, name: str, text_key: str) -> Iterator[LineDocument]:
 
 
 def _folder_hash(folder: Path) -> str:
-    """Hash of all files of a saved data set."""
-    digest = hashlib.sha256()
-    for part in sorted(folder.iterdir()):
-        with part.open("rb") as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-    return digest.hexdigest()
+    """Hash of the names and contents of all files of a saved data set."""
+    listing = "\n".join(f"{sha256(part)} {part.name}" for part in sorted(folder.iterdir()))
+    return hashlib.sha256(listing.encode()).hexdigest()

@@ -7,11 +7,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.layers.calls import VERBS, checked
-from stateline.layers.state import nbytes
+from stateline.layers.state import leaves_of, nbytes
 from stateline.layers.stored_state import widened
 
 StateT = TypeVar("StateT")
@@ -151,10 +150,10 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         The state must have been made with a capacity; its accumulators may be kept in half
         precision. Override where that saves a copy.
         """
-        leaves = pytree.tree_leaves(state)
+        leaves = leaves_of(state)
         low = any(leaf.dtype in LOW_PRECISION for leaf in leaves)
         y, after = self.step(x, widened(state) if low else state)
-        for old, new in zip(leaves, pytree.tree_leaves(after), strict=True):
+        for old, new in zip(leaves, leaves_of(after), strict=True):
             old.copy_(new)
         return y
 

@@ -262,10 +262,10 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "rows length"]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values and the input of the gate, each (batch, length, head, d_head)."""
-        kv, gate = self.n_kv_heads, None
-        sizes = [self.qkv.out_features - 2 * kv * self.d_head, *(kv * self.d_head,) * 2]
-        parts = parts_of(self.qkv(x), sizes)
-        q, k, v = (part.unflatten(-1, (-1, self.d_head)) for part in parts)
+        width, gate, joint = self.n_kv_heads * self.d_head, None, self.qkv(x)
+        parts = parts_of(joint, [joint.shape[-1] - 2 * width, width, width])
+        d = self.d_head
+        q, k, v = (part.view(*x.shape[:-1], part.shape[-1] // d, d) for part in parts)
         if self.output_gate is not None:
             q, gate = q.unflatten(2, (self.n_heads, 2)).unbind(dim=3)
         if self.q_norm is not None and self.k_norm is not None:

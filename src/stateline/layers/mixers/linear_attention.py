@@ -1,5 +1,6 @@
 """Linear attention: attention without the softmax; its state is one matrix per head."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
@@ -13,7 +14,7 @@ from stateline.layers.base import SequenceLayer, zeros
 from stateline.ops import linear_attention, linear_attention_step
 from stateline.ops.linear_attention import CHUNK
 
-Feature = Literal["elu", "relu", "identity"]
+Feature = Literal["elu", "relu", "identity", "random"]
 FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "elu": lambda x: F.elu(x) + 1,
     "relu": F.relu,
@@ -26,7 +27,7 @@ EPS = 1e-6
 class LinearAttentionState(NamedTuple):
     """Sum of the products of keys and values; a normaliser is a last value that is always one."""
 
-    s: Float[Tensor, "batch head d_head d_value"]
+    s: Float[Tensor, "batch head feature d_value"]
 
     @staticmethod
     def accumulators() -> tuple[str, ...]:
@@ -44,21 +45,36 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
     The state has a constant size; the sum never forgets. The output does not depend on the order of
     earlier tokens. The state stays float32 under a cast to half precision.
 
+    With ``feature=random``, the positive random features of a Performer,
+
+    .. math::
+        \phi(x)_i = \exp\left( w_i \cdot x' - \frac{\|x'\|^2}{2} \right), \qquad
+        x' = \frac{x}{d_{head}^{1/4}}
+
+    the weights of earlier tokens approach those of softmax attention as the number of features
+    grows. The :math:`w_i` are normal vectors, orthogonal to each other in groups of
+    :math:`d_{head}`; the heads share them. They are drawn with the initial weights, and not drawn
+    again in training, as official code can do.
+
     Args:
         d_model: Width of input and output.
         n_heads: Number of heads; must divide ``d_model``.
-        feature: The map :math:`\phi`: ``elu`` (plus one, always positive), ``relu`` or
-            ``identity``.
+        feature: The map :math:`\phi`: ``elu`` (plus one, always positive), ``relu``, ``identity``
+            or ``random``.
+        n_features: Number of random features; by default :math:`d_{head} \ln d_{head}`.
         normalise: Whether to divide by :math:`z_t \cdot \phi(q_t)`.
 
     Raises:
-        InputError: If ``n_heads`` does not divide ``d_model``, the feature map is unknown, or it
-            can be negative and there is a normaliser.
+        InputError: If ``n_heads`` does not divide ``d_model``, the feature map is unknown, it can
+            be negative and there is a normaliser, or ``n_features`` does not fit it.
 
     References:
         Katharopoulos et al., "Transformers are RNNs: Fast Autoregressive Transformers with Linear
-        Attention", ICML 2020, section 3.
+        Attention", ICML 2020, section 3; Choromanski et al., "Rethinking Attention with
+        Performers", ICLR 2021, lemma 1.
     """
+
+    projection: Float[Tensor, "feature d_head"]
 
     def __init__(
         self,
@@ -66,27 +82,37 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         *,
         n_heads: int = 4,
         feature: Feature = "elu",
+        n_features: int | None = None,
         normalise: bool = True,
     ) -> None:
         super().__init__(d_model)
         if n_heads < 1 or d_model % n_heads:
             raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
-        if feature not in FEATURES:
-            raise unknown_name("feature", feature, FEATURES)
+        if feature not in (*FEATURES, "random"):
+            raise unknown_name("feature", feature, (*FEATURES, "random"))
+        if n_features is not None and (feature != "random" or n_features < 1):
+            raise InputError(
+                "n_features must be at least 1, and is for feature='random' alone, got "
+                f"{n_features=} and {feature=}"
+            )
         if feature == "identity" and normalise:
             raise InputError(
                 "a normaliser needs features that are not negative, got feature='identity': "
                 "set normalise=False, or take another feature"
             )
         self.n_heads, self.d_head = n_heads, d_model // n_heads
-        self.feature, self.normalise = feature, normalise
+        self.feature, self.normalise, self.n_features = feature, normalise, self.d_head
+        if feature == "random":
+            default = max(1, int(self.d_head * math.log(self.d_head)))
+            self.n_features = n_features or default
+            self.register_buffer("projection", _directions(self.n_features, self.d_head))
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.out_proj = nn.Linear(d_model, d_model, bias=False)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LinearAttentionState:  # noqa: ARG002
         """Zero state."""
         values = self.d_head + self.normalise
-        s = zeros(self.qkv.weight, batch_size, self.n_heads, self.d_head, values)
+        s = zeros(self.qkv.weight, batch_size, self.n_heads, self.n_features, values)
         return LinearAttentionState(s.to(torch.promote_types(s.dtype, torch.float32)))
 
     def forward_chunk(
@@ -105,22 +131,37 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
 
     def flops_per_token(self, length: int) -> float:
         """Projections, products with the state, and attention inside a chunk."""
-        mixing = 4.0 * (min(length, CHUNK) + self.d_head) * self.d_model
+        own, width = min(length, CHUNK), self.n_heads * self.n_features
+        mixing = 2.0 * own * (width + self.d_model) + 4.0 * self.n_features * self.d_model
+        if self.feature == "random":
+            mixing += 4.0 * self.n_features * self.d_model
         return super().flops_per_token(length) + mixing
 
     def _project(
         self, x: Float[Tensor, "batch *length d_model"]
     ) -> tuple[
-        Float[Tensor, "batch *length head d_head"],
-        Float[Tensor, "batch *length head d_head"],
+        Float[Tensor, "batch *length head feature"],
+        Float[Tensor, "batch *length head feature"],
         Float[Tensor, "batch *length head d_value"],
     ]:
         """Features of queries and of keys, and values."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
-        feature = FEATURES[self.feature]
+        feature = FEATURES.get(self.feature, self._random_features)
         return feature(q), feature(k), F.pad(v, (0, 1), value=1.0) if self.normalise else v
+
+    def _random_features(self, x: Float[Tensor, "*shape d_head"]) -> Tensor:
+        x = x / self.d_head**0.25
+        return (x @ self.projection.mT - x.square().sum(-1, keepdim=True) / 2).exp()
 
     def _merge(self, y: Float[Tensor, "batch *length head d_value"]) -> Tensor:
         if self.normalise:
             y = y[..., :-1] / (y[..., -1:] + EPS)
         return self.out_proj(y.flatten(-2))
+
+
+def _directions(count: int, width: int) -> Float[Tensor, "feature d_head"]:
+    """Normal vectors, orthogonal to each other in groups of ``width``."""
+    groups = torch.randn(-(-count // width), width, width)
+    q, r = torch.linalg.qr(groups)
+    turned = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.flatten(0, 1)
+    return (turned * torch.randn_like(turned).norm(dim=-1, keepdim=True))[:count]

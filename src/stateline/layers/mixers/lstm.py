@@ -77,7 +77,7 @@ class LSTM(SequenceLayer[LSTMState]):
         self, x: Float[Tensor, "batch length d_model"], state: LSTMState
     ) -> tuple[Float[Tensor, "batch length d_model"], LSTMState]:
         """Run the recurrence from a state."""
-        weights = list(self.parameters())
+        weights = list(self.parameters(recurse=False))
         y, after = x.to(weights[0].dtype), []
         for layer, (h, c) in enumerate(
             zip(state.h.unbind(dim=1), state.c.unbind(dim=1), strict=True)

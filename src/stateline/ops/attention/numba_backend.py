@@ -13,9 +13,6 @@ from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like, fl
 from stateline.ops.numba_kernels.threads import fan_out
 from stateline.ops.thresholds import threshold
 
-EVERYTHING = 1 << 62
-"""A window that hides nothing."""
-
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernels cannot run this call, or an empty string."""
@@ -45,7 +42,7 @@ def attention(
     if slopes is None:
         slopes = torch.zeros(heads, dtype=tensors.working_dtype(q))
     if windows is None:
-        windows = torch.full((heads,), EVERYTHING)
+        windows = torch.full((heads,), softmax.EVERYTHING)
     inputs = (q, k, v, start, slopes, windows)
     if torch.compiler.is_compiling() or type(q) is not Tensor or not wants_gradient(q, k, v):
         return _attention(*inputs)
@@ -64,7 +61,7 @@ def attend_many(q: Tensor, k: Tensor, v: Tensor, start: Tensor) -> Tensor:
 
 def _no_masks(q: Tensor) -> tuple[Tensor, Tensor]:
     heads = q.shape[2]
-    return torch.zeros(heads, dtype=q.dtype), torch.full((heads,), EVERYTHING)
+    return torch.zeros(heads, dtype=q.dtype), torch.full((heads,), softmax.EVERYTHING)
 
 
 def _run(kernel: Any, arrays: tuple[Any, ...], q: Tensor, k: Tensor, *others: Any) -> None:
@@ -74,7 +71,7 @@ def _run(kernel: Any, arrays: tuple[Any, ...], q: Tensor, k: Tensor, *others: An
     numbers = (
         flat(starts, torch.int64),
         flat(slopes, tensors.working_dtype(q)),
-        flat(windows.clamp(max=EVERYTHING), torch.int64),
+        flat(windows, torch.int64),
     )
     work = 0.2 * batch * heads * length * slots * d
     arguments = (*arrays, *numbers, *strides, length, slots, heads, d)

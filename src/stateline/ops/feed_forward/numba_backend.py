@@ -20,10 +20,10 @@ from stateline.ops.numba_kernels.threads import fan_out
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernel cannot run this call, or an empty string."""
     x = inputs[0]
-    if torch.compiler.is_compiling() or not all(map(tensors.is_plain, inputs)):
-        return "compiled functions and sharded weights take PyTorch's operators"
     if not wants_gradient(*inputs):
         return "without a gradient, PyTorch's linear maps are as fast"
+    if torch.compiler.is_compiling() or not all(map(tensors.is_plain, inputs)):
+        return "compiled functions and sharded weights take PyTorch's operators"
     same = all(t.dtype == x.dtype for t in inputs)
     if not same or x.dtype not in (torch.float32, torch.float64):
         return "the numba kernel takes one precision, float32 or float64"

@@ -1,22 +1,44 @@
-"""Gated delta rule for one token, in a kernel compiled by numba for the CPU.
+"""Gated delta rule by its recurrence, in kernels compiled by numba for the CPU."""
 
-Whole sequences are matrix products, which are left to PyTorch.
-"""
-
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.ops.numba_kernels import tensors
+from stateline.ops.backend import wants_gradient
+from stateline.ops.numba_kernels import delta, tensors
 from stateline.ops.numba_kernels.steps import gated_delta_step
-from stateline.ops.numba_kernels.tensors import array
+from stateline.ops.numba_kernels.tensors import array, define_kernel_op, empty_like, flat, like
 from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.numba_kernels.vector import LANES
+
+WORK = 0.06
+"""Nanoseconds per token and entry of the state, to tell whether threads pay."""
+
+WIDEST = 128
+"""Keys and values of a head up to which gradients are faster than by PyTorch's products."""
+
+TIME = 256
+"""Tokens after which kernels keep a state."""
 
 
-def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
-    """Why the kernel cannot run this call, or an empty string."""
-    return tensors.can_step(*inputs)
+def can_use(function: str, *inputs: Any) -> str:
+    """Why the kernels cannot run this call, or an empty string."""
+    if function == "gated_delta_rule_step":
+        return tensors.can_step(*inputs)
+    if wants_gradient(*inputs) and max(inputs[5].shape[2:]) > WIDEST:
+        return "PyTorch's products are faster for gradients of wide heads"
+    return tensors.can_use(*inputs)
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence."""
+    y, after = _whole(q, k, v, log_decay, beta, state)
+    return y, after
 
 
 def gated_delta_rule_step(
@@ -29,3 +51,112 @@ def gated_delta_rule_step(
     arrays = tuple(array(x, dtype) for x in (*inputs, y, after))
     fan_out(gated_delta_step, arrays, len(v), state.numel() * 1.0)
     return y.to(v.dtype), after.to(state.dtype)
+
+
+def _whole_vectors(x: Tensor, *axes: int) -> Tensor:
+    """Zeros after the entries of some axes, up to a multiple of the lanes."""
+    for axis in axes:
+        if missing := -x.shape[axis] % LANES:
+            x = F.pad(x, (0, 0) * (-1 - axis) + (0, missing))
+    return x
+
+
+def _prepared(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> list[Tensor]:
+    """The inputs as the kernels take them, with the decay itself."""
+    dtype = tensors.working_dtype(q, k, v, log_decay, beta, state)
+    q, k, v, log_decay, beta, state = (
+        x.detach().to(dtype) for x in (q, k, v, log_decay, beta, state)
+    )
+    q, k, v = (_whole_vectors(x, -1) for x in (q, k, v))
+    return [q, k, v, beta, log_decay.exp(), _whole_vectors(state, -1, -2)]
+
+
+def _scan(
+    kernel: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], *others: Any
+) -> Tensor:
+    """Run a kernel on inputs that end with decay and state; the states that it keeps.
+
+    They are (batch, head, block of ``TIME`` tokens, row, lane), as the state but for the blocks.
+    """
+    decay, state = (x for x in inputs[-2:] if x is not None)
+    (batch, length, heads), (rows, width) = decay.shape, state.shape[2:]
+    states = state.new_empty(batch, heads, max(1, -(-length // TIME)), rows, width)
+    arrays = (None if x is None else flat(x, state.dtype) for x in (*inputs, *outputs, states))
+    arguments = (*arrays, length, TIME, heads, rows, width, *others)
+    fan_out(kernel, arguments, batch * heads * width // LANES, WORK * length * state.numel())
+    return states
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    inputs, (keys, values) = (q, k, v, log_decay, beta, state), state.shape[2:]
+    q, k, v, beta, decay, start = _prepared(*inputs)
+    y = torch.empty_like(v)
+    states = _scan(delta.forward, (k, q, k, v, beta, decay, start), (None, y), False)
+    y, after = y[..., :values], states[:, :, -1, :keys, :values]
+    after = after.clone(memory_format=torch.contiguous_format)  # or it would keep all states alive
+    return y.to(inputs[2].dtype).contiguous(), after.to(state.dtype)
+
+
+def _backward(
+    grad: Tensor,
+    grad_after: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients, from the states S and their adjoints A.
+
+    With w = v - S'k, S' the decayed state, and p = G'k, G the gradient of a state that a token
+    wrote: dv = beta p, dbeta = w . p, dq = S dy and dk = beta (G w - S' p).
+    """
+    inputs, (keys, values) = (q, k, v, log_decay, beta, state), state.shape[2:]
+    q, k, v, beta, decay, start = _prepared(*inputs)
+    dy, dend = _whole_vectors(grad.to(v.dtype), -1), _whole_vectors(grad_after.to(v.dtype), -1, -2)
+    w, p = torch.empty_like(v), torch.empty_like(v)
+    dq, dk, found = (torch.empty_like(k) for _ in range(3))
+    states = _scan(delta.forward, (k, None, k, v, beta, decay, start), (w, None), False)
+    adjoints = _scan(delta.adjoint, (k, q, k, dy, None, beta, decay, dend), (p,))
+    _scan(delta.forward, (p, dy, w, k, beta, decay, start.mT), (found, dq), True)
+    _scan(delta.adjoint, (w, dy, p, q, k, beta, decay, dend.mT), (dk,))
+    later = torch.cat([adjoints[:, :, 1:], dend[:, :, None]], dim=2)
+    steps = _dots(q, dq) - beta * _dots(v, p)
+    dlog = _from_borders(steps, _dots(states.flatten(3), later.flatten(3)))
+    dq, dk, dv = dq[..., :keys], dk.sub_(found)[..., :keys], (beta[..., None] * p)[..., :values]
+    return like((dq, dk, dv, dlog, _dots(w, p), adjoints[:, :, 0, :keys, :values]), inputs)
+
+
+def _dots(a: Tensor, b: Tensor) -> Tensor:
+    """Products of the vectors in the last axis."""
+    return torch.einsum("...i,...i->...", a, b)
+
+
+def _from_borders(steps: Tensor, borders: Tensor) -> Tensor:
+    """Gradient of ``log_decay``: E_t = <S_(t-1), A_(t-1)> = E_(t+1) + q_t . dq_t - v_t . dv_t.
+
+    It starts anew at the end of each block of ``TIME`` tokens, from the products of states and
+    adjoints there, so that rounding errors do not add up over time.
+
+    Args:
+        steps: The differences (batch, length, head).
+        borders: The products (batch, head, block).
+    """
+    (_, length, _), count = steps.shape, borders.shape[2]
+    steps = F.pad(steps.mT.double(), (0, count * TIME - length)).unflatten(2, (count, TIME))
+    sums = steps.flip(3).cumsum(3).flip(3) + borders[..., None]
+    return sums.flatten(2)[..., :length].mT
+
+
+_whole = define_kernel_op(
+    "gated_delta_rule_kernel",
+    _forward,
+    _backward,
+    lambda *inputs: empty_like(inputs[2], inputs[5]),
+    lambda _grad, _grad_after, *inputs: empty_like(*inputs),
+)

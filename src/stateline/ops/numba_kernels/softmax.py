@@ -35,6 +35,9 @@ ROWS = 8
 
 HIDDEN = -1e30
 
+EVERYTHING = 1 << 62
+"""A window that hides nothing; positions can be added to it."""
+
 NOTHING = 2.0**-126
 """What ``exp2`` returns for a hidden score; it is subtracted, so that the weight is zero."""
 
@@ -278,7 +281,8 @@ def backward(
     for task in range(start, stop):
         row, head = task // heads, task % heads
         at, stride = (row * length * heads + head) * d, heads * d
-        slope, window, offset = slopes[head] * q.dtype.type(LOG2_E), windows[head], starts[row]
+        slope, window = slopes[head] * q.dtype.type(LOG2_E), min(windows[head], EVERYTHING)
+        offset = starts[row]
         least = offset - slots - MARGIN
         _by_distance(ceiling, bias, least, slope, window)
         _pack(kp, k, row * slots * of_k + head * d, of_k, slots, d, one)
