@@ -13,7 +13,7 @@ WIDTH = 3
 
 
 def as_complex(planes: Tensor) -> np.ndarray:
-    return np.asarray(torch.complex(planes[..., 0], planes[..., 1]).detach())
+    return np.asarray(torch.complex(planes[..., 0], planes[..., 1]).detach().cpu())
 
 
 def response(layer: S5SSM, length: int, *, expand: float) -> np.ndarray:
