@@ -25,6 +25,7 @@ from stateline.reports import print_results, read_results, write_report
 from stateline.runs.results import Results, RunRecord, to_json
 from stateline.tasks import make_task
 from stateline.train.metrics import Metrics
+from tests.tasks.small_data import task_on
 
 RECALL = "associative_recall(length=4, batch_size=4)"
 
@@ -194,6 +195,17 @@ class TestResults:
             *[(RECALL, "h3", 0), (RECALL, "h3", 1)],
             *[(text, "attention", 0), (text, "h3", 0)],
         ]
+
+    def test_layers_that_read_both_ways_are_compared_where_rows_are_classified(
+        self, tmp_path: Path
+    ) -> None:
+        patterns, task = ["h3", "bidirectional(h3)"], task_on("eeg", tmp_path, frame=4)
+        results = compare(tiny(task, patterns=patterns), tmp_path / "out", command="")
+        assert [run.model for run in results.runs] == patterns
+        assert all(0 <= s["accuracy"] <= 1 for run in results.runs for s in run.by_length.values())
+        assert [bool(speed.state_bytes) for speed in results.speed] == [True, False]
+        write_report(results, tmp_path / "report.html")
+        print_results(results, Console(file=StringIO()))
 
     def test_a_run_tells_its_scores_at_every_length(self, tmp_path: Path, text: str) -> None:
         recall, on_text = compare(tiny(RECALL, text, patterns=["h3"]), tmp_path, command="").runs

@@ -86,6 +86,17 @@ def test_equal_models_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all('"of": 2' in line for line in shown[1:])
 
 
+@pytest.mark.slow
+def test_two_checkouts_train_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    timed, here = example("two_checkouts"), str(EXAMPLES.parent)
+    small = ["--model", "lstm", "8", "--task", "associative_recall(batch_size=2)", "5"]
+    timed.main(timed.arguments().parse_args([here, here, *small, "--updates", "2"]))
+    _, line, total = capsys.readouterr().out.splitlines()
+    assert line.endswith("x  lstm on associative_recall(batch_size=2)")
+    assert total.endswith("x")
+    assert float(total.split()[-1][:-1]) > 0
+
+
 def test_every_example_says_how_it_is_run() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
     assert files

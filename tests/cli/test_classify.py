@@ -35,9 +35,12 @@ def test_what_classifies_does_not_write(
     assert "is a classifier: load_model does not read it" in capsys.readouterr().err
 
 
-def test_a_dry_run_counts_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("pattern", ["s4d", "bidirectional(s4d)"])
+def test_a_dry_run_counts_positions(
+    pattern: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     task = task_on("eeg", tmp_path, frame=4)
-    assert main(["train", "s4d", "--task", task, "--dry_run"]) == 0
+    assert main(["train", pattern, "--task", task, "--dry_run"]) == 0
     assert "an update       4 x 8 tokens" in capsys.readouterr().out
 
 

@@ -101,7 +101,8 @@ class Subject:
 
     def bytes(self, cell: Cell) -> float:
         """Memory that a cell takes beyond the model and its optimizer, estimated."""
-        state = self.counted.state_bytes(cell.length) * cell.batch
+        causal = self.counted.causal  # others have no state
+        state = self.counted.state_bytes(cell.length) * cell.batch if causal else 0.0
         if cell.phase == "decode":
             return 2.0 * state
         sample = training_bytes(self.counted, 1, min(_SAMPLE, cell.length))

@@ -20,7 +20,8 @@ def parts_of(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
         [[0], [1, 2]]
     """
     if torch.compiler.is_compiling() or type(x) is not Tensor or not wants_gradient(x):
-        return x.split(list(sizes), dim=-1)
+        # a third of the time of Tensor.split, which is a function of Python
+        return x.split_with_sizes(list(sizes), dim=-1)
     parts: tuple[Tensor, ...] = _Parts.apply(x, sizes)
     return parts
 
@@ -58,7 +59,7 @@ class _Parts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sizes: Sequence[int]) -> Any:
         ctx.sizes = sizes
-        return x.split(list(sizes), dim=-1)
+        return x.split_with_sizes(list(sizes), dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -138,8 +138,9 @@ def cost_conclusion(results: Results) -> list[str]:
     if len(results.speed) < 2:
         return []
     sentences = []
-    if lengths := common_lengths(results, STATE):
-        sizes = {entry.model: STATE.values(entry)[lengths[-1]].middle for entry in results.speed}
+    lengths, known = common_lengths(results, STATE), [e for e in results.speed if e.state_bytes]
+    if lengths and len(known) > 1:
+        sizes = {entry.model: STATE.values(entry)[lengths[-1]].middle for entry in known}
         ends = [min(sizes, key=lambda m: sizes[m]), max(sizes, key=lambda m: sizes[m])]
         told = " to ".join(f"{STATE.text(sizes[model])} (“{model}”)" for model in ends)
         if sizes[ends[0]] == sizes[ends[1]]:

@@ -17,7 +17,7 @@ class TrainingCosts:
         length: Tokens in a sequence.
         flops_per_update: Forward and backward FLOPs of an update.
         memory: Estimated bytes by purpose, in float32 for one process.
-        state_bytes: State of one sequence at its end.
+        state_bytes: State of one sequence at its end; 0 if the model is not causal.
     """
 
     parameters: int
@@ -42,5 +42,5 @@ def training_costs(job: Job, task: Task) -> TrainingCosts:
         length=length,
         flops_per_update=passes * model.flops_per_token(length) * rows * length,
         memory=memory,
-        state_bytes=model.state_bytes(length),
+        state_bytes=model.state_bytes(length) if model.causal else 0,
     )

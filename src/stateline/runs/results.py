@@ -195,7 +195,8 @@ class SpeedRecord(Record, frozen=True, kw_only=True):
         parameters: Number of parameters.
         train_tokens_per_second: Training speed by sequence length.
         decode_tokens_per_second: Decoding speed by tokens already in the state.
-        state_bytes: Size of the state of one sequence by tokens already in it.
+        state_bytes: Size of the state of one sequence by tokens already in it; empty if the model
+            is not causal and has none.
         flops_per_token: Forward FLOPs per token by sequence length.
         longest_copy: Longest string whose copy the size of the state allows; ``None`` if there is
             no limit; unset if the model is no language model.

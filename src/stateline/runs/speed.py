@@ -132,6 +132,7 @@ def _timed(
 def _described(job: Job, timings: list[TimingRecord]) -> SpeedRecord:
     """The timings of a job's model, and what is counted without running it."""
     counted = meta_model(job.model)
+    lengths = STATE_LENGTHS if counted.causal else ()  # others have no state
     return SpeedRecord(
         model=job.label,
         task=job.task,
@@ -147,7 +148,7 @@ def _described(job: Job, timings: list[TimingRecord]) -> SpeedRecord:
             for t in timings
             if t.phase == "decode" and t.batch == 1 and t.tokens_per_second
         },
-        state_bytes={n: counted.state_bytes(n) for n in STATE_LENGTHS},
+        state_bytes={n: counted.state_bytes(n) for n in lengths},
         flops_per_token={n: counted.flops_per_token(n) for n in STATE_LENGTHS},
         longest_copy=longest_copy(counted) if isinstance(counted, LanguageModel) else UNSET,
         precision=job.training.precision,

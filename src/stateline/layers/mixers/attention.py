@@ -206,7 +206,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
                 "init_state(batch_size, capacity=n) for n steps in place"
             )
         q, k, v, gate = self._project(x[:, None], slot)
-        index = slot[..., None, None].expand_as(k)
+        index = slot.view(-1, 1, 1, 1).expand_as(k)
         state.k.scatter_(1, index, k.to(state.k.dtype))
         state.v.scatter_(1, index, v.to(state.v.dtype))
         y = self._attend(q, state, state.length, gate)

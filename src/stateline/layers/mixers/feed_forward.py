@@ -84,10 +84,10 @@ class FeedForward(SequenceLayer[tuple[()]]):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Map each position."""
-        maps = (self.in_proj, self.out_proj)
-        if self.activation == "gelu" and not self.dropout.rate and all(map(is_plain, maps)):
-            return feed_forward(x, *(p for m in maps for p in (m.weight, m.bias)))
-        return self.out_proj(self.dropout(self._activated(self.in_proj(x))))
+        a, b = self.in_proj, self.out_proj
+        if self.activation == "gelu" and not self.dropout.rate and is_plain(a) and is_plain(b):
+            return feed_forward(x, a.weight, a.bias, b.weight, b.bias)
+        return b(self.dropout(self._activated(a(x))))
 
     def _activated(self, h: Tensor) -> Tensor:
         if self.activation in GATED:

@@ -155,7 +155,7 @@ class Mamba(SequenceLayer[MambaState]):
     ]:
         """Steps, input and output vectors."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
-        r, b, c = self.x_proj(u).split(sizes, dim=-1)
+        r, b, c = self.x_proj(u).split_with_sizes(sizes, dim=-1)
         if (eps := self.norm_eps) is not None:
             r, b, c = (F.rms_norm(part, part.shape[-1:], eps=eps) for part in (r, b, c))
         dt = F.linear(r.to(self.dt_weight.dtype), self.dt_weight) + self.dt_bias
