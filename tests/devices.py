@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._decomp.decompositions import lstm_impl
+from torch._decomp.decompositions import lstm_impl, matmul
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import (
@@ -230,4 +230,5 @@ for _op in (  # which find no fallback, or fill an empty tensor whose size would
     _aten.impl(_op, partial(_run, _op), "PrivateUse1")
 for _product in ("linear", "matmul", "mm", "bmm", "addmm"):
     _aten.impl(_product, _lowered(getattr(_made, _product)), "AutocastPrivateUse1")
+_aten.impl("matmul", matmul, "AutogradPrivateUse1")  # without changes of shape in place
 _aten.impl("lstm.input", lstm_impl, "AutogradPrivateUse1")  # not the fused cell of GPUs

@@ -85,7 +85,7 @@ def test_a_blurred_number_is_off_by_half_a_part_at_most(bits: int, seed: int) ->
     off = blur_state(x, x.min(), x.max(), bits) - x
     part = (x.max() - x.min()) / 2**bits
     assert off.abs().max() <= part / 2
-    assert off.var() == pytest.approx(float(part**2 / 12), rel=0.15)
+    assert float(off.var()) == pytest.approx(float(part**2 / 12), rel=0.15)
 
 
 def test_what_a_blurred_state_lies_beyond_its_range_is_cut_off() -> None:

@@ -78,6 +78,7 @@ def test_fast_oscillations_are_discretised_without_branch_cuts() -> None:
     torch.testing.assert_close(layer(impulses)[0].T, kernel(layer, 9))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("init", ["lin", "inv", "legs"])
 def test_initial_values_are_those_of_the_official_code(init: Any) -> None:
     layer = DiagonalSSM(200, d_state=8, init=init)
@@ -176,6 +177,7 @@ def test_parameters_follow_a_cast_up() -> None:
     assert {p.dtype for p in S4D(WIDTH).double().parameters()} == {torch.float64}
 
 
+@pytest.mark.cpu
 def test_parameters_follow_to_another_device() -> None:
     moved = S4D(WIDTH).to(device="meta", dtype=torch.bfloat16)
     assert {p.device.type for p in moved.parameters()} == {"meta"}

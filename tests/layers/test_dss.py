@@ -24,14 +24,14 @@ def kernel(layer: DSSModes, length: int) -> np.ndarray:
     impulses[:, 0] = 1
     with torch.no_grad():
         layer.skip.zero_()
-        return np.asarray(layer(impulses)[0].T)
+        return np.asarray(layer(impulses)[0].T.cpu())
 
 
 def complex_parameters(layer: DSSModes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lambda (mode), its parts times the steps (channel, mode), W (channel, mode)."""
     spectrum, steps = layer.modes()
     return tuple(
-        np.asarray((t[..., 0] + 1j * t[..., 1]).detach()) for t in (spectrum, steps, layer.c)
+        np.asarray((t[..., 0] + 1j * t[..., 1]).detach().cpu()) for t in (spectrum, steps, layer.c)
     )
 
 

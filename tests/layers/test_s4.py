@@ -28,8 +28,8 @@ def test_a_new_layer_reads_the_states_of_hippo() -> None:
         layer.log_dt.fill_(np.log(0.1))
         layer.skip.zero_()
     u = torch.randn(1, 40, 1, dtype=torch.float64)
-    states = states_of_hippo(6, 0.1, u.flatten().numpy())
-    y = layer(u).detach().flatten().numpy()
+    states = states_of_hippo(6, 0.1, u.flatten().cpu().numpy())
+    y = layer(u).detach().flatten().cpu().numpy()
     readout, *_ = np.linalg.lstsq(states, y, rcond=None)
     np.testing.assert_allclose(states @ readout, y, atol=1e-6)
 

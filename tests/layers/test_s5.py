@@ -13,18 +13,18 @@ WIDTH = 3
 
 
 def as_complex(planes: Tensor) -> np.ndarray:
-    return np.asarray(torch.complex(planes[..., 0], planes[..., 1]).detach())
+    return np.asarray(torch.complex(planes[..., 0], planes[..., 1]).detach().cpu())
 
 
 def response(layer: S5SSM, length: int, *, expand: float) -> np.ndarray:
     """Impulse response (length, output, input) from the continuous parameters, as in the paper."""
-    dt = layer.log_dt.exp().detach().numpy()
-    a = layer.real.detach().numpy() + 1j * layer.frequency.detach().numpy()
+    dt = layer.log_dt.exp().detach().cpu().numpy()
+    a = layer.real.detach().cpu().numpy() + 1j * layer.frequency.detach().cpu().numpy()
     b, c = as_complex(layer.b), as_complex(layer.c)
     b_bar = ((np.exp(dt * a) - 1) / a)[:, None] * b
     powers = np.exp(dt * a) ** np.arange(length)[:, None]
     kernel = expand * np.einsum("op,lp,pi->loi", c, powers, b_bar).real
-    kernel[0] += np.diag(layer.skip.detach().numpy())
+    kernel[0] += np.diag(layer.skip.detach().cpu().numpy())
     return kernel
 
 
@@ -35,7 +35,7 @@ def test_the_impulse_response_is_that_of_the_discretised_model(
     layer = S5SSM(WIDTH, d_state=8, n_blocks=2, conj_sym=conj_sym).double()
     impulses = torch.zeros(WIDTH, 12, WIDTH, dtype=torch.float64)
     impulses[:, 0] = torch.eye(WIDTH)
-    y = layer(impulses).detach().permute(1, 2, 0).numpy()
+    y = layer(impulses).detach().permute(1, 2, 0).cpu().numpy()
     np.testing.assert_allclose(y, response(layer, 12, expand=expand), rtol=0, atol=1e-12)
 
 

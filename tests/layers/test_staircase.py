@@ -225,6 +225,7 @@ def test_a_trimmed_global_cache_holds_no_more_than_its_longest_row() -> None:
     torch.testing.assert_close(y[1], layer(x)[1])
 
 
+@pytest.mark.cpu
 def test_a_step_in_place_needs_a_free_slot_in_a_cache_without_end() -> None:
     layer = CachedStaircase(attention(1), passes=1, chunk_len=4, steps=None)
     state = layer.init_state(2, capacity=1)

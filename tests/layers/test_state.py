@@ -112,11 +112,13 @@ def test_to_casts_keys_and_past_inputs_but_no_accumulators_or_positions(layer: S
     assert lstm.h.dtype == lstm.c.dtype == torch.float32
 
 
+@pytest.mark.cpu
 def test_to_moves_all_leaves(layer: Stack) -> None:
     moved = to(after(layer, 3), device="meta")
     assert {leaf.device.type for leaf in pytree.tree_leaves(moved)} == {"meta"}
 
 
+@pytest.mark.cpu
 def test_to_a_device_keeps_all_dtypes(layer: Stack) -> None:
     state = after(layer, 3)
     assert same(to(state, device="cpu"), state)

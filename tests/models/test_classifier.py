@@ -144,7 +144,7 @@ def test_input_of_another_kind_is_refused(
     config: ClassifierConfig, x: torch.Tensor, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        SequenceClassifier(config)(x)
+        SequenceClassifier(config)(x.cpu())
 
 
 @pytest.mark.parametrize("lengths", [[0, 3], [3, 6]])

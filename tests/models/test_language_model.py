@@ -93,7 +93,7 @@ class TestLearnedPositionsEnd:
     """At ``max_len`` tokens the model works, beyond them every way in says so."""
 
     message = "made for max_len=5 tokens"
-    tokens = torch.zeros(1, 6, dtype=torch.int64)
+    tokens = torch.zeros(1, 6, dtype=torch.int64).cpu()
 
     def test_forward(self) -> None:
         short = model("h3", max_len=5)

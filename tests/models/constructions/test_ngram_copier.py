@@ -148,6 +148,7 @@ def test_the_width_grows_as_n_log_d(n: int, n_letters: int) -> None:
     assert ngram_copier(n, n_letters=n_letters).d_model <= 4 * (n + 1) * (math.log2(n_letters) + 4)
 
 
+@pytest.mark.cpu
 def test_it_is_a_model_like_any_other(tmp_path: Path) -> None:
     model = ngram_copier(2, n_letters=3, longest=10)
     save_model(model, tmp_path)
