@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from stateline.generate import graphs
 from stateline.generate.graphs import Graphs
@@ -78,7 +79,7 @@ def test_rows_leave_and_join_between_graphs() -> None:
         made.step()
         made.join(prefill(model, torch.tensor([[7, 8]])))
     assert torch.equal(plain.step().tokens, recorded.step().tokens)
-    assert recorder.recorded == 3
+    assert recorder.recorded == 2  # of one and of two rows
 
 
 def test_a_graph_is_used_again_for_the_same_shapes() -> None:
@@ -87,6 +88,23 @@ def test_a_graph_is_used_again_for_the_same_shapes() -> None:
     for _ in range(7):
         made.step()
     assert recorder.recorded == 1
+
+
+def test_batches_of_a_bucket_share_a_graph() -> None:
+    model, recorder = make("h3 attention(position=rope)"), Recorder()
+    plain, recorded = (session(model, record) for record in (None, recorder))
+    for made in (plain, recorded):
+        for prompt in ([[7, 8, 9]], [[5]], [[2, 6]]):  # 3, 4 and 5 rows
+            made.join(prefill(model, torch.tensor(prompt), seed=9))
+            made.step()
+        made.select([4, 0, 2])
+        made.step()
+        made.select([1, 0, 2])
+    assert torch.equal(plain.step().logits.argmax(-1), recorded.step().logits.argmax(-1))
+    states = (made.state() for made in (plain, recorded))
+    for a, b in zip(*map(pytree.tree_leaves, states), strict=True):
+        torch.testing.assert_close(a, b)
+    assert recorder.recorded == 2  # of 4 and of 8 rows
 
 
 def test_the_kept_choice_is_not_overwritten_by_the_next_step() -> None:

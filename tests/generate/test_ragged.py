@@ -11,7 +11,7 @@ from stateline.models.language_model import LanguageModel
 LENGTHS = [5, 0, 9, 1, 5]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model() -> LanguageModel:
     torch.manual_seed(0)
     pattern = "attention(position=rope) h3 mamba gated_delta_net"

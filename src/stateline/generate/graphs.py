@@ -33,12 +33,13 @@ class _Graph(NamedTuple):
 
 
 class Graphs:
-    """Replays a step, one graph for each number of rows and room of the state.
+    """Replays a step, one graph for each size of a batch, see :func:`bucket`, and of the state.
 
     A graph is tied to its memory. A state that lies elsewhere is copied there first, which is once
-    after rows joined or left or the state got more room. A new graph is compared with the step in
-    two steps on copies; if it differs, or the step cannot be recorded, the step itself runs from
-    then on, and the log says so once.
+    after rows joined or left or the state got more room. Rows that are missing to the size of the
+    batch repeat the last row. A new graph is compared with the step in two steps on copies; if it
+    differs, or the step cannot be recorded, the step itself runs from then on, and the log says so
+    once.
 
     Args:
         step: The step.
@@ -60,16 +61,19 @@ class Graphs:
         if graph is None:
             return self.step(tokens, state), state
         for held, leaf in zip(graph.leaves, leaves, strict=True):
-            if held is not leaf:
-                held.copy_(leaf)
-        graph.tokens.copy_(tokens)
+            if held.data_ptr() != leaf.data_ptr():
+                _fill(held, leaf)
+        _fill(graph.tokens, tokens)
         graph.replay()
-        return graph.logits, pytree.tree_unflatten(graph.leaves, structure)
+        rows = len(tokens)
+        after = pytree.tree_unflatten([held[:rows] for held in graph.leaves], structure)
+        return graph.logits[:rows], after
 
     def _find(
         self, tokens: Tensor, state: Any, leaves: list[Tensor], structure: Any
     ) -> _Graph | None:
-        key = tuple((leaf.shape, leaf.dtype) for leaf in (tokens, *leaves))
+        shapes = ((leaf.shape[1:], leaf.dtype) for leaf in (tokens, *leaves))
+        key = (bucket(len(tokens)), *shapes)
         if key in self._graphs:
             return self._graphs[key]
         try:
@@ -87,7 +91,7 @@ class Graphs:
 
     def _make(self, tokens: Tensor, leaves: list[Tensor], structure: Any) -> _Graph:
         """Record the step on memory of its own."""
-        held, buffers = tokens.clone(), [leaf.clone() for leaf in leaves]
+        held, *buffers = map(_whole, (tokens, *leaves))
         state = pytree.tree_unflatten(buffers, structure)
         replay, logits = self.record(lambda: self.step(held, state))
         return _Graph(replay, held, buffers, logits)
@@ -95,15 +99,37 @@ class Graphs:
     def _compare(self, graph: _Graph, tokens: Tensor, state: Any, leaves: list[Tensor]) -> None:
         """Two steps: what a graph takes for constant may only change in the second."""
         copy = pytree.tree_map(torch.clone, state)
-        for held, leaf in zip(graph.leaves, leaves, strict=True):
-            held.copy_(leaf)
-        graph.tokens.copy_(tokens)
+        for held, leaf in zip((graph.tokens, *graph.leaves), (tokens, *leaves), strict=True):
+            _fill(held, leaf)
         for _ in range(2):
             wanted = self.step(tokens, copy)
             graph.replay()
-            error = (graph.logits - wanted).abs().max()
+            error = (graph.logits[: len(tokens)] - wanted).abs().max()
             if not error <= CLOSE * wanted.abs().max():
                 raise RuntimeError(f"a graph's logits differ by {float(error):.1e}")
+
+
+def bucket(rows: int) -> int:
+    """The number of rows that a graph has for a batch: 1, 2, 4, and then multiples of 8.
+
+    Example:
+        >>> [bucket(rows) for rows in (1, 3, 5, 8, 17)]
+        [1, 4, 8, 8, 24]
+    """
+    return 1 << (rows - 1).bit_length() if rows < 8 else -(-rows // 8) * 8
+
+
+def _whole(rows: Tensor) -> Tensor:
+    """A copy with as many rows as a graph has."""
+    held = rows.new_empty(bucket(len(rows)), *rows.shape[1:])
+    _fill(held, rows)
+    return held
+
+
+def _fill(held: Tensor, rows: Tensor) -> None:
+    """Copy rows into memory for as many or more, and repeat the last one in what is left."""
+    held[: len(rows)].copy_(rows)
+    held[len(rows) :].copy_(rows[-1:])
 
 
 def record_cuda(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:

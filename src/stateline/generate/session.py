@@ -218,14 +218,15 @@ class Session:
 
     def _make_room(self) -> None:
         """Copy the state with room for more steps: a state joined to one with room gets room."""
-        state, rows = self._state, len(self._lengths)
-        empty = self.model.init_state(1, capacity=max(self._lengths) - 1 + self._room)
+        state, rows, fed = self._state, len(self._lengths), max(self._lengths) - 1
+        capacity = (fed // self._room + 1) * self._room  # few sizes, so that graphs serve again
+        empty = self.model.init_state(1, capacity=capacity)
         order = torch.arange(rows, device=state.token.device)
         roomy = select_rows(cat_states([state.model, empty]), order)
         if self._state_dtype is not None:
             roomy = stored(roomy, self._state_dtype)
         self._state = state._replace(model=roomy, seen=state.seen.clone())
-        self._free = self._room
+        self._free = capacity - fed
 
     def _draw(self) -> tuple[Tensor | None, Tensor]:
         """This step's random numbers, and the rows' counters after it."""
