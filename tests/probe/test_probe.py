@@ -362,6 +362,7 @@ def test_a_prompt_beyond_the_models_positions_is_skipped(tmp_path: Path) -> None
     assert "the model was made for 64" in long.skipped
 
 
+@pytest.mark.cpu  # the hooks of --device keep transformers from loading weights
 @pytest.mark.parametrize("name", ["pythia", "mamba"])
 def test_our_reader_and_transformers_write_the_same(name: str, tiny: Path) -> None:
     ours, theirs = load_reader(str(tiny / name)), load_reader(f"hf:{tiny / name}")
@@ -381,6 +382,7 @@ def test_our_reader_and_transformers_write_the_same(name: str, tiny: Path) -> No
     assert alone == found * 2
 
 
+@pytest.mark.cpu  # the hooks of --device keep transformers from loading weights
 def test_an_exported_model_is_read_like_the_model_itself(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     folder = our_model(tmp_path / "bytes")
