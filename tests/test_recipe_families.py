@@ -136,10 +136,11 @@ EXTRAPOLATION = {
     "twice_as_long": {"train.steps", "train.warmup_steps"},
     "early_stop": {"train.stop_at"},
     "absent_keys": {"task"},
+    "width_and_examples": {"model.init", "task"},
 }
 
 
-def test_extrapolation_recipes_change_one_factor_each() -> None:
+def test_extrapolation_recipes_change_what_they_name() -> None:
     names = {path.stem for path in (FOLDER / "h3/extrapolation").glob("*.yaml")}
     assert names == EXTRAPOLATION.keys()
     base = recipe("h3/paper/associative_recall_h3.yaml")
