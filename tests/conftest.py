@@ -19,17 +19,9 @@ from hypothesis import HealthCheck, settings
 SHARED = Path(__file__).parents[2] / "shared"
 VECTORS = Path(__file__).parent / "parity" / "vectors"
 COMPUTING = {
-    "bench",
-    "compare",
-    "generate",
-    "hf",
-    "hf_check",
-    "layers",
-    "models",
-    "parity",
-    "probe",
+    *("bench", "compare", "generate", "hf", "hf_check", "layers", "models", "parity", "probe"),
+    *("runs", "train", "test_capacity.py", "test_compare.py", "test_evaluate.py"),
 }
-COMPUTING |= {"runs", "train", "test_capacity.py", "test_compare.py", "test_evaluate.py"}
 """Folders and files of tests that compute with models, on the device of ``--device``."""
 NO_NUMBA = "import failed: numba is not installed", "numba runs on the CPU, not on"
 

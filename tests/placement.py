@@ -49,10 +49,8 @@ def placed(device: torch.device) -> Iterator[None]:
         if tensor is None or tensor.is_meta or tensor.device.type == device.type:
             return tensor
         moved = tensor.detach().to(device)
-        return nn.Parameter(moved, tensor.requires_grad) if is_parameter(tensor) else moved
-
-    def is_parameter(tensor: Tensor) -> bool:
-        return isinstance(tensor, nn.Parameter)
+        learned = isinstance(tensor, nn.Parameter)
+        return nn.Parameter(moved, tensor.requires_grad) if learned else moved
 
     hooks = [
         module.register_module_parameter_registration_hook(move),
