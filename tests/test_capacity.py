@@ -158,6 +158,13 @@ def test_no_batch_is_refused() -> None:
         measure(model_of("lstm"), Copying(), 8, batches=0)
 
 
+def test_mixed_strings_are_measured_at_their_longest() -> None:
+    mixed, plain = Copying(max_len=4, mixed=True), Copying(max_len=4)
+    found = measure(model_of("attention"), mixed, 4, bits=(16,), batches=1)
+    assert found.numbers == measure(model_of("attention"), plain, 4, bits=(), batches=1).numbers
+    assert mixed.positions(4) == plain.positions(4)
+
+
 def test_counters_of_tokens_are_no_memory() -> None:
     model = model_of("lstm attention staircase(sliding_attention(window=4))")
     integers = [

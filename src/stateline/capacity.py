@@ -1,5 +1,6 @@
 """How much a state can hold: its bits, the bounds they imply, and the bits a model needs."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -190,7 +191,7 @@ def measure(
     if length > MAX_LENGTH:
         raise InputError(f"length must be at most {MAX_LENGTH:,}, got {length}")
     device = model.embedding.weight.device
-    problems = [task.problems(length, index) for index in range(2 * batches)]
+    problems = _as_long_as_the_first(task, length, 2 * batches)
     states = [prefill(model, prompts.to(device)) for prompts, _ in problems]
     low, high = _ranges([state.model for state in states[batches:]])
     spoil: Callable[..., State] = blur_state if noise else round_state
@@ -208,6 +209,14 @@ def measure(
     leaves = pytree.tree_leaves(states[0].model)
     numbers = sum(leaf[0].numel() for leaf in leaves if leaf.is_floating_point())
     return Measured(numbers, score(None), {b: score(b) for b in bits})
+
+
+def _as_long_as_the_first(task: Any, length: int, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Batches of prompts of one length; at another, a cache has other entries."""
+    drawn = (task.problems(length, index) for index in itertools.count())
+    first = next(drawn)
+    same = (batch for batch in drawn if batch[0].shape == first[0].shape)
+    return [first, *itertools.islice(same, count - 1)]
 
 
 def round_state(state: State, low: State, high: State, bits: int) -> State:
