@@ -92,7 +92,7 @@ def test_every_recorded_table_is_shown() -> None:
 @pytest.mark.parametrize(
     ("claim", "message"),
     [
-        ("{verdict: reproduced, why: x, table: h3/table_3}", "reproduced, but nothing is recorded"),
+        ("{verdict: reproduced, why: x, table: h3/table_4}", "reproduced, but nothing is recorded"),
         ("{verdict: in part, why: x, place: p, claim: c}", "in part, but nothing is recorded"),
         ("{verdict: fine, why: x, place: p, claim: c}", "Invalid enum value 'fine'"),
         ("{verdict: not run, place: p, claim: c}", "missing required field `why`"),
