@@ -48,6 +48,15 @@ def without_window(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flat(settings).items() if not name.endswith(".window")}
 
 
+@pytest.mark.parametrize("name", ["table_9", "table_9_small"])
+def test_rows_of_the_long_range_arena_differ_in_the_layer_alone(name: str) -> None:
+    rows = recipe(f"h3/tables/{name}.yaml")["rows"]
+    for own, other in zip(rows[::2], rows[1::2], strict=True):
+        s4d = recipe(f"{own['recipe']}.yaml")["pattern"]
+        assert differences(own, other) <= {"label", "pattern", "paper"}
+        assert other["pattern"] == s4d.replace("s4d", "h3") != s4d
+
+
 @pytest.mark.parametrize("name", [name for name in BLOCK_STATE if name.startswith("window_")])
 def test_a_window_recipe_differs_from_its_reference_in_windows_alone(name: str) -> None:
     size, model = name.removeprefix("window_").split("_", 1)
