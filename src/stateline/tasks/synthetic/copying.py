@@ -133,9 +133,10 @@ class Copying(CopyTask):
         self._check_context(self._size(max_len))
 
     def problems(self, length: int, index: int) -> Problems:
-        """Evaluation batch number ``index``; with ``mixed``, of a training length, first the longest."""
+        """Evaluation batch number ``index``; with ``mixed``, of any training length."""
         if self.mixed and length == self.max_len:
-            place = index * GOLDEN_RATIO % 1  # spread evenly, however many batches there are
+            # Lengths spread evenly, however many batches there are; the longest comes first.
+            place = index * GOLDEN_RATIO % 1
             length = self.max_len - int(place * (self.max_len - self.min_len + 1))
         return super().problems(length, index)
 
