@@ -77,6 +77,8 @@ class FakeTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled():  # where ``item``, ``to``, ... come undecomposed
+            if op is torch.ops.aten.lstm.input:
+                return _lstm(*args, **kwargs)
             parts = op.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
@@ -220,6 +222,12 @@ def _lowered(op: Any) -> Any:
     return run
 
 
+def _lstm(x: torch.Tensor, state: list[torch.Tensor], *args: Any) -> Any:
+    """PyTorch's decomposition, whose final states have a dimension too many in torch 2.11."""
+    y, *after = lstm_impl(x, state, *args)
+    return y, *(new.view_as(old) for new, old in zip(after, state, strict=True))
+
+
 _aten = torch.library.Library("aten", "IMPL")
 _made = torch.ops.aten
 for _op in (  # which find no fallback, or fill an empty tensor whose size would have to change
@@ -231,4 +239,4 @@ for _op in (  # which find no fallback, or fill an empty tensor whose size would
 for _product in ("linear", "matmul", "mm", "bmm", "addmm"):
     _aten.impl(_product, _lowered(getattr(_made, _product)), "AutocastPrivateUse1")
 _aten.impl("matmul", matmul, "AutogradPrivateUse1")  # without changes of shape in place
-_aten.impl("lstm.input", lstm_impl, "AutogradPrivateUse1")  # not the fused cell of GPUs
+_aten.impl("lstm.input", _lstm, "AutogradPrivateUse1")  # not the fused cell of GPUs

@@ -17,7 +17,7 @@ from stateline.ops import OPS
 
 pytest.importorskip("numba")
 
-from stateline.ops.numba_kernels import threads
+from stateline.ops.numba_kernels import tensors, threads
 
 Inputs = list[Tensor]
 
@@ -371,6 +371,12 @@ def test_slices_of_a_wider_tensor_are_read_as_they_are(function: str) -> None:
         assert a.equal(b)
 
 
+def test_an_empty_tensor_is_read_without_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy before 2.4 refuses address 0, where an empty tensor is."""
+    monkeypatch.delattr(tensors, "_Memory")
+    assert tensors.array(torch.empty(0, 3), torch.float32).shape == (0, 3)
+
+
 def test_exchanged_batch_axes_are_read_as_they_are() -> None:
     u, kernel = normal(2, 3, 9, 4).transpose(0, 1), normal(4, 3)
     assert run("short_conv")(u, kernel).equal(run("short_conv")(u.contiguous(), kernel))
@@ -435,7 +441,7 @@ def results():
 
 FORK = """
 import os
-from stateline.ops.numba_kernels import threads
+from stateline.ops.numba_kernels import tensors, threads
 threads.LEAST_WORK = 0
 torch.set_num_threads(2)
 print(wanted := results())
