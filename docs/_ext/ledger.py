@@ -117,7 +117,7 @@ def _row(claim: Claim, records: Path) -> tuple[str, ...]:
         claim.claim or (table.claim if table else ""),
         f"{figures} ({sure})" if figures else "",
         _here(record, claim) if record else ("exact, by a test" if claim.test else ""),
-        claim.size if claim.commands else "",
+        claim.size if claim.commands or claim.record else "",
         f"**{claim.verdict}**: {claim.why}",
         f"`{claim.commands}`" if claim.commands else "",
     )
