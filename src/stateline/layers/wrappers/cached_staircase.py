@@ -238,7 +238,7 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
         if (phase + x.shape[1]) % self.chunk_len == 0:
             live = (*live[1:], self._blank(len(x)).cache)
         length = state.length + x.shape[1]
-        return y, state._replace(length=length, cache=done, live=self._fitted(live))
+        return y, type(state)(length, done, self._fitted(live))
 
     def _cross(
         self, h: Tensor, positions: Tensor, contexts: Contexts, valid: Tensor
