@@ -441,7 +441,7 @@ def results():
 
 FORK = """
 import os
-from stateline.ops.numba_kernels import tensors, threads
+from stateline.ops.numba_kernels import threads
 threads.LEAST_WORK = 0
 torch.set_num_threads(2)
 print(wanted := results())

@@ -42,8 +42,6 @@ kernels = pytest.mark.skipif(
     not INTERPRETED and DEVICE == "cpu",
     reason="no CUDA device; under the interpreter, test_the_kernels_under_the_interpreter runs it",
 )
-
-
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
