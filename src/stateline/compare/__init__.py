@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stateline.bench.speed import Cell
 from stateline.compare.comparison import Comparison, make_tasks, plan
-from stateline.compare.engine import Engine
+from stateline.compare.engine import Engine, run_all
 from stateline.compare.news import News
 from stateline.compare.pool import Local, worker_devices
 from stateline.compare.recipe import Recipe
@@ -75,20 +75,21 @@ def compare(
     for job in sweep.jobs:
         if job.training.seed == 0:
             check_job(job, tasks[job.task])
-    results = replace(outline(sweep.jobs, tasks, command), protocol=sweep.protocol())
+    begun = replace(outline(sweep.jobs, tasks, command), protocol=sweep.protocol())
     done: dict[Job, RunRecord] = {}
     todo = _todo(sweep, sweep.first(), folder, done)
-    results = _update(results, folder, sweep, done)  # an unwritable folder shows now
+    _update(begun, folder, sweep, done)  # an unwritable folder shows now
     news.planned(sweep.count(), sweep.count() - len(todo) - sweep.later())
     here = resolve_device(device)
-    engine = engine or Local(devices, here)
-    with engine.open(folder, tasks, news) as running:
-        running.submit(todo)
-        for job, run in running.finished():
-            done[job] = run
-            running.submit(_todo(sweep, sweep.after(job, run), folder, done))
-            results = _update(results, folder, sweep, done)
-            news.finished(job, run)
+
+    def then(job: Job, run: RunRecord) -> list[Job]:
+        done[job] = run
+        more = _todo(sweep, sweep.after(job, run), folder, done)
+        _update(begun, folder, sweep, done)
+        return more
+
+    run_all(engine or Local(devices, here), todo, tasks, folder, news, then)
+    results = _update(begun, folder, sweep, done)
     speeds = _measure(_jobs_to_time(sweep.jobs, tasks), folder, here, timing, news)
     results = replace(results, speed=speeds, finished=True)
     write_results(folder, results)

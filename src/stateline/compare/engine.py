@@ -1,6 +1,6 @@
 """Where the jobs of a comparison are trained: what every engine offers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -45,3 +45,31 @@ class Engine(Protocol):
             tasks: Tasks that have been constructed already, with seed 0, by spec.
             news: Is called while jobs run.
         """
+
+
+def run_all(
+    engine: Engine,
+    jobs: Sequence[Job],
+    tasks: Mapping[str, Task],
+    folder: Path,
+    news: News,
+    then: Callable[[Job, RunRecord], Sequence[Job]],
+) -> None:
+    """Train jobs, and the jobs that follow from their results, until none is left.
+
+    Args:
+        engine: Where jobs are trained.
+        jobs: The first jobs.
+        tasks: Tasks that have been constructed already, with seed 0, by spec.
+        folder: The job ``name`` runs in ``runs/name`` of this folder.
+        news: Is called while jobs run.
+        then: Takes each job with its result, and gives the jobs that follow.
+
+    Raises:
+        InputError: If a job cannot be run, or its process was lost.
+    """
+    with engine.open(folder, tasks, news) as running:
+        running.submit(jobs)
+        for job, run in running.finished():
+            running.submit(then(job, run))
+            news.finished(job, run)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stateline.compare.engine import Engine
+from stateline.compare.engine import Engine, run_all
 from stateline.compare.news import News
 from stateline.errors import InputError
 from stateline.files import write_text
@@ -82,11 +82,12 @@ def run_jobs(
     for job in todo:
         check_job(job, tasks[job.task])
     news.planned(len(done) + len(todo), len(done))
-    with engine.open(folder, tasks, news) as running:
-        running.submit(todo)
-        for job, run in running.finished():
-            found[job] = run
-            news.finished(job, run)
+
+    def then(job: Job, run: RunRecord) -> tuple[Job, ...]:
+        found[job] = run
+        return ()
+
+    run_all(engine, todo, tasks, folder, news, then)
     return found
 
 
