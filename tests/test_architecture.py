@@ -4,7 +4,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -95,6 +95,46 @@ def violations(path: str, source: str) -> list[str]:
 @pytest.mark.parametrize("path", sorted(FILES.keys() - {"__init__.py"}))
 def test_imports_go_down(path: str) -> None:
     assert violations(path, FILES[path]) == []
+
+
+def module_of(path: str) -> str:
+    """``layers/state.py`` is ``stateline.layers.state``; a folder is its ``__init__.py``."""
+    return "stateline." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported_files(files: Mapping[str, str]) -> dict[str, set[str]]:
+    """Files of ours that each file imports, wherever in it; packages are left out."""
+    homes = {module_of(path): path for path in files if not path.endswith("__init__.py")}
+    return {
+        path: {homes[module] for module in imported(path, source) if module in homes} - {path}
+        for path, source in files.items()
+    }
+
+
+def mutual(files: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Pairs of files that import each other."""
+    arrows = imported_files(files)
+    return [(a, b) for a in sorted(files) for b in sorted(arrows[a]) if a < b and a in arrows[b]]
+
+
+def test_no_two_files_import_each_other() -> None:
+    assert mutual(FILES) == []
+
+
+def test_mixers_do_not_import_wrappers() -> None:
+    guilty = {
+        path: used
+        for path, used in imported_files(FILES).items()
+        if path.startswith("layers/mixers/") and any("/wrappers/" in one for one in used)
+    }
+    assert guilty == {}
+
+
+def test_files_that_import_each_other_are_noticed() -> None:
+    early = {"layers/a.py": "from stateline.layers.b import x", "layers/b.py": ""}
+    assert mutual(early) == []
+    late = "def f():\n    from stateline.layers.a import y"
+    assert mutual({**early, "layers/b.py": late}) == [("layers/a.py", "layers/b.py")]
 
 
 def test_the_package_itself_imports_nothing_of_ours_before_it_is_used() -> None:

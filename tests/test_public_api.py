@@ -13,8 +13,6 @@ import pytest
 import stateline
 from stateline import layers, ops
 from stateline.layers import LAYERS, WRAPPERS
-from stateline.runs.folder import read_results
-from stateline.runs.results import Results
 
 EXPORTED = [
     "LAYERS",
@@ -89,19 +87,6 @@ def test_all_names_of_a_module_resolve_and_show(module: ModuleType) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'stateline' has no attribute 'layer'"):
         stateline.layer  # noqa: B018
-
-
-def test_compare_is_a_module_that_can_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(stateline.compare, ModuleType)
-    results, calls = read_results(Path(__file__).parent / "runs" / "sweep"), []
-
-    def compare(*given: object, **options: object) -> Results:
-        calls.append((given, options))
-        return results
-
-    monkeypatch.setattr("stateline.compare.compare", compare)
-    assert stateline.compare(1, 2, news=3) is results  # type: ignore[operator]
-    assert calls == [((1, 2), {"news": 3})]
 
 
 def test_every_public_name_has_an_entry_in_the_reference() -> None:

@@ -2,8 +2,7 @@
 
 Names are imported when they are first used, so that the command line answers without PyTorch. What
 works on whole models has a module of its own: :mod:`stateline.generate`, :mod:`stateline.evaluate`,
-:mod:`stateline.train.loop`, :mod:`stateline.compare`, which can also be called:
-``stateline.compare(comparison, folder)``.
+:mod:`stateline.train.loop`, :mod:`stateline.compare`.
 """
 
 from importlib import import_module
@@ -111,8 +110,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "compare":
-        return import_module("stateline.compare")  # can be called
     if name not in _HOME:
         raise AttributeError(f"module 'stateline' has no attribute {name!r}")
     value = getattr(import_module(f"stateline.{_HOME[name]}"), name)

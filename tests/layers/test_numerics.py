@@ -27,7 +27,7 @@ from stateline.layers import (
     Stack,
 )
 from stateline.layers.mixers.diagonal_ssm import convolution_flops
-from stateline.layers.wrappers.context import mean_visible
+from stateline.layers.wrappers.context_links import mean_visible
 from stateline.ops import use_backend
 from stateline.ops.positions import rotate
 from stateline.train.config import TrainConfig

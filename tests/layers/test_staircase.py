@@ -27,9 +27,9 @@ from stateline.layers import (
     nbytes,
 )
 from stateline.layers.compose import checkpoint_activations
+from stateline.layers.context import Context
 from stateline.layers.mixers.attention import AttentionState
 from stateline.layers.state import replace_rows, trim
-from stateline.layers.wrappers.context import Context
 
 WIDTH = 8
 SHAPES = [(1, 4), (2, 3), (3, 2), (4, 1), (2, 20)]

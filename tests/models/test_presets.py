@@ -19,7 +19,7 @@ from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config
 from stateline.models.convert.mamba import mamba_config
-from stateline.models.presets import PRESETS, find_preset
+from stateline.models.presets import PRESETS, configure, find_preset
 from stateline.models.size import count_parameters, meta_model
 
 PARAMETERS = {
@@ -167,8 +167,8 @@ def test_an_unknown_preset_is_answered_with_the_nearest() -> None:
 
 
 def test_a_preset_may_be_named_wherever_a_pattern_is() -> None:
-    assert ModelConfig("mamba-130m") == PRESETS["mamba-130m"]  # type: ignore[call-arg]
-    config = ModelConfig("mamba-130m", vocab_size=50)
+    assert configure("mamba-130m") == PRESETS["mamba-130m"]
+    config = configure("mamba-130m", vocab_size=50)
     assert config == dataclasses.replace(PRESETS["mamba-130m"], vocab_size=50)
     assert config.pattern == "mamba*24"
     assert json.loads(config.to_json())["pattern"] == "mamba*24"
@@ -176,18 +176,23 @@ def test_a_preset_may_be_named_wherever_a_pattern_is() -> None:
 
 def test_given_settings_override_those_of_a_preset_even_with_the_defaults_of_all_models() -> None:
     assert PRESETS["mamba-130m"].norm == "rms"
-    config = ModelConfig("mamba-130m", 50, 64, norm="layer")
+    config = configure("mamba-130m", vocab_size=50, d_model=64, norm="layer")
     assert (config.d_model, config.norm) == (64, "layer")
 
 
 def test_a_preset_may_become_a_classifier() -> None:
-    config = ClassifierConfig("pythia-70m", n_channels=3, n_classes=7)
+    config = configure("pythia-70m", ClassifierConfig, n_channels=3, n_classes=7)
     assert (config.vocab_size, config.d_model, config.block) == (1, 512, "parallel")
 
 
 def test_the_name_of_no_preset_is_refused_in_place_of_a_pattern() -> None:
     with pytest.raises(InputError, match="unknown preset 'mamba-130': did you mean 'mamba-130m'"):
-        ModelConfig("mamba-130", 50)
+        configure("mamba-130", vocab_size=50)
+
+
+def test_a_configuration_says_how_to_name_a_preset() -> None:
+    with pytest.raises(InputError, match=r"if it is a preset, call stateline.models.presets.conf"):
+        ModelConfig("mamba-130m", 50)
 
 
 def test_a_configuration_holds_the_canonical_pattern() -> None:

@@ -9,7 +9,7 @@ from stateline import check_layer
 from stateline.errors import InputError
 from stateline.models.checkpoint import load_classifier, load_regressor, save_model
 from stateline.models.config import ModelConfig
-from stateline.models.factory import make_model, parse_config
+from stateline.models.factory import make_model, read_config
 from stateline.models.regressor import RegressorConfig, SequenceRegressor
 
 NUMBERS = RegressorConfig("lstm attention", d_model=8, n_channels=3, n_values=2)
@@ -64,12 +64,14 @@ def test_a_loaded_regressor_predicts_the_same_bits(tmp_path: Path) -> None:
         load_classifier(tmp_path)
 
 
-def test_the_kind_in_the_configuration_decides() -> None:
-    assert type(make_model(parse_config(TOKENS.to_json()))) is SequenceRegressor
+def test_the_kind_in_the_configuration_decides(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(TOKENS.to_json())
+    assert type(make_model(read_config(tmp_path / "config.json"))) is SequenceRegressor
     with pytest.raises(InputError, match="must be of a language_model, got 'regressor'"):
         ModelConfig.from_json(TOKENS.to_json())
+    (tmp_path / "config.json").write_text('{"kind": "regresor"}')
     with pytest.raises(InputError, match="unknown kind of model 'regresor'"):
-        parse_config('{"kind": "regresor"}')
+        read_config(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("settings", [{"n_values": 0}, {"n_values": 1 << 40}])

@@ -31,7 +31,7 @@ from stateline.probe import (
     read_probes,
     run_probes,
 )
-from stateline.probe.reader import fingerprint
+from stateline.probe.load import fingerprint
 from stateline.probe.results import FORMAT
 from tests.devices import watch
 

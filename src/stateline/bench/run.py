@@ -18,7 +18,7 @@ from stateline.bench.suites import Settings, bench_layers, bench_train
 from stateline.bench.timing import use_threads, watch_load
 from stateline.devices import resolve_device
 from stateline.errors import InputError, unknown_name
-from stateline.models.config import ModelConfig
+from stateline.models.presets import configure
 from stateline.ops import OPS
 from stateline.train.environment import environment
 
@@ -98,7 +98,7 @@ def _suite(given: Any, device: torch.device) -> Callable[[Settings], Iterator[Fi
     if given.suite == "train":
         return partial(bench_train, patterns=given.patterns, tasks=given.tasks)
     configs = {
-        name: ModelConfig(pattern, vocab_size=given.vocab_size, d_model=given.d_model)
+        name: configure(pattern, vocab_size=given.vocab_size, d_model=given.d_model)
         for name, pattern in map(_named, given.patterns)
     }
     peers = find_models(given.against, given.d_model, given.vocab_size, device)

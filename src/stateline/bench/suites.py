@@ -20,6 +20,7 @@ from stateline.bench.timing import Call, Timing, interleave
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model
+from stateline.models.presets import configure
 from stateline.ops import OPS, use_backend
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
@@ -130,7 +131,7 @@ def build_model(config: ModelConfig, settings: Settings) -> Any:
 
 
 def _bare_layer(pattern: str, settings: Settings) -> nn.Module:
-    config = ModelConfig(pattern, vocab_size=1, d_model=settings.d_model, block="plain")
+    config = configure(pattern, vocab_size=1, d_model=settings.d_model, block="plain")
     layer = build_stack(dataclasses.replace(config, feed_forward="none"))
     return layer.to(settings.device, settings.dtype)
 

@@ -84,7 +84,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 def _layer(name: str, d_model: int) -> "AnyLayer":
     """The stack of a pattern, or the model in a folder."""
     from stateline.models.build import build_stack
-    from stateline.models.config import ModelConfig
+    from stateline.models.presets import configure
 
     if os.path.isdir(name):
         from stateline.generate import load_run
@@ -92,7 +92,7 @@ def _layer(name: str, d_model: int) -> "AnyLayer":
 
         check_imports(Path(name))
         return load_run(name)[0]
-    return build_stack(ModelConfig(name, vocab_size=1, d_model=d_model))
+    return build_stack(configure(name, vocab_size=1, d_model=d_model))
 
 
 def _print_backends(device: "torch.device") -> None:

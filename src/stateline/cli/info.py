@@ -89,7 +89,7 @@ def given_settings(
 
 def resolve(text: str, given: Mapping[str, Any], vocab_size: int = 256) -> ModelConfig:
     """The configuration of a pattern, preset or folder; patterns have ``vocab_size`` by default."""
-    from stateline.models.presets import find_preset
+    from stateline.models.presets import configure, find_preset
 
     if os.path.isdir(text):
         from stateline.generate.runs import read_model_config
@@ -97,7 +97,7 @@ def resolve(text: str, given: Mapping[str, Any], vocab_size: int = 256) -> Model
         return replace(read_model_config(text), **given)
 
     default = {} if find_preset(text) else {"vocab_size": vocab_size}
-    return ModelConfig(**{"pattern": text, **default, **given})
+    return configure(text, **{**default, **given})
 
 
 def measure(

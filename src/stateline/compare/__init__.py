@@ -1,12 +1,9 @@
 """Compare architectures: choose settings for each, train it at the same size, score it, time it."""
 
 import multiprocessing
-import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -150,14 +147,3 @@ def _jobs_to_time(jobs: Sequence[Job], tasks: dict[str, Task]) -> list[Job]:
     specs = dict.fromkeys(job.task for job in jobs)
     task = next((spec for spec in specs if tasks[spec].has_text), jobs[0].task)
     return [job for job in jobs if job.task == task and job.training.seed == 0]
-
-
-class _Callable(ModuleType):
-    """This module: ``stateline.compare(...)`` calls the function of the same name."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Results:
-        """See :func:`compare`."""
-        return compare(*arguments, **options)
-
-
-sys.modules[__name__].__class__ = _Callable

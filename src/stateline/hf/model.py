@@ -172,7 +172,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         ]
         if not self._built_on_meta or not missing:
             return
-        drawn = any(name in missing for name, _ in self.model.named_parameters())
+        drawn = not self.model.state_dict().keys().isdisjoint(missing)
         with torch.device("cpu"):
             config = self.model.config
             fresh = LanguageModel(config) if drawn else make_empty_model(config)

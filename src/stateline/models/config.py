@@ -1,7 +1,6 @@
 """The configuration of a model, as plain data."""
 
 import dataclasses
-import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -23,7 +22,6 @@ MAX_SIZE = 1 << 24
 
 PRESET_NAME = re.compile(r"\w+-[\w.-]+")
 """What can only be the name of a preset: no name in a pattern has a hyphen."""
-
 
 TRANSFORMERS_SETTINGS = {
     "architectures",
@@ -48,43 +46,14 @@ TRANSFORMERS_SETTINGS = {
 """What transformers adds to the ``config.json`` of an exported model; not needed here."""
 
 
-class _AcceptsPresets(type):
-    """Lets the name of a preset stand for a pattern and for the settings that are not given."""
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        _, *parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
-        return inspect.Signature(parameters)
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        fields = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]  # it is one
-        if len(args) <= len(fields) and (given := dict(zip(fields, args, strict=False)) | kwargs):
-            return super().__call__(**_with_preset(cls, given))
-        return super().__call__(*args, **kwargs)
-
-
-def _with_preset(cls: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    pattern = given.get("pattern")
-    if not isinstance(pattern, str) or not PRESET_NAME.fullmatch(pattern):
-        return given
-    from stateline.models.presets import find_preset  # presets are configurations themselves
-
-    preset = find_preset(pattern)
-    assert preset is not None
-    settings = {f.name: getattr(preset, f.name) for f in dataclasses.fields(preset)}
-    if cls.kind != "language_model":
-        del settings["vocab_size"]
-    return settings | {**given, "pattern": preset.pattern}
-
-
 @dataclass(frozen=True)
-class ModelConfig(metaclass=_AcceptsPresets):
+class ModelConfig:
     """Configuration of a language model.
 
     Attributes:
-        pattern: The layers, for example ``"attention(position=rope) (h3*2 attention)*4"``, or the
-            name of a preset, such as ``"mamba-130m"``, whose settings hold where none are given.
-            Afterwards it is the canonical pattern of the layers.
+        pattern: The layers, for example ``"attention(position=rope) (h3*2 attention)*4"``, in the
+            canonical spelling. For the name of a preset, such as ``"mamba-130m"``, see
+            :func:`stateline.models.presets.configure`.
         vocab_size: Number of tokens.
         d_model: Width of the residual stream.
         block: How a layer and its feed-forward are joined. ``sequential``: each in its own residual
@@ -139,6 +108,11 @@ class ModelConfig(metaclass=_AcceptsPresets):
 
     def __post_init__(self) -> None:
         check_settings("the model configuration", self)
+        if PRESET_NAME.fullmatch(self.pattern):
+            raise InputError(
+                f"a pattern names layers, got {self.pattern!r}: if it is a preset, call "
+                f"stateline.models.presets.configure({self.pattern!r})"
+            )
         object.__setattr__(self, "pattern", canonical_pattern(self.pattern))
         for name in ("vocab_size", "d_model", "max_len"):
             value = getattr(self, name)

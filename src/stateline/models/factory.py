@@ -1,16 +1,15 @@
 """The kinds of models, and how a configuration becomes a model."""
 
 import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from stateline.errors import InputError, unknown_name
-from stateline.files import parse_json_object, read_json_object
+from stateline.files import read_json_object
 from stateline.models.classifier import ClassifierConfig, SequenceClassifier
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
@@ -61,27 +60,20 @@ def meta_model(config: ModelConfig) -> AnyModel:
 
 
 def make_empty_model(config: ModelConfig) -> AnyModel:
-    """Build a model whose parameters have no memory, but whose other buffers do.
+    """Build a model without memory for its weights, to be filled by ``assign=True``.
 
-    Use ``load_state_dict(..., assign=True)`` to give it weights.
+    ``load_state_dict(tensors, assign=True)`` gives it all that is saved. Buffers that are not saved
+    have memory and their initial values; to get these, a model that has any is built twice.
     """
-    owner = threading.get_ident()
-
-    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and threading.get_ident() == owner:
-            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
-
-    with _PATCHING:
-        register = nn.Module.register_parameter
-        nn.Module.register_parameter = without_memory  # type: ignore
-        try:
-            return _build(config)
-        finally:
-            nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-_PATCHING = threading.Lock()
+    model = meta_model(config)
+    unsaved = dict(model.named_buffers()).keys() - model.state_dict().keys()
+    if unsaved:
+        with torch.random.fork_rng(devices=[]):
+            made = dict(_build(config).named_buffers())
+        for name in unsaved:
+            path, _, own = name.rpartition(".")
+            model.get_submodule(path).register_buffer(own, made[name], persistent=False)
+    return model
 
 
 def _build(config: ModelConfig) -> AnyModel:
@@ -99,29 +91,6 @@ def _check_memory(model: nn.Module) -> None:
         )
 
 
-def parse_config(text: str) -> ModelConfig:
-    """Read the configuration of any kind of model from JSON.
-
-    Texts without ``kind``, written by older versions, are of a classifier if they have
-    ``n_classes``, and of a language model otherwise.
-
-    Raises:
-        InputError: If the text is not JSON, names an unknown kind or setting, or lacks a setting.
-
-    Example:
-        >>> parse_config('{"kind": "regressor", "pattern": "h3", "n_channels": 2}').n_outputs
-        1
-    """
-    return _from_values(parse_json_object(text, "model configuration"))
-
-
-def _from_values(values: dict[str, Any]) -> ModelConfig:
-    kind = values.pop("kind", "classifier" if "n_classes" in values else "language_model")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise unknown_name("kind of model", str(kind), KINDS)
-    return KINDS[kind].config.from_values(values)
-
-
 def read_config(path: Path) -> ModelConfig:
     """Read ``config.json``.
 
@@ -129,7 +98,11 @@ def read_config(path: Path) -> ModelConfig:
         InputError: If the file cannot be read, or is no configuration.
     """
     try:
-        return _from_values(read_json_object(path, "model configuration", max_bytes=MAX_BYTES))
+        values = read_json_object(path, "model configuration", max_bytes=MAX_BYTES)
+        kind = values.pop("kind", ModelConfig.kind)  # transformers writes language models only
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise unknown_name("kind of model", str(kind), KINDS)
+        return KINDS[kind].config.from_values(values)
     except InputError as error:
         if str(path) in str(error):
             raise

@@ -1,7 +1,9 @@
 """Configurations of published models."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from itertools import groupby
+from typing import Any
 
 from stateline.errors import unknown_name
 from stateline.models.config import PRESET_NAME, ModelConfig
@@ -197,3 +199,29 @@ def find_preset(pattern: str) -> ModelConfig | None:
     if PRESET_NAME.fullmatch(pattern):
         raise unknown_name("preset", pattern, PRESETS)
     return None
+
+
+def configure(pattern: str, kind: type[ModelConfig] = ModelConfig, **settings: Any) -> ModelConfig:
+    """The configuration of a pattern or a preset.
+
+    Args:
+        pattern: The layers, or the name of a preset, whose settings hold where none are given.
+        kind: Class of the configuration. Only a language model gets its ``vocab_size`` from the
+            preset.
+        **settings: Further settings.
+
+    Raises:
+        InputError: If there is no such preset, or a setting cannot be used.
+
+    Example:
+        >>> config = configure("mamba-130m", vocab_size=256)
+        >>> config.pattern, config.vocab_size, config.norm
+        ('mamba*24', 256, 'rms')
+    """
+    preset = find_preset(pattern)
+    if preset is None:
+        return kind(pattern, **settings)
+    own = {field.name: getattr(preset, field.name) for field in dataclasses.fields(preset)}
+    if kind.kind != ModelConfig.kind:
+        del own["vocab_size"]
+    return kind(**{**own, **settings})

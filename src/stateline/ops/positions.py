@@ -107,7 +107,7 @@ def _angles(
     return torch.where(place < _NEAR, near, turns.to(near.dtype))
 
 
-def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
+def alibi_slopes(n_heads: int, device: torch.device | None = None) -> Float[Tensor, " head"]:
     r"""Slopes :math:`m_h = 2^{-8h/H}`, h = 1..H, of ALiBi; any number of heads.
 
     If H is not a power of two, the slopes of the next power of two are reordered (every second one
@@ -123,13 +123,15 @@ def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
         Press et al., "Train Short, Test Long", ICLR 2022; other head counts as in MPT.
     """
     power = 1 << (n_heads - 1).bit_length()
-    slopes = 2.0 ** (-8 * torch.arange(1, power + 1) / power)
+    slopes = 2.0 ** (-8 * torch.arange(1, power + 1, device=device) / power)
     if power == n_heads:
         return slopes
     return torch.cat([slopes[1::2], slopes[::2]])[:n_heads]
 
 
-def hard_alibi_windows(n_heads: int, masked_heads: int) -> Int[Tensor, " head"]:
+def hard_alibi_windows(
+    n_heads: int, masked_heads: int, device: torch.device | None = None
+) -> Int[Tensor, " head"]:
     """Windows of Hard-ALiBi: head h < ``masked_heads`` sees h tokens back, other heads see all.
 
     Example:
@@ -139,8 +141,8 @@ def hard_alibi_windows(n_heads: int, masked_heads: int) -> Int[Tensor, " head"]:
     References:
         Jelassi et al., "Repeat After Me", ICML 2024, section 2.2.
     """
-    windows = torch.full((n_heads,), UNLIMITED)
-    windows[:masked_heads] = torch.arange(1, masked_heads + 1)
+    windows = torch.full((n_heads,), UNLIMITED, device=device)
+    windows[:masked_heads] = torch.arange(1, masked_heads + 1, device=device)
     return windows
 
 

@@ -1,8 +1,9 @@
 """Probes of what a language model retrieves from its context: Repeat After Me, section 4."""
 
+from stateline.probe.load import load_reader
 from stateline.probe.material import Material
 from stateline.probe.prompts import Entry, Example
-from stateline.probe.reader import Reader, StatelineReader, load_reader
+from stateline.probe.reader import Reader, StatelineReader
 from stateline.probe.results import Point, ProbeResults
 from stateline.probe.run import Plan, Settings, read_probes, run_probes
 from stateline.probe.scoring import exact_match, f1, normalised

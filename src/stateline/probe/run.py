@@ -13,9 +13,10 @@ import msgspec
 
 from stateline.errors import InputError, unknown_name
 from stateline.files import check_writable, regular_file, write_text
+from stateline.probe.load import fingerprint
 from stateline.probe.material import Material
 from stateline.probe.prompts import Example
-from stateline.probe.reader import Reader, fingerprint
+from stateline.probe.reader import Reader
 from stateline.probe.results import FORMAT, Point, ProbeResults, Sample
 from stateline.probe.tasks import PROBES, Probe, make_examples
 from stateline.runs.results import from_json, to_json

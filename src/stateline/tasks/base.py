@@ -13,6 +13,7 @@ from torch import Tensor
 from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
+from stateline.models.presets import configure
 from stateline.ops import cross_entropy
 
 IGNORE = -100
@@ -116,7 +117,7 @@ class Task(ABC):
         given = {name: value for name, value in settings.items() if name != "pooling"}
         if settings.get("pooling") is not None:
             raise InputError("pooling is for tasks with one target per sequence: leave it out")
-        return ModelConfig(pattern, self.vocab_size, **given)
+        return configure(pattern, vocab_size=self.vocab_size, **given)
 
     def describe(self) -> Mapping[str, object]:
         """What a report should record of the task's data; nothing for generated tasks."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
+from stateline.models.presets import configure
 from stateline.models.regressor import RegressorConfig
 from stateline.ops import cross_entropy
 from stateline.tasks.base import IGNORE, Targets
@@ -79,7 +80,7 @@ class Classes(Objective):
 
     def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ModelConfig:
         """Configuration of a classifier."""
-        return ClassifierConfig(pattern, n_classes=len(self.names), **settings)
+        return configure(pattern, ClassifierConfig, n_classes=len(self.names), **settings)
 
     def no_targets(self, rows: int, length: int) -> np.ndarray:
         """``IGNORE`` everywhere."""
@@ -176,7 +177,7 @@ class Values(Objective):
     def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ModelConfig:
         """Configuration of a regressor."""
         given = {"pooling": "last", **settings} if self.each else dict(settings)
-        return RegressorConfig(pattern, n_values=len(self.mean), **given)
+        return configure(pattern, RegressorConfig, n_values=len(self.mean), **given)
 
     def no_targets(self, rows: int, length: int) -> np.ndarray:
         """NaN everywhere."""

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
+from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.dropout import Dropout
 from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
 from stateline.layers.norm import OffsetRMSNorm
-from stateline.layers.wrappers.context import AttendsToContext, Context
 from stateline.ops import attention, local_attention
 from stateline.ops.joined import parts_of
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
@@ -141,8 +141,8 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         self.rotary_dims, self.rope_base = int(self.d_head * rotary_fraction) // 2 * 2, rope_base
         if self.rotary and self.rotary.scaling:
             self.rope_scaling = str(self.rotary.scaling)  # numbers and words identify saved states
-        masked = n_heads // 2 if masked_heads is None else masked_heads
-        if not 0 <= masked <= n_heads:
+        self.masked_heads = n_heads // 2 if masked_heads is None else masked_heads
+        if not 0 <= self.masked_heads <= n_heads:
             raise InputError(
                 f"masked_heads must be from 0 to n_heads, got {masked_heads=}, {n_heads=}"
             )
@@ -153,12 +153,6 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         self.q_norm = norm(self.d_head, eps=norm_eps) if qk_norm else None
         self.k_norm = norm(self.d_head, eps=norm_eps) if qk_norm else None
         self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=bias in (True, "out"))
-        slopes = alibi_slopes(n_heads) if position == "alibi" else None
-        windows = hard_alibi_windows(n_heads, masked) if position == "hard_alibi" else None
-        self.slopes: Tensor | None
-        self.windows: Tensor | None
-        self.register_buffer("slopes", slopes, persistent=False)
-        self.register_buffer("windows", windows, persistent=False)
 
     @property
     def n_kv_heads(self) -> int:
@@ -242,7 +236,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         if to_itself:
             context = context.then(Context(k, v))
         window = context.slots
-        bias = self._bias(torch.arange(nearest, nearest + window, device=x.device))
+        bias = self._bias(torch.arange(nearest, nearest + window, device=x.device), x.dtype)
         heads = local_attention(
             q, *context, window=window, first=first, bias=bias, dropout=self.dropout.rate
         )
@@ -281,13 +275,27 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
             q = torch.cat([once, 2 * twice], dim=-1)
         return q, k, v, gate
 
-    def _bias(self, distance: Int[Tensor, " slot"]) -> Float[Tensor, "head slot"] | None:
+    def _scheme(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Slopes and windows of the heads, where the position scheme has them."""
+        slopes = windows = None
+        if self.position == "alibi":
+            slopes = alibi_slopes(self.n_heads, device).to(dtype)
+        elif self.position == "hard_alibi":
+            windows = hard_alibi_windows(self.n_heads, self.masked_heads, device)
+        return slopes, windows
+
+    def _bias(
+        self, distance: Int[Tensor, " slot"], dtype: torch.dtype
+    ) -> Float[Tensor, "head slot"] | None:
         """Bias of the scores at each distance."""
-        if self.slopes is not None:
-            return -self.slopes[:, None] * distance
-        if self.windows is not None:
+        slopes, windows = self._scheme(distance.device, dtype)
+        if slopes is not None:
+            return -slopes[:, None] * distance
+        if windows is not None:
             bias = torch.zeros(self.n_heads, len(distance), device=distance.device)
-            return bias.masked_fill(distance >= self.windows[:, None], float("-inf"))
+            return bias.masked_fill(distance >= windows[:, None], float("-inf"))
         return None
 
     def _attend(
@@ -296,7 +304,8 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         return self._merge(self._mixed(q, state.k, state.v, start), gate)
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, start: Tensor | None = None) -> Tensor:
-        slopes, windows, dropout = self.slopes, self.windows, self.dropout.rate
+        slopes, windows = self._scheme(q.device, q.dtype)
+        dropout = self.dropout.rate
         return attention(q, k, v, start, slopes=slopes, windows=windows, dropout=dropout)
 
     def _merge(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
+from stateline.layers.context import Context
 from stateline.layers.mixers.cross_attention import (
     CrossAttention,
     attend_by_block,
@@ -17,7 +18,6 @@ from stateline.layers.mixers.cross_attention import (
 )
 from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.norm import unit_length
-from stateline.layers.wrappers.context import Context
 
 Gate = Literal["fixed", "lstm"]
 Update = Literal["skip", "dual", "single"]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.dropout import Dropout
 from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
 from stateline.layers.norm import unit_length
-from stateline.layers.wrappers.context import AttendsToContext, Context
 from stateline.ops import local_attention
 from stateline.ops.positions import alibi_slopes, t5_buckets
 
@@ -148,9 +148,6 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         if position == "t5":
             self.bucket_bias = nn.Parameter(torch.randn(n_heads, _BUCKETS) * d_model**-0.5)
         self.scale = nn.Parameter(torch.ones(n_heads)) if qk_norm else None
-        slopes = alibi_slopes(n_heads) if position == "alibi" else None
-        self.slopes: Tensor | None
-        self.register_buffer("slopes", slopes, persistent=False)
 
     @property
     def reach(self) -> int:
@@ -254,7 +251,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         phase: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
         """Attend to slots; the last slot lies ``nearest`` positions before the last query."""
-        bias = self._bias(q.device)
+        bias = self._bias(q)
         skipped, keys = nearest - (not self.includes_self), self.position_keys
         if skipped < 0:  # the last slot belongs to the last query, which does not see itself
             seen = Context(*(F.pad(t, (0, 0, 0, 0, 1, -1)) for t in seen))
@@ -273,11 +270,11 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         )
         return self.out_proj(heads.flatten(2))
 
-    def _bias(self, device: torch.device) -> Float[Tensor, "head reach"] | None:
+    def _bias(self, q: Tensor) -> Float[Tensor, "head reach"] | None:
         """Bias of the scores at each distance."""
-        distance = torch.arange(self.reach, device=device) + (not self.includes_self)
-        if self.slopes is not None:
-            bias = -self.slopes[:, None] * distance
+        distance = torch.arange(self.reach, device=q.device) + (not self.includes_self)
+        if self.position == "alibi":
+            bias = -alibi_slopes(self.n_heads, q.device).to(q.dtype)[:, None] * distance
         elif self.bucket_bias is not None:
             bias = self.bucket_bias[:, t5_buckets(distance, n_buckets=_BUCKETS)]
         else:

@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, values_at_hand
 from stateline.layers.compose import ActivationCheckpointing
+from stateline.layers.context import Context
 from stateline.layers.state import nbytes
-from stateline.layers.wrappers.context import Context, ContextLink, context_links, mean_visible
+from stateline.layers.wrappers.context_links import ContextLink, context_links, mean_visible
 from stateline.layers.wrappers.phases import by_phase
 from stateline.layers.wrappers.staircase import climb, cut
 
@@ -70,7 +71,7 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
     an end-to-end memory network.
 
     The core must consist of attention and feed-forwards, in stacks and ladders, since it gets keys
-    and values from outside (:mod:`stateline.layers.wrappers.context`). A final vector is projected
+    and values from outside (:mod:`stateline.layers.context`). A final vector is projected
     once per layer.
 
     Cost: M passes per token, in T / C + M - 1 sequential core calls (C = ``chunk_len``). The state

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer
 from stateline.layers.compose import ActivationCheckpointing
+from stateline.layers.context import Context
 from stateline.layers.mixers.sliding_attention import SlidingAttention
-from stateline.layers.wrappers.context import Context, ContextLink, context_links, mean_visible
+from stateline.layers.wrappers.context_links import ContextLink, context_links, mean_visible
 
 CHECKPOINTED = 16
 """Tokens per checkpoint under activation checkpointing."""
