@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +84,6 @@ def test_a_classifier_is_not_read_as_a_language_model(tmp_path: Path) -> None:
         InputError, match="is a classifier: load_model does not read it, load_classifier does"
     ):
         load_model(tmp_path)
-
-
-def test_a_classifier_written_without_its_kind_is_read(tmp_path: Path) -> None:
-    save_model(new_model(), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config.pop("kind") == "classifier"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "hashes.json").unlink()  # those versions wrote none
-    assert load_classifier(tmp_path).config == NUMBERS
 
 
 def test_a_language_model_is_not_read_as_a_classifier(tmp_path: Path) -> None:
