@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import stateline
+from stateline import tasks
 
 SOURCE = Path(stateline.__file__).parent
 FILES = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
@@ -185,6 +186,38 @@ def test_an_import_that_goes_up_is_noticed(path: str, source: str) -> None:
 )
 def test_an_import_that_goes_down_is_allowed(path: str, source: str) -> None:
     assert violations(path, source) == []
+
+
+KINDS_OF_TASKS = {name for name in tasks.__all__ if name == "Task" or name.endswith("Task")}
+KINDS_OF_TASKS |= {kind.__name__ for kind in tasks.TASKS.values()} | {"TextTask"}
+
+
+def class_tests(source: str) -> set[str]:
+    """Kinds of tasks that code tells apart by their class."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        asks = isinstance(node, ast.Call) and _name(node.func) in ("isinstance", "issubclass")
+        compared = isinstance(node, ast.Compare) and "type(" in ast.unparse(node)
+        if asks or compared or isinstance(node, ast.MatchClass):
+            found |= {_name(part) for part in ast.walk(node) if isinstance(part, ast.expr)}
+    return found & KINDS_OF_TASKS
+
+
+@pytest.mark.parametrize("path", sorted(path for path in FILES if not path.startswith("tasks/")))
+def test_a_task_is_asked_what_it_is_like_and_not_for_its_class(path: str) -> None:
+    assert class_tests(FILES[path]) == set()
+
+
+def test_a_class_test_on_a_task_is_noticed() -> None:
+    for source in (
+        "if isinstance(task, GeneratedTask | LabelledTask): pass",
+        "assert isinstance(self.task, base.CorpusTask)",
+        "issubclass(kind, (int, RowsTask))",
+        "type(task) is Copying",
+        "match task:\n    case RowsTask(): pass",
+    ):
+        assert class_tests(source)
+    assert not class_tests("isinstance(model, LanguageModel) and task.drawn")
 
 
 def complex_words(source: str) -> set[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stateline.data import ByteTokenizer, CharacterTokenizer
 from stateline.errors import InputError
-from stateline.evaluate import Buckets, evaluate, loss_by_position, score_file, score_text
+from stateline.evaluate import Buckets, evaluate, evaluate_by_position, score_file, score_text
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import (
@@ -146,7 +146,7 @@ def test_a_corpus_is_read_as_far_as_asked() -> None:
 
 def test_losses_come_by_position_in_buckets_that_double() -> None:
     right, wrong = bits_by_hand()
-    assert loss_by_position(successor_model(), Numbers(), 3) == {
+    assert evaluate_by_position(successor_model(), Numbers(), 3) == {
         1: pytest.approx((2 * right + wrong) / 3),
         2: pytest.approx((right + wrong) / 2),
         3: pytest.approx(right),
@@ -156,8 +156,8 @@ def test_losses_come_by_position_in_buckets_that_double() -> None:
 def test_losses_by_position_are_per_byte() -> None:
     task = Numbers()
     task.bytes_per_token = 2.0
-    whole = loss_by_position(successor_model(), Numbers(), 3)
-    half = loss_by_position(successor_model(), task, 3)
+    whole = evaluate_by_position(successor_model(), Numbers(), 3)
+    half = evaluate_by_position(successor_model(), task, 3)
     assert half == {end: pytest.approx(bits / 2) for end, bits in whole.items()}
     found = evaluate(successor_model(), task, 3, batches=0)["bits"]
     assert found == pytest.approx(evaluate(successor_model(), Numbers(), 3, batches=0)["bits"] / 2)
@@ -167,7 +167,7 @@ def test_the_mean_of_the_losses_by_position_is_the_score() -> None:
     task = Text(length=64, held_out_bytes=700)
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig("h3(d_state=8)", 256, 8))
-    buckets = loss_by_position(model, task, 100)
+    buckets = evaluate_by_position(model, task, 100)
     assert list(buckets) == [8, 16, 32, 64, 100]
     shares = [8 * 7, 8 * 7, 16 * 7, 32 * 7, 36 * 6 + 35]  # six windows of 100, one of 99
     mean = sum(n * bits for n, bits in zip(shares, buckets.values(), strict=True)) / 699

@@ -13,7 +13,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.pattern import parse_pattern
 from stateline.models.size import count_parameters
 from stateline.tasks import TASKS
-from stateline.tasks.base import ConsecutiveTask
+from stateline.tasks.base import Task
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 BLOCK_STATE = sorted(path.stem for path in (FOLDER / "block_state").glob("*.yaml"))
@@ -102,7 +102,7 @@ def test_tracking_recipes_of_a_family_have_one_task_and_run_to_the_end(name: str
     assert one["train"]["stop_at"] is None
 
 
-def unknown_labels(task: ConsecutiveTask, cap: int) -> int:
+def unknown_labels(task: Task, cap: int) -> int:
     """Segments in which the cap empties a state although an episode has begun before."""
     positions, found = torch.zeros(task.batch_size, dtype=torch.int64), 0
     for index in range(64):

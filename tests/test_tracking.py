@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stateline.cli import main
-from stateline.evaluate import accuracy_by_position, evaluate
+from stateline.evaluate import evaluate, evaluate_by_position
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import IGNORE, Batch, LabelledTask
@@ -57,7 +57,7 @@ def test_all_labels_of_all_batches_weigh_the_same() -> None:
 
 def test_accuracies_come_by_position_in_buckets_that_double() -> None:
     """The first, of which nothing is asked, is left out."""
-    assert accuracy_by_position(successor_model(), Successors(), 8, batches=3) == {
+    assert evaluate_by_position(successor_model(), Successors(), 8, batches=3) == {
         2: 1.0,
         4: 1.0,
         8: pytest.approx(1 - 3 / 12),

@@ -10,9 +10,9 @@ from stateline.models.language_model import LanguageModel
 from stateline.tasks import (
     TASKS,
     Batch,
-    ConsecutiveTask,
     CorpusTask,
     GeneratedTask,
+    LabelledTask,
     Task,
     make_task,
 )
@@ -34,9 +34,9 @@ def model() -> LanguageModel:
 def test_attributes_tell_what_classes_tell(name: str) -> None:
     kind = TASKS[name]
     assert kind.decodes == issubclass(kind, GeneratedTask)
-    assert kind.carries_state == issubclass(kind, ConsecutiveTask)
     assert kind.has_text == issubclass(kind, CorpusTask)
-    assert kind.kind in ("generated", "labelled", "corpus", "rows")
+    assert kind.carries_state == (kind.consecutive_batch is not Task.consecutive_batch)
+    assert kind.drawn == issubclass(kind, GeneratedTask | LabelledTask)
 
 
 def test_a_kind_that_nobody_can_score_is_one_line(model: LanguageModel) -> None:
@@ -52,10 +52,10 @@ def test_a_kind_of_ones_own_is_scored_by_the_function_registered_for_it(
 
     @score_task.register(Registered)
     def score(
-        task: Registered, model: LanguageModel, length: int, batches: int
+        task: Registered, model: LanguageModel, length: int, batches: range
     ) -> dict[str, float]:
         assert not model.training
-        return {"own": float(length * batches)}
+        return {"own": float(length * len(batches))}
 
     model.train()
     assert evaluate(model, Registered(), 3, batches=2) == {"own": 6.0}

@@ -12,7 +12,6 @@ from stateline.tasks import (
     IGNORE,
     TASKS,
     Batch,
-    ConsecutiveTask,
     GeneratedTask,
     LabelledTask,
     Problems,
@@ -223,7 +222,7 @@ def test_labelled_batches_depend_on_length_and_index_alone(labelled: LabelledTas
 def test_labelled_rows_are_not_trained_on(labelled: LabelledTask) -> None:
     scored = labelled.labelled(labelled.train_length, 0).tokens
     trained = [labelled.train_batch(index).tokens for index in range(5)]
-    if isinstance(labelled, ConsecutiveTask):
+    if labelled.carries_state:
         trained += [labelled.consecutive_batch(index).tokens for index in range(5)]
     rows = {tuple(row) for tokens in trained for row in tokens.tolist()}
     assert not rows & {tuple(row) for row in scored.tolist()}

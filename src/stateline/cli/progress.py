@@ -9,11 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from stateline.compare.news import News
-from stateline.models.pattern import parse_pattern
 from stateline.reports.format import words
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord, SpeedRecord
-from stateline.tasks import TASKS
 from stateline.train.metrics import Metrics
 from stateline.train.tensorboard import open_board
 
@@ -94,7 +92,7 @@ class _Bars(News):
             self.bars.update(self.all, state="")
             self.of_job[job] = self.bars.add_task(_name(job), total=metrics.steps, state="")
         self.bars.update(
-            self.of_job[job], completed=metrics.step, state=describe(metrics, _score_name(job))
+            self.of_job[job], completed=metrics.step, state=describe(metrics, words(job.metric))
         )
 
     def finished(self, job: Job, run: RunRecord) -> None:
@@ -128,7 +126,7 @@ class _Lines(News):
         now = time.monotonic()
         if now - self.last.get(job, float("-inf")) >= SECONDS_BETWEEN_LINES:
             self.last[job] = now
-            self._say(f"  {_name(job)}: {describe(metrics, _score_name(job))}")
+            self._say(f"  {_name(job)}: {describe(metrics, words(job.metric))}")
 
     def finished(self, job: Job, run: RunRecord) -> None:
         self.done += 1
@@ -166,11 +164,6 @@ def _name(job: Job) -> str:
     if job.trial:
         what = f" trial lr {job.training.lr:g} weight decay {job.training.weight_decay:g}"
     return f"{job.task} | {job.label}{what}"
-
-
-def _score_name(job: Job) -> str:
-    """The metric of a job's task in words: ``"bits per byte"``."""
-    return words(TASKS[parse_pattern(job.task)[0].name].metric)
 
 
 def _outcome(run: RunRecord) -> str:

@@ -139,6 +139,7 @@ def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> lis
                     size=case.sized.size,
                     own_size=case.sized.own_size,
                     init=case.model.init,
+                    metric=tasks[spec].metric,
                 )
                 for seed in range(seeds)
             ]

@@ -1,16 +1,21 @@
 """Scores of a model on tasks and on texts of any length."""
 
 from stateline.evaluate.losses import Buckets, token_losses
-from stateline.evaluate.tasks import accuracy_by_position, evaluate, loss_by_position, score_task
+from stateline.evaluate.tasks import (
+    evaluate,
+    evaluate_by_position,
+    score_positions,
+    score_task,
+)
 from stateline.evaluate.text import TextScore, score_file, score_text
 
 __all__ = [
     "Buckets",
     "TextScore",
-    "accuracy_by_position",
     "evaluate",
-    "loss_by_position",
+    "evaluate_by_position",
     "score_file",
+    "score_positions",
     "score_task",
     "score_text",
     "token_losses",

@@ -1,11 +1,11 @@
 """Scores of a model on a task."""
 
-import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import singledispatch
+from itertools import islice
 from typing import Any
 
 import torch
@@ -43,16 +43,16 @@ def evaluate(
     - Corpora: bits per byte and perplexity per token of the held-out text, in windows of
       ``length``, each read from an empty state, or with carried state if the task is ``carried``;
       ``batches`` limits how many batches of windows are read, 0 reads all.
-    - Other kinds of tasks: what the function registered with :func:`score_task` does.
+    - Other kinds of tasks: by the function registered with :func:`score_task`.
 
     Args:
         model: The model; afterwards it is in training or evaluation mode as before.
         task: The task.
         length: In the task's own unit.
         batches: See above.
-        training: The model is being trained: score it on other problems than afterwards, where
-            they are drawn. So neither when it stops nor what is chosen depends on those that give
-            the final score.
+        training: The model is being trained. Drawn tasks are then scored on other problems than
+            after the training, so that neither the end of the training nor a choice of settings
+            depends on the problems of the final score.
 
     Returns:
         Scores by name; the task's ``metric`` is among them.
@@ -60,30 +60,29 @@ def evaluate(
     Raises:
         InputError: If nothing is registered for the kind of task.
     """
+    first = FIRST_WHILE_TRAINING if training else 0
     with _evaluating(model):
-        return score_task(_later(task) if training else task, model, length, batches)
-
-
-def _later(task: Task) -> Task:
-    """The task with other problems, where these are drawn."""
-    drawn = {GeneratedTask: "problems", LabelledTask: "labelled"}
-    name = next((name for kind, name in drawn.items() if isinstance(task, kind)), None)
-    if name is None:
-        return task
-    draw, later = getattr(task, name), copy.copy(task)
-    setattr(later, name, lambda length, index: draw(length, FIRST_WHILE_TRAINING + index))
-    return later
+        return score_task(task, model, length, range(first, first + batches))
 
 
 @singledispatch
-def score_task(task: Task, model: Any, length: int, batches: int) -> dict[str, float]:  # noqa: ARG001
+def score_task(task: Task, model: Any, length: int, batches: range) -> dict[str, float]:  # noqa: ARG001
     """Score a model in evaluation mode on a kind of task; see :func:`evaluate`.
 
-    For a kind of task of your own, register a function with the same arguments::
+    For a kind of task of your own, register a function. Problems that are drawn must follow from
+    their number in ``batches``: the numbers differ between training and the final score. A task
+    with a fixed set of problems may ignore them, or take their count as a limit::
 
         @score_task.register
         def _(task: MyTask, model, length, batches):
+            drawn = [task.problems(length, index) for index in batches]
             return {task.metric: ...}
+
+    Args:
+        task: The task.
+        model: The model.
+        length: In the task's own unit.
+        batches: Numbers of the evaluation batches; none stands for all.
 
     Raises:
         InputError: If nothing is registered for the kind of task.
@@ -97,32 +96,34 @@ def score_task(task: Task, model: Any, length: int, batches: int) -> dict[str, f
 
 @score_task.register
 def _answered(
-    task: GeneratedTask, model: LanguageModel, length: int, batches: int
+    task: GeneratedTask, model: LanguageModel, length: int, batches: range
 ) -> dict[str, float]:
     totals: dict[str, float] = defaultdict(float)
-    for index in range(batches):
+    for index in batches:
         prompts, answers = task.problems(length, index)
         answer = _guided if task.teacher_forcing else _decoded
         predictions = answer(model, prompts, answers)
         for name, score in task.score(answers, predictions.cpu()).items():
-            totals[name] += score / batches
+            totals[name] += score / len(batches)
     return dict(totals)
 
 
 @score_task.register
 def _labelled(
-    task: LabelledTask, model: LanguageModel, length: int, batches: int
+    task: LabelledTask, model: LanguageModel, length: int, batches: range
 ) -> dict[str, float]:
     return task.score(*_label(model, task, length, batches))
 
 
 @score_task.register
-def _corpus(task: CorpusTask, model: LanguageModel, length: int, batches: int) -> dict[str, float]:
+def _corpus(
+    task: CorpusTask, model: LanguageModel, length: int, batches: range
+) -> dict[str, float]:
     return _text_scores(task, _read(model, task, Buckets(length, length), batches))
 
 
 @score_task.register
-def _text(task: TextTask, model: LanguageModel, length: int, batches: int) -> dict[str, float]:
+def _text(task: TextTask, model: LanguageModel, length: int, batches: range) -> dict[str, float]:
     read = _read_on if task.carried else _read
     return _text_scores(task, read(model, task, Buckets(length, length), batches))
 
@@ -134,7 +135,7 @@ def _text_scores(task: CorpusTask, buckets: Buckets) -> dict[str, float]:
 
 @score_task.register
 @torch.inference_mode()
-def _rows(task: RowsTask, model: SequenceHead, length: int, batches: int) -> dict[str, float]:  # noqa: ARG001
+def _rows(task: RowsTask, model: SequenceHead, length: int, batches: range) -> dict[str, float]:  # noqa: ARG001
     device = model.head.weight.device
     tallies = []
     for x, targets in task.held_out():
@@ -143,47 +144,51 @@ def _rows(task: RowsTask, model: SequenceHead, length: int, batches: int) -> dic
     return task.objective.score(task.objective.total(tallies))
 
 
-def loss_by_position(
-    model: LanguageModel, task: CorpusTask, length: int, *, batches: int = 0
+def evaluate_by_position(
+    model: AnyModel, task: Task, length: int, *, batches: int = 4
 ) -> dict[int, float]:
-    """Loss by position in a window, which shows whether a model uses long contexts.
+    """Score by position: it shows whether a model uses long contexts.
 
     Args:
         model: The model; afterwards it is in training or evaluation mode as before.
-        task: A corpus.
-        length: Tokens in a window; each window is read from an empty state.
-        batches: How many batches of windows are read; 0 reads all.
-
-    Returns:
-        Bits per byte by the end of each bucket of positions. The first bucket ends at an eighth of
-        the training length, each of the others at twice the end of the previous one, the last at
-        ``length``.
-    """
-    with _evaluating(model):
-        buckets = _read(model, task, Buckets(max(1, task.train_length // 8), length), batches)
-    unit = _nats_per_bit_per_byte(task)
-    return {end: mean / unit for end, mean in buckets.means().items()}
-
-
-def accuracy_by_position(
-    model: LanguageModel, task: LabelledTask, length: int, *, batches: int = 4
-) -> dict[int, float]:
-    """Accuracy by position in a row.
-
-    Args:
-        model: The model; afterwards it is in training or evaluation mode as before.
-        task: A labelled task.
+        task: The task.
         length: Tokens in a row; each row is read from an empty state.
-        batches: How many batches of rows are read.
+        batches: How many batches of rows are read; of a corpus, 0 reads all.
 
     Returns:
-        Share of correct labels by the end of each bucket of positions; buckets are those of
-        :func:`loss_by_position`. Buckets without labels are left out.
+        By the end of each bucket of positions: bits per byte on a corpus, the share of correct
+        labels on a labelled task; nothing for other kinds, unless a function is registered with
+        :func:`score_positions`. The first bucket ends at an eighth of the training length, each
+        of the others at twice the end of the previous one, the last at ``length``. Buckets without
+        targets are left out.
     """
     with _evaluating(model):
-        targets, predictions = _label(model, task, length, batches)
-    buckets, asked = Buckets(max(1, task.train_length // 8), length), targets != IGNORE
-    positions = torch.arange(1, length + 1).expand_as(targets)
+        buckets = Buckets(max(1, task.train_length // 8), length)
+        return score_positions(task, model, buckets, range(batches))
+
+
+@singledispatch
+def score_positions(task: Task, model: Any, buckets: Buckets, batches: range) -> dict[int, float]:  # noqa: ARG001
+    """Score by position; see :func:`evaluate_by_position`, and :func:`score_task` for your own."""
+    return {}
+
+
+@score_positions.register
+def _loss_by_position(
+    task: CorpusTask, model: LanguageModel, buckets: Buckets, batches: range
+) -> dict[int, float]:
+    unit = _nats_per_bit_per_byte(task)
+    means = _read(model, task, buckets, batches).means()
+    return {end: mean / unit for end, mean in means.items()}
+
+
+@score_positions.register
+def _accuracy_by_position(
+    task: LabelledTask, model: LanguageModel, buckets: Buckets, batches: range
+) -> dict[int, float]:
+    assert buckets.last is not None
+    targets, predictions = _label(model, task, buckets.last, batches)
+    asked, positions = targets != IGNORE, torch.arange(1, buckets.last + 1).expand_as(targets)
     buckets.add(positions[asked], (targets == predictions)[asked].float())
     return buckets.means()
 
@@ -213,34 +218,31 @@ def _guided(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
 
 @torch.inference_mode()
 def _label(
-    model: LanguageModel, task: LabelledTask, length: int, batches: int
+    model: LanguageModel, task: LabelledTask, length: int, batches: range
 ) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
     """Targets of the batches, and the most likely token for each."""
-    rows = [task.labelled(length, index) for index in range(batches)]
+    rows = [task.labelled(length, index) for index in batches]
     device = model.embedding.weight.device
     predictions = [model(tokens.to(device)).argmax(dim=2).cpu() for tokens, _ in rows]
     return torch.cat([targets for _, targets in rows]), torch.cat(predictions)
 
 
 @torch.inference_mode()
-def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: int) -> Buckets:
+def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: range) -> Buckets:
     """Losses on the held-out text, in windows of the length that the buckets cover."""
     assert buckets.last is not None
-    for index, (tokens, targets) in enumerate(task.held_out(buckets.last)):
-        if batches and index == batches:
-            break
+    for tokens, targets in islice(task.held_out(buckets.last), len(batches) or None):
         _add(buckets, model(tokens.to(model.embedding.weight.device)), targets)
     return buckets
 
 
 @torch.inference_mode()
-def _read_on(model: LanguageModel, task: TextTask, buckets: Buckets, batches: int) -> Buckets:
+def _read_on(model: LanguageModel, task: TextTask, buckets: Buckets, batches: range) -> Buckets:
     """Losses on the held-out text, the state carried from window to window."""
     assert buckets.last is not None
     state: Any = None
-    for index, (tokens, targets, fresh) in enumerate(task.held_out_rows(buckets.last)):
-        if batches and index == batches:
-            break
+    rows = islice(task.held_out_rows(buckets.last), len(batches) or None)
+    for tokens, targets, fresh in rows:
         begun = model.init_state(len(tokens))
         state = begun if state is None else replace_rows(state, fresh, begun)
         logits, state = model.forward_chunk(tokens.to(model.embedding.weight.device), state)

@@ -56,6 +56,7 @@ class Job:
         own_size: What the model has of it.
         init: Folder of the weights that the run starts from.
         until: Number of updates after which a trial pauses.
+        metric: Name of the task's score.
 
     The attributes from ``alias`` on do not tell jobs apart.
     """
@@ -73,6 +74,7 @@ class Job:
     own_size: int | None = field(default=None, compare=False)
     init: str = field(default="", compare=False)
     until: int | None = field(default=None, compare=False)
+    metric: str = field(default="score", compare=False)
 
     @property
     def name(self) -> str:

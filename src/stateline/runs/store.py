@@ -16,7 +16,7 @@ from stateline.plugins import imported
 from stateline.runs.folder import IMPORTS, RESULT, RESULTS, recorded_imports
 from stateline.runs.job import Job
 from stateline.runs.results import FORMAT, Results, RunRecord, TaskRecord, to_json
-from stateline.runs.score import problems_scored
+from stateline.runs.score import EVAL_BATCHES
 from stateline.tasks import Task
 from stateline.train.environment import environment
 from stateline.train.folder import check_run_folder, found
@@ -45,10 +45,11 @@ def outline(jobs: Sequence[Job], tasks: Mapping[str, Task], command: str) -> Res
 
 def describe_task(spec: str, task: Task) -> TaskRecord:
     """What results say of a task."""
+    name = parse_pattern(spec)[0].name
     return TaskRecord(
         spec=spec,
-        name=parse_pattern(spec)[0].name,
-        title=task.title,
+        name=name,
+        title=task.title or name,
         about=task.about,
         metric=task.metric,
         higher_is_better=task.higher_is_better,
@@ -57,7 +58,7 @@ def describe_task(spec: str, task: Task) -> TaskRecord:
         eval_lengths=list(task.eval_lengths),
         data=json.loads(json.dumps({**task.describe()})),  # lists for tuples, as in the file
         baselines={**task.baselines()},
-        problems=problems_scored(task),
+        problems=task.problems_scored(EVAL_BATCHES) if task.metric.endswith("accuracy") else 0,
     )
 
 

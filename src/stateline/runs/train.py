@@ -22,7 +22,7 @@ from stateline.runs.job import Job, check_job
 from stateline.runs.results import CurvePoint, RunRecord, to_json
 from stateline.runs.score import diverged_scores, score_by_length, score_by_position
 from stateline.runs.store import nothing_half_made, prepare_run
-from stateline.tasks import GeneratedTask, LabelledTask, Task, make_task
+from stateline.tasks import Task, make_task
 from stateline.train.checkpoint import whole_weights
 from stateline.train.folder import found
 from stateline.train.loop import ALONE, train
@@ -147,7 +147,7 @@ def _record(job: Job, processes: Processes, outcome: dict[str, Any]) -> RunRecor
 
 def _trained(result: TrainResult, job: Job, task: Task) -> dict[str, Any]:
     scores = [m.metric for m in result.curve if m.metric is not None]
-    apart = job.trial or isinstance(task, GeneratedTask | LabelledTask)
+    apart = job.trial or task.drawn
     return {
         "stopped": result.stopped,
         "steps": result.steps,

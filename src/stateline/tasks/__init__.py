@@ -14,7 +14,6 @@ from stateline.tasks.base import (
     IGNORE,
     Batch,
     ConsecutiveBatch,
-    ConsecutiveTask,
     CorpusTask,
     ExampleTask,
     GeneratedTask,
@@ -59,7 +58,6 @@ __all__ = [
     "ByteText",
     "ClassificationTask",
     "ConsecutiveBatch",
-    "ConsecutiveTask",
     "Copying",
     "CorpusTask",
     "DuplicateNgram",
@@ -189,15 +187,11 @@ Known: algorithm, ...
 
 def _check_size(task: Task) -> None:
     """Refuse what would fill the memory or take for ever, before anything is drawn."""
-    scored = task.batch_size if task.kind == "labelled" else 1
-    if isinstance(task, GeneratedTask):
-        scored = getattr(task, "problems_per_batch", task.batch_size)
-    for length, count in (
-        (task.train_length, task.batch_size),
-        (max(task.eval_lengths), scored),
-    ):
-        if length * count > MAX_POSITIONS:
+    drawn = (task.problems_per_batch, max(task.eval_lengths))
+    for rows, longest in ((task.batch_size, task.train_length), drawn):
+        length = max(longest, task.least_row)
+        if length * rows > MAX_POSITIONS:
             raise InputError(
-                f"a batch may have up to {MAX_POSITIONS:,} positions, got {count:,} rows of length "
+                f"a batch may have up to {MAX_POSITIONS:,} positions, got {rows:,} rows of length "
                 f"{length:,}: lower the lengths or batch_size"
             )

@@ -71,30 +71,35 @@ class Task(ABC):
         solved_at: Score at the training length from which on the task counts as solved and scores
             at other lengths as generalisation; ``None`` if the task is never solved.
         training: Keywords of the training configuration that suit the task.
-        kind: Kind of task: ``"generated"``, ``"labelled"``, ``"corpus"``, ``"rows"``, or a name of
-            your own.
+        drawn: Whether the problems that are scored are drawn from the seed, so that there are
+            always new ones.
         decodes: Whether the score comes from decoding answers to problems.
-        carries_state: Whether batches continue one another, so that training can carry the state.
+        carries_state: Whether ``consecutive_batch`` gives batches that continue one another, so
+            that training can carry the state.
         forecasts: Whether targets are later inputs, so that only causal models may be trained.
         has_text: Whether the task has a tokenizer and held-out text.
         batch_size: Rows in a training batch.
+        problems_per_batch: Rows of a batch of drawn problems.
+        least_row: Numbers that are drawn for a row, however short it is.
         vocab_size: Number of tokens.
         train_length: Training length, in the unit of ``eval_lengths``.
         eval_lengths: Lengths to score at, the training length first.
     """
 
-    title: ClassVar[str]
-    about: ClassVar[str]
+    title: ClassVar[str] = ""
+    about: ClassVar[str] = ""
     metric: str
     higher_is_better: bool = True
     solved_at: ClassVar[float | None] = None
-    training: ClassVar[Mapping[str, float | str]]
-    kind: ClassVar[str] = "task"
+    training: ClassVar[Mapping[str, float | str]] = {}
+    drawn: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
     has_text: ClassVar[bool] = False
     forecasts: bool = False
     batch_size: int
+    problems_per_batch: ClassVar[int] = 1
+    least_row: int = 0
     vocab_size: int
     train_length: int
     eval_lengths: tuple[int, ...]
@@ -102,6 +107,14 @@ class Task(ABC):
     @abstractmethod
     def train_batch(self, index: int) -> Batch:
         """Training batch number ``index``."""
+
+    def consecutive_batch(self, index: int) -> ConsecutiveBatch:  # noqa: ARG002
+        """Training batch number ``index``; its rows continue those of the previous batch.
+
+        Raises:
+            InputError: If the task has no such batches (``carries_state`` is false).
+        """
+        raise InputError(f"the batches of a {type(self).__name__} do not continue each other")
 
     def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ModelConfig:
         """Configuration of a model for the task: by default a language model of its tokens.
@@ -141,6 +154,10 @@ class Task(ABC):
         """Positions that a model reads when it is scored at ``length``."""
         return length
 
+    def problems_scored(self, batches: int) -> int:  # noqa: ARG002
+        """Answers, or rows of them, in some evaluation batches; 0 if that is not known."""
+        return 0
+
     def check(self) -> None:  # noqa: B027  # most tasks need none
         """Check before training that the task can be scored at all its lengths.
 
@@ -151,9 +168,9 @@ class Task(ABC):
     def hold_out_validation(self) -> str:
         """Score on data that the final scores do not use; called before the first batch.
 
-        To choose settings with, a task is made a second time, from another seed. Where problems are
-        drawn from the seed, nothing has to be done. Tasks on files score a part of their training
-        data, on which they then do not train.
+        To choose settings with, a task is made a second time, from another seed. Drawn tasks need
+        nothing more. Tasks on files score a part of their training data, on which they then do
+        not train.
 
         Returns:
             What is scored, in words.
@@ -161,6 +178,8 @@ class Task(ABC):
         Raises:
             InputError: If there are too few data, or the task does not say what to hold out.
         """
+        if self.drawn:
+            return DRAWN
         raise InputError(
             f"settings cannot be chosen on a {type(self).__name__}, which has no "
             "hold_out_validation: add it, or use the protocol quick"
@@ -179,17 +198,17 @@ class GeneratedTask(Task):
             it, in one pass, instead of from the decoded ones. Errors then do not propagate.
     """
 
-    kind = "generated"
-    decodes = True
+    drawn = decodes = True
+    problems_per_batch: ClassVar[int] = 64
     teacher_forcing: bool = False
 
     @abstractmethod
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index`` at ``length``; never one of the training batches."""
 
-    def hold_out_validation(self) -> str:
-        """Nothing has to be done: problems are drawn from the seed."""
-        return DRAWN
+    def problems_scored(self, batches: int) -> int:
+        """Problems in some evaluation batches."""
+        return batches * len(self.problems(self.train_length, 0).answers)
 
     def positions(self, length: int) -> int:
         """Tokens of a prompt and its answer, without the last."""
@@ -213,22 +232,13 @@ class GeneratedTask(Task):
         return {"accuracy": right.all(dim=1).float().mean().item()}
 
 
-class ConsecutiveTask(Task):
-    """A task whose batches continue one another, for training with carried state."""
-
-    carries_state = True
-
-    @abstractmethod
-    def consecutive_batch(self, index: int) -> ConsecutiveBatch:
-        """Training batch number ``index``; its rows continue those of the previous batch."""
-
-
 class ExampleTask(GeneratedTask):
     """A task of short examples, each with a target at every position.
 
     Attributes:
         examples: Number of training examples, which are reshuffled for every epoch. ``None`` draws
             new examples for every batch.
+        answer_len: Tokens of the answer, with which an example ends.
     """
 
     metric = "accuracy"
@@ -242,10 +252,19 @@ class ExampleTask(GeneratedTask):
     problems_per_batch: ClassVar[int] = 128
     seed: int
     examples: int | None = None
+    answer_len: int = 1
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, count: int, length: int) -> Int[Tensor, "count total"]:
         """Draw ``count`` examples of ``length`` tokens, not counting the common ending."""
+
+    def problems(self, length: int, index: int) -> Problems:
+        """Evaluation batch number ``index``: examples up to their answers, and the answers."""
+        examples = self.draw(
+            generator(self.seed, "eval", length, index), self.problems_per_batch, length
+        )
+        start = examples.shape[1] - self.answer_len
+        return Problems(prompts=examples[:, :start], answers=examples[:, start:])
 
     def train_batch(self, index: int) -> Batch:
         """Training batch number ``index``."""
@@ -279,7 +298,7 @@ class LabelledTask(Task):
     count tokens.
     """
 
-    kind = "labelled"
+    drawn = True
     metric = "accuracy"
     solved_at = 0.97
     training: ClassVar[Mapping[str, float | str]] = {
@@ -290,14 +309,26 @@ class LabelledTask(Task):
         "eval_every": 100,
         "stop_at": 0.999,
     }
+    problems_per_batch: ClassVar[int] = 64
+    seed: int
 
-    @abstractmethod
+    def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:
+        """Draw rows of ``length`` tokens, to train on or to score."""
+        raise NotImplementedError(f"{type(self).__name__} must define draw")
+
+    def train_batch(self, index: int) -> Batch:
+        """Training batch number ``index``."""
+        rng = generator(self.seed, "train", index)
+        return self.draw(rng, self.batch_size, self.train_length, training=True)
+
     def labelled(self, length: int, index: int) -> Batch:
         """Evaluation batch number ``index`` of ``length`` tokens; never a training batch."""
+        rng = generator(self.seed, "eval", length, index)
+        return self.draw(rng, self.problems_per_batch, length, training=False)
 
-    def hold_out_validation(self) -> str:
-        """Nothing has to be done: rows are drawn from the seed."""
-        return DRAWN
+    def problems_scored(self, batches: int) -> int:
+        """Rows in some evaluation batches."""
+        return batches * len(self.labelled(self.train_length, 0).tokens)
 
     def score(
         self, targets: Int[Tensor, "batch length"], predictions: Int[Tensor, "batch length"]
@@ -314,7 +345,7 @@ class LabelledTask(Task):
         return scores
 
 
-class CorpusTask(ConsecutiveTask):
+class CorpusTask(Task):
     """A task on a given text, scored by the loss on its held-out part.
 
     Attributes:
@@ -323,8 +354,7 @@ class CorpusTask(ConsecutiveTask):
             divided by this.
     """
 
-    kind = "corpus"
-    has_text = True
+    has_text = carries_state = True
     tokenizer: Tokenizer
     bytes_per_token: float = 1.0
 

@@ -61,7 +61,6 @@ class RowsTask(Task):
 
     name: ClassVar[str]
     layout: ClassVar[str]
-    kind = "rows"
     training: ClassVar[Mapping[str, float | str]] = {
         "steps": 1000,
         "lr": 4e-3,
@@ -151,6 +150,10 @@ class RowsTask(Task):
         order = np.argsort([len(row) for row in rows.inputs], kind="stable")
         for start in range(0, len(order), self.batch_size):
             yield self._batch(rows, order[start : start + self.batch_size])
+
+    def problems_scored(self, batches: int) -> int:  # noqa: ARG002
+        """All held-out rows."""
+        return len(self.held_out_rows.inputs)
 
     def hold_out_validation(self) -> str:
         """Score a tenth of the training rows, the same for every seed, in place of the others."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from stateline.tasks.base import ConsecutiveTask, Inputs, Task
+from stateline.tasks.base import Inputs, Task
 from stateline.train.config import TrainConfig
 from stateline.train.processes import Processes
 
@@ -91,7 +91,6 @@ class Batches:
         """This process's rows of a batch, cut along the sequence."""
         config = self.config
         if config.carry_state:
-            assert isinstance(self.task, ConsecutiveTask)
             tokens, targets, fresh = self.task.consecutive_batch(index)
         else:
             tokens, targets = self.task.train_batch(index)

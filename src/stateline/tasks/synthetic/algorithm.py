@@ -98,7 +98,7 @@ class Algorithm(StreamTask):
         self.words = (*_OPERATIONS, ":", ";", "<", ">", _END, *self.names, *values)
         self._ids = {word: number for number, word in enumerate(self.words)}
         self.vocab_size = len(self.words)
-        self.train_length = length
+        self.train_length, self.least_row = length, statements
         self.eval_lengths = (length, 2 * length, 4 * length)
 
     def episode(self, rng: np.random.Generator) -> Episode:

@@ -6,7 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.tasks.base import ExampleTask, Problems, generator
+from stateline.tasks.base import ExampleTask
 
 _MAX_KEYS = 65_536
 
@@ -95,14 +95,9 @@ class AssociativeRecall(ExampleTask):
                 f"an example can have a table of {_MAX_KEYS} keys at most, which "
                 f"vocab_size={vocab_size} and key_length={key_length} exceed: lower one of them"
             )
+        self.least_row = self.n_keys
         self._n_pairs(length)
         self._set_sizes(length, batch_size, examples)
-
-    def problems(self, length: int, index: int) -> Problems:
-        """Evaluation batch number ``index`` with ``length`` tokens of pairs; one token answers."""
-        rng = generator(self.seed, "eval", length, index)
-        examples = self.draw(rng, self.problems_per_batch, length)
-        return Problems(prompts=examples[:, :-1], answers=examples[:, -1:])
 
     def _n_pairs(self, length: int) -> int:
         if length <= self.key_length:

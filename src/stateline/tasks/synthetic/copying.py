@@ -117,16 +117,8 @@ class Copying(CopyTask):
         mixed: bool = False,
         metric: Literal["string_accuracy", "character_accuracy"] = "string_accuracy",
     ) -> None:
-        super().__init__(
-            seed,
-            n_letters=n_letters,
-            min_len=min_len,
-            max_len=max_len,
-            context_len=context_len,
-            batch_size=batch_size,
-            longest=longest,
-            teacher_forcing=teacher_forcing,
-        )
+        sizes = (n_letters, min_len, max_len, context_len, batch_size, longest)
+        super().__init__(seed, *sizes, teacher_forcing)
         if answer_len is not None and answer_len < 1:
             raise InputError(f"answer_len must be at least 1 letter, got answer_len={answer_len}")
         self.answer_len, self.mixed, self.metric = answer_len, mixed, metric

@@ -66,16 +66,8 @@ class DuplicateNgram(CopyTask):
         longest: int | None = None,
         teacher_forcing: bool = False,
     ) -> None:
-        super().__init__(
-            seed,
-            n_letters=n_letters,
-            min_len=min_len,
-            max_len=max_len,
-            context_len=context_len,
-            batch_size=batch_size,
-            longest=longest,
-            teacher_forcing=teacher_forcing,
-        )
+        sizes = (n_letters, min_len, max_len, context_len, batch_size, longest)
+        super().__init__(seed, *sizes, teacher_forcing)
         self.n = n
         self._check_length(max_len)
         self._check_context(self._size(max_len))

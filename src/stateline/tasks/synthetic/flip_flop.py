@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from stateline.errors import InputError
-from stateline.tasks.base import IGNORE, Batch, LabelledTask, generator
+from stateline.tasks.base import IGNORE, Batch, LabelledTask
 
 WRITE, READ, PASS = 2, 3, 4
 
@@ -63,7 +63,6 @@ class FlipFlop(LabelledTask):
         "eval_every": 100,
         "stop_at": 0.9999,
     }
-    rows_per_batch: ClassVar[int] = 64
 
     def __init__(
         self,
@@ -90,30 +89,22 @@ class FlipFlop(LabelledTask):
         self.train_length = length
         self.eval_lengths = (length, 2 * length, 4 * length, 8 * length)
 
-    def train_batch(self, index: int) -> Batch:
-        """Training batch number ``index``."""
-        rng = generator(self.seed, "train", index)
-        return self._rows(rng, self.batch_size, self.train_length, self.p_ignore)
-
-    def labelled(self, length: int, index: int) -> Batch:
-        """Evaluation batch number ``index`` of ``length`` tokens."""
+    def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:
+        """Draw rows of ``length`` tokens."""
         if length < 3:
             raise InputError(f"length must be at least 3, got length={length}")
-        rng = generator(self.seed, "eval", length, index)
-        return self._rows(rng, self.rows_per_batch, length, self.eval_p_ignore)
-
-    def _rows(self, rng: np.random.Generator, rows: int, length: int, p_ignore: float) -> Batch:
-        count = (length + 1) // 2
-        active = rng.choice([WRITE, READ], size=(rows, count))
-        instructions = np.where(rng.random((rows, count)) < p_ignore, PASS, active)
+        p_ignore = self.p_ignore if training else self.eval_p_ignore
+        shape = (count, (length + 1) // 2)
+        active = rng.choice([WRITE, READ], size=shape)
+        instructions = np.where(rng.random(shape) < p_ignore, PASS, active)
         instructions[:, 0], instructions[:, -1] = WRITE, READ
-        drawn = rng.integers(2, size=(rows, count))
-        written = np.where(instructions == WRITE, np.arange(count), 0)
+        drawn = rng.integers(2, size=shape)
+        written = np.where(instructions == WRITE, np.arange(shape[1]), 0)
         memory = np.take_along_axis(drawn, np.maximum.accumulate(written, axis=1), axis=1)
         reads = instructions == READ
         bits = np.where(reads, memory, drawn)
-        tokens = np.stack([instructions, bits], axis=2).reshape(rows, -1)[:, :length]
+        tokens = np.stack([instructions, bits], axis=2).reshape(count, -1)[:, :length]
         asked = np.where(reads, memory, IGNORE)
         silent = np.full_like(asked, IGNORE)
-        targets = np.stack([asked, silent], axis=2).reshape(rows, -1)[:, :length]
+        targets = np.stack([asked, silent], axis=2).reshape(count, -1)[:, :length]
         return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))

@@ -6,7 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.tasks.base import ExampleTask, Problems, generator
+from stateline.tasks.base import ExampleTask
 
 
 class InductionHead(ExampleTask):
@@ -80,15 +80,11 @@ class InductionHead(ExampleTask):
                 f"and batch_size={batch_size}"
             )
         self.seed, self.vocab_size = seed, vocab_size
-        self.induction_length, self.n_triggers = induction_length, n_triggers
+        self.induction_length = self.answer_len = induction_length
+        self.n_triggers = n_triggers
+        self.least_row = n_triggers
         self._n_places(length)
         self._set_sizes(length, batch_size, examples)
-
-    def problems(self, length: int, index: int) -> Problems:
-        """Evaluation batch number ``index``: prompts up to the final "=>", and the answers."""
-        rng = generator(self.seed, "eval", length, index)
-        examples = self.draw(rng, self.problems_per_batch, length)
-        return Problems(prompts=examples[:, : length + 1], answers=examples[:, length + 1 :])
 
     def _n_places(self, length: int) -> int:
         """Number of positions for a mark; the last one is unused, as in the official code."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from stateline.errors import InputError
-from stateline.tasks.base import IGNORE, Batch, LabelledTask, generator
+from stateline.tasks.base import IGNORE, Batch, LabelledTask
 
 FILLER = 0
 
@@ -62,7 +62,6 @@ class MultiQueryRecall(LabelledTask):
         "eval_every": 100,
         "stop_at": 0.999,
     }
-    rows_per_batch: ClassVar[int] = 64
 
     def __init__(
         self,
@@ -79,23 +78,13 @@ class MultiQueryRecall(LabelledTask):
                 f"got n_values={n_values} and batch_size={batch_size}"
             )
         self.seed, self.batch_size = seed, batch_size
-        self.n_keys, self.n_values = n_keys, n_values
+        self.n_keys, self.n_values, self.least_row = n_keys, n_values, n_keys
         self.vocab_size = 1 + n_keys + n_values
         self._n_pairs(length)
         self.train_length = length
         self.eval_lengths = tuple(
             times * length for times in (1, 2, 4, 8) if times * length // 4 <= n_keys
         )
-
-    def train_batch(self, index: int) -> Batch:
-        """Training batch number ``index``."""
-        rng = generator(self.seed, "train", index)
-        return self._rows(rng, self.batch_size, self.train_length)
-
-    def labelled(self, length: int, index: int) -> Batch:
-        """Evaluation batch number ``index`` of ``length`` tokens, a quarter as many pairs."""
-        rng = generator(self.seed, "eval", length, index)
-        return self._rows(rng, self.rows_per_batch, length)
 
     def _n_pairs(self, length: int) -> int:
         if not 1 <= length // 4 <= self.n_keys:
@@ -105,16 +94,17 @@ class MultiQueryRecall(LabelledTask):
             )
         return length // 4
 
-    def _rows(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
+    def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:  # noqa: ARG002
+        """Draw rows of ``length`` tokens, a quarter as many pairs."""
         n_pairs = self._n_pairs(length)
-        every_key = np.broadcast_to(1 + np.arange(self.n_keys), (rows, self.n_keys))
+        every_key = np.broadcast_to(1 + np.arange(self.n_keys), (count, self.n_keys))
         keys = rng.permuted(every_key, axis=1)[:, :n_pairs]
         values = 1 + self.n_keys + rng.integers(self.n_values, size=keys.shape)
-        pairs = np.stack([keys, values], axis=2).reshape(rows, -1)
+        pairs = np.stack([keys, values], axis=2).reshape(count, -1)
 
         rest = length - 2 * n_pairs
-        places = rng.permuted(np.broadcast_to(np.arange(rest), (rows, rest)), axis=1)[:, :n_pairs]
-        queries, answers = np.full((rows, rest), FILLER), np.full((rows, rest), IGNORE)
+        places = rng.permuted(np.broadcast_to(np.arange(rest), (count, rest)), axis=1)[:, :n_pairs]
+        queries, answers = np.full((count, rest), FILLER), np.full((count, rest), IGNORE)
         np.put_along_axis(queries, places, keys, axis=1)
         np.put_along_axis(answers, places, values, axis=1)
         tokens = np.concatenate([pairs, queries], axis=1)

@@ -79,16 +79,8 @@ class NgramLookup(StringTask):
         longest: int | None = None,
         teacher_forcing: bool = False,
     ) -> None:
-        super().__init__(
-            seed,
-            n_letters=n_letters,
-            min_len=min_len,
-            max_len=max_len,
-            context_len=context_len,
-            batch_size=batch_size,
-            longest=longest,
-            teacher_forcing=teacher_forcing,
-        )
+        sizes = (n_letters, min_len, max_len, context_len, batch_size, longest)
+        super().__init__(seed, *sizes, teacher_forcing)
         if key not in get_args(Literal["suffix", "prefix"]):
             raise unknown_name("key", key, ("suffix", "prefix"))
         self.n, self.key, self.answer_len = n, key, answer_len

@@ -1,14 +1,12 @@
 """Object collision: find where particles of two colours met last."""
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.tasks.base import IGNORE, Batch, LabelledTask, generator
+from stateline.tasks.base import IGNORE, Batch, LabelledTask
 
 STEP = 8
 """Tokens in a step: row, column and colour of either particle, and the two colours asked about."""
@@ -66,7 +64,6 @@ class ObjectCollision(LabelledTask):
         "Particles meet about once in 300 steps of the default grid, so few tokens are scored; a "
         "smaller grid is learned faster. A guess is right once in four."
     )
-    rows_per_batch: ClassVar[int] = 64
 
     def __init__(
         self,
@@ -90,15 +87,7 @@ class ObjectCollision(LabelledTask):
         _check_length(length)
         self.train_length = length
         self.eval_lengths = (length, 2 * length, 4 * length)
-
-    def train_batch(self, index: int) -> Batch:
-        """Training batch number ``index``."""
-        return self._batch(generator(self.seed, "train", index), self.batch_size, self.train_length)
-
-    def labelled(self, length: int, index: int) -> Batch:
-        """Evaluation batch number ``index``, ``length`` tokens long."""
-        rng = generator(self.seed, "eval", length, index)
-        return self._batch(rng, self.rows_per_batch, length)
+        self.least_row = length // STEP * n_colors**2  # when each pair of colours met last
 
     def targets(self, tokens: Int[Tensor, "rows length"]) -> Int[Tensor, "rows length"]:
         """Labels of rows of tokens."""
@@ -123,7 +112,8 @@ class ObjectCollision(LabelledTask):
         times = np.where(pair_met, np.arange(steps.shape[1])[:, None], -1)
         return np.maximum.accumulate(times, axis=1)
 
-    def _batch(self, rng: np.random.Generator, count: int, length: int) -> Batch:
+    def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:  # noqa: ARG002
+        """Draw worlds of two particles."""
         _check_length(length)
         particles = self._particles(rng, count, length // STEP)
         last, n_pairs = self._last_met(particles), self.n_colors**2

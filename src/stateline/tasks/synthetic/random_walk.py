@@ -83,7 +83,7 @@ class RandomWalk(StreamTask):
         self.seed, self.batch_size, self.reset, self.episodes = seed, batch_size, reset, episodes
         self.grid, self.reset_every, self.heading = grid, reset_every, heading
         self.vocab_size = 4 + grid**2 * (len(_HEADINGS) if heading else 1)
-        self.train_length = length
+        self.train_length, self.least_row = length, reset_every
         lengths: tuple[int, ...] = (length, 2 * length, 4 * length)
         if reset:  # a row in evaluation holds one walk: the longest is scored whole
             whole = max(length, reset_every + 1)

@@ -1,21 +1,14 @@
 """An endless sequence of episodes, cut into rows."""
 
 from abc import abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
 from stateline.errors import InputError
-from stateline.tasks.base import (
-    IGNORE,
-    Batch,
-    ConsecutiveBatch,
-    ConsecutiveTask,
-    LabelledTask,
-    generator,
-)
+from stateline.tasks.base import IGNORE, Batch, ConsecutiveBatch, LabelledTask, generator
 
 SEGMENTS = 64
 """Consecutive segments of a row, after which it starts again with other episodes."""
@@ -36,7 +29,7 @@ class SegmentedRows(NamedTuple):
     fresh: Bool[np.ndarray, "rows segments"]
 
 
-class StreamTask(LabelledTask, ConsecutiveTask):
+class StreamTask(LabelledTask):
     """An endless sequence of episodes, in which the state carries over from one to the next.
 
     Every row begins with a new episode and is cut when it is full. With ``reset``, every episode
@@ -46,8 +39,7 @@ class StreamTask(LabelledTask, ConsecutiveTask):
     ones.
     """
 
-    rows_per_batch: ClassVar[int] = 64
-    seed: int
+    carries_state = True
     reset: bool
     episodes: int | None = None
     _epoch: tuple[int, SegmentedRows] | None = None
@@ -57,13 +49,11 @@ class StreamTask(LabelledTask, ConsecutiveTask):
     def episode(self, rng: np.random.Generator) -> Episode:
         """Draw an episode."""
 
-    def train_batch(self, index: int) -> Batch:
-        """Training batch number ``index``: rows that begin with an episode."""
-        return self._single(self.batch_size, self.train_length, "train", index)
-
-    def labelled(self, length: int, index: int) -> Batch:
-        """Evaluation batch number ``index``, with rows of ``length`` tokens."""
-        return self._single(self.rows_per_batch, length, "eval", length, index)
+    def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:
+        """Draw rows that begin with an episode."""
+        known = self.episodes if training else None
+        rows = self._rows(rng, known, count, 1, length)
+        return Batch(torch.from_numpy(rows.tokens[:, 0]), torch.from_numpy(rows.targets[:, 0]))
 
     def consecutive_batch(self, index: int) -> ConsecutiveBatch:
         """Training batch number ``index``: its rows continue those of the previous batch.
@@ -77,12 +67,6 @@ class StreamTask(LabelledTask, ConsecutiveTask):
             self._epoch = epoch, self._rows(rng, self.episodes, *sizes)
         tokens, targets, fresh = (torch.from_numpy(part[:, step]) for part in self._epoch[1])
         return ConsecutiveBatch(tokens, targets, fresh)
-
-    def _single(self, count: int, length: int, split: str, *index: int) -> Batch:
-        """Rows of one segment."""
-        known = self.episodes if split == "train" else None
-        rows = self._rows(generator(self.seed, split, *index), known, count, 1, length)
-        return Batch(torch.from_numpy(rows.tokens[:, 0]), torch.from_numpy(rows.targets[:, 0]))
 
     def _rows(
         self, rng: np.random.Generator, known: int | None, count: int, segments: int, length: int

@@ -45,12 +45,10 @@ class StringTask(GeneratedTask):
         "lr": 4e-3,
         "schedule": "linear",
     }
-    problems_per_batch: ClassVar[int] = 64
 
     def __init__(
         self,
         seed: int,
-        *,
         n_letters: int,
         min_len: int,
         max_len: int,
@@ -86,15 +84,16 @@ class StringTask(GeneratedTask):
     def _asked(self, rng: np.random.Generator, lengths: Int[np.ndarray, " row"]) -> Examples:
         """Evaluation examples, whose prompts have the same length."""
 
+    @property
+    def _most(self) -> int:
+        """Examples that a training row can contain in part."""
+        return 1 + self.context_len // self._least
+
     def train_batch(self, index: int) -> Batch:
         """Training batch number ``index``: rows of ``context_len - 1`` tokens and their targets."""
         rng = generator(self.seed, "train", index)
-        most = (
-            1 + self.context_len // self._least
-        )  # number of examples that a row can contain in part
-        lengths = rng.integers(
-            self.min_len, self.max_len, size=(self.batch_size, most), endpoint=True
-        )
+        shape = (self.batch_size, self._most)
+        lengths = rng.integers(self.min_len, self.max_len, size=shape, endpoint=True)
         return pack(self._examples(rng, lengths), self.context_len)
 
     def problems(self, length: int, index: int) -> Problems:
@@ -127,6 +126,7 @@ class StringTask(GeneratedTask):
 
     def _check_context(self, longest: int) -> None:
         """Raise InputError if the longest example does not fit a row."""
+        self.least_row = max(self.context_len, self._most * longest)
         if self.context_len < longest:
             raise InputError(
                 f"context_len must hold the longest example, {longest} tokens, "
@@ -181,9 +181,9 @@ def pack(examples: Examples, context_len: int) -> Batch:
     """
     ends = np.cumsum(examples.lengths, axis=1)
     position = np.arange(context_len)
-    which = (position[:, None] >= ends[:, None]).sum(
-        axis=2
-    )  # index of the example at each position
+    begins = np.zeros((len(ends), context_len + 1), dtype=np.int64)
+    np.put_along_axis(begins, np.minimum(ends, context_len), 1, axis=1)
+    which = begins[:, :-1].cumsum(axis=1)  # index of the example at each position
     length, prompt, end = (
         np.take_along_axis(per_example, which, axis=1)
         for per_example in (examples.lengths, examples.prompts, ends)

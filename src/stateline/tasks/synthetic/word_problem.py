@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 
 from stateline.errors import InputError
-from stateline.tasks.base import Batch, LabelledTask, generator
+from stateline.tasks.base import Batch, LabelledTask
 
 Permutation = tuple[int, ...]
 
@@ -68,7 +68,6 @@ class WordProblem(LabelledTask):
         "steps": 1500,
         "lr": 4e-3,
     }
-    rows_per_batch: ClassVar[int] = 64
 
     def __init__(
         self,
@@ -96,16 +95,8 @@ class WordProblem(LabelledTask):
         self.train_length = length
         self.eval_lengths = (length, 2 * length, 4 * length)
 
-    def train_batch(self, index: int) -> Batch:
-        """Training batch number ``index``."""
-        return self._batch(generator(self.seed, "train", index), self.batch_size, self.train_length)
-
-    def labelled(self, length: int, index: int) -> Batch:
-        """Evaluation batch number ``index``, products of ``length`` factors."""
-        rng = generator(self.seed, "eval", length, index)
-        return self._batch(rng, self.rows_per_batch, length)
-
-    def _batch(self, rng: np.random.Generator, count: int, length: int) -> Batch:
+    def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:  # noqa: ARG002
+        """Draw rows of ``length`` factors."""
         factors = rng.integers(self.n_inputs, size=(count, length))
         products = self._products(factors)
         return Batch(torch.from_numpy(factors), torch.from_numpy(self.n_inputs + products))
