@@ -92,8 +92,15 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         config = as_in_folder(config, initial_config(given.init), given.init)
     training = TrainConfig(**given.train.as_dict())
     data = str(task.describe().get("sha256", ""))
-    names = {"init": given.init or "", "metric": task.metric}
-    job = Job(given.task, count_parameters(config), config, training, data, **names)
+    job = Job(
+        given.task,
+        count_parameters(config),
+        config,
+        training,
+        data,
+        init=given.init or "",
+        metric=task.metric,
+    )
     check_job(job, task)
     if given.dry_run:
         _print_costs(job, training_costs(job, task))
