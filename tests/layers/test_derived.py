@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stateline.generate import prefill
 from stateline.generate.session import Session
@@ -11,7 +11,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 
 
-def change(layer: torch.nn.Module) -> None:
+def change(layer: nn.Module) -> None:
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.mul_(2.0)
@@ -26,7 +26,8 @@ def test_outside_nothing_is_remembered() -> None:
 
 
 def test_inside_it_is_computed_once_for_each_layer() -> None:
-    layers, memory = [ShiftSSM(2, d_state=4) for _ in range(2)], Memory()
+    layers = nn.ModuleList(ShiftSSM(2, d_state=4) for _ in range(2))
+    memory = Memory(layers)
     with torch.no_grad(), remembering(memory):
         before = [layer.taps() for layer in layers]
         change(layers[0])
@@ -38,7 +39,7 @@ def test_inside_it_is_computed_once_for_each_layer() -> None:
 
 def test_with_gradients_it_is_computed_anew() -> None:
     layer = ShiftSSM(2, d_state=4)
-    with remembering({}):
+    with remembering(Memory(layer)):
         with torch.no_grad():
             layer.taps()
         assert layer.taps().requires_grad
@@ -47,10 +48,10 @@ def test_with_gradients_it_is_computed_anew() -> None:
 def test_each_memory_is_its_own() -> None:
     layer = ShiftSSM(2, d_state=4)
     with torch.no_grad():
-        with remembering({}):
+        with remembering(Memory(layer)):
             before = layer.taps()
         change(layer)
-        with remembering({}):
+        with remembering(Memory(layer)):
             assert not layer.taps().equal(before)
 
 

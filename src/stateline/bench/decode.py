@@ -119,7 +119,7 @@ class _Ours:
     ) -> None:
         self.model, self.backend, self.state_dtype = model, backend, state_dtype
         self.tokens = model.example_input(batch, prompt)
-        self.memory: Memory = {}
+        self.memory = Memory(model)
         self.state: Any = None
         self.graphs = Graphs(model.step_) if self.tokens.is_cuda else None
 

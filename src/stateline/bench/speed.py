@@ -152,7 +152,7 @@ class Subject:
 
     def _decode(self, context: int, batch: int) -> Call:
         """Decoding one token after the other, from a copy of the state after the context."""
-        model, memory = self.model, Memory()
+        model, memory = self.model, Memory(self.model)
         with torch.inference_mode():
             token = model.example_input(batch, 1)[:, 0]
             state = select_rows(self._state(context), [0] * batch)

@@ -51,6 +51,10 @@ class Graphs:
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
         self._works = True
 
+    def clear(self) -> None:
+        """Drop all graphs: they hold the addresses of the weights that were recorded."""
+        self._graphs.clear()
+
     def __call__(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Logits of the next token, and the changed state, which may be in other memory.
 

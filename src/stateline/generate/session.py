@@ -85,8 +85,9 @@ class Session:
     """Decodes a batch of texts step by step.
 
     Only the model's state grows in memory, and the steps change it in place; the state that the
-    session starts from is not changed. The model's weights must not change meanwhile. Rows may
-    leave (:meth:`select`) and join (:meth:`join`) between two steps, as in a server.
+    session starts from is not changed. Weights that change between two steps count from the next
+    step, see :class:`stateline.layers.derived.Memory`; the state remains that of the old weights.
+    Rows may leave (:meth:`select`) and join (:meth:`join`) between two steps, as in a server.
 
     On a GPU a step does not wait for its result. NaN logits are therefore found up to
     ``CHECK_EVERY`` steps late there, or at :meth:`check` and :meth:`state`; on the CPU at once.
@@ -119,7 +120,7 @@ class Session:
     ) -> None:
         self.model, self.sampling, self._state_dtype = model, sampling, state_dtype
         self._dtypes = [leaf.dtype for leaf in pytree.tree_leaves(state.model)]
-        self._memory: Memory = {}
+        self._memory = Memory(model)
         self._state, self._room, self._free = state, room, 0
         self._lengths = _lengths(state)
         self._numbers: Tensor | None = None
@@ -141,15 +142,18 @@ class Session:
         """Feed the last token of each row, and choose the next.
 
         Raises:
-            InputError: If logits are NaN, or all rows have left.
+            InputError: If logits are NaN, all rows have left, or the model was cast or moved.
         """
         if not self._lengths:
             raise InputError("the session has no rows left: join a state before the next step")
         if self._free == 0:
             self._make_room()
         state = self._state
-        with remembering(self._memory), unchecked() if self._fits else nullcontext():
-            logits, after = self._run(state.token, state.model)
+        with remembering(self._memory) as changed:
+            if changed:
+                self._begin_anew()
+            with unchecked() if self._fits else nullcontext():
+                logits, after = self._run(state.token, state.model)
         self._fits = True
         self._watch(logits)
         numbers, random = self._draw()
@@ -215,6 +219,23 @@ class Session:
             return self.model.step_(token, state), state
         logits, after = self._graphs(token, state)
         return logits.clone(), after
+
+    def _begin_anew(self) -> None:
+        """After a change of weights: drop what holds the old ones, and see whether the state fits.
+
+        Raises:
+            InputError: If the model makes states of another dtype or on another device now.
+        """
+        self._fits = False
+        if self._graphs is not None:
+            self._graphs.clear()
+        wanted, found = map(_kinds, (self.model.init_state(1), self._own().model))
+        if wanted != found:
+            differing = next((w, f) for w, f in zip(wanted, found, strict=True) if w != f)
+            raise InputError(
+                "the weights were cast or moved while a session lives: its state must be "
+                "{} on {} now, got {} on {}; prefill again".format(*differing[0], *differing[1])
+            )
 
     def _make_room(self) -> None:
         """Copy the state with room for more steps: a state joined to one with room gets room."""
@@ -337,6 +358,11 @@ def _first(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionState:
     return SessionState(
         model.init_state(rows), token, random, seen.scatter(1, token[:, None], True)
     )
+
+
+def _kinds(state: LanguageModelState) -> list[tuple[torch.dtype, torch.device]]:
+    """Dtype and device of every tensor of a state."""
+    return [(leaf.dtype, leaf.device) for leaf in pytree.tree_leaves(state)]
 
 
 def _lengths(state: SessionState) -> list[int]:

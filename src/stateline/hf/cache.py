@@ -33,7 +33,7 @@ class StatelineCache:
         self.state: LanguageModelState | None = None
         self.seen = 0
         self._free = 0  # steps in place for which the state has room
-        self._memory: Memory = {}  # values derived from the weights
+        self._memory: Memory | None = None  # values derived from the weights
         self._recording = False
         self._anchor: LanguageModelState | None = None  # state before the tokens of _since
         self._since: Tensor | None = None
@@ -41,7 +41,7 @@ class StatelineCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StatelineCache":
         copy = StatelineCache()
-        copy.__dict__.update(self.__dict__, _memory={}, _free=0)
+        copy.__dict__.update(self.__dict__, _memory=None, _free=0)
         return copy  # states are values: only the room for steps in place must not be shared
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 (required by transformers)
@@ -101,6 +101,7 @@ class StatelineCache:
             longest = int(state.position.max())
             state = self.state = cat_states([state], layer=model, capacity=longest + ROOM)
             self._free = ROOM
+        self._memory = self._memory or Memory(model)
         with remembering(self._memory):
             logits = model.step_(tokens, state)
         self._free -= 1
