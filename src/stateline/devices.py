@@ -122,4 +122,4 @@ def log_bfloat16_rate() -> None:
         return min(times[1:])
 
     rate = seconds(torch.float32) / seconds(torch.bfloat16)
-    _log.info("this processor multiplies in bfloat16 at %.1f times the rate of float32", rate)
+    _log.info("this processor multiplies in bfloat16 at %.2g times the rate of float32", rate)
