@@ -6,12 +6,14 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core import caching, event
+from llvmlite.binding import Linkage
+from numba.core import caching, codegen, compiler, event
 
 _log = logging.getLogger("stateline")
 
@@ -46,7 +48,52 @@ class _Files(caching.CompileResultCacheImpl):
 
 
 class _Cache(caching.FunctionCache):
+    """Compiled kernels on disk: what cannot be read is compiled anew, a full disk is no error."""
+
     _impl_class = _Files
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # of an empty or cut file, any that unpickling can raise
+            _log.info(
+                "compiled anew: the CPU kernels in %s are damaged: %r", self.cache_path, error
+            )
+            with suppress(OSError):
+                self.flush()
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _say_not_kept(f"cannot write {self.cache_path}: {error.strerror}")
+
+
+class _Library(codegen.JITCodeLibrary):
+    """The code of a kernel, which calls its own copies of the kernels that it uses.
+
+    Otherwise the copy of whichever kernel was loaded first would serve all. Copies may differ in
+    which products and sums are fused, so results would depend on what ran before, and a process
+    that compiles would differ from one that finds kernels on disk.
+    """
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True  # as far as others link it: this copies what they link
+        self._get_module_for_linking()
+        for function in self._final_module.functions:
+            if function.linkage == Linkage.linkonce_odr:
+                function.linkage = "internal"
+        super()._finalize_final_module()
+
+
+class _Compiler(compiler.Compiler):
+    """Compiles into a :class:`_Library`."""
+
+    def __init__(self, typing, target, _, *others: Any) -> None:
+        library = _Library(target.codegen(), "kernel")
+        library.enable_object_caching()
+        super().__init__(typing, target, library, *others)
 
 
 class _SayOnce(event.Listener):
@@ -68,8 +115,8 @@ event.register("numba:compile", _SayOnce())
 
 
 @cache
-def _say_not_kept() -> None:
-    _log.info("CPU kernels are compiled anew in every process: no cache folder is writable")
+def _say_not_kept(reason: str) -> None:
+    _log.info("CPU kernels are compiled anew in every process: %s", reason)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -84,11 +131,10 @@ def summing_kernel(function: Callable[..., Any]) -> Any:
 
 def _compiled(function: Callable[..., Any], liberties: set[str]) -> Any:
     function = inspect.unwrap(function)  # a run-time type checker may have wrapped it
-    compiled = numba.njit(nogil=True, error_model="numpy", boundscheck=False, fastmath=liberties)(
-        function
-    )
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    compiled = numba.njit(**options, fastmath=liberties, pipeline_class=_Compiler)(function)
     try:
         compiled._cache = _Cache(function)
     except RuntimeError:  # no folder can be written: compiled in every process
-        _say_not_kept()
+        _say_not_kept("no cache folder is writable")
     return compiled

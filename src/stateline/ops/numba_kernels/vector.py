@@ -14,10 +14,10 @@ for all lanes, and a vector for all modes of a wide one.
 import math
 import operator
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.core.config import CPU_FEATURES
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
@@ -27,11 +27,11 @@ _FUSE = ("contract",)  # a product and a sum may become one fused operation; not
 
 
 def _lanes() -> int:
-    """Float32 numbers in the widest vector register of this processor."""
-    features = CPU_FEATURES or ",".join(k for k, v in llvm.get_host_cpu_features().items() if v)
-    if "avx512f" in features:
+    """Float32 numbers in the widest vector register of the processor that numba compiles for."""
+    features = get_host_cpu_features() if CPU_FEATURES is None else CPU_FEATURES
+    if "+avx512f" in features:
         return 16
-    return 8 if "avx" in features else 4
+    return 8 if "+avx" in features else 4
 
 
 LANES = _lanes()
