@@ -25,7 +25,7 @@ COMPUTING = {
 """Folders and files of tests that compute with models, on the device of ``--device``."""
 NO_NUMBA = "import failed: numba is not installed", "numba runs on the CPU, not on"
 
-os.environ["STATELINE_CACHE"] = os.devnull  # nothing that was measured on this machine counts
+os.environ.pop("STATELINE_THRESHOLDS", None)  # nothing that was measured on this machine counts
 torch.backends.cudnn.allow_tf32 = False  # as in matrix products: float32 is float32
 torch.set_num_threads(1)  # tests run side by side, and tensors here are small
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -145,5 +145,6 @@ def quick_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons train in this process, one run after the other, and score briefly."""
-    monkeypatch.setattr("stateline.compare.worker_devices", lambda *_: [])
+    for place in ("stateline.compare", "stateline.compare.pool"):
+        monkeypatch.setattr(f"{place}.worker_devices", lambda *_, **__: [])
     monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)

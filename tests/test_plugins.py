@@ -330,7 +330,7 @@ def test_a_task_is_registered_and_made() -> None:
         title: ClassVar[str] = "Short"
         training: ClassVar[Mapping[str, float | str]] = {"steps": 1}
 
-    register_task("short", Short)
+    assert register_task("short")(Short) is Short
     assert isinstance(make_task("short(max_len=8)"), Short)
     with pytest.raises(InputError, match="must be a subclass of Task"):
         register_task("layer", H3)

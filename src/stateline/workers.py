@@ -12,6 +12,15 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+def wait_passively() -> None:
+    """Call this before PyTorch loads: threads that wait sleep, and leave the cores to others.
+
+    What the environment says already (``OMP_WAIT_POLICY``) holds. Processes that are started
+    later inherit it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def serve_parent() -> None:
     """Call this in a worker: it ignores interrupts, and ends when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers itself

@@ -1,6 +1,7 @@
 """Help and version, in a process of their own, to check that PyTorch is not imported."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -26,7 +27,14 @@ print(json.dumps({line: answer(line) for line in json.loads(sys.argv[1])}))
 @pytest.fixture(scope="module")
 def answers() -> dict[str, list[object]]:
     """For each command line: the exit code, what was printed, and whether PyTorch was imported."""
-    lines = ["", "-h", "--help", "--version", *(f"{command} --help" for command in COMMANDS)]
+    lines = [
+        "",
+        "-h",
+        "--help",
+        "--version",
+        "--completion",
+        *(f"{command} --help" for command in COMMANDS),
+    ]
     done = subprocess.run(
         [sys.executable, "-c", ANSWER, json.dumps(lines)],
         capture_output=True,
@@ -64,3 +72,37 @@ def test_the_package_is_the_command_and_has_its_version() -> None:
         check=True,
     )
     assert done.stdout == f"stateline {metadata.version('stateline')}\n"
+
+
+def test_tab_completes_commands_and_options(answers: dict[str, tuple[int, str, bool]]) -> None:
+    code, script, torch = answers["--completion"]
+    assert (code, torch) == (0, False)
+
+    def completed(*words: str) -> list[str]:
+        line = " ".join(words)
+        ask = f"{script}\nCOMP_WORDS=({line}) COMP_CWORD={len(words) - 1}\n"
+        ask += f"_stateline stateline {words[-1]}\necho ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("stateline", "comp") == ["compare"]
+    assert completed("stateline", "compare", "--thr") == ["--threads"]
+    assert completed("stateline", "train", "--train.st") == ["--train.steps", "--train.stop_at"]
+    assert completed("stateline", "train", "lstm") == []
+
+
+def test_threads_that_wait_sleep_before_pytorch_loads() -> None:
+    """OpenMP reads the policy when it is loaded, and workers inherit it."""
+    code = "import os, sys; sys.argv = ['stateline', '--version']; from stateline.cli import main; "
+    code += "main(); print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+
+    def told(**own: str) -> str:
+        without = {name: text for name, text in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env=without | own
+        )
+        return done.stdout.splitlines()[-1]
+
+    assert told() == "PASSIVE False"
+    assert told(OMP_WAIT_POLICY="ACTIVE") == "ACTIVE False"

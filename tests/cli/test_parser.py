@@ -19,6 +19,7 @@ def make() -> Parser:
     parser.add_argument("--kind", type=Literal["a", "b"] | None, default=None)
     parser.add_argument("--names", type=list[str], default=[])
     parser.add_argument("--train.steps", type=int, default=1)
+    parser.add_argument("--train.lr", type=float, default=1.0)
     return parser
 
 
@@ -33,6 +34,11 @@ def make() -> Parser:
         (["--train.steps", "1.5"], "train.steps must be int, got '1.5'"),
         (["--cuont", "1"], "unknown option 'cuont': did you mean 'count'? stateline try --help"),
         (["--train.stpes", "1"], "unknown option 'train.stpes': did you mean 'train.steps'?"),
+        (
+            ["--train.learning_rate", "1"],
+            "unknown option 'train.learning_rate': did you mean 'train.lr'",
+        ),
+        (["--lr", "1"], "unknown option 'lr': did you mean 'train.lr'?"),
         (["extra"], "unrecognized arguments: extra"),
     ],
 )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,3 +197,13 @@ def test_without_ray_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'stateline\[ray\]'"):
         _connect(None, ExitStack())
+
+
+@pytest.mark.parametrize(("gpus", "own"), [(4, 1), (0, 0), (0.5, 0)])
+def test_a_job_takes_a_gpu_where_a_node_has_one(gpus: float, own: int) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 4, "GPU": gpus}}, {"Alive": False}]
+    cluster: Any = SimpleNamespace(nodes=lambda: [n for n in nodes if n["Alive"]])
+    assert Ray()._gpus(cluster) == own
+    assert Ray(gpus_per_job=0)._gpus(cluster) == 0
+    with pytest.raises(InputError, match=r"no node of the cluster has 1 CPUs and 8 GPUs"):
+        Ray(gpus_per_job=8)._gpus(cluster)

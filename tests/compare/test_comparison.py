@@ -65,11 +65,34 @@ class TestSizes:
             assert abs(job.own_size / job.size - 1) <= TOLERANCE
             assert job.parameters_wanted == count_parameters(job.model)
 
-    def test_a_state_that_no_width_changes_is_not_matched(self) -> None:
-        _, job = jobs_of("attention", "feed_forward", match="state", d_model=8)
-        assert job.size is not None
-        assert job.own_size is not None
-        assert abs(job.own_size / job.size - 1) > TOLERANCE
+    def test_a_state_that_no_width_changes_is_refused(self) -> None:
+        with pytest.raises(InputError, match="400 state bytes within 5%, but the nearest that 'fe"):
+            jobs_of("attention", "feed_forward", match="state", d_model=8)
+
+    def test_a_size_that_a_model_cannot_have_is_refused_with_the_nearest(self) -> None:
+        with pytest.raises(InputError, match=r"must have 10 parameters within 5%") as caught:
+            jobs_of("h3*2", parameters=10)
+        assert "nearest that 'h3*2' can have is 640 (d_model 4)" in str(caught.value)
+        with pytest.raises(InputError, match=r"is 1,248 \(d_model 16\) or 2,272 \(d_model 16\)"):
+            jobs_of("attention(n_heads=8)", parameters=1_500, model={"feed_forward": "none"})
+
+    @pytest.mark.parametrize("parameters", [8_000, 25_000, 60_000, 300_000])
+    def test_equal_size_is_within_five_percent(self, parameters: int) -> None:
+        heads = "attention(position=hard_alibi, n_heads=8)"
+        models = [f"{heads}*2", "lstm*2", "s4d*2", "h3*2", f"h3 {heads}", f"lstm {heads}", "s5*2"]
+        for job in jobs_of(*models, "mamba*2", "gated_delta_net", parameters=parameters):
+            assert abs(count_parameters(job.model) / parameters - 1) <= TOLERANCE
+
+    def test_what_the_pattern_says_is_kept(self) -> None:
+        heads = "attention(position=hard_alibi, n_heads=8)"
+        *_, job = jobs_of("lstm*2", f"h3 {heads}", d_model=60)
+        assert job.model.d_model % 8 == 0
+        own = dict(job.model.layers["feed_forward"])
+        assert own != {"d_hidden": 4 * job.model.d_model}
+        fixed = {"layers": {"feed_forward": {"d_hidden": 8}}}
+        *_, job = jobs_of("lstm*2", f"h3 {heads}", d_model=50, model=fixed)
+        assert job.model.layers["feed_forward"] == {"d_hidden": 8}
+        assert job.model.layers.keys() - {"feed_forward"}
 
     def test_the_first_model_is_sized_by_its_parameters_whatever_matches(self) -> None:
         first, _ = jobs_of("h3*2", "attention*2", match="flops", parameters=30_000)

@@ -1,6 +1,8 @@
 """Trackers: what they are told, and that a failing one costs no run."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,7 +85,7 @@ def test_commands_take_a_tracker_from_a_file(tmp_path: Path, command: str) -> No
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("json", "must be given as module:function or file.py:function, got 'json'"),
+        ("json", "must be wandb, mlflow, module:function or file.py:function, got 'json'"),
         ("nowhere:log", "cannot import nowhere"),
         ("json:log", "json has no function 'log'"),
     ],
@@ -91,3 +93,42 @@ def test_commands_take_a_tracker_from_a_file(tmp_path: Path, command: str) -> No
 def test_what_is_no_tracker_is_named(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_tracker(spec)
+
+
+def test_wandb_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[Any] = []
+
+    def init(**settings: Any) -> Any:
+        logged.append((settings["project"], settings["id"], settings["name"], settings["config"]))
+        return SimpleNamespace(log=lambda scalars, step: logged.append((step, scalars)))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    tracker, run = load_tracker("wandb"), RunInfo("folder", "h3", "copying", 2, {"lr": 1e-3})
+    tracker(run, 1, {"loss": 2.0})
+    tracker(run, 2, {"loss": 1.0})
+    begun = ("stateline", "folder", "h3 copying 2", {"lr": 1e-3})
+    assert logged == [begun, (1, {"loss": 2.0}), (2, {"loss": 1.0})]
+
+
+def test_mlflow_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[Any] = []
+
+    class Client:
+        def create_run(self, experiment: str, *, run_name: str, tags: dict[str, str]) -> Any:
+            logged.append((experiment, run_name, tags))
+            return SimpleNamespace(info=SimpleNamespace(run_id="7"))
+
+        def log_metric(self, run: str, name: str, value: float, *, step: int) -> None:
+            logged.append((run, name, value, step))
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID", raising=False)
+    load_tracker("mlflow")(RunInfo("folder", "h3", "copying", 2, {}), 1, {"loss": 2.0})
+    assert logged == [("0", "h3 copying 2", {"folder": "folder"}), ("7", "loss", 2.0, 1)]
+
+
+def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"the tracker wandb needs its package: pip install wandb"):
+        load_tracker("wandb")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from stateline.cli import main
 from stateline.compare import Comparison, Job, compare, plan, pool
 from stateline.compare.own_code import own_code
 from stateline.compare.pool import worker_devices
@@ -237,6 +238,33 @@ class TestDevices:
         self, device: str, workers: int | None, expected: list[str]
     ) -> None:
         assert worker_devices(device, workers) == expected
+
+    @pytest.mark.usefixtures("four_gpus")
+    def test_models_may_share_a_gpu_and_a_job_may_have_threads(self) -> None:
+        assert worker_devices("cuda", None, per_gpu=2) == [f"cuda:{n % 4}" for n in range(8)]
+        assert worker_devices("cpu", None, threads=3) == ["cpu"]
+        assert worker_devices("cpu", None, threads=64) == ["cpu"]
+        with pytest.raises(InputError, match="threads must be at least 1, got 0"):
+            worker_devices("cpu", None, threads=0)
+        with pytest.raises(InputError, match="workers_per_gpu must be at least 1, got 0"):
+            worker_devices("cpu", None, per_gpu=0)
+
+    def test_a_job_computes_on_the_threads_that_were_asked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[int] = []
+
+        def run_job(*_: object, **__: object) -> Any:
+            seen.append(torch.get_num_threads())
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("stateline.compare.pool.run_job", run_job)
+        monkeypatch.setattr("stateline.bench.timing.cores", lambda: 3)
+        options = ["--tasks", RECALL, "--protocol", "quick", "--workers", "0", "--device", "cpu"]
+        for threads in ("1", "2"):
+            out = ["--out", str(tmp_path / threads), "--threads", threads]
+            assert main(["compare", "lstm", *options, *out]) == 130
+        assert seen == [1, 2]
 
     @pytest.mark.usefixtures("four_gpus", "quick_speed")
     def test_everything_is_computed_on_the_device_that_was_asked_for(

@@ -10,23 +10,24 @@ import torch
 from stateline.bench import tune
 from stateline.errors import InputError
 from stateline.ops import fft_conv, short_conv, thresholds
-from stateline.ops.thresholds import DEFAULTS, threshold, thresholds_file
+from stateline.ops.thresholds import DEFAULTS, VARIABLE, threshold
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("STATELINE_CACHE", str(tmp_path))
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "own.json"))
     thresholds._measured.cache_clear()
-    yield tmp_path
+    yield tmp_path / "own.json"
     thresholds._measured.cache_clear()
 
 
-def test_without_a_file_the_defaults_hold(folder: Path) -> None:
+def test_without_a_file_the_defaults_hold(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE)
     assert {name: threshold(name) for name in DEFAULTS} == DEFAULTS
 
 
-def test_what_was_stored_holds(folder: Path) -> None:
-    tune.store({"short_conv.fft_taps": 3})
+def test_what_was_stored_holds(file: Path) -> None:
+    tune.store({"short_conv.fft_taps": 3}, file)
     thresholds._measured.cache_clear()
     assert threshold("short_conv.fft_taps") == 3
     assert threshold("attention.narrow_head") == DEFAULTS["attention.narrow_head"]
@@ -35,8 +36,8 @@ def test_what_was_stored_holds(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"short_conv.fft_taps": -1}', '{"speed": 3}'])
-def test_a_file_that_cannot_be_used_is_one_line(folder: Path, text: str) -> None:
-    thresholds_file().write_text(text)
+def test_a_file_that_cannot_be_used_is_one_line(file: Path, text: str) -> None:
+    file.write_text(text)
     with pytest.raises(InputError, match="file of thresholds") as error:
         threshold("short_conv.fft_taps")
     assert "\n" not in str(error.value)
@@ -64,10 +65,11 @@ def test_the_threshold_is_where_the_total_time_is_least() -> None:
         assert crossing(True, [(1, 2), (3, 2), (1, 9)]) == 4  # one size out of line does not count
 
 
-def test_every_threshold_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_threshold_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     monkeypatch.setattr(tune, "SHAPE", (1, 16, 64))
     monkeypatch.setattr("stateline.bench.timing.SAMPLE_SECONDS", 0.0)
     found = tune.tune(0.0, lambda _: None)
     assert found.keys() == DEFAULTS.keys()
-    assert json.loads(tune.store(found).read_text()) == found
+    tune.store(found, tmp_path / "own.json")
+    assert json.loads((tmp_path / "own.json").read_text()) == found

@@ -119,11 +119,23 @@ def test_a_model_of_which_most_seeds_fail_is_not_scored_beyond(make):
     ],
 )
 def test_steps_to_solve_are_a_median_unless_the_majority_never_solved(make, steps, text, note):
-    results = copying(make, *[1.0] * len(steps))
+    results = copying(make, *[0.2 if step is None else 1.0 for step in steps])
     for run, step in zip(results["runs"], steps, strict=True):
         run["steps_to_solve"] = step
     cell = cells(main_table(results), "steps to solve")[MODEL]
     assert (cell.text, cell.note) == (text, note)
+
+
+@pytest.mark.parametrize(
+    ("end", "while_training", "text"),
+    [(0.962, None, "700"), (0.962, 400, "400"), (0.94, 400, "never")],
+)
+def test_a_run_has_solved_its_task_if_its_final_score_has(make, end, while_training, text):
+    results = copying(make, end)
+    results["runs"][0] |= {"steps_to_solve": while_training, "steps": 700}
+    table = main_table(results)
+    assert cells(table, "steps to solve")[MODEL].text == text
+    assert (cells(table, "at 40")[MODEL].text == "not solved") == (text == "never")
 
 
 def of_ends(make, task, ends, length="256"):

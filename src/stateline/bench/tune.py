@@ -13,7 +13,6 @@ from stateline.bench.timing import Call, interleave
 from stateline.errors import InputError
 from stateline.files import write_text
 from stateline.ops import OPS
-from stateline.ops.thresholds import DEFAULTS, thresholds_file
 
 SHAPE = (4, 1024, 64)
 """Batch, length and channels of the calls."""
@@ -63,13 +62,9 @@ def tune(seconds: float, tell: Callable[[str], object]) -> dict[str, int]:
     return found
 
 
-def store(found: dict[str, int]) -> Path:
-    """Write the thresholds where :func:`stateline.ops.thresholds.threshold` finds them."""
-    if unknown := found.keys() - DEFAULTS.keys():
-        raise InputError(f"unknown thresholds: {', '.join(sorted(unknown))}")
-    file = thresholds_file()
+def store(found: dict[str, int], file: Path) -> None:
+    """Write the thresholds to a file that :data:`stateline.ops.thresholds.VARIABLE` may name."""
     write_text(file, json.dumps(found, indent=1, sort_keys=True) + "\n")
-    return file
 
 
 def _measure(crossing: Crossing, seconds: float) -> int:

@@ -15,6 +15,7 @@ from stateline.allocator import keep_freed_memory
 from stateline.cli.parser import Parser, add_import_option, take_imports
 from stateline.errors import InputError, unknown_name
 from stateline.plugins import import_code
+from stateline.workers import wait_passively
 
 COMMANDS: Mapping[str, str] = {
     "compare": "train architectures at the same size, score them, time them, write a report",
@@ -33,7 +34,9 @@ COMMANDS: Mapping[str, str] = {
     "bench": "measure speed and memory of ops, layers, training and decoding",
 }
 
-_USAGE = "usage: stateline [--help] [--version] [--import FILE_OR_MODULE] COMMAND ..."
+_USAGE = (
+    "usage: stateline [--help] [--version] [--completion] [--import FILE_OR_MODULE] COMMAND ..."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 if a check failed; 2 if the user must change something.
     """
     if argv is None:  # the process is ours
+        wait_passively()
         logging.basicConfig(format="stateline: %(message)s")
         logging.getLogger("stateline").setLevel(logging.INFO)
         keep_freed_memory()
@@ -78,15 +82,26 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"stateline {version('stateline')}")
         return 0
+    if name == "--completion":
+        from stateline.cli.completion import completion
+
+        print(completion(COMMANDS, lambda name: _command(name)[1]), end="")
+        return 0
     if name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
     for spec in specs:
         import_code(spec)
+    command, parser = _command(name)
+    return command.run([_underscored(argument) for argument in arguments[1:]], parser)
+
+
+def _command(name: str) -> tuple[Any, Parser]:
+    """The module of a command, and the parser of its arguments."""
     command: Any = import_module(f"stateline.cli.{name}")
     parser = Parser(prog=f"stateline {name}", description=command.__doc__, print_config=None)
     add_import_option(parser)
     command.add_arguments(parser)
-    return command.run([_underscored(argument) for argument in arguments[1:]], parser)
+    return command, parser
 
 
 def _message(error: Exception) -> str:
@@ -124,4 +139,5 @@ def _underscored(argument: str) -> str:
 def _help() -> str:
     lines = [_USAGE, "", "Compare, train and run sequence models of mixed layers.", ""]
     lines += [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
+    lines += ["", 'Tab completion: eval "$(stateline --completion)"']
     return "\n".join([*lines, "", "stateline COMMAND --help shows the options."])

@@ -2,7 +2,7 @@
 
 SUITE is ops (the main ops, by length and backend), layers (single layers, beside those of other
 projects), train (updates of small models), decode (prefill and tokens per second) or tune (sizes
-from which one implementation is faster than another: they are stored, and used from then on). All
+from which one implementation is faster than another: --out FILE keeps them). All
 candidates of a case are timed in turns in one process, so that ratios are fair.
 """
 
@@ -41,7 +41,7 @@ SUITES = {
     "batches": ("decode",),
     "tokens": ("ops", "layers"),
     "rows": ("ops", "layers"),
-    **dict.fromkeys(("d_model", "backends", "threads", "dtype", "out"), MEASURED),
+    **dict.fromkeys(("d_model", "backends", "threads", "dtype"), MEASURED),
     "vocab_size": ("decode",),
     "against": ("layers", "decode"),
     "state_dtype": ("decode",),
@@ -115,7 +115,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.bench.show import print_benchmark, write_benchmark
 
     if given.suite == "tune":
-        return _tune(given.seconds, force=given.force)
+        return _tune(given)
     suite = given.suite
     given.lengths = given.lengths or list(LENGTHS[suite])
     given.patterns = given.patterns or list(PATTERNS[suite])
@@ -144,22 +144,26 @@ def _check(given: Namespace, parser: ArgumentParser) -> None:
             raise InputError(f"{given.suite} has no --{name}: it is for {', '.join(suites)}")
 
 
-def _tune(seconds: float, *, force: bool) -> int:
+def _tune(given: Namespace) -> int:
     from rich.console import Console
 
     from stateline.bench.timing import use_threads, watch_load
     from stateline.bench.tune import store, tune
     from stateline.errors import InputError
+    from stateline.ops.thresholds import VARIABLE
 
     console = Console()
     with console.status("measuring") as status, use_threads(1), watch_load() as load:
-        found = tune(seconds, status.update)
-    if load.busy and not force:
+        found = tune(given.seconds, status.update)
+    if load.busy and not given.force:
         raise InputError(
             f"other programs used {load.foreign_cores:.1f} cores: measure on an idle machine, or "
             "give --force"
         )
     for name, value in found.items():
         console.print(f"{name:<26} {value}", highlight=False)
-    console.print(f"written: {store(found)}", markup=False, soft_wrap=True)
+    if given.out is not None:
+        store(found, Path(given.out))
+        said = f"written: commands use them with {VARIABLE}={Path(given.out).resolve()}"
+        console.print(said, markup=False, soft_wrap=True)
     return 0

@@ -1,13 +1,16 @@
 """Check the law of sequence layers, parallel = chunks = steps, or show the backends of the ops."""
 
 import os
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
 from stateline.devices import add_device_option, resolve_device
+from stateline.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +89,10 @@ def _layer(name: str, d_model: int) -> "AnyLayer":
     from stateline.models.build import build_stack
     from stateline.models.presets import configure
 
+    if name.endswith(".py"):
+        raise InputError(
+            f"{name} is a file of code: give it with --import, and name the layer that it registers"
+        )
     if os.path.isdir(name):
         from stateline.generate import load_run
         from stateline.runs.folder import check_imports
@@ -102,10 +109,12 @@ def _print_backends(device: "torch.device") -> None:
     print("at inference, or in both, for inputs of each dtype and of shape (4, 1024, 64).\n")
     titles = ("op", "backend", *_DTYPES, "here")
     rows = [titles, *(row for name in sorted(OPS) for row in _rows(name, device))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        print("  ".join(f"{cell:<{width}}" for cell, width in cells).rstrip())
+    widths = [max(len(row[column]) for row in rows) for column in range(len(titles) - 1)]
+    indent = sum(widths) + 2 * len(widths)
+    for *cells, here in rows:
+        left = "".join(f"{cell:<{width}}  " for cell, width in zip(cells, widths, strict=True))
+        room = max(20, get_terminal_size((120, 0)).columns - indent)
+        print(left + f"\n{' ' * indent}".join(textwrap.wrap(here, room)))
 
 
 _DTYPES = ("float32", "bfloat16", "float64")

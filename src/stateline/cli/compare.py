@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
+from stateline.cli.console import wide_console
 from stateline.cli.engine import add_engine_options, add_tracker_option, make_engine, trackers
 from stateline.cli.recipe import SUFFIXES, add_settings, model_of_recipe, without_defaults
 from stateline.cli.record import command_line
@@ -23,9 +24,6 @@ from stateline.errors import InputError
 
 if TYPE_CHECKING:
     from stateline.compare import Comparison, Recipe
-
-WIDTH = 120
-"""Columns of the table where the output is not a terminal."""
 
 TASKS = ("associative_recall", "copying", "text")
 
@@ -116,13 +114,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_settings(parser)
     without_defaults(parser)
     add_device_option(parser)
-    parser.add_argument(
-        "--workers",
-        type=int | None,
-        default=None,
-        help="models trained at a time, each in its own process; by default one per core, or one "
-        "per GPU; 0 trains one after the other without worker processes",
-    )
     add_engine_options(parser)
     add_tracker_option(parser)
     parser.add_argument(
@@ -137,17 +128,13 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Compare, print the table, write the report."""
     given = parser.parse_args(arguments)
 
-    from rich.console import Console
-
     from stateline.cli.progress import show_news
     from stateline.compare import compare
     from stateline.compare.news import Several
     from stateline.compare.storage import results_folder
     from stateline.reports import check_report, print_results, write_report
 
-    comparison, console, observers = _comparison(given), Console(), trackers(given.tracker)
-    if not console.is_terminal:
-        console.width = WIDTH
+    comparison, console, observers = _comparison(given), wide_console(), trackers(given.tracker)
     with results_folder(given.out) as place:
         report = place.folder / "report.html"
         check_report(report)
@@ -156,7 +143,6 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
                 comparison,
                 place.folder,
                 command=command_line("compare", arguments),
-                workers=given.workers,
                 device=given.device,
                 news=Several([shown, place, *observers]),
                 engine=make_engine(given, place),

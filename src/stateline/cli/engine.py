@@ -18,6 +18,15 @@ def add_engine_options(parser: ArgumentParser) -> None:
     """Add ``--engine`` and the options of a cluster; pass their values to :func:`make_engine`."""
     option = parser.add_argument
     option(
+        "--workers",
+        type=int | None,
+        default=None,
+        help="models trained at a time, each in its own process; by default as many as there are "
+        "cores for their threads, or one per GPU; 0 trains one after the other in this process",
+    )
+    option("--threads", type=int, default=1, help="threads of each model on the CPU")
+    option("--workers_per_gpu", type=int, default=1, help="models that share a GPU, if small")
+    option(
         "--engine",
         type=Literal["local", "ray"],
         default="local",
@@ -29,7 +38,12 @@ def add_engine_options(parser: ArgumentParser) -> None:
         default=None,
         help="of ray: the cluster, as auto or HOST:6379; without it, Ray is started here",
     )
-    option("--gpus_per_job", type=float | None, default=None, help="of ray: by default 0")
+    option(
+        "--gpus_per_job",
+        type=float | None,
+        default=None,
+        help="of ray: by default 1 if a node has a GPU, else 0",
+    )
     option("--cpus_per_job", type=int | None, default=None, help="of ray: by default 1")
     option(
         "--retries",
@@ -45,7 +59,8 @@ def add_tracker_option(parser: ArgumentParser) -> None:
         "--tracker",
         type=str | None,
         default=None,
-        help="MODULE:FUNCTION or FILE.py:FUNCTION, called with run, step and scalars",
+        help="wandb, mlflow, or MODULE:FUNCTION or FILE.py:FUNCTION, called with run, step and "
+        "scalars",
     )
 
 
@@ -56,8 +71,8 @@ def trackers(given: str | None) -> "list[Tracked]":
     return [] if given is None else [Tracked(load_tracker(given))]
 
 
-def make_engine(given: Any, place: "ResultsFolder") -> "Engine | None":
-    """The engine that the options ask for; ``None`` for the local one.
+def make_engine(given: Any, place: "ResultsFolder") -> "Engine":
+    """The engine that the options ask for.
 
     Raises:
         InputError: If an option is out of range or of another engine.
@@ -69,4 +84,10 @@ def make_engine(given: Any, place: "ResultsFolder") -> "Engine | None":
         return Ray(**options, mirror=place.mirror)
     if options:
         raise InputError(f"--{next(iter(options))} is an option of --engine ray")
-    return None
+    from stateline.compare.pool import Local, worker_devices
+    from stateline.devices import resolve_device
+
+    devices = worker_devices(
+        given.device, given.workers, threads=given.threads, per_gpu=given.workers_per_gpu
+    )
+    return Local(devices, resolve_device(given.device), given.threads)

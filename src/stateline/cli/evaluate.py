@@ -157,7 +157,8 @@ def _print(scores: dict[str, "TextScore"], total: "TextScore") -> None:
     console, files, places = Console(), *(Table(box=None, pad_edge=False) for _ in range(2))
     headings = ("text", "tokens", "nats/token", "perplexity", "per word", "bits/byte", "tokens/s")
     for heading in headings:
-        files.add_column(heading, justify="left" if heading == "text" else "right")
+        text = heading == "text"
+        files.add_column(heading, justify="left" if text else "right", overflow="fold")
     for name, score in scores.items():
         files.add_row(
             name,

@@ -60,7 +60,10 @@ class Parser(ArgumentParser):
             return ""
         name = ".".join(filter(None, [found["group"], found["name"]]))
         known = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-        nearest = difflib.get_close_matches(name, known, n=1)
+        last = name.rpartition(".")[2]
+        initials = "".join(word[:1] for word in last.split("_"))  # learning_rate: lr
+        same = [own for own in known if own.rpartition(".")[2] in (last, initials)]
+        nearest = same[:1] or difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         return f"unknown option {name!r}: {hint}{self.prog} --help lists all"
 

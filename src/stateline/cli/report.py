@@ -10,6 +10,8 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser
 
+from stateline.cli.console import wide_console
+
 OUT = "runs/report"
 
 
@@ -40,9 +42,6 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 
     from pathlib import Path
 
-    from rich.console import Console
-
-    from stateline.cli.compare import WIDTH
     from stateline.files import check_writable
     from stateline.reports import (
         export_charts,
@@ -59,9 +58,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     names = folder_names(folders)
     results = [read_results(folder) for folder in folders]
     merged = merge(dict(zip(names, results, strict=True))) if len(results) > 1 else results[0]
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDTH
+    console = wide_console()
     folder = Path(given.out or (folders[0] if len(folders) == 1 else OUT))
     write_report(merged, folder / "report.html")
     print_results(merged, console)

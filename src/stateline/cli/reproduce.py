@@ -143,19 +143,15 @@ def _reproduce(name: str, table: "Table", given: Any, device: "torch.device") ->
 
 def _write(table: "Table", record: "TableRecord", results: "Results", given: Any) -> None:
     """Write and print a table, with its runs as a page and as charts."""
-    from rich.console import Console
-
     from stateline.charts.export import write_charts
-    from stateline.cli.compare import WIDTH
+    from stateline.cli.console import wide_console
     from stateline.papers.chart import draw
     from stateline.papers.record import FILE, write_table
     from stateline.papers.show import print_table
     from stateline.reports import write_report
     from stateline.runs.store import write_results
 
-    folder, console = Path(given.out) / record.table / record.size, Console()
-    if not console.is_terminal:
-        console.width = WIDTH
+    folder, console = Path(given.out) / record.table / record.size, wide_console()
     write_table(folder / FILE, record)
     write_results(folder, results)
     write_report(results, folder / "report.html")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
+from stateline.cli.console import announce
 from stateline.cli.engine import add_tracker_option, trackers
 from stateline.cli.recipe import add_settings, read_recipe
 from stateline.cli.record import command_line
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from stateline.runs.results import RunRecord
     from stateline.tasks import Task
 
-NOT_OF_THE_RECIPE = ("recipe", "resume", "dry_run", "print_config", "device", "import", "tracker")
+NOT_OF_THE_RECIPE = (
+    *("recipe", "resume", "dry_run", "print_config", "device", "import", "tracker", "threads"),
+)
 CONFIG = "config.yaml"
 OF_OTHERS = ("results.json", "config.json", "index.json")
 """Files of a comparison, a model and a corpus: a folder that has one but no recipe is no run."""
@@ -60,6 +63,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--print_config", action="store_true", help="print the whole recipe; train nothing"
+    )
+    parser.add_argument(
+        "--threads", type=int | None, default=None, help="threads on the CPU; by default all cores"
     )
     add_device_option(parser)
     add_tracker_option(parser)
@@ -106,6 +112,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         _print_costs(job, training_costs(job, task))
         return 0
     command = command_line("train", [a for a in arguments if a != "--resume"])
+    _use_threads(given.threads)
     options = (given.resume, given.device, trackers(given.tracker))
     return _train(job, task, Path(given.out), recipe, command, *options)
 
@@ -134,6 +141,8 @@ def _train(
     ):
         here = processes.environment()
         processes.on_main(lambda: _enter(folder, recipe, resume, here))
+        if processes.main:
+            announce(f"training {job.model.pattern} on {job.task} in {folder}")
         with print_metrics(job, folder, quiet=not processes.main, observers=observers) as show:
             result = run_job(
                 job,
@@ -152,6 +161,16 @@ def _train(
         if processes.main:
             _print_result(job, result, folder)
     return 128 + (caught or [SIGTERM])[0] if result.stopped == "interrupted" else 0
+
+
+def _use_threads(count: int | None) -> None:
+    """Compute on a number of threads; ``None`` leaves it to PyTorch."""
+    import torch
+
+    if count is not None and count < 1:
+        raise InputError(f"threads must be at least 1, got {count}")
+    if count is not None:
+        torch.set_num_threads(count)
 
 
 def _enter(folder: Path, recipe: str, resume: bool, here: Mapping[str, str | int]) -> None:

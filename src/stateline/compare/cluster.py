@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ class Ray:
     Args:
         address: Address of the cluster, as ``ray://host:10001`` or ``host:6379``; ``auto`` finds
             the one of this node. Without it, Ray is started on this machine alone.
-        gpus_per_job: GPUs that a job takes; with 0 it computes on the CPU.
+        gpus_per_job: GPUs that a job takes; with 0 it computes on the CPU. By default 1 if a node
+            of the cluster has one.
         cpus_per_job: Cores that a job takes, and its number of threads.
         retries: How often a job is started again after its node or process was lost.
         mirror: The storage of the results, if they are not in a folder that all nodes share.
@@ -49,15 +50,16 @@ class Ray:
     """
 
     address: str | None = None
-    gpus_per_job: float = 0
+    gpus_per_job: float | None = None
     cpus_per_job: int = 1
     retries: int = 3
     mirror: Mirror | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("gpus_per_job", 0), ("cpus_per_job", 1), ("retries", 0)):
-            if not getattr(self, name) >= least:
-                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            given = getattr(self, name)
+            if given is not None and not given >= least:
+                raise InputError(f"{name} must be at least {least}, got {given}")
 
     @contextmanager
     def open(self, folder: Path, tasks: Mapping[str, Task], news: News) -> Iterator[Running]:  # noqa: ARG002
@@ -75,19 +77,24 @@ class Ray:
             )
         with ExitStack() as opened:
             ray = _connect(self.address, opened)
-            self._check_resources(ray)
-            nodes = _Nodes(self, ray, folder.absolute(), code, news)
+            own = replace(self, gpus_per_job=self._gpus(ray))
+            nodes = _Nodes(own, ray, folder.absolute(), code, news)
             opened.callback(nodes.close)
             yield nodes
 
-    def _check_resources(self, ray: Any) -> None:
-        wanted = {"CPU": self.cpus_per_job, "GPU": self.gpus_per_job}
+    def _gpus(self, ray: Any) -> float:
+        """How many GPUs a job takes, after a check that a node has what a job takes."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        gpus = self.gpus_per_job
+        if gpus is None:
+            gpus = 1 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0
+        wanted = {"CPU": self.cpus_per_job, "GPU": gpus}
         if not any(all(n.get(k, 0) >= v for k, v in wanted.items()) for n in nodes):
             raise InputError(
-                f"no node of the cluster has {self.cpus_per_job} CPUs and {self.gpus_per_job:g} "
+                f"no node of the cluster has {self.cpus_per_job} CPUs and {gpus:g} "
                 "GPUs for a job: start such nodes first, or lower cpus_per_job and gpus_per_job"
             )
+        return gpus
 
 
 class _Nodes:
@@ -102,6 +109,7 @@ class _Nodes:
             num_cpus=engine.cpus_per_job,
             num_gpus=engine.gpus_per_job,
             max_retries=engine.retries,
+            runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}},
         )(_work)
 
     def submit(self, jobs: Sequence[Job]) -> None:

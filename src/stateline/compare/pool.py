@@ -28,21 +28,31 @@ from stateline.runs.train import run_job
 from stateline.tasks import Task
 from stateline.train.metrics import Metrics
 from stateline.train.processes import Processes
-from stateline.workers import cores, serve_parent
+from stateline.workers import cores, serve_parent, wait_passively
 
 
-def worker_devices(device: str, workers: int | None) -> list[str]:
+def worker_devices(
+    device: str, workers: int | None, *, threads: int = 1, per_gpu: int = 1
+) -> list[str]:
     """The device of each worker: GPUs in turn if there are several, else the same for all.
 
     Args:
         device: A device by name; ``cuda`` without a number stands for all GPUs.
-        workers: Number of workers; by default one per core, or on GPUs one per GPU.
+        workers: Number of workers; by default as many as there are cores for their threads, or on
+            GPUs ``per_gpu`` per GPU.
+        threads: Threads of a worker.
+        per_gpu: Workers that share a GPU.
 
     Raises:
-        InputError: If the device cannot be used, or the number of workers is negative.
+        InputError: If the device cannot be used, or a number is out of range.
     """
-    if workers is not None and workers < 0:
-        raise InputError(f"workers must be at least 0, got {workers}")
+    for name, given, least in (
+        ("workers", workers, 0),
+        ("threads", threads, 1),
+        ("workers_per_gpu", per_gpu, 1),
+    ):
+        if given is not None and given < least:
+            raise InputError(f"{name} must be at least {least}, got {given}")
     resolved = resolve_device(device)
     if resolved.type == "meta":
         raise InputError("a model cannot be trained on the device meta, which holds no values")
@@ -50,7 +60,8 @@ def worker_devices(device: str, workers: int | None) -> list[str]:
     if resolved.type == "cuda" and resolved.index is None:
         places = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if workers is None:
-        workers = cores() if resolved.type == "cpu" else len(places)
+        on_cpu = resolved.type == "cpu"
+        workers = max(1, cores() // threads) if on_cpu else len(places) * per_gpu
     return [places[index % len(places)] for index in range(workers)]
 
 
@@ -60,22 +71,23 @@ class Local:
     Args:
         devices: Device of each worker; without any, jobs run in this process.
         here: Device of this process.
+        threads: Threads of a job on the CPU. With several, the last bits of its results may differ.
     """
 
-    def __init__(self, devices: Sequence[str], here: torch.device) -> None:
-        self.devices, self.here = devices, here
+    def __init__(self, devices: Sequence[str], here: torch.device, threads: int = 1) -> None:
+        self.devices, self.here, self.threads = devices, here, threads
 
     @contextmanager
     def open(self, folder: Path, tasks: Mapping[str, Task], news: News) -> Iterator[Running]:
-        """See :meth:`Engine.open`; on the CPU a job computes on one thread, wherever it runs."""
+        """See :meth:`Engine.open`."""
         if self.devices:
-            workers = _Workers(folder, self.devices, news)
+            workers = _Workers(folder, self.devices, news, self.threads)
             try:
                 yield workers
             finally:
                 workers.close()
         else:
-            with use_threads(1):  # the same bits as in a worker
+            with use_threads(self.threads):  # the same bits as in a worker
                 yield _InThisProcess(folder, self.here, tasks, news)
 
 
@@ -107,8 +119,8 @@ class _InThisProcess:
 class _Workers:
     """A pool of processes that starts with the first job and stays until it is closed."""
 
-    def __init__(self, folder: Path, devices: Sequence[str], news: News) -> None:
-        self.folder, self.devices, self.news = folder, devices, news
+    def __init__(self, folder: Path, devices: Sequence[str], news: News, threads: int) -> None:
+        self.folder, self.devices, self.news, self.threads = folder, devices, news, threads
         self.running = dict[Future[RunRecord], Job]()
         self.pool: ProcessPoolExecutor | None = None
 
@@ -129,7 +141,8 @@ class _Workers:
         self.queue, places, self.started = context.Queue(), context.Queue(), context.Event()
         for device in self.devices:
             places.put(device)
-        initargs = (self.queue, places, self.started, self.code)
+        initargs = (self.queue, places, self.started, self.code, self.threads)
+        wait_passively()
         self.pool = ProcessPoolExecutor(
             len(self.devices), context, initializer=_start, initargs=initargs
         )
@@ -190,12 +203,12 @@ _news: Any = None
 """In a worker: the queue to its parent."""
 
 
-def _start(queue: Any, places: Any, started: Any, code: OwnCode) -> None:
+def _start(queue: Any, places: Any, started: Any, code: OwnCode, threads: int) -> None:
     global _here, _news
     started.set()
     serve_parent()
     keep_freed_memory()
-    torch.set_num_threads(1)  # the same bits for any number of workers
+    torch.set_num_threads(threads)  # the same bits for any number of workers
     _here, _news = Processes(device=torch.device(places.get())), queue
     code.restore()
 

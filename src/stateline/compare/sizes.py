@@ -1,20 +1,27 @@
-"""The widths of the models of a comparison: what they are matched by."""
+"""The sizes of the models of a comparison: equal within a tolerance, or refused."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from stateline.compare.recipe import Model
 from stateline.errors import InputError, unknown_name
+from stateline.layers import LAYERS
 from stateline.models.config import ModelConfig
+from stateline.models.pattern import Item, parse_pattern
 from stateline.models.size import count_parameters, match_width, meta_model
 from stateline.runs.initial import as_in_folder, initial_config
-from stateline.runs.protocol_records import MatchedBy
+from stateline.runs.protocol_records import MATCHED, TOLERANCE, MatchedBy
 from stateline.tasks import Task
 
 D_MODEL = 64
 """Width of the first pattern where nothing else sets a size."""
+
+FINE = {"d_hidden": 4, "d_head": 2, "d_key": 2, "d_inner": 4, "d_ssm": 4, "d_state": 2}
+"""Keywords of layers that set a size where the width alone does not, with the multiples to try:
+the feed-forward width, heads, inner widths and the state, in this order."""
 
 _SETTINGS = [field.name for field in dataclasses.fields(ModelConfig)]
 
@@ -71,7 +78,8 @@ def choose_widths(
 
     Raises:
         InputError: If a model cannot be built, or would have to change a width that its first
-            weights fix.
+            weights fix; or if no width, feed-forward width, head or state of it comes within
+            :data:`TOLERANCE` of the size.
     """
     configs = [_config(model, task, size, options) for model in models]
     if size.given or not models[0].own_width:
@@ -79,7 +87,7 @@ def choose_widths(
         configs[0] = dataclasses.replace(configs[0], d_model=width)
     measure = _measure(size.match, task)
     if size.parameters is not None and measure is not count_parameters:
-        configs[0] = match_width(configs[0], size.parameters)
+        configs[0] = _matched(models[0], configs[0], Size(), count_parameters, size.parameters)
     if measure is None:
         width = configs[0].d_model
         free = [size.given or not model.own_width for model in models]
@@ -91,7 +99,7 @@ def choose_widths(
     by_parameters = measure is count_parameters and size.parameters is not None
     wanted = float(size.parameters or 0) if by_parameters else measure(configs[0])
     return [
-        _matched(config, measure, None if model.own_width and not size.given else wanted)
+        _sized(model, config, size, measure, None if model.own_width and not size.given else wanted)
         for model, config in zip(models, configs, strict=True)
     ]
 
@@ -113,16 +121,93 @@ def _config(model: Model, task: Task, size: Size, options: Mapping[str, Any]) ->
     return as_in_folder(config, initial_config(model.init), model.init)
 
 
-def _matched(config: ModelConfig, measure: Measure, wanted: float | None) -> Sized:
-    """A configuration at the width that is nearest to a size; at its own if that is ``None``."""
+def _sized(
+    model: Model, config: ModelConfig, size: Size, measure: Measure, wanted: float | None
+) -> Sized:
+    """A model at a size; at its own width if that is ``None``."""
     if wanted is not None and measure(config) != wanted:
-        config = match_width(config, wanted, measure)
+        config = _matched(model, config, size, measure, wanted)
     parameters = count_parameters(config)
     if wanted is not None and measure is count_parameters:
         parameters = round(wanted)
     return Sized(
         config, parameters, None if wanted is None else round(wanted), round(measure(config))
     )
+
+
+def _matched(
+    model: Model, config: ModelConfig, size: Size, measure: Measure, wanted: float
+) -> ModelConfig:
+    """The first configuration near a size: by its width, or by what else its layers offer.
+
+    Raises:
+        InputError: If none is near; it names the nearest sizes.
+    """
+    found: dict[float, ModelConfig] = {}
+    for candidate in _candidates(match_width(config, wanted, measure), measure, wanted):
+        try:
+            own = measure(candidate)
+        except InputError:  # heads must divide the width, a state must be even
+            continue
+        found.setdefault(own, candidate)
+        if abs(own - wanted) <= TOLERANCE * wanted:
+            return candidate
+    below = [own for own in found if own < wanted]
+    ends = sorted({*sorted(below)[-1:], *sorted(set(found) - set(below))[:1]})
+    had = " or ".join(f"{own:,.0f} (d_model {found[own].d_model})" for own in ends)
+    raise InputError(
+        f"the models must have {wanted:,.0f} {MATCHED[size.match]} within {TOLERANCE:.0%}, but the "
+        f"nearest that {model.name!r} can have is {had}: choose a size that all can have by "
+        "d_model or parameters, or match=none"
+    )
+
+
+def _candidates(config: ModelConfig, measure: Measure, wanted: float) -> Iterator[ModelConfig]:
+    """A configuration at the widths around its own, then with other sizes inside its layers."""
+    yield config
+    for change in (-1, 1, -2, 2, -4, 4):
+        if config.d_model + change > 0:
+            yield dataclasses.replace(config, d_model=config.d_model + change)
+    for layer, keyword in _offered(config):
+        yield from _interpolated(config, layer, keyword, measure, wanted)
+
+
+def _offered(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """The layers of a configuration, each with what sets its size and is not given."""
+    given = dict[str, set[str]]()
+    waiting = list[Item](parse_pattern(config.pattern))
+    while waiting:
+        item = waiting.pop()
+        waiting += item.core
+        given.setdefault(item.name, set()).update(item.keywords, config.layers.get(item.name, {}))
+    if config.feed_forward != "none":
+        given.setdefault("feed_forward", set(config.layers.get("feed_forward", {})))
+    for keyword in FINE:
+        for name in given:
+            known = inspect.signature(LAYERS[name]).parameters if name in LAYERS else ()
+            if keyword in known and keyword not in given[name]:
+                yield name, keyword
+
+
+def _interpolated(
+    config: ModelConfig, layer: str, keyword: str, measure: Measure, wanted: float
+) -> Iterator[ModelConfig]:
+    """The values of a keyword around a size, by linear interpolation from two others."""
+
+    def with_value(value: int) -> ModelConfig:
+        own = {**config.layers.get(layer, {}), keyword: value}
+        return dataclasses.replace(config, layers={**config.layers, layer: own})
+
+    step, width = FINE[keyword], config.d_model
+    try:
+        low, high = (measure(with_value(step * max(1, n * width // step))) for n in (1, 2))
+    except InputError:
+        return
+    if low == high:
+        return
+    at = width + (wanted - low) / (high - low) * width
+    for value in (step * max(1, int(at / step)), step * max(1, int(at / step) + 1)):
+        yield with_value(value)
 
 
 def _measure(match: MatchedBy, task: Task) -> Measure | None:

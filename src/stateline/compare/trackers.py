@@ -1,8 +1,10 @@
 """One hook for trackers of experiments: a function that is told every line of metrics."""
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any
 
 from stateline.compare.news import News
@@ -85,16 +87,70 @@ class Tracked(News):
             )
 
 
+def wandb_tracker() -> Tracker:
+    """Each run is a run of Weights & Biases in the project ``stateline``, or ``WANDB_PROJECT``."""
+    wandb = _installed("wandb")
+    runs: dict[str, Any] = {}
+
+    def log(run: RunInfo, step: int, scalars: Mapping[str, float]) -> None:
+        if run.name not in runs:
+            runs[run.name] = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "stateline"),
+                id=run.name,
+                name=_title(run),
+                config=dict(run.settings),
+                resume="allow",
+                reinit="create_new",
+            )
+        runs[run.name].log(dict(scalars), step=step)
+
+    return log
+
+
+def mlflow_tracker() -> Tracker:
+    """Each run is a run of MLflow, in the experiment that its environment variables name."""
+    client = _installed("mlflow").MlflowClient()
+    runs: dict[str, str] = {}
+
+    def log(run: RunInfo, step: int, scalars: Mapping[str, float]) -> None:
+        if run.name not in runs:
+            experiment = os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
+            made = client.create_run(experiment, run_name=_title(run), tags={"folder": run.name})
+            runs[run.name] = made.info.run_id
+        for name, value in scalars.items():
+            client.log_metric(runs[run.name], name, value, step=step)
+
+    return log
+
+
+TRACKERS = {"wandb": wandb_tracker, "mlflow": mlflow_tracker}
+"""Trackers by name."""
+
+
+def _installed(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise InputError(f"the tracker {name} needs its package: pip install {name}") from error
+
+
+def _title(run: RunInfo) -> str:
+    return f"{run.model} {run.task} {run.seed}"
+
+
 def load_tracker(spec: str) -> Tracker:
-    """The function that ``module:function`` or ``file.py:function`` names.
+    """The tracker of a name in :data:`TRACKERS`, or a ``module:function`` or ``file.py:function``.
 
     Raises:
         InputError: If it cannot be imported, or is no function.
     """
+    if spec in TRACKERS:
+        return TRACKERS[spec]()
     place, colon, name = spec.rpartition(":")
     if not colon or not place:
         raise InputError(
-            f"a tracker must be given as module:function or file.py:function, got {spec!r}"
+            f"a tracker must be {', '.join(TRACKERS)}, module:function or file.py:function, got "
+            f"{spec!r}"
         )
     tracker: Any = getattr(import_code(place, record=False), name, None)
     if not callable(tracker):

@@ -6,6 +6,7 @@ with the line. A layer outside the package gets its name by ``register_layer``.
 """
 
 import inspect
+from functools import partial
 from typing import Any
 
 from stateline.layers.base import AnyLayer, SequenceLayer
@@ -104,22 +105,28 @@ NOT_CAUSAL = ("bidirectional",)
 LAYERS.share_names(WRAPPERS)
 
 
-def register_layer(name: str, cls: type[Any]) -> None:
-    """Give a layer of your own a name in patterns.
+def register_layer(name: str, cls: type[Any] | None = None) -> Any:
+    """Give a layer of your own a name in patterns, also as ``@register_layer("mine")``.
 
     The constructor takes ``d_model``, or ``core`` if the layer is a wrapper around other layers.
     Everything else is keyword-only with defaults and annotations: what a pattern may set.
 
     Args:
         name: The name: letters, digits and underscores.
-        cls: A subclass of :class:`SequenceLayer`.
+        cls: A subclass of :class:`SequenceLayer`; without it, a decorator is returned.
+
+    Returns:
+        The class.
 
     Raises:
         InputError: If the name is malformed or taken by another class, or if the class cannot be
             constructed from the keywords of a pattern.
     """
+    if cls is None:
+        return partial(register_layer, name)
     is_wrapper = isinstance(cls, type) and "core" in inspect.signature(cls.__init__).parameters
     (WRAPPERS if is_wrapper else LAYERS).register(name, cls)
+    return cls
 
 
 __all__ = [

@@ -1,14 +1,12 @@
 """Sizes at which one implementation becomes faster than another, measured once per machine.
 
-``stateline bench tune`` measures them and writes them into the user's cache folder. Without that
-file the defaults hold. A threshold changes which implementation runs, so results may differ in the
-last bits between machines, or before and after tuning.
+``stateline bench tune --out FILE`` measures them. They hold where the environment names that file
+(:data:`VARIABLE`), and the defaults elsewhere. A threshold changes which implementation runs, so
+results may differ in the last bits between machines, or before and after tuning.
 """
 
 import os
-import platform
 from functools import cache
-from pathlib import Path
 
 from stateline.errors import InputError
 from stateline.files import read_json_object, user_path
@@ -33,8 +31,8 @@ DEFAULTS = {
 - ``short_conv.numba_taps``: up to so many taps, the numba kernel is used.
 """
 
-VARIABLE = "STATELINE_CACHE"
-"""Environment variable with the folder for what is measured on this machine."""
+VARIABLE = "STATELINE_THRESHOLDS"
+"""Environment variable with the file of what was measured on this machine."""
 
 
 @once_per_trace
@@ -48,26 +46,18 @@ def threshold(name: str) -> int:
     return _measured().get(name, DEFAULTS[name])
 
 
-def thresholds_file() -> Path:
-    """Where the thresholds of this machine are stored."""
-    if own := os.environ.get(VARIABLE):
-        folder = user_path(own, "cache folder")
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stateline"
-    return folder / f"thresholds-{platform.node() or 'machine'}.json"
-
-
 @cache
 def _measured() -> dict[str, int]:
     """Thresholds that were measured on this machine; a damaged file is an error."""
-    file = thresholds_file()
-    if not file.exists():
+    given = os.environ.get(VARIABLE)
+    if not given:
         return {}
+    file = user_path(given, "file of thresholds")
     found = read_json_object(file, "file of thresholds")
     for name, value in found.items():
         if name not in DEFAULTS or type(value) is not int or value < 0:
             raise InputError(
                 f"the file of thresholds {file} must hold counts by name, got {name}={value!r}: "
-                "remove it, or run 'stateline bench tune' again"
+                f"unset {VARIABLE}, or run 'stateline bench tune' again"
             )
     return found

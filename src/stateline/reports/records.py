@@ -63,6 +63,17 @@ def solved_runs(runs: Sequence[RunRecord], task: TaskRecord) -> list[RunRecord]:
     return solved if 2 * len(solved) >= len(runs) else []
 
 
+def steps_to_solve(run: RunRecord, task: TaskRecord) -> int | None:
+    """Updates until a run first reached ``solved_at``; ``None`` if its final score does not.
+
+    The final score comes from more problems than those while training. A run that only it shows to
+    have solved the task took all its updates.
+    """
+    if task.solved_at is None or not _reached_goal(run, task):
+        return None
+    return run.steps if run.steps_to_solve is None else run.steps_to_solve
+
+
 def _reached_goal(run: RunRecord, task: TaskRecord) -> bool:
     value, goal = score(run, task, task.train_length), task.solved_at
     assert goal is not None

@@ -6,13 +6,11 @@ from itertools import combinations
 
 from stateline.reports.format import count, listing, short_number, words
 from stateline.reports.records import families, runs_of, task_label
-from stateline.runs.protocol_records import TOLERANCE
+from stateline.runs.protocol_records import MATCHED, TOLERANCE
 from stateline.runs.results import Results, RunRecord, TaskRecord
 
 QUICK = "One seed and one learning rate decide nothing."
 ONE_SEED = "One seed decides nothing."
-
-_MATCHED = {"parameters": "parameters", "flops": "FLOPs per token", "state": "state bytes"}
 
 
 def headline(results: Results) -> str:
@@ -54,7 +52,7 @@ def sizes(results: Results) -> str:
         for pair in combinations(group, 2)
         for runs in _comparable_runs(results, pair)
     )
-    unit = _MATCHED.get(results.protocol.matched_by if results.protocol else "parameters", "")
+    unit = MATCHED.get(results.protocol.matched_by if results.protocol else "parameters", "")
     if not matched or not unit:
         how = "of different sizes" if unit in ("", "parameters") else f"not matched in {unit}"
         return f"{how} ({_range([run.parameters for run in results.runs])} parameters)"

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from stateline.reports.conclusions import ranked
 from stateline.reports.costs import Cost, Measured, best_costs
 from stateline.reports.format import DASH, short_number
-from stateline.reports.records import measured, runs_of, score, scored_runs
+from stateline.reports.records import measured, runs_of, score, scored_runs, steps_to_solve
 from stateline.reports.sentences import size_groups
 from stateline.reports.verdict import judge
 from stateline.runs.protocol_records import TOLERANCE
@@ -74,7 +74,7 @@ def steps_cells(results: Results, task: TaskRecord) -> list[Cell]:
     """Steps after which each model had solved a task."""
     cells = []
     for model in results.models:
-        steps = [run.steps_to_solve for run in runs_of(results, model, task)]
+        steps = [steps_to_solve(run, task) for run in runs_of(results, model, task)]
         cells.append(_steps_cell(steps))
     return cells
 

@@ -4,6 +4,7 @@
 outside the package gets its name by ``register_task``.
 """
 
+from functools import partial
 from typing import Any
 
 from stateline.errors import InputError, unknown_name
@@ -123,21 +124,27 @@ TASKS: Registry[type[Task]] = Registry(
 )
 
 
-def register_task(name: str, cls: type[Any]) -> None:
-    """Give a task of your own a name.
+def register_task(name: str, cls: type[Any] | None = None) -> Any:
+    """Give a task of your own a name, also as ``@register_task("mine")``.
 
     The constructor takes ``seed``. Everything else is keyword-only with defaults and annotations:
     what the text of a task may set.
 
     Args:
         name: The name: letters, digits and underscores.
-        cls: A subclass of :class:`Task`.
+        cls: A subclass of :class:`Task`; without it, a decorator is returned.
+
+    Returns:
+        The class.
 
     Raises:
         InputError: If the name is malformed or taken by another class, or if the class cannot be
             constructed from keywords.
     """
+    if cls is None:
+        return partial(register_task, name)
     TASKS.register(name, cls)
+    return cls
 
 
 MAX_SETTING = 10**9
