@@ -28,6 +28,7 @@ from stateline.tasks import Task
 from stateline.train.folder import found
 from stateline.train.metrics import Metrics
 from stateline.train.processes import Processes
+from stateline.workers import wait_passively
 
 SECONDS_BETWEEN_NEWS = 0.5
 
@@ -109,7 +110,6 @@ class _Nodes:
             num_cpus=engine.cpus_per_job,
             num_gpus=engine.gpus_per_job,
             max_retries=engine.retries,
-            runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}},
         )(_work)
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -179,6 +179,7 @@ class _Inbox:
 def _connect(address: str | None, opened: ExitStack) -> Any:
     """Ray, connected; what is started here is stopped when ``opened`` ends."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    wait_passively()  # for nodes that are started here
     try:
         import ray
     except ImportError as error:
