@@ -1,4 +1,4 @@
-"""Worker processes that leave interrupts to their parent and end with it."""
+"""What this machine offers, and worker processes, which end with their parent."""
 
 import multiprocessing
 import os
@@ -19,6 +19,11 @@ def wait_passively() -> None:
     later inherit it.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def memory_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def serve_parent() -> None:

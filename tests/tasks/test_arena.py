@@ -9,7 +9,7 @@ import torch
 from stateline.errors import InputError
 from stateline.tasks import ClassificationTask, make_task
 from stateline.tasks.objective import Classes, Ranked
-from stateline.tasks.signals.png import read_grey
+from stateline.tasks.signals.pathfinder import Pathfinder, read_grey
 from tests.tasks.small_data import grey_png, task_on
 
 
@@ -29,26 +29,34 @@ def test_a_pair_is_two_texts_and_a_separator(tmp_path: Path) -> None:
     assert len(task.held_out_rows.inputs) == 8
 
 
-@pytest.mark.parametrize("kinds", ["0", "1", "2", "3", "4", "01234"])
-def test_every_filter_of_an_image_is_undone(kinds: str, tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(256, size=(6, 7))
-    (tmp_path / "a.png").write_bytes(grey_png(pixels, kinds))
-    assert (read_grey(tmp_path / "a.png") == pixels).all()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: b"GIF89a" + data, "not a PNG image"),
-        (lambda data: data[:24] + b"\x10" + data[25:], "8 bits per pixel"),
-        (lambda data: data[:16] + b"\x00\x00\x00\x09" + data[20:], "pixels are damaged"),
-        (lambda data: data[:20] + b"\x7f\xff\xff\xff" + data[24:], "at most 16,777,216 pixels"),
+        (lambda data: b"GIF89a" + data, "cannot identify image file"),
+        (lambda data: data[:25] + b"\2" + data[26:], "cannot identify image file"),
+        (lambda data: data[:-200], "image file is truncated"),
+        (lambda data: data[:40], "."),
+        (lambda data: data[:60] + bytes(20) + data[80:], "."),
     ],
 )
 def test_damaged_images_are_described(change, message: str, tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(change(grey_png(np.zeros((4, 5)))))
-    with pytest.raises(ValueError, match=message):
-        read_grey(tmp_path / "a.png")
+    rng = np.random.default_rng(0)
+    (tmp_path / "a.png").write_bytes(change(grey_png(rng.integers(256, size=(40, 50)))))
+    with pytest.raises(InputError, match=f"pathfinder cannot read .*a.png: .*{message}"):
+        Pathfinder.read(tmp_path / "a.png", read_grey)
+
+
+def test_images_are_read_if_they_are_grey_and_not_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = np.random.default_rng(0).integers(256, size=(6, 7))
+    (tmp_path / "a.png").write_bytes(grey_png(pixels))
+    assert (read_grey(tmp_path / "a.png") == pixels).all()
+    (tmp_path / "b.png").write_bytes(grey_png(np.zeros((6, 7, 3))))
+    monkeypatch.setattr("stateline.tasks.signals.pathfinder.LARGEST", 41)
+    for name in ("a.png", "b.png"):
+        with pytest.raises(ValueError, match="in grey with 8 bits per pixel, of at most 41 pixels"):
+            read_grey(tmp_path / name)
 
 
 def test_images_are_divided_in_the_same_way_for_all_seeds(tmp_path: Path) -> None:

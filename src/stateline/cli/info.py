@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser
 
 from stateline.devices import DTypeName, add_device_option, add_dtype_option
 from stateline.models.config import ModelConfig
+from stateline.workers import memory_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,12 +147,10 @@ def measure(
 
 def memory_of(device: Any) -> int | None:
     """Bytes of memory of a device; ``None`` if it does not tell."""
-    import os
-
     import torch
 
     if device.type == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return memory_bytes()
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
 
 

@@ -1,6 +1,5 @@
 """The kinds of models, and how a configuration becomes a model."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.models.regressor import RegressorConfig, SequenceRegressor
 from stateline.models.sequence_head import SequenceHead
+from stateline.workers import memory_bytes
 
 MAX_BYTES = 1 << 20
 """Upper limit on the size of a ``config.json``."""
@@ -83,8 +83,7 @@ def _build(config: ModelConfig) -> AnyModel:
 
 def _check_memory(model: nn.Module) -> None:
     needed = sum(p.numel() * p.element_size() for p in model.parameters())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > memory:
+    if needed > (memory := memory_bytes()):
         raise InputError(
             f"the weights of the model need {needed / 2**30:,.1f} GiB, and this machine has "
             f"{memory / 2**30:,.1f} GiB of memory: lower d_model, vocab_size or the repeat counts"

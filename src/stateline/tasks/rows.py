@@ -125,8 +125,8 @@ class RowsTask(Task):
             if not path.is_file() and not path.is_dir():
                 raise ValueError("it is not a regular file" if path.exists() else "it is missing")
             return reader(path)
-        except (OSError, EOFError, LookupError, TypeError, ValueError, RecursionError) as error:
-            reason = getattr(error, "strerror", None) or error or type(error).__name__
+        except Exception as error:  # readers of foreign formats raise many types
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise InputError(
                 f"the task {cls.name} cannot read {path}: {reason}; it reads {cls.layout}"
             ) from error

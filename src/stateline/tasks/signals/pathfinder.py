@@ -4,9 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+from jaxtyping import UInt8
+
+from stateline.errors import InputError
 from stateline.tasks.base import generator
 from stateline.tasks.classification import ClassificationTask, HeldOut, Rows, in_frames
-from stateline.tasks.signals.png import read_grey
+
+LARGEST = 1 << 24
+"""Pixels that an image may have."""
 
 _LAYOUT = (
     "Pathfinder as the Long Range Arena has it (a folder with metadata/0.npy ..., lines of text, "
@@ -20,9 +26,11 @@ class Pathfinder(ClassificationTask):
 
     Images of 32 x 32 pixels are Pathfinder, those of 128 x 128 are Path-X. In a line of the
     metadata, the first two words are the folder and the name of an image, and the fourth is its
-    class. As in the Long Range Arena, 80 % of the images are trained on, and 10 % each are for
-    validation and test. The files do not say which: here a random order, the same for all seeds,
-    divides them, so the parts are not those of other code.
+    class. Reading them needs Pillow, which is in ``stateline[images]``.
+
+    As in the Long Range Arena, 80 % of the images are trained on, and 10 % each are for validation
+    and test. The files do not say which: here a random order, the same for all seeds, divides them,
+    so the parts are not those of other code.
 
     Args:
         seed: Fixes the order.
@@ -80,3 +88,26 @@ def _read_metadata(folder: Path) -> list[tuple[Path, int]]:
             where, name, _, label, *_ = line.split()
             found.append((folder / where / name, ("0", "1").index(label)))
     return found
+
+
+def read_grey(path: Path) -> UInt8[np.ndarray, "rows columns"]:
+    """The pixels of a PNG image in grey.
+
+    Raises:
+        OSError: If it cannot be read, is another image, or is damaged.
+        ValueError: If it is too large or has colours.
+        InputError: If Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError(
+            "reading images needs Pillow: install it with pip install 'stateline[images]'"
+        ) from error
+    with Image.open(path, formats=["PNG"]) as image:
+        if image.mode != "L" or image.width * image.height > LARGEST:
+            raise ValueError(
+                "it must be a PNG image in grey with 8 bits per pixel, of at most "
+                f"{LARGEST:,} pixels"
+            )
+        return np.asarray(image)

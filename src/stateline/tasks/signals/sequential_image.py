@@ -1,12 +1,15 @@
 """Sequential images: classify an image from its sequence of pixels."""
 
 import gzip
+import math
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import UInt8
 
 from stateline.tasks.base import generator
 from stateline.tasks.classification import ClassificationTask, HeldOut, Rows, in_frames
+from stateline.tasks.signals.tables import check_size
 
 _LAYOUT = (
     "images in grey: a folder with MNIST (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, "
@@ -15,6 +18,7 @@ _LAYOUT = (
 )
 _CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 _CIFAR_PIXELS = 32 * 32
+_CLASSES = 10
 _NAMES = ("train", "valid", "test")
 
 Splits = dict[str, Rows]
@@ -72,7 +76,7 @@ class SequentialImage(ClassificationTask):
             )
         whole, scored = in_frames(training, scored, frame)
         cifar = (folder / "train_gray.bin").exists()
-        classes = _CIFAR if cifar else [str(digit) for digit in range(10)]
+        classes = _CIFAR if cifar else [str(digit) for digit in range(_CLASSES)]
         super().__init__(seed, batch_size, training=whole, held_out=scored, classes=classes)
 
 
@@ -96,19 +100,38 @@ def _part(rows: Rows, start: int, end: int | None = None) -> Rows:
 
 def _read_records(path: Path) -> Rows:
     """Records of a class and the pixels."""
+    check_size(4 * path.stat().st_size)
     records = np.fromfile(path, dtype=np.uint8)
     if len(records) % (1 + _CIFAR_PIXELS):
         raise ValueError(f"{path.name} is no whole number of records")
     records = records.reshape(-1, 1 + _CIFAR_PIXELS)
-    return Rows(list(records[:, 1:].astype(np.float32)), records[:, 0].tolist())
+    return _rows(records[:, 1:], records[:, 0], path)
 
 
 def _read_mnist(folder: Path, name: str) -> Rows:
-    """Images and classes in the format IDX: a header of 4 bytes and 4 for each axis, then bytes."""
-    with gzip.open(folder / f"{name}-images-idx3-ubyte.gz") as file:
-        header, pixels = np.frombuffer(file.read(16), ">u4"), np.frombuffer(file.read(), np.uint8)
-    with gzip.open(folder / f"{name}-labels-idx1-ubyte.gz") as file:
-        count, labels = np.frombuffer(file.read(8), ">u4")[1], np.frombuffer(file.read(), np.uint8)
-    if len(labels) != count or header[1] != count or len(pixels) != header[1:].prod():
+    """Images and classes of one part."""
+    path = folder / f"{name}-labels-idx1-ubyte.gz"
+    labels, pixels = _read_idx(path, 1), _read_idx(folder / f"{name}-images-idx3-ubyte.gz", 3)
+    if len(labels) != len(pixels):
         raise ValueError(f"the images and the classes of {name} are not of one number")
-    return Rows(list(pixels.reshape(count, -1).astype(np.float32)), labels.tolist())
+    return _rows(pixels.reshape(len(pixels), -1), labels, path)
+
+
+def _read_idx(path: Path, axes: int) -> UInt8[np.ndarray, "..."]:
+    """An array in the format IDX: a header of 4 bytes and 4 for each axis, then bytes."""
+    with gzip.open(path) as file:
+        shape = np.frombuffer(file.read(4 + 4 * axes), ">u4")[1:].tolist()
+        count = math.prod(shape)
+        check_size(4 * count)
+        values = np.frombuffer(file.read(count + 1), np.uint8)
+    if len(shape) != axes or len(values) != count:
+        raise ValueError(f"{path.name} has not as many bytes as its header says")
+    return values.reshape(shape)
+
+
+def _rows(
+    pixels: UInt8[np.ndarray, "rows pixels"], labels: UInt8[np.ndarray, " rows"], path: Path
+) -> Rows:
+    if labels.size and labels.max() >= _CLASSES:
+        raise ValueError(f"{path.name} has the class {labels.max()}, and there are 0 to 9")
+    return Rows(list(pixels.astype(np.float32)), labels.tolist())

@@ -2,18 +2,25 @@
 
 import csv
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stateline.errors import InputError
+from stateline.workers import memory_bytes
 
 SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
 
-MAX_BYTES = 1 << 34
-"""Upper limit on the size of a file, unpacked: 16 GiB."""
+MAX_BYTES = memory_bytes() // 4
+"""Upper limit on what a file takes in memory, unpacked; about as much is needed to work on it."""
+
+_BATCH = 1024
+"""Rows of a Parquet file that are read at a time."""
+
+_VALUE = 32
+"""Bytes that a value of a column takes at least, as an object of Python."""
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -25,12 +32,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         OSError: If it cannot be read.
         ValueError: If it is damaged, too large, or holds Python objects.
     """
-    _check_size(path.stat().st_size)
+    check_size(path.stat().st_size)
     if path.suffix == ".npy":
         return {"x": _numbers(np.load(path, mmap_mode="r", allow_pickle=False))}
     try:
         with zipfile.ZipFile(path) as archive:
-            _check_size(sum(entry.file_size for entry in archive.infolist()))
+            check_size(sum(entry.file_size for entry in archive.infolist()))
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except zipfile.BadZipFile as error:
@@ -47,7 +54,7 @@ def read_columns(path: Path) -> Columns:
         ValueError: If it is damaged or too large, or has rows of different lengths.
         InputError: If it is a Parquet file and pyarrow is not installed.
     """
-    _check_size(path.stat().st_size)
+    check_size(path.stat().st_size)
     return _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
 
 
@@ -58,8 +65,7 @@ def _read_csv(path: Path) -> Columns:
         except csv.Error as error:
             raise ValueError(f"it is not CSV: {error}") from error
     header = [name.strip() for name in rows[0]] if rows else []
-    if len(set(header)) < len(header) or not all(header):
-        raise ValueError("its first line must have a different name for each column")
+    _check_names(header)
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             raise ValueError(f"row {number} has {len(row)} values, and the header {len(header)}")
@@ -75,13 +81,38 @@ def _read_parquet(path: Path) -> Columns:
         ) from error
     try:
         with parquet.ParquetFile(path) as file:
-            metadata = file.metadata
-            groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-            _check_size(sum(group.total_byte_size for group in groups))
-            table = file.read()
+            check_size(sum(map(_least_bytes, _chunks(file.metadata))))
+            names, n_bytes = file.schema_arrow.names, 0
+            _check_names(names)
+            columns: dict[str, list[Any]] = {name: [] for name in names}
+            for batch in file.iter_batches(_BATCH):  # a value that is repeated is stored once
+                for name, column in zip(names, map(_decoded, batch.columns), strict=True):
+                    check_size(n_bytes := n_bytes + column.nbytes)
+                    columns[name] += column.to_pylist()
     except ArrowException as error:
         raise ValueError(f"it is not a Parquet file: {error}") from error
-    return {name: table.column(name).to_pylist() for name in table.column_names}
+    return columns
+
+
+def _check_names(header: Sequence[str]) -> None:
+    if len(set(header)) < len(header) or not all(header):
+        raise ValueError("it must have a different name for each column")
+
+
+def _chunks(metadata: Any) -> Iterator[Any]:
+    """What a Parquet file says about each part of each column."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        yield from (group.column(place) for place in range(group.num_columns))
+
+
+def _decoded(column: Any) -> Any:
+    """A column with its values in place of numbers in a dictionary."""
+    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+
+
+def _least_bytes(chunk: Any) -> int:
+    return max(chunk.total_uncompressed_size, chunk.num_values * _VALUE)
 
 
 def to_numbers(values: Sequence[Any], name: str) -> np.ndarray:
@@ -119,6 +150,14 @@ def _numbers(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _check_size(n_bytes: int) -> None:
+def check_size(n_bytes: int) -> None:
+    """Check a size that a file declares, before it is read.
+
+    Raises:
+        ValueError: If it is more than a quarter of the memory of this machine.
+    """
     if n_bytes > MAX_BYTES:
-        raise ValueError(f"it must have at most {MAX_BYTES:,} bytes, unpacked, got {n_bytes:,}")
+        raise ValueError(
+            f"unpacked it would take {n_bytes:,} bytes, and may take {MAX_BYTES:,}, a quarter of "
+            "this machine's memory: divide it into several files, or use fewer rows"
+        )
