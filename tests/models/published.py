@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stateline.models.config import ModelConfig
-from stateline.models.convert.families import FAMILIES
-from stateline.models.convert.table import write_pretrained
-from stateline.models.convert.weights import read_weights
+from stateline.models.convert.table import CONVERTERS, write_pretrained
+from stateline.models.convert.weights import Weights
 from stateline.models.language_model import LanguageModel
 from tests.models.test_transformer_sequential import SETTINGS as STAIRCASE
 from tests.models.test_transformer_sequential import official as staircase_tensors
@@ -259,7 +258,7 @@ def assert_near(found: Tensor, wanted: Tensor, limit: float = 6e-6) -> None:
 
 
 def assert_same_tensors(one: Path, other: Path) -> None:
-    found, wanted = read_weights(one), read_weights(other)
+    found, wanted = Weights(one), Weights(other)
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         if name.endswith("embed_positions.weight"):  # OPT never reads the first two rows
@@ -289,6 +288,9 @@ def _staircase(folder: Path) -> None:
 _LSTM = {"block": "plain", "norm": "none", "tie_embeddings": False, "head_bias": True}
 _HARD = {"n_heads": 4, "bias": True, "position": "hard_alibi", "double_count": True}
 _NEOX = {"block": "parallel", "tie_embeddings": False, "layers": {"attention": _HARD}}
+
+FAMILIES = [name for name in CONVERTERS if name in MODELS and name not in ("mamba", "gpt_neox")]
+"""Formats that are named by their ``model_type``."""
 
 FOLDERS: dict[str, Callable[[Path], Any]] = {
     "h3": _ours("h3", "h3 attention", layers={"attention": {"bias": True}}),

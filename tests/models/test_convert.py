@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
-from stateline.models.convert.gpt_neox import gpt_neox_config, gpt_neox_weights, load_gpt_neox
-from stateline.models.convert.repeat_after_me import (
-    load_repeat_after_me,
-    load_repeat_after_me_lstm,
-)
+from stateline.models.convert.gpt_neox import gpt_neox_config
+from stateline.models.convert.table import CONVERTERS, load_pretrained
 from stateline.models.language_model import LanguageModel
 from stateline.models.size import count_parameters
 
@@ -69,7 +66,7 @@ def logits(model: LanguageModel) -> Tensor:
 @pytest.fixture
 def wanted(tmp_path: Path) -> Tensor:
     (tmp_path / "whole").mkdir()
-    return logits(load_gpt_neox(published(tmp_path / "whole")))
+    return logits(load_pretrained(published(tmp_path / "whole")))
 
 
 class TestFormsOfAFolder:
@@ -78,7 +75,7 @@ class TestFormsOfAFolder:
     def test_pickled(self, tmp_path: Path, wanted: Tensor) -> None:
         (published(tmp_path) / "model.safetensors").unlink()
         torch.save(official(), tmp_path / "pytorch_model.bin")
-        assert torch.equal(logits(load_gpt_neox(tmp_path)), wanted)
+        assert torch.equal(logits(load_pretrained(tmp_path)), wanted)
 
     @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
     def test_in_several_files(self, tmp_path: Path, wanted: Tensor, name: str) -> None:
@@ -90,29 +87,29 @@ class TestFormsOfAFolder:
             write(own, tmp_path / f"{part}-{name}")
             places |= dict.fromkeys(own, f"{part}-{name}")
         (tmp_path / f"{name}.index.json").write_text(json.dumps({"weight_map": places}))
-        assert torch.equal(logits(load_gpt_neox(tmp_path)), wanted)
+        assert torch.equal(logits(load_pretrained(tmp_path)), wanted)
 
     def test_with_the_buffers_of_old_versions(self, tmp_path: Path, wanted: Tensor) -> None:
         tensors = official()
         tensors["gpt_neox.layers.1.attention.bias"] = torch.ones(1, 1, 4, 4).tril()
         tensors["gpt_neox.layers.1.attention.masked_bias"] = torch.tensor(-1e9)
         tensors["gpt_neox.layers.1.attention.rotary_emb.inv_freq"] = torch.ones(1)
-        assert torch.equal(logits(load_gpt_neox(published(tmp_path, tensors))), wanted)
+        assert torch.equal(logits(load_pretrained(published(tmp_path, tensors))), wanted)
 
     def test_with_the_new_name_of_the_head(self, tmp_path: Path, wanted: Tensor) -> None:
         tensors = official()
         tensors["lm_head.weight"] = tensors.pop("embed_out.weight")
-        assert torch.equal(logits(load_gpt_neox(published(tmp_path, tensors))), wanted)
+        assert torch.equal(logits(load_pretrained(published(tmp_path, tensors))), wanted)
 
     def test_with_the_new_settings_of_rotary_positions(
         self, tmp_path: Path, wanted: Tensor
     ) -> None:
         new = {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 10000}
         folder = published(tmp_path, rotary_pct=0.25, rotary_emb_base=7, rope_parameters=new)
-        assert torch.equal(logits(load_gpt_neox(folder)), wanted)
+        assert torch.equal(logits(load_pretrained(folder)), wanted)
 
     def test_saved_as_ours(self, tmp_path: Path, wanted: Tensor) -> None:
-        save_model(load_gpt_neox(published(tmp_path)), tmp_path / "ours")
+        save_model(load_pretrained(published(tmp_path)), tmp_path / "ours")
         assert torch.equal(logits(load_model(tmp_path / "ours")), wanted)
 
 
@@ -120,10 +117,10 @@ class TestFormsOfAFolder:
 def test_a_tied_head_is_the_embedding(tmp_path: Path, with_copy: bool) -> None:
     tensors = official()
     tensors["embed_out.weight"] = tensors["gpt_neox.embed_in.weight"].clone()
-    copied = logits(load_gpt_neox(published(tmp_path, tensors)))
+    copied = logits(load_pretrained(published(tmp_path, tensors)))
     if not with_copy:
         del tensors["embed_out.weight"]
-    tied = load_gpt_neox(published(tmp_path, tensors, tie_word_embeddings=True))
+    tied = load_pretrained(published(tmp_path, tensors, tie_word_embeddings=True))
     assert tied.head is None
     torch.testing.assert_close(logits(tied), copied)
 
@@ -133,15 +130,18 @@ def test_attention_may_have_no_biases(tmp_path: Path) -> None:
         name: torch.zeros_like(tensor) if ".attention." in name and tensor.ndim == 1 else tensor
         for name, tensor in official().items()
     }
-    biased = logits(load_gpt_neox(published(tmp_path, zeroed)))
+    biased = logits(load_pretrained(published(tmp_path, zeroed)))
     without = {n: t for n, t in zeroed.items() if not (".attention." in n and t.ndim == 1)}
-    plain = load_gpt_neox(published(tmp_path, without, attention_bias=False))
+    plain = load_pretrained(published(tmp_path, without, attention_bias=False))
     torch.testing.assert_close(logits(plain), biased)
+
+
+QKV = "stack.layers.1.branches.0.layer.qkv.weight"
 
 
 def test_queries_keys_and_values_lie_head_by_head() -> None:
     weight = official()["gpt_neox.layers.1.attention.query_key_value.weight"]
-    ours = gpt_neox_weights(official(), SIZES)["stack.layers.1.branches.0.layer.qkv.weight"]
+    ours = dict(CONVERTERS["gpt_neox"].read(official(), SIZES))[QKV]
     assert torch.equal(ours[:4], weight[:4])  # queries of head 0
     assert torch.equal(ours[4:8], weight[12:16])  # queries of head 1
     assert torch.equal(ours[8:12], weight[4:8])  # keys of head 0
@@ -150,26 +150,26 @@ def test_queries_keys_and_values_lie_head_by_head() -> None:
 
 def test_half_precision_stays(tmp_path: Path) -> None:
     half = {name: tensor.half() for name, tensor in official().items()}
-    model = load_gpt_neox(published(tmp_path, half))
+    model = load_pretrained(published(tmp_path, half))
     assert {p.dtype for p in model.parameters()} == {torch.float16}
 
 
 class TestWhatIsWrongIsNamed:
     def test_no_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"no model in .*: config.json is missing"):
-            load_gpt_neox(tmp_path / "nowhere")
+        with pytest.raises(InputError, match="nowhere: No such file"):
+            load_pretrained(tmp_path / "nowhere")
 
     def test_no_weights(self, tmp_path: Path) -> None:
         (published(tmp_path) / "model.safetensors").unlink()
         with pytest.raises(InputError, match=r"it must hold model.safetensors or pytorch_model"):
-            load_gpt_neox(tmp_path)
+            load_pretrained(tmp_path)
 
     @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
     def test_damaged_weights(self, tmp_path: Path, name: str) -> None:
         (published(tmp_path) / "model.safetensors").unlink()
         (tmp_path / name).write_bytes(b"no tensors")
         with pytest.raises(InputError, match=rf"cannot read the weights in .*{name}"):
-            load_gpt_neox(tmp_path)
+            load_pretrained(tmp_path)
 
     @pytest.mark.parametrize(
         "content", [b"", b"hello world\n", b"\x80", b"version https://git-lfs"]
@@ -178,7 +178,7 @@ class TestWhatIsWrongIsNamed:
         (published(tmp_path) / "model.safetensors").unlink()
         (tmp_path / "pytorch_model.bin").write_bytes(content)
         with pytest.raises(InputError, match=r"cannot read the weights"):
-            load_gpt_neox(tmp_path)
+            load_pretrained(tmp_path)
 
     def test_code_in_a_pickled_file_is_not_run(self, tmp_path: Path) -> None:
         class Trap:
@@ -188,7 +188,7 @@ class TestWhatIsWrongIsNamed:
         (published(tmp_path) / "model.safetensors").unlink()
         torch.save({"gpt_neox.embed_in.weight": Trap()}, tmp_path / "pytorch_model.bin")
         with pytest.raises(InputError, match=r"pytorch_model.bin: it is damaged, or holds more"):
-            load_gpt_neox(tmp_path)
+            load_pretrained(tmp_path)
         assert not (tmp_path / "sprung").exists()
 
     @pytest.mark.parametrize(
@@ -198,49 +198,48 @@ class TestWhatIsWrongIsNamed:
     def test_damaged_settings(self, tmp_path: Path, text: str, message: str) -> None:
         (published(tmp_path) / "config.json").write_text(text)
         with pytest.raises(InputError, match=message):
-            load_gpt_neox(tmp_path)
+            load_pretrained(tmp_path)
 
     def test_missing_tensors(self, tmp_path: Path) -> None:
         tensors = {n: t for n, t in official().items() if "layers.1.mlp.dense_h" not in n}
         message = r"lack 'gpt_neox.layers.1.mlp.dense_h_to_4h.bias' and 1 more"
         with pytest.raises(InputError, match=message):
-            load_gpt_neox(published(tmp_path, tensors))
+            load_pretrained(published(tmp_path, tensors))
 
     def test_unexpected_tensors(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"hold 'gpt_neox.layers.1.* and 11 more, for which"):
-            load_gpt_neox(published(tmp_path, num_hidden_layers=1))
+            load_pretrained(published(tmp_path, num_hidden_layers=1))
 
     def test_tensors_of_another_shape(self, tmp_path: Path) -> None:
         message = r"'embedding.weight' wants the shape \(6, 8\), got \(5, 8\)"
         with pytest.raises(InputError, match=message):
-            load_gpt_neox(published(tmp_path, vocab_size=6))
+            load_pretrained(published(tmp_path, vocab_size=6))
 
     def test_heads_that_cannot_divide_them(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="have 24 rows, which num_attention_heads=5"):
-            load_gpt_neox(published(tmp_path, num_attention_heads=5))
+        with pytest.raises(InputError, match="n_heads must divide d_model, got n_heads=5"):
+            load_pretrained(published(tmp_path, num_attention_heads=5))
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"model_type": "gpt2"}, "holds a 'gpt2' model, not a 'gpt_neox'"),
             ({"hidden_size": None}, "must have 'hidden_size', an integer .*, got None"),
             ({"num_hidden_layers": 0}, "must have 'num_hidden_layers', .*, got 0"),
             ({"hidden_act": "mish"}, "unknown activation 'mish': Known: gelu, "),
             (
-                {"rope_scaling": {"type": "linear"}},
-                "rescaled rotary positions are not supported, got .*linear",
+                {"rope_scaling": {"type": "yarn"}},
+                "rotary positions scaled by 'yarn' are not supported",
             ),
             ({"rope_parameters": ["default"]}, "wants 'rope_parameters' to be an object"),
             (
                 {"rope_parameters": {"rope_type": "yarn"}},
-                "rescaled rotary positions are not supported, .*yarn",
+                "rotary positions scaled by 'yarn' are not supported",
             ),
             ({"rotary_pct": "much"}, "wants 'rotary_pct' to be a number, got 'much'"),
         ],
     )
     def test_settings(self, tmp_path: Path, change: dict[str, Any], message: str) -> None:
         with pytest.raises(InputError, match=message):
-            load_gpt_neox(published(tmp_path, **change))
+            load_pretrained(published(tmp_path, **change))
 
 
 def test_an_index_points_to_no_other_folder(tmp_path: Path) -> None:
@@ -252,7 +251,7 @@ def test_an_index_points_to_no_other_folder(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"cannot read the weights file .*inside/part.safetensors: No such"
     ):
-        load_gpt_neox(inside)
+        load_pretrained(inside)
 
 
 @pytest.mark.parametrize(("act", "ours"), [("gelu", "gelu_exact"), ("gelu_new", "gelu")])
@@ -261,11 +260,15 @@ def test_each_gelu_is_the_one_that_is_meant(act: str, ours: str) -> None:
 
 
 def test_official_rotary_models_of_repeat_after_me_are_gpt_neox(wanted: Tensor) -> None:
-    assert torch.equal(logits(load_repeat_after_me(official(), SIZES, position="rope")), wanted)
+    assert torch.equal(
+        logits(load_pretrained(official(), settings={**SIZES, "position": "rope"})), wanted
+    )
 
 
 def test_the_other_official_models_of_repeat_after_me_count_twice() -> None:
-    model = load_repeat_after_me(official(), SIZES, position="hard_alibi", masked_heads=1)
+    model = load_pretrained(
+        official(), settings={**SIZES, "position": "hard_alibi", "masked_heads": 1}
+    )
     layer = model.stack.links[0].branches[0].layer
     assert layer.double_count
     assert layer.windows.tolist()[0] == 1
@@ -288,7 +291,7 @@ class OfficialLSTM(nn.Module):
 def test_the_official_lstm_is_embedding_lstm_and_head() -> None:
     torch.manual_seed(0)
     theirs = OfficialLSTM()
-    ours = load_repeat_after_me_lstm(theirs.state_dict())
+    ours = load_pretrained(theirs.state_dict())
     torch.testing.assert_close(logits(ours), theirs(TOKENS).detach())
 
 
@@ -296,7 +299,7 @@ def test_an_lstm_with_a_gap_is_refused() -> None:
     tensors = OfficialLSTM().state_dict()
     del tensors["lstm.bias_hh_l2"]
     with pytest.raises(InputError, match=r"lack 'lstm.bias_hh_l2'"):
-        load_repeat_after_me_lstm(tensors)
+        load_pretrained(tensors)
 
 
 def test_the_models_of_repeat_after_me_have_their_sizes() -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stateline.errors import InputError
 from stateline.models.convert.table import CONVERTERS, read_pretrained, write_pretrained
-from stateline.models.convert.weights import read_tensors
+from stateline.models.convert.weights import Weights
 from tests.models.published import (
     FOLDERS,
     LIMITS,
@@ -41,7 +41,7 @@ def weights_file(folder: Path, name: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in read_tensors(path).items()}
+    return {name: tensor.clone() for name, tensor in Weights(path).items()}
 
 
 def write(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -54,7 +54,7 @@ def write(path: Path, tensors: dict[str, Tensor]) -> None:
 def test_every_format_has_a_model_here_and_a_way_back_or_a_reason() -> None:
     assert FOLDERS.keys() == CONVERTERS.keys()
     for name, converter in CONVERTERS.items():
-        assert bool(converter.back) != bool(converter.one_way), name
+        assert bool(converter.settings) != bool(converter.one_way), name
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -83,13 +83,13 @@ def test_what_was_recognised_missing_and_left_over_is_said(name: str, tmp_path: 
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [name for name in FOLDERS if CONVERTERS[name].back])
+@pytest.mark.parametrize("name", [name for name in FOLDERS if CONVERTERS[name].settings])
 def test_the_way_back_gives_the_same_tensors(name: str, tmp_path: Path) -> None:
     FOLDERS[name](tmp_path / "theirs")
     found = read_pretrained(tmp_path / "theirs")
     write_pretrained(found.model, tmp_path / "back", name)
     paths = [weights_file(tmp_path / folder, name) for folder in ("theirs", "back")]
-    wanted, got = (read_tensors(path) for path in paths)
+    wanted, got = (Weights(path) for path in paths)
     assert wanted.keys() == got.keys()
     for key, tensor in wanted.items():
         if not key.endswith("embed_positions.weight"):  # OPT never reads the first two rows

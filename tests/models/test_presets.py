@@ -18,7 +18,7 @@ from stateline.layers.mixers.s4 import S4SSM
 from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config
-from stateline.models.convert.mamba import mamba_config
+from stateline.models.convert.mamba import official_mamba_config
 from stateline.models.presets import PRESETS, configure, find_preset
 from stateline.models.size import count_parameters, meta_model
 
@@ -131,7 +131,7 @@ def test_a_mamba_is_what_its_published_settings_become(name: str) -> None:
     preset = PRESETS[name]
     n_layer = int(preset.pattern.removeprefix("mamba*"))
     settings = {"d_model": preset.d_model, "n_layer": n_layer, "vocab_size": 50_277, "ssm_cfg": {}}
-    published = mamba_config(settings)
+    published = official_mamba_config(settings)
     assert parts(published) == parts(preset)
     assert (published.norm, published.norm_eps) == (preset.norm, preset.norm_eps) == ("rms", 1e-5)
 

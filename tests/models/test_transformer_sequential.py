@@ -5,10 +5,8 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.models.convert.transformer_sequential import (
-    load_transformer_sequential,
-    transformer_sequential_config,
-)
+from stateline.models.convert.table import load_pretrained
+from stateline.models.convert.transformer_sequential import transformer_sequential_config
 
 pytestmark = pytest.mark.cpu  # what is tested are files
 
@@ -39,7 +37,7 @@ def official() -> dict[str, Tensor]:
 
 
 def test_all_tensors_find_their_place() -> None:
-    model = load_transformer_sequential(official(), SETTINGS, kind="transformer_xl")
+    model = load_pretrained(official(), settings=SETTINGS)
     assert model(torch.tensor([[1, 2, 3]])).shape == (1, 3, 11)
 
 
@@ -51,26 +49,25 @@ def test_all_tensors_find_their_place() -> None:
     ],
 )
 def test_the_order_of_a_ladder_is_read(order: list[int], pattern: str) -> None:
-    assert transformer_sequential_config({**SETTINGS, "order": order}, "ladder").pattern == pattern
+    settings = {**SETTINGS, "kind": "ladder", "order": order}
+    assert transformer_sequential_config(settings).pattern == pattern
 
 
 @pytest.mark.parametrize("order", [[0, 1, 1, 0], [0, 1, 0], []])
 def test_another_order_is_refused(order: list[int]) -> None:
     with pytest.raises(InputError, match="ABAB or AABB"):
-        transformer_sequential_config({**SETTINGS, "order": order}, "ladder")
+        transformer_sequential_config({**SETTINGS, "kind": "ladder", "order": order})
 
 
 def test_missing_and_unknown_tensors_are_named() -> None:
     tensors = official()
     tensors["extra"] = tensors.pop("layers.1.norm1.bias")
     with pytest.raises(InputError, match=r"lack 'layers.1.norm1.bias'"):
-        load_transformer_sequential(tensors, SETTINGS, kind="transformer_xl")
+        load_pretrained(tensors, settings=SETTINGS)
     with pytest.raises(InputError, match="hold 'extra'"):
-        load_transformer_sequential(
-            {**official(), "extra": tensors["extra"]}, SETTINGS, kind="transformer_xl"
-        )
+        load_pretrained({**official(), "extra": tensors["extra"]}, settings=SETTINGS)
 
 
 def test_a_setting_that_is_missing_is_named() -> None:
     with pytest.raises(InputError, match="'nheads'"):
-        transformer_sequential_config({"nlayers": 2}, "transformer_xl")
+        transformer_sequential_config({"nlayers": 2})

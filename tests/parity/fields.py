@@ -92,5 +92,13 @@ def _words(module: ModuleType) -> set[str]:
 
 
 def _converters(module: ModuleType) -> Iterator[ModuleType]:
-    names = {getattr(value, "__module__", "") for value in vars(module).values()}
-    yield from (sys.modules[n] for n in sorted(names) if n.startswith("stateline.models.convert."))
+    """The converters that a module imports, and what these share."""
+    for converter in _imported(module):
+        yield converter
+        yield from _imported(converter)
+
+
+def _imported(module: ModuleType) -> list[ModuleType]:
+    values = vars(module).values()
+    names = {getattr(v, "__module__", None) or getattr(v, "__name__", "") for v in values}
+    return [sys.modules[n] for n in sorted(names) if n.startswith("stateline.models.convert.")]

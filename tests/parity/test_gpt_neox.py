@@ -1,17 +1,13 @@
 """GPT-NeoX, and the official models of "Repeat After Me", which are built on it."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from stateline.models.convert.gpt_neox import load_gpt_neox
-from stateline.models.convert.repeat_after_me import (
-    load_repeat_after_me,
-    load_repeat_after_me_lstm,
-)
+from stateline.models.convert import gpt_neox
+from stateline.models.convert.table import load_pretrained, read_pretrained
 from stateline.models.language_model import LanguageModel
 from tests.parity.cases import Case, covers
 from tests.parity.models import assert_decodes, assert_hidden_near, assert_near
@@ -25,16 +21,22 @@ def without_gradients() -> Iterator[None]:
         yield
 
 
+def published(case: Case) -> LanguageModel:
+    found = read_pretrained(case.path.parent)
+    assert found.format in gpt_neox.CONVERTERS
+    return found.model
+
+
 @covers("gpt_neox")
 def test_a_published_model_gives_the_official_logits(case: Case) -> None:
     wanted = case.tensors("vectors.safetensors")
-    assert_near(load_gpt_neox(case.path.parent)(wanted["tokens"]), wanted["logits"])
+    assert_near(published(case)(wanted["tokens"]), wanted["logits"])
 
 
 @covers("gpt_neox")
 def test_a_published_model_gives_them_in_pieces(case: Case) -> None:
     wanted = case.tensors("vectors.safetensors")
-    model, logits = load_gpt_neox(case.path.parent), []
+    model, logits = published(case), []
     state = model.init_state(len(wanted["tokens"]))
     for piece in wanted["tokens"].split(5, dim=1):
         y, state = model.forward_chunk(piece, state)
@@ -44,13 +46,13 @@ def test_a_published_model_gives_them_in_pieces(case: Case) -> None:
 
 @covers("gpt_neox")
 def test_a_published_model_has_the_official_hidden_states(case: Case) -> None:
-    assert_hidden_near(load_gpt_neox(case.path.parent), case.tensors("vectors.safetensors"))
+    assert_hidden_near(published(case), case.tensors("vectors.safetensors"))
 
 
 @covers("gpt_neox")
 def test_a_published_model_decodes_the_official_tokens(case: Case) -> None:
     wanted = case.tensors("vectors.safetensors")
-    assert_decodes(load_gpt_neox(case.path.parent), wanted["tokens"], wanted["greedy_ids"])
+    assert_decodes(published(case), wanted["tokens"], wanted["greedy_ids"])
 
 
 def weights(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -62,9 +64,9 @@ def transformers(case: Case) -> Iterator[tuple[LanguageModel, dict[str, Tensor]]
     for name, about in case.about.items():
         if name in POSITIONS:
             vectors, scheme = case.tensors(f"{name}.safetensors"), POSITIONS[name]
-            settings, masked = about["config"], about["num_masked_heads"]
-            model: Any = load_repeat_after_me
-            yield model(weights(vectors), settings, position=scheme, masked_heads=masked), vectors
+            positions = {"position": scheme, "masked_heads": about["num_masked_heads"]}
+            settings = {**about["config"], **positions}
+            yield load_pretrained(weights(vectors), settings=settings), vectors
 
 
 @covers("official_models")
@@ -123,7 +125,7 @@ def test_the_double_count_is_needed_for_that(case: Case) -> None:
 @covers("official_models")
 def test_the_lstm_gives_the_official_logits_and_states(case: Case) -> None:
     wanted = case.tensors("lstm.safetensors")
-    model = load_repeat_after_me_lstm(weights(wanted))
+    model = load_pretrained(weights(wanted))
     tokens = wanted["tokens"]
     logits, state = model.forward_chunk(tokens, model.init_state(len(tokens)))
     assert_near(model(tokens), wanted["logits"])

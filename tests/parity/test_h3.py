@@ -13,7 +13,9 @@ from stateline.errors import InputError
 from stateline.generate import generate
 from stateline.layers import H3, ShiftSSM
 from stateline.models.config import ModelConfig
-from stateline.models.convert.h3 import HeadOrder, h3_layer_weights, load_h3
+from stateline.models.convert.expressible import check_expressible
+from stateline.models.convert.h3 import HeadOrder, h3_layer_weights
+from stateline.models.convert.table import load_pretrained
 from stateline.models.language_model import LanguageModel
 from stateline.ops import fft_conv, short_conv
 from stateline.ops.h3_core.pytorch import _read, _write
@@ -291,7 +293,10 @@ def language_model(case: Case, order: HeadOrder = "pytorch", legacy: bool = Fals
     if legacy:
         older = {new: old for old, new in case.about["legacy_key_map"].items()}
         weights = {older[name]: tensor for name, tensor in weights.items()}
-    return load_h3(weights, lm_config(case.about["config"]), head_order=order)
+    settings = {"num_heads": case.about["config"].get("num_heads", 1), "head_order": order}
+    model = load_pretrained(weights, settings=settings)
+    check_expressible(lm_config(case.about["config"]), model.config)
+    return model
 
 
 @covers("h3_lm")

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.layers import Residual
-from stateline.models.convert.mamba import load_mamba
+from stateline.models.convert import mamba
+from stateline.models.convert.table import load_pretrained, read_pretrained
 from stateline.models.language_model import LanguageModel, LanguageModelState
 from stateline.ops import selective_scan, use_backend
 from tests.parity.cases import Case, covers
@@ -65,7 +66,9 @@ def test_the_scan_has_the_official_gradients(case: Case) -> None:
 
 
 def load(case: Case) -> tuple[LanguageModel, dict[str, Tensor]]:
-    return load_mamba(case.path.parent), case.tensors("vectors.safetensors")
+    found = read_pretrained(case.path.parent)
+    assert found.format in mamba.CONVERTERS
+    return found.model, case.tensors("vectors.safetensors")
 
 
 @covers(*MODELS)
@@ -145,7 +148,7 @@ def test_a_layer_gives_the_official_output(case: Case) -> None:
 def test_pickled_weights_and_safetensors_are_the_same_model(case: Case) -> None:
     settings = json.loads((case.path.parent / "config.json").read_text(encoding="utf-8"))
     model, wanted = (
-        load_mamba(case.tensors("model_alltensors.safetensors"), settings),
+        load_pretrained(case.tensors("model_alltensors.safetensors"), settings=settings),
         load(case)[0],
     )
     tensors = model.state_dict()

@@ -20,10 +20,8 @@ from stateline.layers.compose import Chain
 from stateline.layers.wrappers.cached_staircase import CachedStaircaseState
 from stateline.layers.wrappers.feedback import FeedbackState
 from stateline.layers.wrappers.staircase import StaircaseState
-from stateline.models.convert.transformer_sequential import (
-    load_transformer_sequential,
-    transformer_sequential_weights,
-)
+from stateline.models.convert import transformer_sequential
+from stateline.models.convert.table import load_pretrained
 from stateline.models.language_model import LanguageModel
 from tests.parity.cases import Case, covers
 
@@ -40,9 +38,8 @@ class Official:
 
     def __init__(self, case: Case) -> None:
         self.case, self.vectors = case, case.tensors()
-        self.model = load_transformer_sequential(
-            self.under("param."), case.about["args"], kind=case.kind
-        )
+        self.settings = {**case.about["args"], "kind": case.kind}
+        self.model = load_pretrained(self.under("param."), settings=self.settings)
         self.calls: dict[AnyLayer, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for branch in self.model.modules():
             if isinstance(branch, Branch):
@@ -111,9 +108,9 @@ class Official:
 
     def compare_gradients(self) -> None:
         """Gradients of all parameters; of one that is shared there, the sum over our copies."""
-        args, kind = self.case.about["args"], self.case.kind
+        (converter,) = transformer_sequential.CONVERTERS.values()
         blank = {name: torch.zeros_like(t) for name, t in self.under("param.").items()}
-        official = transformer_sequential_weights({**blank, **self.under("grad.")}, args, kind)
+        official = dict(converter.read({**blank, **self.under("grad.")}, self.settings))
         found: dict[str, Any] = defaultdict(float)
         wanted: dict[str, Any] = defaultdict(float)
         for name, parameter in self.model.named_parameters():

@@ -52,6 +52,7 @@ class Mamba(SequenceLayer[MambaState]):
         expand: Number of inner channels, as a multiple of ``d_model``.
         dt_rank: Rank of the map to the steps; by default ``d_model / 16``, rounded up.
         bias: Whether the first and the last map have biases.
+        conv_bias: Whether the convolution has biases.
         norm_eps: If given, r, B and C are each divided by their root mean square, and this is added
             to the mean square, as in Falcon-Mamba.
 
@@ -76,6 +77,7 @@ class Mamba(SequenceLayer[MambaState]):
         expand: float = 2.0,
         dt_rank: int | None = None,
         bias: bool = False,
+        conv_bias: bool = True,
         norm_eps: float | None = None,
     ) -> None:
         super().__init__(d_model)
@@ -88,7 +90,7 @@ class Mamba(SequenceLayer[MambaState]):
                 f"got {d_state=}, dt_rank={self.dt_rank} and {self.d_inner}"
             )
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
-        self.conv = ShortConv(self.d_inner, taps=d_conv)
+        self.conv = ShortConv(self.d_inner, taps=d_conv, bias=conv_bias)
         self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
         # not an nn.Linear, which models initialise differently and cast to half precision
         bound = self.dt_rank**-0.5

@@ -67,6 +67,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
         d_head: Inner channels of a head; by default the largest number up to 64 that divides them.
         n_groups: Groups of heads that share B, C and the norm; must divide the number of heads.
         bias: Whether the first and the last map have biases.
+        conv_bias: Whether the convolution has biases.
         norm_eps: Added to the mean square in the norm.
 
     Raises:
@@ -85,7 +86,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
         "skip": "no_decay",
     }
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         d_model: int,
         *,
@@ -95,6 +96,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
         d_head: int | None = None,
         n_groups: int = 1,
         bias: bool = False,
+        conv_bias: bool = True,
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(d_model)
@@ -115,7 +117,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
         self.n_heads, self.n_groups = inner // d_head, n_groups
         mixed = inner + 2 * n_groups * d_state
         self.in_proj = nn.Linear(d_model, inner + mixed + self.n_heads, bias=bias)
-        self.conv = ShortConv(mixed, taps=d_conv)
+        self.conv = ShortConv(mixed, taps=d_conv, bias=conv_bias)
         self.dt_bias = nn.Parameter(initial_step_bias(self.n_heads))
         self.a_log = nn.Parameter(torch.empty(self.n_heads).uniform_(1, 16).log())
         self.skip = nn.Parameter(torch.ones(self.n_heads))

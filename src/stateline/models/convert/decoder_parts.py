@@ -1,6 +1,6 @@
-"""The tensors of each layer of a decoder, by our names and theirs."""
+"""The tensors of each layer of a model, by our names and the official ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -13,80 +13,94 @@ from stateline.models.convert.parts import (
     Change,
     Names,
     Part,
-    blocks,
+    both,
     by_head,
-    single_branches,
+    groups,
+    same,
 )
 
+Keywords = Mapping[str, Any]
 
-def decoder_parts(config: ModelConfig, names: Names, mixers: Sequence[str]) -> list[Part]:
-    """All tensors of a decoder.
+
+def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
+    """All tensors of a model.
 
     Args:
         config: What the model is made of.
-        names: Names of the family.
-        mixers: Layers that the family knows.
+        names: Names of the format.
 
     Raises:
-        InputError: If the model has layers that the family does not know.
+        InputError: If the model has layers that the format does not know.
     """
-    parts = [Part("embedding.weight", (f"{names.embedding}.weight",))]
-    if config.max_len:
+    norm_parts = ("weight", "bias") if config.norm == "layer" else ("weight",)
+    parts = same({"embedding.weight": f"{names.embedding}.weight"})
+    if config.max_len and names.positions:
         n = names.unused_positions
         skip = Change(lambda t: t[n:], lambda t: F.pad(t, (0, 0, n, 0)))
         parts.append(Part("positions.weight", (f"{names.positions}.weight",), changes=(skip,)))
-    norm_parts = ("weight", "bias") if config.norm == "layer" else ("weight",)
-    parts += [Part(f"norm.{p}", (f"{names.norm}.{p}",)) for p in norm_parts]
+    parts += same(both("norm", names.norm, norm_parts))
     if not config.tie_embeddings:
-        parts.append(Part("head.weight", ("lm_head.weight",)))
-    make = {
-        "attention": _attention,
-        "sliding_attention": _sliding_attention,
-        "mamba2": _mamba2,
-        "gated_conv": _gated_conv,
-        "gated_delta_net": _gated_delta_net,
-        "rg_lru": _rg_lru,
-        "feed_forward": _feed_forward,
-    }
-    groups = blocks(config, mixers) if len(names.norms) > 1 else single_branches(config, mixers)
-    for number, group in enumerate(groups):
+        parts += same({"head.weight": f"{names.head}.weight"})
+    for number, group in enumerate(groups(config, names)):
         there = names.layer.format(number)
         for branch, layer in enumerate(group):
             here = f"stack.layers.{len(group) * number + branch}."
-            parts += [
-                Part(f"{here}norm.{p}", (f"{there}{names.norms[branch]}.{p}",)) for p in norm_parts
-            ]
-            parts += make[layer.name](layer.keywords, names, there, f"{here}layer.", config)
+            if config.block == "parallel":
+                here = f"stack.layers.{number}.branches.{branch}."
+            parts += same(both("norm", names.norms[branch], norm_parts), here, there)
+            parts += _MAKE[layer.name](layer.keywords, names, there, f"{here}layer.", config)
     return parts
 
 
 def _linear(
-    ours: str, theirs: Sequence[str], bias: bool, names: Names, rows: Sequence[int] = ()
+    ours: str,
+    theirs: Sequence[str],
+    bias: bool,
+    names: Names,
+    rows: Sequence[int] = (),
+    change: Change = SAME,
 ) -> list[Part]:
-    """Weight and bias of a linear map, whose rows are those of several of theirs."""
-    changes = (TRANSPOSED if names.transposed else SAME,)
+    """Weight and bias of a linear map, whose rows are those of several official ones."""
+    weight, biases = (tuple(f"{name}.{part}" for name in theirs) for part in ("weight", "bias"))
     sizes = tuple(rows) if len(theirs) > 1 else ()
-    weight = Part(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), sizes, changes)
-    biases = Part(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), sizes)
-    return [weight, biases] if bias else [weight]
+    changes = (TRANSPOSED,) if names.transposed else (change,)
+    parts = [Part(f"{ours}.weight", weight, sizes, changes)]
+    return [*parts, Part(f"{ours}.bias", biases, sizes, (change,))] if bias else parts
+
+
+def _ends(
+    keywords: Keywords, names: Names, there: str, here: str, parts: Sequence[str] = ()
+) -> list[Part]:
+    """The first and the last map of a layer, and others that have the same names."""
+    found = [Part(here + name, (there + name,)) for name in parts]
+    for name in ("in_proj", "out_proj"):
+        found += _linear(here + name, [there + name], keywords["bias"], names)
+    return found
+
+
+def _kernel(here: str, there: str, bias: bool = False) -> list[Part]:
+    kernel = Part(f"{here}conv.kernel", (f"{there}.weight",), changes=(KERNEL,))
+    return [kernel, *same({"conv.bias": f"{there}.bias"}, here)] if bias else [kernel]
 
 
 def _attention(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, _: ModelConfig
+    keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig
 ) -> list[Part]:
     rows = [keywords[n] * keywords["d_head"] for n in ("n_heads", "n_kv_heads", "n_kv_heads")]
     rows[0] *= 1 + keywords["gated"]
     bias, qkv = keywords["bias"], [f"{there}{name}" for name in names.qkv]
-    parts = _linear(f"{here}qkv", qkv, bias in (True, "qkv"), names, rows)
+    n_heads, d_head = keywords["n_heads"], keywords["d_head"]
+    change = by_head(n_heads, [d_head] * 3) if names.by_head else SAME
+    parts = _linear(f"{here}qkv", qkv, bias in (True, "qkv"), names, rows, change)
     parts += _linear(f"{here}out_proj", [there + names.out], bias in (True, "out"), names)
     if keywords["qk_norm"]:
         for ours, theirs in zip(("q_norm", "k_norm"), names.qk_norms, strict=True):
-            parts.append(Part(f"{here}{ours}.weight", (f"{there}{theirs}.weight",)))
+            parts += same({f"{ours}.weight": f"{theirs}.weight"}, here, there)
     return parts
 
 
 def _sliding_attention(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, _: ModelConfig
+    keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig
 ) -> list[Part]:
     rows = [keywords["n_kv_heads"] * keywords["d_head"]] * 2
     bias, (q, *kv) = keywords["bias"], [f"{there}{name}" for name in names.qkv]
@@ -95,43 +109,35 @@ def _sliding_attention(
     return parts + _linear(f"{here}out_proj", [there + names.out], bias in (True, "out"), names)
 
 
-def _mamba2(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, config: ModelConfig
-) -> list[Part]:
+def _mamba(keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig) -> list[Part]:
     there += names.inner
-    inner = int(keywords["expand"] * config.d_model)
-    channels = inner + 2 * keywords["n_groups"] * keywords["d_state"]
-    same = {"a_log": "A_log", "skip": "D", "dt_bias": "dt_bias", "norm_weight": "norm.weight"}
-    parts = [Part(here + ours, (there + theirs,)) for ours, theirs in same.items()]
-    for name in ("in_proj", "out_proj"):
-        parts += _linear(here + name, [there + name], keywords["bias"], names)
-    parts.append(Part(f"{here}conv.kernel", (f"{there}conv1d.weight",), changes=(KERNEL,)))
-    parts.append(Part(f"{here}conv.bias", (f"{there}conv1d.bias",), zeros=channels))
-    return parts
+    steps = {"dt_weight": "dt_proj.weight", "dt_bias": "dt_proj.bias"}
+    parts = same({"a_log": "A_log", "skip": "D", **steps}, here, there)
+    parts += _kernel(here, f"{there}conv1d", keywords["conv_bias"])
+    return parts + _ends(keywords, names, there, here, ["x_proj.weight"])
+
+
+def _mamba2(keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig) -> list[Part]:
+    there += names.inner
+    parts = same({"a_log": "A_log", "skip": "D", "norm_weight": "norm.weight"}, here, there)
+    parts += _kernel(here, f"{there}conv1d", keywords["conv_bias"])
+    return parts + _ends(keywords, names, there, here, ["dt_bias"])
 
 
 def _gated_conv(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, _: ModelConfig
+    keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig
 ) -> list[Part]:
     there += names.inner
-    parts = [Part(f"{here}conv.kernel", (f"{there}conv.weight",), changes=(KERNEL,))]
-    if keywords["bias"]:
-        parts.append(Part(f"{here}conv.bias", (f"{there}conv.bias",)))
-    for name in ("in_proj", "out_proj"):
-        parts += _linear(here + name, [there + name], keywords["bias"], names)
-    return parts
+    return _kernel(here, f"{there}conv", keywords["bias"]) + _ends(keywords, names, there, here)
 
 
 def _gated_delta_net(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, config: ModelConfig
+    keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig
 ) -> list[Part]:
     there += names.inner
-    n_heads, n_key_heads = keywords["n_heads"], keywords["n_key_heads"] or keywords["n_heads"]
-    d_key = keywords["d_key"] or config.d_model // n_heads
+    n_heads, n_key_heads, d_key = (keywords[n] for n in ("n_heads", "n_key_heads", "d_key"))
     d_value = round(keywords["expand_v"] * d_key)
     keys, values = n_key_heads * d_key, n_heads * d_value
-    same = {"a_log": "A_log", "dt_bias": "dt_bias", "norm.weight": "norm.weight"}
-    parts = [Part(here + ours, (there + theirs,)) for ours, theirs in same.items()]
     inputs = tuple(f"{there}{name}.weight" for name in names.delta)
     rows: tuple[int, ...] = (2 * keys + values, values, n_heads, n_heads)
     changes: tuple[Change, ...] = (SAME,)
@@ -139,31 +145,72 @@ def _gated_delta_net(
         rows, shared = (2 * (keys + values), 2 * n_heads), n_heads // n_key_heads
         each = [d_key, d_key, shared * d_value, shared * d_value]
         changes = (by_head(n_key_heads, each), by_head(n_key_heads, [shared] * 2, -1))
-    parts.append(Part(f"{here}in_proj.weight", inputs, rows, changes))
-    parts.append(Part(f"{here}conv.kernel", (f"{there}conv1d.weight",), changes=(KERNEL,)))
-    return [*parts, Part(f"{here}out_proj.weight", (f"{there}out_proj.weight",))]
+    parts = [Part(f"{here}in_proj.weight", inputs, rows, changes)]
+    equal = {"a_log": "A_log", **{n: n for n in ("dt_bias", "norm.weight", "out_proj.weight")}}
+    return parts + same(equal, here, there) + _kernel(here, f"{there}conv1d")
 
 
-def _rg_lru(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, config: ModelConfig
-) -> list[Part]:
+def _rg_lru(keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig) -> list[Part]:
     there += names.inner
-    d_inner = keywords["d_inner"] or config.d_model
     inputs = [f"{there}linear_y", f"{there}linear_x"]
-    parts = _linear(f"{here}in_proj", inputs, True, names, [d_inner] * 2)
+    parts = _linear(f"{here}in_proj", inputs, True, names, [keywords["d_inner"]] * 2)
     parts += _linear(f"{here}out_proj", [f"{there}linear_out"], True, names)
-    parts.append(Part(f"{here}conv.kernel", (f"{there}conv_1d.weight",), changes=(KERNEL,)))
-    parts.append(Part(f"{here}conv.bias", (f"{there}conv_1d.bias",)))
-    parts.append(Part(f"{here}rate", (f"{there}rg_lru.recurrent_param",)))
+    equal = {"rate": "rg_lru.recurrent_param"}
     for ours, theirs in (("decay", "recurrent"), ("input", "input")):
-        for p in ("weight", "bias"):
-            parts.append(Part(f"{here}{ours}_{p}", (f"{there}rg_lru.{theirs}_gate_{p}",)))
-    return parts
+        equal |= {f"{ours}_{p}": f"rg_lru.{theirs}_gate_{p}" for p in ("weight", "bias")}
+    return parts + same(equal, here, there) + _kernel(here, f"{there}conv_1d", bias=True)
+
+
+def _h3(keywords: Keywords, names: Names, there: str, here: str, config: ModelConfig) -> list[Part]:
+    return h3_parts(keywords, names, there + names.inner, here, config.d_model)
+
+
+def h3_parts(keywords: Keywords, names: Names, there: str, here: str, d_model: int) -> list[Part]:
+    """The tensors of an H3 layer."""
+    qkv = [f"{there}{name}_proj" for name in "qkv"]
+    parts = _linear(f"{here}qkv", qkv, True, names, [d_model] * 3)
+    parts += _linear(f"{here}out_proj", [f"{there}output_linear"], True, names)
+    for ours, theirs, rows in (
+        ("shift", "ssm_k_kernel.kernel", d_model),
+        ("diagonal", "kernel.kernel", d_model // keywords["d_head"]),
+    ):
+        change = _outputs_first(rows)
+        parts.append(Part(f"{here}{ours}.c", (f"{there}{theirs}.C",), changes=(change,)))
+    return parts + same(_H3, here, there)
+
+
+_H3 = {
+    "shift.b": "ssm_k_kernel.kernel.B",
+    "shift.skip": "ssm_k_D",
+    "diagonal.log_dt": "kernel.kernel.log_dt",
+    "diagonal.log_decay": "kernel.kernel.inv_A_real",
+    "diagonal.frequency": "kernel.kernel.A_imag",
+    "diagonal.b": "kernel.kernel.B",
+    "diagonal.skip": "D",
+}
+
+
+def _outputs_first(rows: int) -> Change:
+    """Official readouts have an axis for the outputs of each channel; ours joins them."""
+    return Change(lambda t: t.flatten(0, 1), lambda t: t.unflatten(0, (-1, rows)))
 
 
 def _feed_forward(
-    keywords: Mapping[str, Any], names: Names, there: str, here: str, _: ModelConfig
+    keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig
 ) -> list[Part]:
     up, bias = [f"{there}{name}" for name in names.up], keywords["bias"]
     parts = _linear(f"{here}in_proj", up, bias, names, [keywords["d_hidden"]] * 2)
     return parts + _linear(f"{here}out_proj", [there + names.down], bias, names)
+
+
+_MAKE: Mapping[str, Callable[[Keywords, Names, str, str, ModelConfig], list[Part]]] = {
+    "attention": _attention,
+    "sliding_attention": _sliding_attention,
+    "mamba": _mamba,
+    "mamba2": _mamba2,
+    "gated_conv": _gated_conv,
+    "gated_delta_net": _gated_delta_net,
+    "rg_lru": _rg_lru,
+    "h3": _h3,
+    "feed_forward": _feed_forward,
+}

@@ -1,34 +1,40 @@
 """Llama and its relatives: rotary attention and gated feed-forwards."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.convert.decoder_parts import decoder_parts
-from stateline.models.convert.parts import Layer, Names, Part, blocks
+from stateline.models.convert.converter import Converter
+from stateline.models.convert.parts import Layer, Names, first_keywords, groups
 from stateline.models.convert.settings import (
     FULL,
-    granite_scores,
+    HIDDEN,
+    TIED,
+    VOCABULARY,
+    WIDTH,
+    Field,
+    Fields,
+    head_width,
     heads,
     heads_back,
     layer_count,
     layer_types,
-    multipliers_back,
-    only,
     rope,
     rope_back,
     runs,
-    with_multipliers,
+    windowed,
 )
-from stateline.models.convert.weights import count, number
+from stateline.models.convert.weights import number
 from stateline.models.pattern import Value
 
 Settings = Mapping[str, Any]
 
 NAMES = Names(
-    base="model.",
     embedding="model.embed_tokens",
+    mixers=("attention", "sliding_attention"),
+    base="model.",
     norm="model.norm",
     layer="model.layers.{}.",
     norms=("input_layernorm", "post_attention_layernorm"),
@@ -38,24 +44,38 @@ NAMES = Names(
     down="mlp.down_proj",
     qk_norms=("self_attn.q_norm", "self_attn.k_norm"),
 )
-MIXERS = ("attention", "sliding_attention")
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-}
 KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 """Heads of keys where the settings do not say; elsewhere those of queries."""
 
+GATED = (VOCABULARY, WIDTH, HIDDEN, TIED)
+NORM = Field("rms_norm_eps", "norm_eps", 1e-6)
+BIAS = Field("attention_bias", "attention.bias", False)
+MULTIPLIERS = (
+    Field("embedding_multiplier", "embedding_multiplier", 1.0),
+    Field("residual_multiplier", "residual_multiplier", 1.0),
+    Field("logits_scaling", "logits_divisor", 1.0),
+)
+"""Granite's; the factor of its scores is another (:func:`granite_scores`)."""
 
-def decoder_config(settings: Settings) -> ModelConfig:
+SILU = {"hidden_act": ("silu",)}
+_MLP_BIAS = Field("mlp_bias", "feed_forward.bias", False)
+FIELDS = {
+    "llama": Fields((*GATED, NORM, BIAS, _MLP_BIAS), SILU),
+    "mistral": Fields((*GATED, NORM), SILU),
+    "qwen2": Fields((*GATED, NORM), SILU),
+    "qwen3": Fields((*GATED, NORM, BIAS, NORM._replace(ours="attention.norm_eps")), SILU),
+    "granite": Fields((*GATED, NORM, BIAS, _MLP_BIAS, *MULTIPLIERS), SILU),
+}
+"""By ``model_type``."""
+
+
+def decoder_config(settings: Settings, kind: str) -> ModelConfig:
     """Our configuration of a Llama, Mistral, Qwen2, Qwen3 or Granite.
 
     Args:
         settings: As in its ``config.json``; what may be missing there has the value that
             transformers gives it.
+        kind: Which of them, by ``model_type``.
 
     Returns:
         The configuration.
@@ -65,46 +85,33 @@ def decoder_config(settings: Settings) -> ModelConfig:
 
     Example:
         >>> config = decoder_config({
-        ...     "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
-        ...     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2})
+        ...     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+        ...     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        ...     kind="llama")
         >>> config.pattern, config.layers["attention"]["n_kv_heads"]
         ('attention*2', 2)
     """
-    kind = settings["model_type"]
-    only(settings, hidden_act="silu")
+    model, layers = FIELDS[kind].read(settings)
     if kind == "qwen3":
         settings = {"head_dim": 128, **settings}
     attention: dict[str, Value] = {**heads(settings, KV_HEADS.get(kind)), **rope(settings)}
+    attention |= layers.pop("attention", {})
     if kind == "qwen2":
         attention["bias"] = "qkv"
-    elif kind != "mistral" and settings.get("attention_bias"):
-        attention["bias"] = True
     if kind == "qwen3":
-        attention |= {"qk_norm": True, "norm_eps": number(settings, "rms_norm_eps", 1e-6)}
+        attention["qk_norm"] = True
     if kind == "granite":
         attention |= granite_scores(settings)
     types, window = _types(settings, kind)
-    layers: dict[str, dict[str, Value]] = {}
-    if "attention" in types:
-        layers["attention"] = attention
-    if "sliding_attention" in types:
-        if kind == "qwen3":
-            raise InputError("sliding windows with normalised queries and keys are not supported")
-        layers["sliding_attention"] = {**attention, "window": window}
-    layers["feed_forward"] = {"d_hidden": count(settings, "intermediate_size")}
-    if kind in ("llama", "granite") and settings.get("mlp_bias"):
-        layers["feed_forward"]["bias"] = True
-    config = ModelConfig(
+    if kind == "qwen3" and "sliding_attention" in types:
+        raise InputError("sliding windows with normalised queries and keys are not supported")
+    return ModelConfig(
         runs(types),
-        vocab_size=count(settings, "vocab_size"),
-        d_model=count(settings, "hidden_size"),
         norm="rms",
-        norm_eps=number(settings, "rms_norm_eps", 1e-6),
         feed_forward="swiglu",
-        tie_embeddings=settings.get("tie_word_embeddings", False),
-        layers=layers,
+        layers=windowed(types, attention, window) | layers,
+        **model,
     )
-    return with_multipliers(config, settings) if kind == "granite" else config
 
 
 def _types(settings: Settings, kind: str) -> tuple[list[str], int | None]:
@@ -122,9 +129,17 @@ def _types(settings: Settings, kind: str) -> tuple[list[str], int | None]:
     return ["attention" if name in FULL else "sliding_attention" for name in types], window
 
 
-def decoder_names(config: ModelConfig) -> list[Part]:
-    """All tensors, by our names and theirs."""
-    return decoder_parts(config, NAMES, MIXERS)
+def granite_scores(settings: Settings) -> dict[str, Value]:
+    """The factor of Granite's scores, if it is not the usual one."""
+    scale = number(settings, "attention_multiplier", 1.0)
+    usual = max(1, head_width(settings)) ** -0.5
+    return {} if scale == usual else {"score_scale": scale}
+
+
+def granite_scores_back(attention: Mapping[str, Any]) -> dict[str, float]:
+    """The inverse of :func:`granite_scores`."""
+    usual = float(attention["d_head"] ** -0.5)
+    return {"attention_multiplier": attention["score_scale"] or usual}
 
 
 def decoder_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
@@ -133,29 +148,19 @@ def decoder_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
     Raises:
         InputError: If the model does not consist of attention and feed-forwards.
     """
-    pairs = blocks(config, MIXERS)
-    mixer, feed_forward = pairs[0]
-    settings: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[kind]],
-        "model_type": kind,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": feed_forward.keywords["d_hidden"],
-        "num_hidden_layers": len(pairs),
+    blocks = groups(config, NAMES)
+    attention = first_keywords(blocks, *NAMES.mixers)
+    settings = {
+        **FIELDS[kind].write(config, blocks),
+        "num_hidden_layers": len(blocks),
         "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
-        **heads_back(mixer.keywords),
-        **rope_back(mixer.keywords),
+        **heads_back(attention),
+        **rope_back(attention),
     }
-    if kind in ("llama", "granite"):
-        settings["mlp_bias"] = feed_forward.keywords["bias"]
-    if kind in ("llama", "granite", "qwen3"):
-        settings["attention_bias"] = mixer.keywords["bias"] is True
     if kind == "granite":
-        settings |= multipliers_back(config, mixer.keywords)
+        settings |= granite_scores_back(attention)
     if kind in ("mistral", "qwen2"):
-        settings |= _windows([mixer for mixer, _ in pairs], kind)
+        settings |= _windows([mixer for mixer, _ in blocks], kind)
     return settings
 
 
@@ -167,3 +172,23 @@ def _windows(mixers: list[Layer], kind: str) -> dict[str, Any]:
     types = ["full_attention" if m.name == "attention" else m.name for m in mixers]
     used = {"use_sliding_window": window is not None, "sliding_window": window}
     return {**used, "layer_types": types}
+
+
+def _converter(kind: str, title: str, architecture: str) -> Converter:
+    return Converter(
+        f"{title} of Hugging Face transformers",
+        NAMES,
+        partial(decoder_config, kind=kind),
+        partial(decoder_settings, kind=kind),
+        {kind: architecture},
+    )
+
+
+CONVERTERS = {
+    "llama": _converter("llama", "Llama", "LlamaForCausalLM"),
+    "mistral": _converter("mistral", "Mistral", "MistralForCausalLM"),
+    "qwen2": _converter("qwen2", "Qwen2", "Qwen2ForCausalLM"),
+    "qwen3": _converter("qwen3", "Qwen3", "Qwen3ForCausalLM"),
+    "granite": _converter("granite", "Granite 3", "GraniteForCausalLM"),
+}
+"""By ``model_type``."""

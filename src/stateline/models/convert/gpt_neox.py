@@ -1,26 +1,24 @@
-"""GPT-NeoX, and so Pythia, in the format of Hugging Face."""
+"""GPT-NeoX and Pythia, and the models of "Repeat After Me", which are built on GPT-NeoX."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
-from stateline.models.convert.weights import (
-    BUFFERS,
-    assemble,
-    count,
-    number,
-    read_settings,
-    read_weights,
-    rename,
-    section,
-    some_names,
+from stateline.models.convert.converter import Converter, Settings, Shapes
+from stateline.models.convert.parts import Names, Part, both, first_keywords, groups, renamed, same
+from stateline.models.convert.settings import (
+    HIDDEN,
+    TIED,
+    VOCABULARY,
+    WIDTH,
+    Field,
+    Fields,
+    layer_count,
+    rope,
+    rope_back,
 )
-from stateline.models.language_model import LanguageModel
+from stateline.models.convert.weights import count, flag, number
 from stateline.models.pattern import parse_pattern
 
 ACTIVATIONS = {
@@ -32,49 +30,78 @@ ACTIVATIONS = {
 }
 """Our name of each official activation."""
 
+NAMES = Names(
+    embedding="gpt_neox.embed_in",
+    mixers=("attention",),
+    base="gpt_neox.",
+    norm="gpt_neox.final_layer_norm",
+    layer="gpt_neox.layers.{}.",
+    norms=("input_layernorm", "post_attention_layernorm"),
+    qkv=("attention.query_key_value",),
+    by_head=True,
+    out="attention.dense",
+    up=("mlp.dense_h_to_4h",),
+    down="mlp.dense_4h_to_h",
+    blocks=("parallel", "sequential"),
+    head="embed_out",
+    spell=renamed("lm_head.weight", "embed_out.weight"),  # its name in newer files
+)
+FIELDS = Fields(
+    (
+        VOCABULARY,
+        WIDTH,
+        HIDDEN,
+        TIED,
+        Field("layer_norm_eps", "norm_eps", 1e-5),
+        Field("num_attention_heads", "attention.n_heads"),
+        Field("attention_bias", "attention.bias", True),
+    )
+)
 
-def load_gpt_neox(folder: str | Path, *, device: torch.device | str = "cpu") -> LanguageModel:
-    """Read a published GPT-NeoX model, for example a Pythia, from its folder.
 
-    Files of old and new versions of transformers are read, in safetensors or pickled, of which only
-    tensors are read. The model has no ``max_len``: longer inputs than in training are accepted, and
-    quality depends on how rotary positions extrapolate.
-
-    Args:
-        folder: With ``config.json`` and the weights.
-        device: Where the weights shall be.
-
-    Returns:
-        The model, in evaluation mode, in the precision in which it was saved.
+def activation(settings: Settings, name: str, default: str) -> Any:
+    """Our name of the activation.
 
     Raises:
-        InputError: If a file is missing or damaged, tensors are missing, left over or of another
-            shape, or the configuration asks for what is not there.
-
-    References:
-        Black et al., "GPT-NeoX-20B", 2022; Biderman et al., "Pythia", 2023.
+        InputError: If we do not have it.
     """
-    settings = read_settings(folder)
-    if settings.get("model_type") != "gpt_neox":
-        raise InputError(f"{folder} holds a {settings.get('model_type')!r} model, not a 'gpt_neox'")
-    config = gpt_neox_config(settings)
-    return assemble(config, gpt_neox_weights(read_weights(folder), settings), device=device)
+    if (official := str(settings.get(name, default))) not in ACTIVATIONS:
+        raise unknown_name("activation", official, ACTIVATIONS)
+    return ACTIVATIONS[official]
 
 
-def gpt_neox_config(settings: Mapping[str, Any], *, rotary: bool = True) -> ModelConfig:
-    """Our configuration of a GPT-NeoX model.
+def activation_back(config: ModelConfig) -> str:
+    """The inverse of :func:`activation`; InputError if the activation is not among them."""
+    for official, ours in ACTIVATIONS.items():
+        if ours == config.feed_forward:
+            return official
+    raise InputError(
+        "models of this family have feed-forwards without gates, got "
+        f"feed_forward={config.feed_forward}"
+    )
+
+
+def gpt_neox_config(settings: Settings) -> ModelConfig:
+    """Our configuration of a GPT-NeoX model, or of one of Repeat After Me.
+
+    A model has no ``max_len``: longer inputs than in training are accepted, and quality depends on
+    how rotary positions extrapolate.
 
     Args:
         settings: As in its ``config.json``; what may be missing there has the value that
-            transformers gives it.
-        rotary: Whether the model has rotary positions. If not, the caller adds the position scheme,
-            and settings of rotary positions are ignored.
+            transformers gives it. The models of Repeat After Me also have ``position`` (``none``,
+            ``alibi``, ``hard_alibi``, or ``rope``, which is GPT-NeoX itself) and
+            ``masked_heads``; their settings of rotary positions are ignored.
 
     Returns:
         The configuration.
 
     Raises:
         InputError: If a setting is missing, or one that is there has no counterpart.
+
+    References:
+        Black et al., "GPT-NeoX-20B", 2022; Biderman et al., "Pythia", 2023; Jelassi et al., "Repeat
+        After Me", ICML 2024, section 2.2 and appendix A.
 
     Example:
         >>> config = gpt_neox_config({
@@ -83,183 +110,115 @@ def gpt_neox_config(settings: Mapping[str, Any], *, rotary: bool = True) -> Mode
         >>> config.pattern, config.block, config.layers["attention"]["rotary_fraction"]
         ('attention*2', 'parallel', 0.25)
     """
-    activation = str(settings.get("hidden_act", "gelu"))
-    if activation not in ACTIVATIONS:
-        raise unknown_name("activation", activation, ACTIVATIONS)
-    attention = {
-        "n_heads": count(settings, "num_attention_heads"),
-        "bias": settings.get("attention_bias", True),
-    }
-    if rotary:
-        attention |= _rotary(settings, attention["n_heads"])
+    model, layers = FIELDS.read(settings)
+    if settings.get("position", "rope") == "rope":
+        older = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
+        given = {new: number(settings, old, 0) for old, new in older.items() if old in settings}
+        layers["attention"] |= rope({**settings, **given}, fraction=0.25)
+    else:
+        layers["attention"] |= {
+            "position": settings["position"],
+            "masked_heads": settings.get("masked_heads"),
+            "double_count": True,  # not in the paper: see Attention
+        }
     return ModelConfig(
-        f"attention*{count(settings, 'num_hidden_layers')}",
-        vocab_size=count(settings, "vocab_size"),
-        d_model=count(settings, "hidden_size"),
-        block="parallel" if settings.get("use_parallel_residual", True) else "sequential",
-        norm_eps=number(settings, "layer_norm_eps", 1e-5),
-        feed_forward=ACTIVATIONS[activation],  # type: ignore[arg-type]  # one of its words
-        tie_embeddings=settings.get("tie_word_embeddings", False),
-        layers={
-            "attention": attention,
-            "feed_forward": {"d_hidden": count(settings, "intermediate_size")},
-        },
+        f"attention*{layer_count(settings)}",
+        block="parallel" if flag(settings, "use_parallel_residual", True) else "sequential",
+        feed_forward=activation(settings, "hidden_act", "gelu"),
+        layers=layers,
+        **model,
     )
 
 
-def _rotary(settings: Mapping[str, Any], n_heads: int) -> dict[str, Any]:
-    """Settings of rotary positions."""
-    rope = {
-        "partial_rotary_factor": number(settings, "rotary_pct", 0.25),  # older versions
-        "rope_theta": number(settings, "rotary_emb_base", 10_000.0),
-        **section(settings, "rope_parameters"),
-    }
-    if settings.get("rope_scaling") or rope.get("rope_type", "default") != "default":
-        raise InputError(
-            "rescaled rotary positions are not supported, got "
-            f"{settings.get('rope_scaling') or rope}: use a model without rope_scaling"
-        )
-    fraction = number(rope, "partial_rotary_factor", 0.25)
-    entries = int(count(settings, "hidden_size") // n_heads * fraction)
-    if entries % 2:
-        raise InputError(
-            f"rotary positions rotate pairs of entries, got {entries} entries per head "
-            f"(hidden_size // num_attention_heads * {fraction}): models with an odd number are not "
-            "supported"
-        )
-    return {
-        "position": "rope",
-        "rotary_fraction": fraction,
-        "rope_base": number(rope, "rope_theta", 10_000.0),
-    }
-
-
-def gpt_neox_weights(
-    tensors: Mapping[str, Tensor], settings: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    """Our tensors from those of a GPT-NeoX model.
-
-    Args:
-        tensors: By official names; the output map may be called ``embed_out`` or ``lm_head``.
-        settings: As for :func:`gpt_neox_config`.
-
-    Returns:
-        By our names.
-
-    Raises:
-        InputError: If tensors are missing or left over.
-    """
-    official = {_HEAD.get(name, name): tensor for name, tensor in tensors.items()}
-    names = _names(settings)
-    if "embed_out.weight" not in names:
-        official.pop("embed_out.weight", None)  # a copy of the embedding
-    ours = rename(official, names, ignored=BUFFERS)
-    n_heads = count(settings, "num_attention_heads")
-    return {
-        name: _queries_first(tensor, n_heads) if ".qkv." in name else tensor
-        for name, tensor in ours.items()
-    }
-
-
-def gpt_neox_tensors(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Official tensors from ours; the inverse of :func:`gpt_neox_weights`.
-
-    Raises:
-        InputError: If a tensor of the model has no place in a GPT-NeoX model.
-    """
-    settings = gpt_neox_settings(config, rotary=False)
-    names, n_heads = _names(settings), count(settings, "num_attention_heads")
-    if left_over := sorted(tensors.keys() - names.values()):
-        raise InputError(f"GPT-NeoX models have no place for {some_names(left_over)}")
-    return {
-        official: _interleaved(tensors[ours], n_heads) if ".qkv." in ours else tensors[ours]
-        for official, ours in names.items()
-    }
-
-
-def gpt_neox_settings(config: ModelConfig, *, rotary: bool = True) -> dict[str, Any]:
+def gpt_neox_settings(config: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of our model as a GPT-NeoX; the inverse of :func:`gpt_neox_config`.
-
-    Args:
-        config: Of the model.
-        rotary: Whether positions must be rotary.
 
     Raises:
         InputError: If GPT-NeoX has no such model.
     """
-    (item, *others), attention = parse_pattern(config.pattern), config.layers.get("attention", {})
-    activation = {ours: official for official, ours in reversed(ACTIVATIONS.items())}
-    fits = not others and item.name == "attention" and not item.keywords
-    fits = fits and config.block in ("parallel", "sequential") and config.norm == "layer"
-    fits = fits and config.max_len is None
-    fits = fits and (not rotary or attention.get("position") == "rope")
-    if not fits or config.feed_forward not in activation or config.head_bias:
-        raise InputError(
-            "GPT-NeoX models consist of attention with rotary positions, set for all layers, and "
-            f"layer norms, got {config.pattern!r}"
-        )
-    hidden = config.layers.get("feed_forward", {}).get("d_hidden") or 4 * config.d_model
+    blocks = groups(config, NAMES)
+    attention = first_keywords(blocks, "attention")
     return {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": hidden,
-        "num_hidden_layers": item.repeat,
-        "num_attention_heads": attention.get("n_heads", 4),
-        "rotary_pct": attention.get("rotary_fraction", 1.0),
-        "rotary_emb_base": attention.get("rope_base", 10_000.0),
-        "attention_bias": attention.get("bias", False),
+        **FIELDS.write(config, blocks),
+        "num_hidden_layers": len(blocks),
+        "rotary_pct": attention["rotary_fraction"],  # versions 4 read these two
+        "rotary_emb_base": attention["rope_base"],
+        **rope_back(attention),
         "use_parallel_residual": config.block == "parallel",
-        "hidden_act": activation[config.feed_forward],
-        "layer_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
+        "hidden_act": activation_back(config),
     }
 
 
-_HEAD = {"lm_head.weight": "embed_out.weight"}
-"""Name in newer versions of transformers, and the name in files."""
-
-_PARTS = (
-    ("input_layernorm", 0, "norm"),
-    ("attention.query_key_value", 0, "layer.qkv"),
-    ("attention.dense", 0, "layer.out_proj"),
-    ("post_attention_layernorm", 1, "norm"),
-    ("mlp.dense_h_to_4h", 1, "layer.in_proj"),
-    ("mlp.dense_4h_to_h", 1, "layer.out_proj"),
-)
-"""The parts of a layer: official name, residual branch, our name in it."""
+def _repeat_after_me_settings(config: ModelConfig) -> dict[str, Any]:
+    """The same for a model of Repeat After Me, which may have other positions."""
+    attention = first_keywords(groups(config, NAMES), "attention")
+    position = {"position": attention["position"], "masked_heads": attention["masked_heads"]}
+    return gpt_neox_settings(config) | position
 
 
-def _names(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Our name of each official one."""
-    names = {
-        "gpt_neox.embed_in.weight": "embedding.weight",
-        "gpt_neox.final_layer_norm.weight": "norm.weight",
-        "gpt_neox.final_layer_norm.bias": "norm.bias",
-    }
-    if not settings.get("tie_word_embeddings", False):
-        names["embed_out.weight"] = "head.weight"
-    parallel = settings.get("use_parallel_residual", True)
-    for layer in range(count(settings, "num_hidden_layers")):
-        for part, branch, ours in _PARTS:
-            place = f"{layer}.branches.{branch}" if parallel else f"{2 * layer + branch}"
-            names[f"gpt_neox.layers.{layer}.{part}.weight"] = f"stack.layers.{place}.{ours}.weight"
-            if settings.get("attention_bias", True) or not part.startswith("attention"):
-                names[f"gpt_neox.layers.{layer}.{part}.bias"] = f"stack.layers.{place}.{ours}.bias"
-    return names
+def lstm_config(settings: Settings) -> ModelConfig:
+    """Our configuration of the LSTM of Repeat After Me: no norms, no residual branches."""
+    # Differs from the official code, which applies dropout of 65 % between LSTM layers in
+    # training: there is no dropout here.
+    return ModelConfig(
+        f"lstm(n_layers={count(settings, 'n_layers')})",
+        vocab_size=count(settings, "vocab_size"),
+        d_model=count(settings, "d_model"),
+        block="plain",
+        norm="none",
+        tie_embeddings=False,
+        head_bias=True,
+    )
 
 
-def _queries_first(rows: Tensor, n_heads: int) -> Tensor:
-    """Rows in the order q, k, v of all heads; officially, q, k, v of each head in turn."""
-    if rows.shape[0] % (3 * n_heads):
+def _lstm_shapes(shapes: Shapes) -> dict[str, Any]:
+    if len(shape := shapes["word_embeddings.weight"]) != 2:
+        raise InputError(f"word_embeddings.weight must be a matrix, got the shape {shape}")
+    n_layers = sum(name.startswith("lstm.weight_hh_l") for name in shapes)
+    return {"vocab_size": shape[0], "d_model": shape[1], "n_layers": n_layers}
+
+
+def _lstm_parts(config: ModelConfig, _: Settings) -> list[Part]:
+    (item, *others) = parse_pattern(config.pattern)
+    if others or item.name != "lstm" or config.block != "plain":
         raise InputError(
-            f"the published queries, keys and values have {rows.shape[0]} rows, which "
-            f"num_attention_heads={n_heads} cannot divide among them"
+            "the LSTM of Repeat After Me is lstm(n_layers=...) in a plain block, without norms, "
+            f"got {config.pattern!r}"
         )
-    return rows.unflatten(0, (n_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    parts = same({"embedding.weight": "word_embeddings.weight", **both("head", "head")})
+    for layer in range(int(str(item.keywords.get("n_layers", 1)))):
+        names = [f"{p}_l{layer}" for p in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        parts += same({name: name for name in names}, "stack.layers.0.", "lstm.")
+    return parts
 
 
-def _interleaved(rows: Tensor, n_heads: int) -> Tensor:
-    """The inverse of :func:`_queries_first`."""
-    return rows.unflatten(0, (3, n_heads, -1)).transpose(0, 1).flatten(0, 2).contiguous()
+CONVERTERS: Mapping[str, Converter] = {
+    "repeat_after_me": Converter(
+        "Transformers of Repeat After Me; settings have position and masked_heads",
+        NAMES,
+        gpt_neox_config,
+        _repeat_after_me_settings,
+        recognise=lambda settings, tensors: (
+            "position" in settings and any("query_key_value" in name for name in tensors)
+        ),
+    ),
+    "repeat_after_me_lstm": Converter(
+        "the LSTM of Repeat After Me",
+        Names(embedding="word_embeddings", head="head"),
+        lstm_config,
+        lambda config: {},  # noqa: ARG005 (all follows from the shapes)
+        recognise=lambda _, tensors: (
+            {"word_embeddings.weight", "lstm.weight_hh_l0"} <= set(tensors)
+        ),
+        parts=_lstm_parts,
+        read_off=_lstm_shapes,
+    ),
+    "gpt_neox": Converter(
+        "GPT-NeoX and Pythia of Hugging Face transformers",
+        NAMES,
+        gpt_neox_config,
+        gpt_neox_settings,
+        {"gpt_neox": "GPTNeoXForCausalLM"},
+    ),
+}
+"""By name of the format."""

@@ -1,23 +1,29 @@
 """Nemotron-H without experts: Mamba-2, attention and feed-forwards, each in a branch of its own."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from stateline.errors import InputError
-from stateline.layers.mixers.mamba2 import default_head
 from stateline.models.build import MAX_LAYERS
 from stateline.models.config import ModelConfig
-from stateline.models.convert.decoder_parts import decoder_parts
+from stateline.models.convert.converter import Converter, Settings
 from stateline.models.convert.mamba import unlimited
-from stateline.models.convert.parts import Names, Part, first_keywords, single_branches
-from stateline.models.convert.settings import heads, heads_back, only, runs
-from stateline.models.convert.weights import count, number
-
-Settings = Mapping[str, Any]
+from stateline.models.convert.parts import Names, first_keywords, groups, inner_width
+from stateline.models.convert.settings import (
+    HIDDEN,
+    VOCABULARY,
+    WIDTH,
+    Field,
+    Fields,
+    heads,
+    heads_back,
+    runs,
+)
+from stateline.models.convert.weights import count
 
 NAMES = Names(
-    base="backbone.",
     embedding="backbone.embeddings",
+    mixers=("mamba2", "attention", "feed_forward"),
+    base="backbone.",
     norm="backbone.norm_f",
     layer="backbone.layers.{}.",
     norms=("norm",),
@@ -27,10 +33,29 @@ NAMES = Names(
     down="mixer.down_proj",
     inner="mixer.",
 )
-_LAYERS = ("mamba2", "attention", "feed_forward")
 _WORDS = {"linear_attention": "mamba2", "full_attention": "attention", "mlp": "feed_forward"}
 _OLD_WORDS = {"mamba": "mamba2", "attention": "attention"}
 _SIGNS = {"M": "mamba2", "*": "attention", "-": "feed_forward"}
+
+
+_EPS = Field("layer_norm_epsilon", "norm_eps", 1e-5)
+FIELDS = Fields(
+    (
+        VOCABULARY,
+        WIDTH,
+        HIDDEN,
+        _EPS,
+        Field("ssm_state_size", "mamba2.d_state", 128),
+        Field("mamba_head_dim", "mamba2.d_head", 64),
+        Field("n_groups", "mamba2.n_groups", 8),
+        Field("conv_kernel", "mamba2.d_conv", 4),
+        Field("use_bias", "mamba2.bias", False),
+        Field("use_conv_bias", "mamba2.conv_bias", True),
+        _EPS._replace(ours="mamba2.norm_eps"),
+        Field("mlp_bias", "feed_forward.bias", False),
+    ),
+    {"mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu",)},
+)
 
 
 def nemotron_h_config(settings: Settings) -> ModelConfig:
@@ -43,36 +68,19 @@ def nemotron_h_config(settings: Settings) -> ModelConfig:
     Raises:
         InputError: If a setting is missing, or one that is there has no counterpart.
     """
-    only(settings, mlp_hidden_act="relu2", mamba_hidden_act="silu")
+    model, layers = FIELDS.read(settings)
     unlimited(settings, "time_step_limit")
-    d_model, eps = count(settings, "hidden_size"), number(settings, "layer_norm_epsilon", 1e-5)
-    n_heads = count(settings, "mamba_num_heads", 128)
-    d_head = count(settings, "mamba_head_dim", 64)
+    inner = count(settings, "mamba_num_heads", 128) * count(settings, "mamba_head_dim", 64)
+    layers["attention"] = heads({"head_dim": 128, **settings}, 8)
+    layers["mamba2"]["expand"] = inner / model["d_model"]
+    layers["feed_forward"]["activation"] = "relu2"
     return ModelConfig(
         runs(_layers(settings)),
-        vocab_size=count(settings, "vocab_size"),
-        d_model=d_model,
         norm="rms",
-        norm_eps=eps,
         feed_forward="none",
         tie_embeddings=False,  # transformers ignores tie_word_embeddings in this family
-        layers={
-            "attention": heads({"head_dim": 128, **settings}, 8),
-            "mamba2": {
-                "d_state": count(settings, "ssm_state_size", 128),
-                "d_head": d_head,
-                "n_groups": count(settings, "n_groups", 8),
-                "d_conv": count(settings, "conv_kernel", 4),
-                "expand": n_heads * d_head / d_model,
-                "bias": bool(settings.get("use_bias", False)),
-                "norm_eps": eps,
-            },
-            "feed_forward": {
-                "activation": "relu2",
-                "d_hidden": count(settings, "intermediate_size"),
-                "bias": bool(settings.get("mlp_bias", False)),
-            },
-        },
+        layers=layers,
+        **model,
     )
 
 
@@ -92,40 +100,33 @@ def _layers(settings: Settings) -> list[str]:
     return [known[word] for word in stated]
 
 
-def nemotron_h_names(config: ModelConfig) -> list[Part]:
-    """All tensors, by our names and theirs."""
-    return decoder_parts(config, NAMES, _LAYERS)
-
-
-def nemotron_h_settings(config: ModelConfig, conv_bias: bool) -> dict[str, Any]:
+def nemotron_h_settings(config: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of our model; the inverse of :func:`nemotron_h_config`.
 
     Raises:
         InputError: If the model does not consist of Mamba-2, attention and feed-forwards, each in
             a branch of its own and at least one of each kind.
     """
-    groups = single_branches(config, _LAYERS)
-    mamba2, attention, feed_forward = (first_keywords(groups, name) for name in _LAYERS)
-    inner = int(mamba2["expand"] * config.d_model)
-    d_head = mamba2["d_head"] or default_head(inner)
+    blocks = groups(config, NAMES)
+    mamba2 = first_keywords(blocks, "mamba2")
     words = {ours: official for official, ours in _WORDS.items()}
     return {
-        "architectures": ["NemotronHForCausalLM"],
-        "model_type": "nemotron_h",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": feed_forward["d_hidden"],
-        "mlp_bias": feed_forward["bias"],
+        **FIELDS.write(config, blocks),
+        **heads_back(first_keywords(blocks, "attention")),
         "mlp_hidden_act": "relu2",
-        "layer_norm_epsilon": config.norm_eps,
         "tie_word_embeddings": False,
-        **heads_back(attention),
-        "mamba_num_heads": inner // d_head,
-        "mamba_head_dim": d_head,
-        "n_groups": mamba2["n_groups"],
-        "ssm_state_size": mamba2["d_state"],
-        "conv_kernel": mamba2["d_conv"],
-        "use_bias": mamba2["bias"],
-        "use_conv_bias": conv_bias,
-        "layers_block_type": [words[layer.name] for (layer,) in groups],
+        "mamba_num_heads": inner_width(mamba2, config) // mamba2["d_head"],
+        "layers_block_type": [words[layer.name] for (layer,) in blocks],
     }
+
+
+CONVERTERS = {
+    "nemotron_h": Converter(
+        "Nemotron-H without experts of Hugging Face transformers",
+        NAMES,
+        nemotron_h_config,
+        nemotron_h_settings,
+        {"nemotron_h": "NemotronHForCausalLM"},
+    )
+}
+"""By ``model_type``."""

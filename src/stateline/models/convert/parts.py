@@ -1,8 +1,8 @@
-"""Which tensors of a decoder of Hugging Face are which of ours, in both directions."""
+"""Which tensors of a published model are which of ours, in both directions."""
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -11,24 +11,30 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers import LAYERS
+from stateline.layers.base import LOW_PRECISION
 from stateline.layers.mixers.feed_forward import GATED, default_hidden
+from stateline.layers.mixers.mamba2 import default_head
 from stateline.models.config import ModelConfig
-from stateline.models.convert.to_mamba import as_stored, has_conv_bias
-from stateline.models.convert.weights import BUFFERS, some_names
+from stateline.models.convert.weights import check_names, some_names
 from stateline.models.pattern import Item, Value, parse_pattern
+
+BUFFERS = r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$|_attn_buf$"
+"""Buffers in old files, which no model needs: frequencies and masks."""
 
 
 class Names(NamedTuple):
-    """How a family calls its tensors.
+    """How a format calls its tensors, and the layers that it knows.
 
     Attributes:
-        base: First part of all names but that of the output matrix; some files leave it out.
         embedding: Embedding of tokens.
+        mixers: Our names of the layers that it knows, besides feed-forwards in blocks of two.
+        base: First part of all names but that of the output matrix; some files leave it out.
         norm: Last normalisation.
         layer: First part of the names in layer number ``{}``.
         norms: Normalisations before the mixer and before the feed-forward; a single one where each
             of them is a layer of its own.
         qkv: Projections of queries, keys and values, which may be one.
+        by_head: Whether rows of a joint projection are grouped by head.
         out: Last projection of attention.
         up: First maps of the feed-forward, the gate before the other; they may be one.
         down: Last map of the feed-forward.
@@ -39,23 +45,41 @@ class Names(NamedTuple):
         delta: Projections of the input of a delta net: four, or two whose rows are grouped by the
             heads of the keys.
         transposed: Whether linear maps are stored as (input, output).
+        blocks: How a mixer and its feed-forward may be joined: words of ``ModelConfig.block``.
+        head: Output matrix.
+        writes_tied_head: Whether files hold the output matrix although it is the embedding.
+        spell: The names in files of other versions, as a function from all names of a file to the
+            names here.
     """
 
-    base: str
     embedding: str
-    norm: str
-    layer: str
-    norms: tuple[str, ...]
-    qkv: tuple[str, ...]
-    out: str
-    up: tuple[str, ...]
-    down: str
+    mixers: tuple[str, ...] = ()
+    base: str = ""
+    norm: str = ""
+    layer: str = ""
+    norms: tuple[str, ...] = ()
+    qkv: tuple[str, ...] = ()
+    by_head: bool = False
+    out: str = ""
+    up: tuple[str, ...] = ()
+    down: str = ""
     positions: str = ""
     unused_positions: int = 0
     qk_norms: tuple[str, str] = ("", "")
     inner: str = ""
     delta: tuple[str, ...] = ()
     transposed: bool = False
+    blocks: tuple[str, ...] = ("sequential",)
+    head: str = "lm_head"
+    writes_tied_head: bool = False
+    spell: Callable[[Collection[str]], Mapping[str, str]] = lambda found: dict(
+        zip(found, found, strict=True)
+    )
+
+
+def renamed(old: str, new: str) -> Callable[[Collection[str]], Mapping[str, str]]:
+    """For :attr:`Names.spell`: files of some versions call one tensor otherwise."""
+    return lambda found: {name: new if name == old else name for name in found}
 
 
 class Change(NamedTuple):
@@ -93,21 +117,37 @@ def by_head(heads: int, sizes: Sequence[int], order: int = 1) -> Change:
 
 
 class Part(NamedTuple):
-    """One of our tensors, and those of theirs that are its rows.
+    """One of our tensors, and the official tensors that are its rows.
 
     Attributes:
-        ours: Our name.
-        theirs: Their names.
-        rows: For several of theirs: the number of rows of each.
-        changes: How the numbers of theirs are rearranged: one for all, or one for each.
-        zeros: For a tensor that may be missing there, and is zero then: its length.
+        ours: Our name; empty for official tensors that our model does not need.
+        theirs: The official names.
+        rows: For several official tensors: the number of rows of each.
+        changes: How the numbers of official tensors are rearranged: one for all, or one for each.
+        constant: What is written for an official tensor that our model does not need.
     """
 
     ours: str
     theirs: tuple[str, ...]
     rows: tuple[int, ...] = ()
     changes: tuple[Change, ...] = (SAME,)
-    zeros: int = 0
+    constant: Tensor | None = None
+
+
+def same(names: Mapping[str, str], here: str = "", there: str = "") -> list[Part]:
+    """Tensors that differ in their names alone.
+
+    Args:
+        names: The official name of each of ours.
+        here: First part of our names.
+        there: First part of the official names.
+    """
+    return [Part(here + ours, (there + theirs,)) for ours, theirs in names.items()]
+
+
+def both(ours: str, theirs: str, parts: Sequence[str] = ("weight", "bias")) -> dict[str, str]:
+    """The official names of the weight and the bias of a map or a norm."""
+    return {f"{ours}.{part}": f"{theirs}.{part}" for part in parts}
 
 
 class Layer(NamedTuple):
@@ -142,100 +182,116 @@ def _layer(
     keywords: dict[str, Any] = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     general = config.layers.get(name, {})
     keywords |= {**given, **general} if inside else {**general, **given}
-    if "n_heads" in keywords:
-        keywords["n_kv_heads"] = keywords.get("n_kv_heads") or keywords["n_heads"]
-        keywords["d_head"] = keywords.get("d_head") or config.d_model // keywords["n_heads"]
+    derived = {n: v for n, v in _derived(name, keywords, config).items() if keywords[n] is None}
+    return Layer(name, keywords | derived)
+
+
+def _derived(name: str, keywords: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """What a layer takes for keywords that are not given."""
+    width = config.d_model
+    if name in ("attention", "sliding_attention"):
+        n_heads = keywords["n_heads"]
+        return {"n_kv_heads": n_heads, "d_head": width // n_heads}
+    if name == "mamba":
+        return {"dt_rank": -(-width // 16)}
+    if name == "mamba2":
+        return {"d_head": default_head(inner_width(keywords, config))}
+    if name == "gated_delta_net":
+        return {"n_key_heads": keywords["n_heads"], "d_key": width // keywords["n_heads"]}
+    if name == "rg_lru":
+        return {"d_inner": width}
     if name == "feed_forward":
-        activation, d_hidden = keywords["activation"], keywords["d_hidden"]
-        if d_hidden is None:
-            d_hidden = default_hidden(config.d_model, activation)
-        bias = activation not in GATED if keywords["bias"] is None else keywords["bias"]
-        keywords |= {"d_hidden": d_hidden, "bias": bias}
-    return Layer(name, keywords)
+        activation = keywords["activation"]
+        return {"d_hidden": default_hidden(width, activation), "bias": activation not in GATED}
+    return {}
 
 
-def blocks(config: ModelConfig, mixers: Sequence[str]) -> list[tuple[Layer, Layer]]:
-    """Pairs of a mixer and a feed-forward.
+def inner_width(keywords: Mapping[str, Any], config: ModelConfig) -> int:
+    """Number of inner channels of a Mamba or a Mamba-2."""
+    return int(keywords["expand"] * config.d_model)
+
+
+def groups(config: ModelConfig, names: Names) -> list[tuple[Layer, ...]]:
+    """The layers of a model by blocks of the format: a mixer and its feed-forward, or one layer.
 
     Raises:
-        InputError: If the model does not consist of these mixers, each with a feed-forward.
+        InputError: If the model does not consist of such blocks.
     """
-    layers = flat_layers(config)
-    pairs = list(zip(layers[::2], layers[1::2], strict=False))
-    fits = len(layers) % 2 == 0 and config.block == "sequential" and config.norm != "none"
-    fits = fits and all(m.name in mixers and f.name == "feed_forward" for m, f in pairs)
+    found, size = flat_layers(config), len(names.norms)
+    blocks = [tuple(found[at : at + size]) for at in range(0, len(found), size)]
+    ends = ("feed_forward",) * (size - 1)
+    fits = config.block in names.blocks and config.norm != "none" and not config.head_bias
+    fits = fits and all(
+        mixer.name in names.mixers and tuple(layer.name for layer in rest) == ends
+        for mixer, *rest in blocks
+    )
     if not fits:
+        followed = ", each followed by a feed-forward," if size > 1 else ""
         raise InputError(
-            f"models of this family consist of {' or '.join(mixers)}, each followed by a "
-            f"feed-forward, in sequential blocks, got {config.pattern!r}"
+            f"models of this family consist of {' or '.join(names.mixers)}{followed} in "
+            f"{' or '.join(names.blocks)} blocks with norms, got {config.pattern!r}"
         )
-    return pairs
+    return blocks
 
 
-def single_branches(config: ModelConfig, layers: Sequence[str]) -> list[tuple[Layer]]:
-    """The layers of a model in which a feed-forward is one of them, as groups of one.
-
-    Raises:
-        InputError: If the model does not consist of these layers.
-    """
-    found = flat_layers(config)
-    fits = config.block == "sequential" and config.norm != "none"
-    if not fits or not {layer.name for layer in found} <= set(layers):
-        raise InputError(
-            f"models of this family consist of {' or '.join(layers)} in sequential blocks, got "
-            f"{config.pattern!r}"
-        )
-    return [(layer,) for layer in found]
-
-
-def first_keywords(groups: Sequence[tuple[Layer, ...]], name: str) -> Mapping[str, Any]:
-    """Keywords of the first layer of a kind.
+def first_keywords(blocks: Sequence[tuple[Layer, ...]], *names: str) -> Mapping[str, Any]:
+    """Keywords of the first layer of some kinds.
 
     Raises:
         InputError: If there is none.
     """
-    for layer in (layer for group in groups for layer in group):
-        if layer.name == name:
+    for layer in (layer for block in blocks for layer in block):
+        if layer.name in names:
             return layer.keywords
-    raise InputError(f"models of this family have at least one layer {name}, got none")
+    raise InputError(f"models of this family have at least one layer {names[0]}, got none")
+
+
+def matched(found: Iterable[str], parts: Sequence[Part], names: Names) -> dict[str, str]:
+    """The name in a file of each official tensor.
+
+    Args:
+        found: Names in the file.
+        parts: The tensors of the model.
+        names: Names of the format.
+
+    Raises:
+        InputError: If tensors are missing or left over.
+    """
+    spelled = names.spell([name for name in found if not re.search(BUFFERS, name)])
+    if f"{names.embedding}.weight" not in spelled.values():
+        spelled = {n: t if t.startswith(names.head) else names.base + t for n, t in spelled.items()}
+    files = {there: name for name, there in spelled.items()}
+    needed = {name for part in parts if part.ours for name in part.theirs}
+    known = {name for part in parts for name in part.theirs} | {f"{names.head}.weight"}
+    check_names(files, needed, known)
+    return files
 
 
 def read_parts(
     tensors: Mapping[str, Tensor], parts: Sequence[Part], names: Names
-) -> dict[str, Tensor]:
-    """Our tensors from theirs.
+) -> Iterator[tuple[str, Tensor]]:
+    """Our tensors from official ones, one at a time.
 
     Raises:
-        InputError: If tensors are missing or left over, or the output matrix of a model that ties
-            it is not its embedding.
+        InputError: If tensors are missing or left over, do not fit, or the output matrix of a model
+            that ties it is not its embedding.
     """
-    found = {name: t for name, t in tensors.items() if not re.search(BUFFERS, name)}
-    if f"{names.embedding}.weight" not in found:
-        found = {n if n.startswith("lm_head") else names.base + n: t for n, t in found.items()}
-    wanted = {name for part in parts for name in part.theirs if not part.zeros}
-    if missing := sorted(wanted - found.keys()):
+    files = matched(tensors, parts, names)
+    head, embedding = f"{names.head}.weight", f"{names.embedding}.weight"
+    tied = head in files and not any(head in part.theirs for part in parts)
+    if tied and not tensors[files[head]].equal(tensors[files[embedding]]):
         raise InputError(
-            f"the published weights lack {some_names(missing)}: do they fit their config?"
+            f"{head} must be the embedding where the configuration ties them, got another: set "
+            "tie_word_embeddings (or tie_embeddings) to false in the settings"
         )
-    known = {name for part in parts for name in part.theirs}
-    if (head := found.get("lm_head.weight")) is not None and "lm_head.weight" not in known:
-        if not head.equal(found[f"{names.embedding}.weight"]):
-            raise InputError(
-                "lm_head.weight must be the embedding where the configuration ties them, got "
-                "another: set tie_word_embeddings to false in the settings"
-            )
-        del found["lm_head.weight"]
-    if unexpected := sorted(found.keys() - known):
-        raise InputError(
-            f"the published weights hold {some_names(unexpected)}, for which the model has no "
-            "place: do they fit their config?"
-        )
-    return {part.ours: _read(part, found) for part in parts}
+    return (
+        (part.ours, _read(part, {name: tensors[files[name]] for name in part.theirs}))
+        for part in parts
+        if part.ours
+    )
 
 
 def _read(part: Part, found: Mapping[str, Tensor]) -> Tensor:
-    if part.zeros and part.theirs[0] not in found:
-        return torch.zeros(part.zeros)
     for name, rows in zip(part.theirs, part.rows, strict=False):
         if (got := found[name].shape[:1]) != (rows,):
             raise InputError(
@@ -245,29 +301,45 @@ def _read(part: Part, found: Mapping[str, Tensor]) -> Tensor:
     changes = zip(part.theirs, cycle(part.changes), strict=False)
     try:
         tensors = [change.read(found[name]) for name, change in changes]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     except (LookupError, RuntimeError) as error:
         raise InputError(
             f"the published weights do not fit their config: {part.theirs[0]!r} has the shape "
             f"{tuple(found[part.theirs[0]].shape)}"
         ) from error
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def write_parts(tensors: Mapping[str, Tensor], parts: Sequence[Part]) -> dict[str, Tensor]:
-    """Their tensors from ours; the inverse of :func:`read_parts`.
+def write_parts(
+    tensors: Mapping[str, Tensor], parts: Sequence[Part], names: Names
+) -> Iterator[tuple[str, Tensor]]:
+    """Official tensors from ours, one at a time; the inverse of :func:`read_parts`.
 
     Raises:
         InputError: If a tensor of the model has no place there.
     """
     if left_over := sorted(tensors.keys() - {part.ours for part in parts}):
         raise InputError(f"models of this family have no place for {some_names(left_over)}")
-    dropped = not has_conv_bias(tensors)
-    dtype, official = tensors["embedding.weight"].dtype, dict[str, Tensor]()
+    return _write(tensors, parts, names)
+
+
+def _write(
+    tensors: Mapping[str, Tensor], parts: Sequence[Part], names: Names
+) -> Iterator[tuple[str, Tensor]]:
+    dtype = tensors["embedding.weight"].dtype
     for part in parts:
-        if part.zeros and dropped:
-            continue
-        tensor = as_stored(tensors[part.ours], dtype)
-        pieces = tensor.split(list(part.rows)) if part.rows else [tensor]
-        for name, piece, change in zip(part.theirs, pieces, cycle(part.changes), strict=False):
-            official[name] = change.write(piece)
-    return official
+        if part.constant is not None:
+            yield part.theirs[0], part.constant
+        if part.ours:
+            tensor = as_stored(tensors[part.ours], dtype)
+            pieces = tensor.split(list(part.rows)) if part.rows else [tensor]
+            for name, piece, change in zip(part.theirs, pieces, cycle(part.changes), strict=False):
+                yield name, change.write(piece)
+    if names.writes_tied_head and "head.weight" not in tensors:
+        yield f"{names.head}.weight", tensors["embedding.weight"]
+
+
+def as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In half precision, if the model is and nothing is lost: it was raised when it was read."""
+    lower = tensor.to(dtype)
+    exact = dtype in LOW_PRECISION and bool(lower.to(tensor.dtype).equal(tensor))
+    return lower if exact else tensor

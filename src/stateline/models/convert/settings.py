@@ -1,14 +1,14 @@
 """Settings that decoders of Hugging Face have in common, in both directions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from stateline.errors import InputError
 from stateline.models.build import MAX_LAYERS
 from stateline.models.config import ModelConfig
-from stateline.models.convert.weights import count, number, section
+from stateline.models.convert.parts import Layer, first_keywords
+from stateline.models.convert.weights import count, flag, number, section
 from stateline.models.pattern import Value
 
 Settings = Mapping[str, Any]
@@ -63,15 +63,74 @@ def layer_indices(settings: Settings, name: str) -> list[int] | None:
     return found
 
 
-def only(settings: Settings, **wanted: Any) -> None:
-    """Check settings that are supported with one value only.
+class Field(NamedTuple):
+    """A field of ``config.json`` that is one of our settings.
 
-    Raises:
-        InputError: If one of them has another value.
+    Attributes:
+        theirs: Its name.
+        ours: Name of a setting of the model, or LAYER.KEYWORD.
+        default: Its value where it is missing, which also says its type; ``None``: it is a count
+            that must be there.
     """
-    for name, value in wanted.items():
-        if (found := settings.get(name, value)) != value:
-            raise InputError(f"{name}={found!r} is not supported, only {name}={value!r}")
+
+    theirs: str
+    ours: str
+    default: float | None = None
+
+
+class Fields(NamedTuple):
+    """The fields of ``config.json`` that a family has.
+
+    Attributes:
+        ours: Those that are our settings.
+        only: Values with which a field is supported, the default among them.
+    """
+
+    ours: tuple[Field, ...]
+    only: Mapping[str, tuple[Any, ...]] = {}
+
+    def read(self, settings: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Value]]]:
+        """Settings of the model, and keywords by layer.
+
+        Raises:
+            InputError: If a field is missing, or has a value that is not supported.
+        """
+        for name, known in self.only.items():
+            if settings.get(name, known[0]) not in known:
+                wanted = " or ".join(f"{name}={value!r}" for value in known)
+                raise InputError(f"{name}={settings[name]!r:.80} is not supported, only {wanted}")
+        model: dict[str, Any] = {}
+        layers: dict[str, dict[str, Value]] = {}
+        for field in self.ours:
+            layer, _, keyword = field.ours.rpartition(".")
+            place = layers.setdefault(layer, {}) if layer else model
+            place[keyword] = _value(settings, field)
+        return model, layers
+
+    def write(self, config: ModelConfig, blocks: Sequence[tuple[Layer, ...]]) -> dict[str, Any]:
+        """The inverse of :meth:`read`; the first layer of a kind stands for all."""
+        settings = {}
+        for field in self.ours:
+            layer, _, keyword = field.ours.rpartition(".")
+            same = ("attention", "sliding_attention") if layer == "attention" else (layer,)
+            found = first_keywords(blocks, *same)[keyword] if layer else getattr(config, keyword)
+            settings[field.theirs] = found is True if isinstance(field.default, bool) else found
+        return settings
+
+
+def _value(settings: Settings, field: Field) -> Value:
+    name, default = field.theirs, field.default
+    if isinstance(default, bool):
+        return flag(settings, name, default)
+    if isinstance(default, float):
+        return number(settings, name, default)
+    return count(settings, name, default)
+
+
+VOCABULARY = Field("vocab_size", "vocab_size")
+WIDTH = Field("hidden_size", "d_model")
+HIDDEN = Field("intermediate_size", "feed_forward.d_hidden")
+TIED = Field("tie_word_embeddings", "tie_embeddings", False)
 
 
 def heads(settings: Settings, kv_default: int | None = None) -> dict[str, Value]:
@@ -134,7 +193,9 @@ def rope(settings: Settings, *, base: float = 10_000.0, fraction: float = 1.0) -
         keywords["rotary_fraction"] = part
         d_head = head_width(settings)
         if not 0 < part < 1 or int(d_head * part) % 2:
-            raise InputError(f"rotary positions rotate pairs of entries, got {d_head} * {part}")
+            raise InputError(
+                f"rotary positions rotate pairs of entries, got {d_head * part:g} of {d_head}"
+            )
     if kind not in ("default", "linear", "llama3"):
         raise InputError(
             f"rotary positions scaled by {kind!r} are not supported: only 'linear' and 'llama3' are"
@@ -177,28 +238,9 @@ def bias(settings: Settings, qkv: str, out: str) -> Value:
     return on_qkv if on_qkv == on_out else ("qkv" if on_qkv else "out")
 
 
-def granite_scores(settings: Settings) -> dict[str, Value]:
-    """The factor of Granite's scores, if it is not the usual one."""
-    scale = number(settings, "attention_multiplier", 1.0)
-    usual = max(1, head_width(settings)) ** -0.5
-    return {} if scale == usual else {"score_scale": scale}
-
-
-def with_multipliers(config: ModelConfig, settings: Settings) -> ModelConfig:
-    """The configuration with the multipliers of a Granite."""
-    return replace(
-        config,
-        embedding_multiplier=number(settings, "embedding_multiplier", 1.0),
-        residual_multiplier=number(settings, "residual_multiplier", 1.0),
-        logits_divisor=number(settings, "logits_scaling", 1.0),
-    )
-
-
-def multipliers_back(config: ModelConfig, attention: Mapping[str, Any]) -> dict[str, float]:
-    """The inverse of :func:`granite_scores` and :func:`with_multipliers`."""
-    return {
-        "embedding_multiplier": config.embedding_multiplier,
-        "residual_multiplier": config.residual_multiplier,
-        "logits_scaling": config.logits_divisor,
-        "attention_multiplier": attention["score_scale"] or attention["d_head"] ** -0.5,
-    }
+def windowed(
+    types: Sequence[str], attention: Mapping[str, Value], window: int | None
+) -> dict[str, dict[str, Value]]:
+    """Keywords of the attention layers that a model has, with and without a window."""
+    layers = {"attention": {**attention}, "sliding_attention": {**attention, "window": window}}
+    return {name: keywords for name, keywords in layers.items() if name in types}

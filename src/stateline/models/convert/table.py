@@ -1,11 +1,9 @@
-"""All formats of published models, and how to read, recognise and write them."""
-
-# ruff: noqa: ARG005 (the functions of all converters take the same arguments)
+"""All formats of published models; reading, recognising and writing them."""
 
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,24 +16,21 @@ from stateline.files import regular_file, user_path, write_folder, write_text
 from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.convert import (
+    decoders,
+    gpt,
     gpt_neox,
     h3,
+    hybrids,
     mamba,
-    repeat_after_me,
-    to_h3,
-    to_mamba,
+    nemotron,
+    qwen,
+    recurrent_gemma,
     transformer_sequential,
 )
+from stateline.models.convert.converter import Converter, Settings
 from stateline.models.convert.expressible import check_expressible
-from stateline.models.convert.families import FAMILIES, MISSING, Family
-from stateline.models.convert.parts import flat_layers
-from stateline.models.convert.weights import (
-    BUFFERS,
-    assemble,
-    read_settings,
-    read_tensors,
-    read_weights,
-)
+from stateline.models.convert.parts import BUFFERS
+from stateline.models.convert.weights import Weights, assemble, read_settings
 from stateline.models.language_model import LanguageModel
 
 TOKENIZER_FILES = (
@@ -50,31 +45,48 @@ TOKENIZER_FILES = (
 CHECKPOINTS = (".pt", ".pth", ".ckpt")
 """Endings of files of weights that may have any name."""
 
-Settings = Mapping[str, Any]
-Shapes = Mapping[str, tuple[int, ...]]
-Tensors = Mapping[str, Tensor]
+SHARD_BYTES = 512 << 20
+"""Tensors are written in files of about this size, which bounds the memory for copies."""
 
+CONVERTERS: dict[str, Converter] = {
+    name: converter
+    for module in (
+        h3,
+        mamba,
+        gpt_neox,
+        transformer_sequential,
+        gpt,
+        decoders,
+        hybrids,
+        nemotron,
+        qwen,
+        recurrent_gemma,
+    )
+    for name, converter in module.CONVERTERS.items()
+}
+"""Formats by name; the first that recognises a model is used. Formats of single layers have
+functions of their own in the modules of :mod:`stateline.models.convert`."""
 
-class Converter(NamedTuple):
-    """A format of whole models.
-
-    Attributes:
-        about: What it is, in a few words.
-        recognise: Whether settings (``{}`` if there are none) and shapes of tensors are of it.
-        config: Our configuration, from settings and shapes.
-        weights: Our tensors, from theirs and the settings.
-        back: Their tensors and settings, from our tensors and configuration.
-        one_way: Why there is no way back, if there is none.
-        file: Name of the weights file that the official program reads.
-    """
-
-    about: str
-    recognise: Callable[[Settings, Shapes], bool]
-    config: Callable[[Settings, Shapes], ModelConfig]
-    weights: Callable[[Tensors, Settings], dict[str, Tensor]]
-    back: Callable[[Tensors, ModelConfig], tuple[dict[str, Tensor], dict[str, Any]]] | None = None
-    one_way: str = ""
-    file: str = "model.safetensors"
+MISSING: Mapping[str, str] = {
+    "deepseek_v2": "latent attention and mixtures of experts",
+    "deepseek_v3": "latent attention and mixtures of experts",
+    "falcon_h1": "two mixers in one block",
+    "gemma": "embeddings scaled in half precision",
+    "gemma2": "normalisations after the branches and soft caps",
+    "gemma3_text": "normalisations after the branches",
+    "gpt_oss": "mixtures of experts and attention sinks",
+    "jamba": "mixtures of experts",
+    "kimi_linear": "Kimi Delta Attention",
+    "lfm2_moe": "mixtures of experts",
+    "mixtral": "mixtures of experts",
+    "olmoe": "mixtures of experts",
+    "qwen2_moe": "mixtures of experts",
+    "qwen3_moe": "mixtures of experts",
+    "xlstm": "the mLSTM",
+    "zamba": "attention blocks that several layers share and that read the embeddings again",
+    "zamba2": "attention blocks that several layers share and that read the embeddings again",
+}
+"""What keeps other families from being read, by ``model_type``."""
 
 
 class Pretrained(NamedTuple):
@@ -91,111 +103,8 @@ class Pretrained(NamedTuple):
     ignored: tuple[str, ...]
 
 
-def _has(shapes: Collection[str], *endings: str) -> bool:
-    return all(any(name.endswith(ending) for name in shapes) for ending in endings)
-
-
-def _official_h3(tensors: Tensors, config: ModelConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    official = to_h3.h3_tensors(tensors, config)
-    attention = [layer for layer in flat_layers(config) if layer.name == "attention"]
-    settings: dict[str, Any] = {"layer_norm_epsilon": config.norm_eps}
-    heads = {"num_heads": attention[0].keywords["n_heads"]} if attention else {}
-    return official, settings | heads
-
-
-def _h3_weights(tensors: Tensors, settings: Settings) -> dict[str, Tensor]:
-    config = h3.h3_config(settings, {name: tuple(t.shape) for name, t in tensors.items()})
-    return h3.h3_weights(tensors, config, head_order=settings.get("head_order", "fused"))
-
-
-CONVERTERS: dict[str, Converter] = {
-    "h3": Converter(
-        "H3 of HazyResearch/H3: released, older and PyTorch Lightning files",
-        lambda settings, shapes: _has(shapes, "mixer.ssm_k_D"),
-        h3.h3_config,
-        _h3_weights,
-        _official_h3,
-        file="model.pt",
-    ),
-    "mamba": Converter(
-        "Mamba and Mamba-2 of state-spaces/mamba",
-        lambda settings, shapes: "ssm_cfg" in settings and _has(shapes, "mixer.A_log"),
-        lambda settings, shapes: mamba.mamba_config(settings),
-        mamba.mamba_weights,
-        lambda tensors, config: (
-            to_mamba.mamba_tensors(tensors, config, hugging_face=False),
-            to_mamba.mamba_settings(config, tensors, hugging_face=False),
-        ),
-        file="pytorch_model.bin",
-    ),
-    "mamba-hf": Converter(
-        "Mamba, Mamba-2 and Falcon-Mamba of Hugging Face transformers",
-        lambda settings, shapes: settings.get("model_type") in ("mamba", "mamba2", "falcon_mamba"),
-        lambda settings, shapes: mamba.mamba_config(settings),
-        mamba.mamba_weights,
-        lambda tensors, config: (
-            to_mamba.mamba_tensors(tensors, config, hugging_face=True),
-            to_mamba.mamba_settings(config, tensors, hugging_face=True),
-        ),
-    ),
-    "repeat_after_me": Converter(
-        "Transformers of Repeat After Me; settings have position and masked_heads",
-        lambda settings, shapes: "position" in settings and _has(shapes, "query_key_value.weight"),
-        lambda settings, shapes: repeat_after_me.repeat_after_me_config(settings),
-        gpt_neox.gpt_neox_weights,
-        lambda tensors, config: (
-            gpt_neox.gpt_neox_tensors(tensors, config),
-            repeat_after_me.repeat_after_me_settings(config),
-        ),
-    ),
-    "gpt_neox": Converter(
-        "GPT-NeoX and Pythia of Hugging Face transformers",
-        lambda settings, shapes: settings.get("model_type") == "gpt_neox",
-        lambda settings, shapes: gpt_neox.gpt_neox_config(settings),
-        gpt_neox.gpt_neox_weights,
-        lambda tensors, config: (
-            gpt_neox.gpt_neox_tensors(tensors, config),
-            gpt_neox.gpt_neox_settings(config),
-        ),
-    ),
-    "repeat_after_me_lstm": Converter(
-        "the LSTM of Repeat After Me",
-        lambda settings, shapes: {"word_embeddings.weight", "lstm.weight_hh_l0"} <= shapes.keys(),
-        lambda settings, shapes: repeat_after_me.repeat_after_me_lstm_config(shapes),
-        lambda tensors, settings: repeat_after_me.repeat_after_me_lstm_weights(tensors),
-        lambda tensors, config: (repeat_after_me.repeat_after_me_lstm_tensors(tensors, config), {}),
-    ),
-    "transformer_sequential": Converter(
-        "models of facebookresearch/transformer-sequential; settings have kind",
-        lambda settings, shapes: {"in_emb.weight", "out.out_emb.weight"} <= shapes.keys(),
-        lambda settings, shapes: transformer_sequential.transformer_sequential_config(
-            settings, settings.get("kind", "transformer_xl")
-        ),
-        lambda tensors, settings: transformer_sequential.transformer_sequential_weights(
-            tensors, settings, settings.get("kind", "transformer_xl")
-        ),
-        one_way="the official program reads only checkpoints that also hold its optimizer",
-    ),
-}
-
-
-def _family_converter(kind: str, family: Family) -> Converter:
-    return Converter(
-        family.about,
-        lambda settings, shapes: settings.get("model_type") == kind,
-        lambda settings, shapes: family.config(settings),
-        family.read,
-        family.write,
-    )
-
-
-CONVERTERS |= {kind: _family_converter(kind, family) for kind, family in FAMILIES.items()}
-"""Formats by name; the first that recognises a model is used. Formats of single layers have
-functions of their own in the modules of :mod:`stateline.models.convert`."""
-
-
 def load_pretrained(
-    path: str | Path,
+    source: str | Path | Mapping[str, Tensor],
     *,
     settings: Settings | None = None,
     device: torch.device | str = "cpu",
@@ -204,42 +113,46 @@ def load_pretrained(
     """Read a language model in any known format, ours included.
 
     Args:
-        path: A folder with weights and usually a ``config.json``, or a file with weights.
+        source: A folder with weights and usually a ``config.json``, a file with weights, or a state
+            dict by official names.
         settings: Added to those of ``config.json``, or in place of them.
         device: Where the weights shall be.
         dtype: Precision of the weights; by default as they were saved.
 
     Returns:
-        The model, in evaluation mode.
+        The model, in evaluation mode. Parameters that stay float32 (``keeps_float32``) are at least
+        float32.
 
     Raises:
         InputError: If no format is recognised, a file is missing or damaged, or tensors are
             missing, left over or of another shape.
     """
-    return read_pretrained(path, settings=settings, device=device, dtype=dtype).model
+    return read_pretrained(source, settings=settings, device=device, dtype=dtype).model
 
 
 def read_pretrained(
-    path: str | Path,
+    source: str | Path | Mapping[str, Tensor],
     *,
     settings: Settings | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Pretrained:
     """Read a model like :func:`load_pretrained`, and tell what was recognised."""
-    path = user_path(path, "model")
-    folder = path if path.is_dir() else path.parent
-    found = {**_settings(folder), **(settings or {})}
-    if path.is_dir() and "pattern" in found:
-        model = load_model(path, device=device)
-        return Pretrained(model if dtype is None else model.to(dtype), "stateline", ())
-    tensors = _tensors(path)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    name, converter = _recognise(found, shapes, path)
-    config = converter.config(found, shapes)
-    ours = converter.weights(tensors, found)
-    ignored = _ignored(tensors, ours)
-    return Pretrained(assemble(config, ours, device=device, dtype=dtype), name, ignored)
+    found, tensors = dict(settings or {}), source
+    if not isinstance(source, Mapping):
+        path = user_path(source, "model")
+        found = _settings(path) | found
+        if path.is_dir() and "pattern" in found:
+            model = load_model(path, device=device)
+            return Pretrained(model if dtype is None else model.to(dtype), "stateline", ())
+        tensors = _tensors(path)
+    assert isinstance(tensors, Mapping)
+    name, converter, found = _recognise(
+        found, tensors, "a state dict" if tensors is source else source
+    )
+    ours = converter.read(tensors, found)
+    model = assemble(converter.config(found), ours, device=device, dtype=dtype)
+    return Pretrained(model, name, _ignored(tensors, model))
 
 
 def write_pretrained(
@@ -261,7 +174,7 @@ def write_pretrained(
         InputError: If the format cannot express the model, or the folder exists or cannot be
             written to.
     """
-    writable = [name for name, converter in CONVERTERS.items() if converter.back]
+    writable = [name for name, converter in CONVERTERS.items() if converter.settings]
     if to not in ("stateline", *writable):
         raise unknown_name("format to write", to, ["stateline", *writable])
     folder = user_path(folder, "folder for the model")
@@ -279,14 +192,13 @@ def write_pretrained(
 
 
 def _official(model: LanguageModel, converter: Converter) -> Callable[[LanguageModel, Path], None]:
-    """What writes the model in an official format; InputError if that cannot express it."""
-    assert converter.back is not None
-    tensors, settings = converter.back(model.state_dict(), model.config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    check_expressible(model.config, converter.config(settings, shapes))
+    """A function that writes the model in a format; InputError if that cannot express it."""
+    settings, tensors = converter.write_settings(model.config), model.state_dict()
+    again = converter.completed(settings, converter.write(tensors, model.config))
+    check_expressible(model.config, converter.config(again))
 
     def write(_: LanguageModel, folder: Path) -> None:
-        _write_tensors(tensors, folder / converter.file)
+        _write_tensors(converter.write(tensors, model.config), folder / converter.file)
         write_text(folder / "config.json", json.dumps(settings, indent=2) + "\n")
 
     return write
@@ -324,49 +236,86 @@ def published_config(folder: Path) -> ModelConfig:
     Raises:
         InputError: If no format is recognised.
     """
-    settings = _settings(folder if folder.is_dir() else folder.parent)
-    shapes = {name: tuple(tensor.shape) for name, tensor in _tensors(folder).items()}
-    return _recognise(settings, shapes, folder)[1].config(settings, shapes)
+    _, converter, settings = _recognise(_settings(folder), _tensors(folder), folder)
+    return converter.config(settings)
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _settings(path: Path) -> dict[str, Any]:
+    folder = path if path.is_dir() else path.parent
     return read_settings(folder) if (folder / "config.json").exists() else {}
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
-    """Those of a file, or of a folder with weights by any name if there is a single file."""
+def _tensors(path: Path) -> Weights:
+    """The tensors of a file, or of a folder: of any name if it has a single file of weights."""
     if not path.is_dir():
-        return read_tensors(path)
+        return Weights(path)
     files = [f for f in path.iterdir() if f.suffix in (*CHECKPOINTS, ".safetensors")]
     standard = any(path.glob("model*.safetensors*")) or any(path.glob("pytorch_model*"))
-    return read_tensors(files[0]) if len(files) == 1 and not standard else read_weights(path)
+    return Weights(files[0] if len(files) == 1 and not standard else path)
 
 
-def _recognise(settings: Settings, shapes: Shapes, path: Path) -> tuple[str, Converter]:
+def _recognise(
+    settings: Settings, tensors: Mapping[str, Tensor], source: object
+) -> tuple[str, Converter, dict[str, Any]]:
+    """Name and converter of the format, and the settings with those that the shapes tell."""
     for name, converter in CONVERTERS.items():
-        if converter.recognise(settings, shapes):
-            return name, converter
+        if converter.recognises(settings, tensors):
+            return name, converter, converter.completed(settings, tensors.items())
     if missing := MISSING.get(str(settings.get("model_type"))):
         raise InputError(
-            f"{path} holds a {settings['model_type']} model, which needs layers that are not "
+            f"{source} holds a {settings['model_type']} model, which needs layers that are not "
             f"supported: {missing}"
         )
-    seen = settings.get("model_type") or ", ".join(list(shapes)[:3])
+    seen = settings.get("model_type") or ", ".join(list(tensors)[:3])
     raise InputError(
-        f"the model in {path} is of no known format ({seen}): known are {', '.join(CONVERTERS)}"
+        f"the model in {source} is of no known format ({seen}): known are {', '.join(CONVERTERS)}"
     )
 
 
-def _ignored(tensors: Tensors, ours: Tensors) -> tuple[str, ...]:
+def _ignored(names: Iterable[str], model: LanguageModel) -> tuple[str, ...]:
     """Buffers and tied copies: every official tensor is used, refused, or one of these."""
-    tied = () if "head.weight" in ours else ("lm_head.weight", "embed_out.weight")
-    return tuple(name for name in tensors if name in tied or re.search(BUFFERS, name))
+    tied = ("lm_head.weight", "embed_out.weight") if model.head is None else ()
+    return tuple(name for name in names if name in tied or re.search(BUFFERS, name))
 
 
-def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write with safetensors, or pickled where the official program reads no other file."""
+def _write_tensors(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
+    """Write with safetensors, or pickled where the official program reads no other file.
+
+    Large models are written in shards, as transformers does: one after the other, so that only the
+    tensors of one shard are in memory twice.
+    """
     if path.suffix != ".safetensors":
-        torch.save({name: tensor.cpu() for name, tensor in tensors.items()}, path)
+        torch.save({name: tensor.cpu() for name, tensor in tensors}, path)
         return
-    owned = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    save_file(owned, path, metadata={"format": "pt"})
+    shards: list[list[str]] = []
+    shard: dict[str, Tensor] = {}
+    size = total = 0
+
+    def flush() -> None:
+        save_file(shard, path.with_name(f"{len(shards)}.part"), metadata={"format": "pt"})
+        shards.append(list(shard))
+        shard.clear()
+
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > SHARD_BYTES:
+            flush()
+            size = 0
+        shard[name] = _owned(tensor)
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+    flush()
+    if len(shards) == 1:
+        path.with_name("0.part").rename(path)
+        return
+    places: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        part = f"{path.stem}-{number + 1:05}-of-{len(shards):05}{path.suffix}"
+        path.with_name(f"{number}.part").rename(path.with_name(part))
+        places |= dict.fromkeys(names, part)
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    write_text(path.with_name(f"{path.name}.index.json"), json.dumps(index, indent=2) + "\n")
+
+
+def _owned(tensor: Tensor) -> Tensor:
+    """On the CPU, contiguous, and alone in its memory."""
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

@@ -1,59 +1,43 @@
 """The models of "Staircase Attention", from the weights of its official code."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
-
-import torch
-from torch import Tensor
+from typing import Literal, get_args
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
-from stateline.models.convert.weights import BUFFERS, assemble, count, rename
-from stateline.models.language_model import LanguageModel
+from stateline.models.convert.converter import Converter, Settings
+from stateline.models.convert.parts import Change, Names, Part, both, same
+from stateline.models.convert.weights import count
 from stateline.models.pattern import Value
 
 Kind = Literal["transformer_xl", "ladder", "staircase", "cached_staircase", "feedback"]
 
+_DISTANCES = Change(lambda t: t[0].mT.flip(0), lambda t: t.flip(0).mT[None])
+"""Officially, keys of positions are columns, and the largest distance comes first."""
+_MIXTURE = Change(lambda t: t[0], lambda t: t[None])
 
-def load_transformer_sequential(
-    tensors: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
-    *,
-    kind: Kind,
-    device: torch.device | str = "cpu",
-) -> LanguageModel:
-    """Read one of the models of ``facebookresearch/transformer-sequential``.
+
+def transformer_sequential_config(settings: Settings) -> ModelConfig:
+    """Our configuration of a model of ``facebookresearch/transformer-sequential``.
 
     Differs from the official models as our layers do: the first tokens do not attend to zeros
     before them, and a staircase carries the inputs of its layers, not their outputs. Official
     layers share one table of position keys; here each layer has a copy.
 
     Args:
-        tensors: Its state dict, by official names.
-        settings: Its arguments (``nlayers``, ``hid_sz``, ...); for ``ladder`` also ``order``, the
-            order in which layers run; for ``cached_staircase`` also ``M`` and ``global_cache``.
-        kind: Which of the models.
-        device: Where the weights shall be.
+        settings: Its arguments (``nlayers``, ``hid_sz``, ...), and ``kind`` (by default
+            ``transformer_xl``); for ``ladder`` also ``order``, the order in which layers run; for
+            ``cached_staircase`` also ``M`` and ``global_cache``.
 
     Returns:
-        The model, in evaluation mode.
+        The configuration.
 
     Raises:
-        InputError: If tensors are missing, left over or of another shape, or the arguments ask for
-            what is not there.
+        InputError: If the arguments ask for what is not there.
 
     References:
         Ju et al., "Staircase Attention for Recurrent Processing of Sequences", 2021.
     """
-    config = transformer_sequential_config(settings, kind)
-    weights = transformer_sequential_weights(tensors, settings, kind)
-    return assemble(config, weights, device=device)
-
-
-def transformer_sequential_config(settings: Mapping[str, Any], kind: Kind) -> ModelConfig:
-    """Our configuration of such a model; see :func:`load_transformer_sequential`."""
-    if kind not in get_args(Kind):
-        raise unknown_name("kind", kind, get_args(Kind))
+    kind = _kind(settings)
     attention: dict[str, Value] = {
         "n_heads": count(settings, "nheads"),
         "window": count(settings, "attn_lim"),
@@ -76,41 +60,40 @@ def transformer_sequential_config(settings: Mapping[str, Any], kind: Kind) -> Mo
     )
 
 
-def transformer_sequential_weights(
-    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], kind: Kind
-) -> dict[str, Tensor]:
-    """Its tensors by our names; see :func:`load_transformer_sequential`."""
+def _kind(settings: Settings) -> str:
+    if (kind := settings.get("kind", "transformer_xl")) not in get_args(Kind):
+        raise unknown_name("kind", str(kind), get_args(Kind))
+    return str(kind)
+
+
+def transformer_sequential_parts(_: ModelConfig, settings: Settings) -> list[Part]:
+    """All tensors, by our names and the official ones."""
+    kind = _kind(settings)
     prefix = "transformer." if kind in ("staircase", "cached_staircase") else ""
-    places = _places(settings, kind)
-    names = {"in_emb.weight": "embedding.weight"}
-    names |= {f"out.out_emb.{part}": f"head.{part}" for part in ("weight", "bias")}
+    parts = same({"embedding.weight": "in_emb.weight", **both("head", "out.out_emb")})
     if settings.get("pre_norm"):
-        names |= {f"out_norm.{part}": f"norm.{part}" for part in ("weight", "bias")}
-    for layer, (attention, feed_forward) in enumerate(places):
-        official = f"{prefix}layers.{layer}"
-        names[f"{official}.attn.attn.key_pe"] = f"{attention}.layer.position_keys"
-        for theirs, ours in (("query", "q"), ("key", "k"), ("val", "v"), ("out", "out")):
-            names[f"{official}.attn.proj_{theirs}.weight"] = f"{attention}.layer.{ours}_proj.weight"
-        for part in ("weight", "bias"):
-            names[f"{official}.norm1.{part}"] = f"{attention}.norm.{part}"
-            names[f"{official}.norm2.{part}"] = f"{feed_forward}.norm.{part}"
-            names[f"{official}.ff.fc1.{part}"] = f"{feed_forward}.layer.in_proj.{part}"
-            names[f"{official}.ff.fc2.{part}"] = f"{feed_forward}.layer.out_proj.{part}"
+        parts += same(both("norm", "out_norm"))
     if kind == "feedback":
-        names["single_memory_attn_params"] = "stack.layers.0.mixture"
-    weights = rename(tensors, names, ignored=BUFFERS)
-    if kind == "feedback":
-        weights["stack.layers.0.mixture"] = weights["stack.layers.0.mixture"][0]
-    for layer, (attention, _) in enumerate(places):
-        table = f"{attention}.layer.position_keys"
-        weights[table] = weights[table][0].T.flip(0)  # officially, the largest distance comes first
-        key, value = (weights.pop(f"{attention}.layer.{part}_proj.weight") for part in "kv")
-        if not (layer and settings.get("share_proj_kv")):
-            weights[f"{attention}.layer.kv_proj.weight"] = torch.cat([key, value])
-    return weights
+        official = ("single_memory_attn_params",)
+        parts.append(Part("stack.layers.0.mixture", official, changes=(_MIXTURE,)))
+    for layer, (attention, feed_forward) in enumerate(_places(settings, kind)):
+        there = f"{prefix}layers.{layer}."
+        keys = (f"{there}attn.attn.key_pe",)
+        parts.append(Part(f"{attention}.layer.position_keys", keys, changes=(_DISTANCES,)))
+        shared = layer > 0 and settings.get("share_proj_kv")
+        pair = tuple(f"{there}attn.proj_{part}.weight" for part in ("key", "val"))
+        rows = (count(settings, "hid_sz"),) * 2
+        parts.append(Part("" if shared else f"{attention}.layer.kv_proj.weight", pair, rows))
+        maps = both("layer.q_proj", "attn.proj_query", ["weight"])
+        maps |= both("layer.out_proj", "attn.proj_out", ["weight"]) | both("norm", "norm1")
+        parts += same(maps, f"{attention}.", there)
+        maps = both("norm", "norm2")
+        maps |= both("layer.in_proj", "ff.fc1") | both("layer.out_proj", "ff.fc2")
+        parts += same(maps, f"{feed_forward}.", there)
+    return parts
 
 
-def _pattern(settings: Mapping[str, Any], kind: Kind) -> str:
+def _pattern(settings: Settings, kind: str) -> str:
     n_layers = count(settings, "nlayers")
     core = f"sliding_attention*{n_layers}"
     if kind == "transformer_xl":
@@ -132,7 +115,7 @@ def _pattern(settings: Mapping[str, Any], kind: Kind) -> str:
     return f"cached_staircase({core}, passes={passes}, chunk_len={chunk_len}, steps={seen})"
 
 
-def _repeats_layers(settings: Mapping[str, Any]) -> bool:
+def _repeats_layers(settings: Settings) -> bool:
     """True if the order of a ladder is AABB, False if it is ABAB."""
     order, n_layers = list(settings["order"]), count(settings, "nlayers")
     passes = max(1, len(order) // n_layers)
@@ -143,7 +126,7 @@ def _repeats_layers(settings: Mapping[str, Any]) -> bool:
     raise InputError(f"a ladder's order must be ABAB or AABB, got {order}")
 
 
-def _places(settings: Mapping[str, Any], kind: Kind) -> list[tuple[str, str]]:
+def _places(settings: Settings, kind: str) -> list[tuple[str, str]]:
     """Our prefixes of the attention and the feed-forward of each layer."""
     n_layers = count(settings, "nlayers")
     if kind == "ladder" and _repeats_layers(settings):
@@ -151,3 +134,16 @@ def _places(settings: Mapping[str, Any], kind: Kind) -> list[tuple[str, str]]:
         return [(f"{core}.0", f"{core}.1") for core in cores]
     core = "stack.layers" if kind == "transformer_xl" else "stack.layers.0.core.layers"
     return [(f"{core}.{2 * layer}", f"{core}.{2 * layer + 1}") for layer in range(n_layers)]
+
+
+CONVERTERS = {
+    "transformer_sequential": Converter(
+        "models of facebookresearch/transformer-sequential; settings have kind",
+        Names(embedding="in_emb", head="out.out_emb"),
+        transformer_sequential_config,
+        recognise=lambda _, tensors: {"in_emb.weight", "out.out_emb.weight"} <= set(tensors),
+        parts=transformer_sequential_parts,
+        one_way="the official program reads only checkpoints that also hold its optimizer",
+    )
+}
+"""By name of the format."""

@@ -1,16 +1,15 @@
 """Settings and tensors of published models, and how they become ours."""
 
 import os
-import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from stateline.errors import InputError
@@ -22,9 +21,6 @@ from stateline.models.language_model import LanguageModel
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 """Files with weights: a single one, or several that an index (``.index.json``) lists."""
-
-BUFFERS = r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$|_attn_buf$"
-"""Buffers in old files, which no model needs: frequencies and masks."""
 
 _UNREADABLE = (
     SafetensorError,
@@ -89,6 +85,20 @@ def number(settings: Mapping[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
+def flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Yes or no among the settings.
+
+    Raises:
+        InputError: If it is something else.
+    """
+    value = settings.get(name, default)
+    if not isinstance(value, bool):
+        raise InputError(
+            f"the published configuration wants {name!r} to be true or false, got {value!r}"
+        )
+    return value
+
+
 def section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A group of settings; empty where it is missing or null.
 
@@ -103,76 +113,95 @@ def section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def read_weights(folder: str | Path) -> dict[str, Tensor]:
-    """Read the tensors of a published model, by their official names.
+class Weights(Mapping[str, Tensor]):
+    """Official tensors by name, each read when it is asked for.
 
-    Of pickled files, only tensors are read: no code in them is run.
+    Of pickled files, only tensors are read: no code in them is run. One of them is open at a time.
 
     Args:
-        folder: With ``model.safetensors`` or ``pytorch_model.bin``, or several of either and their
-            index.
-
-    Returns:
-        The tensors, on the CPU, as they were saved; their memory is mapped from the files.
+        path: A folder with ``model.safetensors`` or ``pytorch_model.bin``, or several of either and
+            their index; or a file, pickled unless its name ends in ``.safetensors``.
 
     Raises:
-        InputError: If there are none, or they cannot be read.
+        InputError: If there are no weights, or they cannot be read.
     """
+
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
+        files = _files(path) if path.is_dir() else [path]
+        self._pickled: tuple[Path, dict[str, Tensor]] = (Path(), {})
+        self._places = {name: file for file in files for name in self._names(file)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        file = self._places[name]
+        if file.suffix != ".safetensors":
+            return self._open(file)[name]
+        with _reading(file), safe_open(file, framework="pt") as tensors:
+            tensor: Tensor = tensors.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def _names(self, file: Path) -> list[str]:
+        regular_file(file, "weights file")
+        if file.suffix != ".safetensors":
+            return list(self._open(file))
+        with _reading(file), safe_open(file, framework="pt") as tensors:
+            return list(tensors.keys())
+
+    def _open(self, file: Path) -> dict[str, Tensor]:
+        if self._pickled[0] != file:
+            self._pickled = file, _unpickled(file)
+        return self._pickled[1]
+
+
+def _files(folder: Path) -> list[Path]:
     for name in FILES:
-        path, index = Path(folder) / name, Path(folder) / f"{name}.index.json"
+        path, index = folder / name, folder / f"{name}.index.json"
         if path.is_file():
-            return read_tensors(path)
+            return [path]
         if index.is_file():
             # Only file names count, so that an index cannot point to another folder.
             places = section(read_json_object(index, "index of weights"), "weight_map").values()
-            parts = {Path(str(place)).name for place in places}
-            files = [read_tensors(path.with_name(part)) for part in sorted(parts)]
-            return {name: tensor for tensors in files for name, tensor in tensors.items()}
+            return [folder / part for part in sorted({Path(str(place)).name for place in places})]
     raise InputError(f"no weights in {folder}: it must hold {' or '.join(FILES)}")
 
 
-def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Read the tensors of one file, by their names.
-
-    Args:
-        path: A safetensors file, or a pickled one, of which only tensors are read. Of a PyTorch
-            Lightning checkpoint, these are the tensors of the model.
-
-    Returns:
-        The tensors, on the CPU, as they were saved; their memory is mapped from the files.
-
-    Raises:
-        InputError: If the file cannot be read, or holds something else.
-    """
-    path = Path(path)
-    regular_file(path, "weights file")
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Raise InputError if the file cannot be read."""
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        mapped = zipfile.is_zipfile(path)  # the format since PyTorch 1.6
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        yield
     except _UNREADABLE as error:
         reason = str(error).partition("\n")[0]
         if isinstance(error, UnpicklingError):  # PyTorch's message advises to run code in the file
             reason = "it is damaged, or holds more than tensors"
-        raise InputError(f"cannot read the weights in {path}: {reason}; get them again") from error
+        raise InputError(f"cannot read the weights in {file}: {reason}; get them again") from error
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    """The tensors of a pickled file; of a PyTorch Lightning checkpoint, those of the model."""
+    with _reading(file):
+        mapped = zipfile.is_zipfile(file)  # the format since PyTorch 1.6
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     if isinstance(tensors, dict) and "pytorch-lightning_version" in tensors:
         state = tensors.get("state_dict", {})
         tensors = {name.removeprefix("model."): tensor for name, tensor in state.items()}
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise InputError(f"{path} does not hold tensors by name")
+        raise InputError(f"{file} does not hold tensors by name")
     return tensors
 
 
-def rename(
-    tensors: Mapping[str, Tensor], names: Mapping[str, str], *, ignored: str = r"(?!)"
-) -> dict[str, Tensor]:
+def rename(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """Give tensors our names.
 
     Args:
         tensors: By official names.
         names: Our name of each official one.
-        ignored: Regular expression for official names of buffers that are not needed.
 
     Returns:
         One tensor for each of the names.
@@ -180,22 +209,32 @@ def rename(
     Raises:
         InputError: If tensors are missing or left over.
     """
-    found = {name for name in tensors if not re.search(ignored, name)}
-    if missing := sorted(set(names) - found):
+    check_names(tensors, names.keys())
+    return {ours: tensors[official] for official, ours in names.items()}
+
+
+def check_names(
+    found: Collection[str], wanted: Collection[str], optional: Collection[str] = ()
+) -> None:
+    """Compare the names of official tensors.
+
+    Raises:
+        InputError: If names are missing or left over.
+    """
+    if missing := sorted(set(wanted) - set(found)):
         raise InputError(
             f"the published weights lack {some_names(missing)}: do they fit their config?"
         )
-    if unexpected := sorted(found - set(names)):
+    if unexpected := sorted(set(found) - set(wanted) - set(optional)):
         raise InputError(
             f"the published weights hold {some_names(unexpected)}, for which the model has no "
             "place: do they fit their config?"
         )
-    return {ours: tensors[official] for official, ours in names.items()}
 
 
 def assemble(
     config: ModelConfig,
-    tensors: dict[str, Tensor],
+    tensors: Iterable[tuple[str, Tensor]],
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
@@ -206,8 +245,7 @@ def assemble(
 
     Args:
         config: What the model is made of.
-        tensors: All its parameters, by our names. The dictionary is emptied, so that its tensors
-            are freed as they are copied.
+        tensors: All its parameters, by our names; each is copied before the next is asked for.
         device: Where the weights shall be.
         dtype: Their precision; by default that of the tensors.
 
@@ -220,24 +258,22 @@ def assemble(
     model = make_empty_model(config)
     assert isinstance(model, LanguageModel)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name, tensor in tensors.items():
+    kept, owned = float32_parameters(model), {}
+    for name, tensor in tensors:
         if tuple(tensor.shape) != wanted.get(name):
             raise InputError(
                 f"the published weights do not fit their config: {name!r} wants the shape "
                 f"{wanted.get(name)}, got {tuple(tensor.shape)}"
             )
-    if missing := sorted(wanted.keys() - tensors.keys()):
-        raise InputError(
-            f"the configuration asks for {some_names(missing)}, which the published weights lack"
-        )
-    kept = float32_parameters(model)
-    owned = {}
-    for name in list(tensors):
-        tensor = tensors.pop(name)
         wanted_dtype = dtype if dtype and tensor.is_floating_point() else tensor.dtype
         if name in kept and wanted_dtype in LOW_PRECISION:
             wanted_dtype = torch.float32
-        owned[name] = tensor.to(wanted_dtype).clone(memory_format=torch.contiguous_format)
+        copy = tensor.to(wanted_dtype, memory_format=torch.contiguous_format, copy=True)
+        owned[name] = copy.to(device)
+    if missing := sorted(wanted.keys() - owned.keys()):
+        raise InputError(
+            f"the configuration asks for {some_names(missing)}, which the published weights lack"
+        )
     model.load_state_dict(owned, assign=True)
     return model.to(device).eval()
 
