@@ -1,13 +1,15 @@
 """Reading files with checks, and writing them so that no reader ever sees half of one."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,36 @@ def check_writable(path: Path) -> None:
             pass
     except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from error
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing a folder; it is made if it is missing.
+
+    The lock is on the folder itself and ends with its process. Where the file system has no locks,
+    nothing is kept.
+
+    Raises:
+        InputError: If another process writes the folder, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except (OSError, ValueError) as error:
+        raise _cannot_write(folder, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise InputError(
+            f"another process writes {folder}: wait until it has ended, or choose another folder"
+        ) from error
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def append_line(path: Path, line: str) -> None:

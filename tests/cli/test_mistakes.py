@@ -64,7 +64,7 @@ MISTAKES = [
         "device must be auto, cpu, cuda, cuda:N, mps or meta, got 'tpu'",
     ),
     (["train", "h3", *TASK, "--train.schedule", "lineer"], "train.schedule must be constant or "),
-    (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/config.yaml: "),
+    (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/"),
     # Comparisons
     (["compare", *TASKS], "the following arguments are required: patterns"),
     (["compare", "h3", "h33", *TASKS], "unknown layer 'h33': did you mean 'h3'?"),

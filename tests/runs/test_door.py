@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from stateline.cli import main
 from stateline.errors import InputError
+from stateline.files import sole_writer
 from stateline.runs.folder import check_imports, recorded_imports
 
 RECIPE = """
@@ -201,3 +204,50 @@ def test_a_damaged_list_of_imports_is_one_line(tmp_path: Path, text: str) -> Non
     with pytest.raises(InputError, match="remove it") as caught:
         recorded_imports(tmp_path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def hold(folder: Path) -> subprocess.Popen[str]:
+    """A process that writes the folder of a run until it is killed."""
+    code = (
+        "import sys, time, pathlib\n"
+        "from stateline.files import sole_writer\n"
+        "with sole_writer(pathlib.Path(sys.argv[1])):\n"
+        "    print('held', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_run_that_another_process_writes_is_refused_until_that_process_has_died(
+    refused: Refused, folder: Path
+) -> None:
+    assert main(["train", "recipe.yaml"]) == 0
+    with hold(folder / "run") as other:
+        try:
+            more = ("train", "recipe.yaml", "--resume", "--train.steps", "4")
+            assert refused(*more).startswith("another process writes run: wait until it has ended")
+        finally:
+            other.kill()
+    assert main([*more]) == 0
+    assert json.loads(Path("run/result.json").read_text())["steps"] == 4
+
+
+def test_two_runs_in_one_process_cannot_write_one_folder(folder: Path) -> None:
+    with sole_writer(folder / "run"):
+        assert main(["train", "recipe.yaml"]) == 2
+    assert main(["train", "recipe.yaml"]) == 0
+    assert main(["train", "recipe.yaml", "--resume"]) == 0
+
+
+def test_the_same_comparison_twice_at_a_time_is_refused(refused: Refused, folder: Path) -> None:
+    with hold(folder / "all") as other:
+        try:
+            command = ["compare", "lstm", "--tasks", "copying", "--out", "all", "--workers", "0"]
+            assert "another process writes all" in refused(*command)
+        finally:
+            other.kill()

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from stateline.compare import Comparison, plan
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.runs.folder import slug
@@ -13,28 +12,6 @@ from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
 
 MODEL = ModelConfig("h3", 30, layers={"h3": {"d_state": 4}})
-
-
-def test_folders_keep_the_names_that_they_had_when_results_had_no_types() -> None:
-    recall = "associative_recall(length=4, batch_size=4)"
-    jobs = plan(Comparison(["attention", "h3"], [recall], d_model=8, steps=3, protocol="quick"))
-    assert [job.name for job in jobs] == [
-        "associative-recall-length-4-batch-size-4--attention--6be34dab33",
-        "associative-recall-length-4-batch-size-4--h3--89055c8878",
-    ]
-
-
-def test_a_setting_that_was_added_later_counts_only_if_it_is_not_the_default() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Later(TrainConfig):
-        added: bool = False
-        keywords: dict[str, int] = dataclasses.field(default_factory=dict, hash=False)
-
-    def name(training: TrainConfig) -> str:
-        return Job("copying", 1, MODEL, training).name
-
-    assert name(Later()) == name(TrainConfig())
-    assert len({name(Later()), name(Later(added=True)), name(Later(keywords={"a": 1}))}) == 3
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ h3-125m, or the folder of a model whose training is to go on (as with --init). O
 command line override it. Under ``torchrun``, processes share each batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGINT, SIGTERM, signal
 from typing import TYPE_CHECKING
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 NOT_OF_THE_RECIPE = (
     *("recipe", "resume", "dry_run", "print_config", "device", "import", "tracker", "threads"),
 )
-CONFIG = "config.yaml"
-OF_OTHERS = ("results.json", "config.json", "index.json")
-"""Files of a comparison, a model and a corpus: a folder that has one but no recipe is no run."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -77,10 +74,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if given.resume:
         check_imports(Path(given.out))
 
-    from stateline.models.size import count_parameters
     from stateline.runs.costs import training_costs
-    from stateline.runs.initial import as_in_folder, initial_config
-    from stateline.runs.job import Job, check_job
+    from stateline.runs.single import single_job
     from stateline.tasks import make_task
 
     task = make_task(given.task)
@@ -93,21 +88,9 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if given.print_config:
         print(recipe, end="")
         return 0
-    config = task.model_config(given.pattern, given.model.as_dict())
-    if given.init:
-        config = as_in_folder(config, initial_config(given.init), given.init)
     training = TrainConfig(**given.train.as_dict())
-    data = str(task.describe().get("sha256", ""))
-    job = Job(
-        given.task,
-        count_parameters(config),
-        config,
-        training,
-        data,
-        init=given.init or "",
-        metric=task.metric,
-    )
-    check_job(job, task)
+    settings = {"model": given.model.as_dict(), "training": training, "init": given.init or ""}
+    job = single_job(task, given.task, given.pattern, **settings)
     if given.dry_run:
         _print_costs(job, training_costs(job, task))
         return 0
@@ -129,33 +112,24 @@ def _train(
 ) -> int:
     """Train in this process and those that torchrun started beside it: the exit code."""
     from stateline.cli.progress import print_metrics
-    from stateline.files import write_text
-    from stateline.runs.store import nothing_half_made, write_single
-    from stateline.runs.train import run_job
+    from stateline.runs.single import run_single
     from stateline.train.processes import join_processes
 
-    with (
-        join_processes(device) as processes,
-        _signals() as caught,
-        nothing_half_made(folder) if processes.main else nullcontext(),
-    ):
-        here = processes.environment()
-        processes.on_main(lambda: _enter(folder, recipe, resume, here))
-        if processes.main:
-            announce(f"training {job.model.pattern} on {job.task} in {folder}")
+    with join_processes(device) as processes, _signals() as caught:
         with print_metrics(job, folder, quiet=not processes.main, observers=observers) as show:
-            result = run_job(
+            result = run_single(
                 job,
                 folder,
-                show,
-                task=task if job.training.seed == 0 else None,
+                task=task,
+                resume=resume,
+                recipe=recipe,
+                command=command,
                 processes=processes,
+                on_log=show,
                 interrupted=lambda: bool(caught),
+                tell=announce,
             )
-        if processes.main:
-            write_text(folder / CONFIG, recipe)  # a longer run has other steps than before
         if processes.main and result.stopped in ("finished", "solved"):
-            write_single(job, task, result, folder, command)
             for observer in observers:
                 observer.finished(job, result)
         if processes.main:
@@ -171,34 +145,6 @@ def _use_threads(count: int | None) -> None:
         raise InputError(f"threads must be at least 1, got {count}")
     if count is not None:
         torch.set_num_threads(count)
-
-
-def _enter(folder: Path, recipe: str, resume: bool, here: Mapping[str, str | int]) -> None:
-    """Begin a run's folder, or check that its run can continue."""
-    from stateline.files import check_writable, write_text
-    from stateline.runs.folder import RESULTS
-    from stateline.runs.store import prepare_run
-    from stateline.train import checkpoint
-
-    kept = checkpoint.found(folder)
-    begun = kept or any((folder / name).exists() for name in OF_OTHERS)
-    if begun and not (folder / CONFIG).exists():
-        raise InputError(f"{folder} holds something else than a run: choose another with --out")
-    if begun and not resume:
-        raise InputError(
-            f"{folder} holds a run: add --resume to continue it, or choose another with --out"
-        )
-    for name in (CONFIG, RESULTS):
-        check_writable(folder / name)
-    prepare_run(folder)
-    if not kept:
-        write_text(folder / CONFIG, recipe)
-        if resume:
-            print(f"no checkpoint in {folder}: training from the beginning")
-        return
-    print(f"continuing from {kept[-1]}")
-    if changes := checkpoint.other_environment(kept[-1], here):
-        print(f"results may differ in the last bits from those of an uninterrupted run: {changes}")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from stateline.compare.recipe import Recipe
 from stateline.compare.sweep import Sweep
 from stateline.devices import resolve_device
 from stateline.errors import InputError
+from stateline.files import sole_writer
 from stateline.runs.folder import stored_run
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import Results, RunRecord, SpeedRecord
@@ -72,25 +73,26 @@ def compare(
     for job in sweep.jobs:
         if job.training.seed == 0:
             check_job(job, tasks[job.task])
-    begun = replace(outline(sweep.jobs, tasks, command), protocol=sweep.protocol())
-    done: dict[Job, RunRecord] = {}
-    todo = _todo(sweep, sweep.first(), folder, done)
-    _update(begun, folder, sweep, done)  # an unwritable folder shows now
-    news.planned(sweep.count(), sweep.count() - len(todo) - sweep.later())
-    here = resolve_device(device)
+    with sole_writer(folder):
+        begun = replace(outline(sweep.jobs, tasks, command), protocol=sweep.protocol())
+        done: dict[Job, RunRecord] = {}
+        todo = _todo(sweep, sweep.first(), folder, done)
+        _update(begun, folder, sweep, done)  # an unwritable folder shows now
+        news.planned(sweep.count(), sweep.count() - len(todo) - sweep.later())
+        here = resolve_device(device)
 
-    def then(job: Job, run: RunRecord) -> list[Job]:
-        done[job] = run
-        more = _todo(sweep, sweep.after(job, run), folder, done)
-        _update(begun, folder, sweep, done)
-        return more
+        def then(job: Job, run: RunRecord) -> list[Job]:
+            done[job] = run
+            more = _todo(sweep, sweep.after(job, run), folder, done)
+            _update(begun, folder, sweep, done)
+            return more
 
-    run_all(engine or Local(devices, here), todo, tasks, folder, news, then)
-    results = _update(begun, folder, sweep, done)
-    speeds = _measure(_jobs_to_time(sweep.jobs, tasks), folder, here, timing, news)
-    results = replace(results, speed=speeds, finished=True)
-    write_results(folder, results)
-    return results
+        run_all(engine or Local(devices, here), todo, tasks, folder, news, then)
+        results = _update(begun, folder, sweep, done)
+        speeds = _measure(_jobs_to_time(sweep.jobs, tasks), folder, here, timing, news)
+        results = replace(results, speed=speeds, finished=True)
+        write_results(folder, results)
+        return results
 
 
 def _measure(

@@ -16,26 +16,6 @@ from stateline.tasks import Task
 from stateline.train.config import TrainConfig
 from stateline.train.loop import check_carried_state
 
-_ALWAYS_HASHED = frozenset(
-    [
-        # Job
-        *("task", "parameters_wanted", "model", "training", "data"),
-        # ModelConfig and ClassifierConfig
-        *("pattern", "vocab_size", "d_model", "block", "norm", "norm_eps", "feed_forward"),
-        *("tie_embeddings", "head_bias", "max_len", "layers", "n_channels", "n_classes", "pooling"),
-        # TrainConfig
-        *("steps", "lr", "ssm_lr", "weight_decay", "beta1", "beta2", "accumulate", "precision"),
-        *("checkpoint_activations", "carry_state", "carry_cap", "segment_len", "schedule"),
-        *("warmup_steps", "clip", "log_every", "eval_every", "stop_at", "save_every", "keep"),
-        *("parallel", "seed"),
-    ]
-)
-"""Settings that the names of run folders have depended on from the start.
-
-A setting that was added later is hashed only if it differs from its default: so the folders of
-older runs keep their names, and comparisons that were begun before can go on.
-"""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -95,18 +75,11 @@ def digest(value: Job | ModelConfig) -> str:
 
 def _hashed(settings: Any) -> dict[str, Any]:
     """The settings that are hashed, as plain data."""
-    plain = dataclasses.asdict(settings)
-    values = {f: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings) if f.compare}
     return {
-        f.name: _hashed(value) if dataclasses.is_dataclass(value) else plain[f.name]
-        for f, value in values.items()
-        if f.compare and (f.name in _ALWAYS_HASHED or value != _default(f))
+        name: _hashed(value) if dataclasses.is_dataclass(value) else value
+        for name, value in values.items()
     }
-
-
-def _default(setting: dataclasses.Field[Any]) -> Any:
-    none = dataclasses.MISSING
-    return setting.default if setting.default_factory is none else setting.default_factory()
 
 
 def check_job(job: Job, task: Task) -> None:

@@ -3,13 +3,13 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from stateline.files import check_writable, write_text
+from stateline.files import check_writable, sole_writer, write_text
 from stateline.models.checkpoint import CONFIG, WEIGHTS
 from stateline.models.pattern import parse_pattern
 from stateline.plugins import imported
@@ -20,6 +20,7 @@ from stateline.runs.score import EVAL_BATCHES
 from stateline.tasks import Task
 from stateline.train.environment import environment
 from stateline.train.folder import check_run_folder, found
+from stateline.train.processes import Processes
 
 
 def outline(jobs: Sequence[Job], tasks: Mapping[str, Task], command: str) -> Results:
@@ -73,30 +74,38 @@ def write_single(job: Job, task: Task, run: RunRecord, folder: Path, command: st
     write_results(folder, msgspec.structs.replace(results, runs=[run], finished=True))
 
 
-def prepare_run(folder: Path) -> None:
-    """Check that all files of a run can be written, and record the code that was imported.
-
-    Raises:
-        InputError: If a file cannot be written.
-    """
-    check_run_folder(folder)
-    for name in (RESULT, CONFIG, WEIGHTS):
-        check_writable(folder / name)
+def record_imports(folder: Path) -> None:
+    """Record the code that was imported."""
     if imported() and recorded_imports(folder) != list(imported()):
         write_text(folder / IMPORTS, json.dumps(list(imported())) + "\n")
 
 
 @contextmanager
-def nothing_half_made(folder: Path) -> Iterator[None]:
-    """If a run fails before its first checkpoint or result, remove the files that it has made."""
-    existed = folder.exists()
-    before = set(folder.iterdir()) if folder.is_dir() else set()
-    try:
+def writing(folder: Path, processes: Processes) -> Iterator[None]:
+    """Write a run: alone, and nothing is left if it fails before a first checkpoint or result.
+
+    Raises:
+        InputError: If a file cannot be written, or another process writes the run.
+    """
+    with ExitStack() as stack:
+        processes.on_main(lambda: stack.enter_context(_writing(folder)))
         yield
-    except Exception:
-        if not found(folder) and not (folder / RESULT).exists() and folder.is_dir():
-            for path in set(folder.iterdir()) - before:
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            if not existed and not any(folder.iterdir()):
-                folder.rmdir()
-        raise
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    check_run_folder(folder)
+    for name in (RESULT, CONFIG, WEIGHTS):
+        check_writable(folder / name)
+    existed = folder.exists()
+    before = set(folder.iterdir()) if existed else set()
+    with sole_writer(folder):
+        try:
+            yield
+        except Exception:
+            if not found(folder) and not (folder / RESULT).exists():
+                for path in set(folder.iterdir()) - before:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                if not existed and not any(folder.iterdir()):
+                    folder.rmdir()
+            raise

@@ -2,12 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from stateline.data.tokenizer import FILE
 from stateline.files import write_text
@@ -18,10 +17,10 @@ from stateline.models.size import count_parameters
 from stateline.plugins import imported
 from stateline.runs.extras import needed_bits, sample_text
 from stateline.runs.folder import RESULT
-from stateline.runs.job import Job, check_job
+from stateline.runs.job import Job
 from stateline.runs.results import CurvePoint, RunRecord, to_json
 from stateline.runs.score import diverged_scores, score_by_length, score_by_position
-from stateline.runs.store import nothing_half_made, prepare_run
+from stateline.runs.store import record_imports, writing
 from stateline.tasks import Task, make_task
 from stateline.train.checkpoint import whole_weights
 from stateline.train.folder import found
@@ -42,7 +41,7 @@ def run_job(
     """Train and score one model, or only train it if the job is a trial.
 
     Args:
-        job: What to train.
+        job: What to train: a job that :func:`~stateline.runs.job.check_job` accepts.
         folder: Folder of the run; an unfinished run in it is continued. ``result.json`` is
             written last.
         on_log: Called with every line of metrics.
@@ -56,40 +55,62 @@ def run_job(
         continues if it is run again.
 
     Raises:
-        InputError: If the job cannot be run, or the folder cannot be written to.
+        InputError: If the folder cannot be written to, or another process writes it.
     """
-    if task is None:
-        task = make_task(job.task, seed=job.training.seed)
+    with writing(folder, processes):
+        return train_and_score(job, folder, on_log, task, processes, interrupted)
+
+
+def train_and_score(
+    job: Job,
+    folder: Path,
+    on_log: Callable[[Metrics], None],
+    task: Task | None,
+    processes: Processes,
+    interrupted: Callable[[], bool],
+) -> RunRecord:
+    """See :func:`run_job`; the folder is ready to be written."""
+    task = task or make_task(job.task, seed=job.training.seed)
     if job.trial:
         task.hold_out_validation()
-    check_job(job, task)
-    with nothing_half_made(folder) if processes.main else nullcontext():
-        processes.on_main(lambda: prepare_run(folder))
-        torch.manual_seed(job.training.seed)
-        model = _initial_model(job, fresh=not found(folder)).to(processes.device)
-        outcome = _outcome(job, task, model, folder, processes, on_log, interrupted)
-    run = _record(job, processes, outcome)
-    if processes.main and run.stopped != "interrupted":
+    torch.manual_seed(job.training.seed)
+    model = _prepare(job, task, folder, processes)
+    ended = _train(job, task, model, folder, on_log, processes, interrupted)
+    run = _record(job, task, ended, processes)
+    if ended.stopped == "interrupted":
+        return run
+    if not job.trial and ended.stopped in ("finished", "solved"):
+        run = _scored(run, task, model)
+        weights = whole_weights(model)
+        if processes.main:
+            save_model(model, folder, weights=weights)
+    elif not job.trial:
+        run = replace(run, by_length=diverged_scores(task))
+    if processes.main:
         write_text(folder / RESULT, to_json(run))
     return run
 
 
-def _initial_model(job: Job, *, fresh: bool) -> AnyModel:
-    if job.init and fresh:
-        return load_run(job.init, dtype=torch.float32)[0]
-    return make_model(job.model)
+def _prepare(job: Job, task: Any, folder: Path, processes: Processes) -> AnyModel:
+    """The first model of a run, on its device; the tokenizer of a new run is kept beside it."""
+    fresh = not found(folder)
+    processes.on_main(lambda: record_imports(folder))
+    if task.has_text and fresh:
+        processes.on_main(lambda: task.tokenizer.save(folder / FILE))
+    start = load_run(job.init, dtype=torch.float32)[0] if job.init and fresh else None
+    return (start or make_model(job.model)).to(processes.device)
 
 
-def _outcome(
+def _train(
     job: Job,
-    task: Any,
+    task: Task,
     model: AnyModel,
     folder: Path,
-    processes: Processes,
     on_log: Callable[[Metrics], None],
+    processes: Processes,
     interrupted: Callable[[], bool],
-) -> dict[str, Any]:
-    """Train, score and save a model, and return the fields of its record that this determines."""
+) -> TrainResult:
+    """How the training ended, also if it diverged or, being a trial, paused."""
     logged = 0
 
     def log(metrics: Metrics) -> None:
@@ -100,10 +121,8 @@ def _outcome(
     def stop() -> bool:
         return interrupted() or (job.until is not None and logged >= job.until)
 
-    if task.has_text and not found(folder):  # a run that continues has its own
-        processes.on_main(partial(task.tokenizer.save, folder / FILE))
     try:
-        result = train(
+        ended = train(
             model,
             task,
             job.training,
@@ -114,20 +133,16 @@ def _outcome(
             interrupted=stop,
         )
     except TrainingDiverged as error:
-        return _diverged(error, job, task)
-    if job.trial and result.stopped == "interrupted" and not interrupted():
-        result.stopped = "paused"
-    outcome = _trained(result, job, task)
-    if job.trial or result.stopped == "interrupted":
-        return outcome
-    outcome |= _scored(model, task)
-    weights = whole_weights(model)
-    if processes.main:
-        save_model(model, folder, weights=weights)
-    return outcome
+        return TrainResult(str(error), error.steps, 0.0, 0, None)
+    if job.trial and ended.stopped == "interrupted" and not interrupted():
+        ended.stopped = "paused"
+    return ended
 
 
-def _record(job: Job, processes: Processes, outcome: dict[str, Any]) -> RunRecord:
+def _record(job: Job, task: Task, ended: TrainResult, processes: Processes) -> RunRecord:
+    """The record of a run without final scores."""
+    scores = [m.metric for m in ended.curve if m.metric is not None]
+    apart = job.trial or task.drawn  # the final scores are on other data
     return RunRecord(
         model=job.label,
         family=job.family,
@@ -141,41 +156,23 @@ def _record(job: Job, processes: Processes, outcome: dict[str, Any]) -> RunRecor
         training=dataclasses.asdict(job.training),
         environment={**processes.environment()},
         imports=list(imported()),
-        **{"by_length": {}} | outcome,
+        stopped=ended.stopped,
+        steps=ended.steps,
+        seconds=ended.seconds,
+        tokens_per_second=ended.tokens / ended.seconds if ended.seconds else 0.0,
+        steps_to_solve=ended.steps_to_solve,
+        curve=[CurvePoint(step=m.step, loss=m.loss, metric=m.metric) for m in ended.curve],
+        validation=scores[-1] if scores and apart else None,
+        by_length={},
     )
 
 
-def _trained(result: TrainResult, job: Job, task: Task) -> dict[str, Any]:
-    scores = [m.metric for m in result.curve if m.metric is not None]
-    apart = job.trial or task.drawn
-    return {
-        "stopped": result.stopped,
-        "steps": result.steps,
-        "seconds": result.seconds,
-        "tokens_per_second": result.tokens / result.seconds if result.seconds else 0.0,
-        "steps_to_solve": result.steps_to_solve,
-        "curve": [CurvePoint(step=m.step, loss=m.loss, metric=m.metric) for m in result.curve],
-        "validation": scores[-1] if scores and apart else None,
-    }
-
-
-def _diverged(error: TrainingDiverged, job: Job, task: Task) -> dict[str, Any]:
-    return {
-        "stopped": str(error),
-        "steps": error.steps,
-        "seconds": 0.0,
-        "tokens_per_second": 0.0,
-        "steps_to_solve": None,
-        "curve": [],
-        "by_length": {} if job.trial else diverged_scores(task),
-    }
-
-
-def _scored(model: AnyModel, task: Task) -> dict[str, Any]:
+def _scored(run: RunRecord, task: Task, model: AnyModel) -> RunRecord:
     by_length = score_by_length(model, task)
-    return {
-        "by_length": by_length,
-        "sample": sample_text(model, task),
-        "by_position": score_by_position(model, task),
-        "capacity": needed_bits(model, task, by_length),
-    }
+    return replace(
+        run,
+        by_length=by_length,
+        sample=sample_text(model, task),
+        by_position=score_by_position(model, task),
+        capacity=needed_bits(model, task, by_length),
+    )

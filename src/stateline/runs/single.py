@@ -1,0 +1,154 @@
+"""One model on one task by itself, as ``stateline train`` runs it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stateline.errors import InputError
+from stateline.files import check_writable, write_text
+from stateline.models.size import count_parameters
+from stateline.runs.folder import RESULTS
+from stateline.runs.initial import as_in_folder, initial_config
+from stateline.runs.job import Job, check_job
+from stateline.runs.results import RunRecord
+from stateline.runs.store import write_single, writing
+from stateline.runs.train import train_and_score
+from stateline.tasks import Task
+from stateline.train import checkpoint
+from stateline.train.config import TrainConfig
+from stateline.train.loop import ALONE
+from stateline.train.metrics import Metrics
+from stateline.train.processes import Processes
+
+CONFIG = "config.yaml"
+"""Name of the file that keeps the recipe of a run."""
+
+OF_OTHERS = (RESULTS, "config.json", "index.json")
+"""Files of a comparison, a model and a corpus: a folder that has one but no recipe is no run."""
+
+
+def single_job(
+    task: Task,
+    spec: str,
+    pattern: str,
+    *,
+    model: Mapping[str, Any] | None = None,
+    training: TrainConfig | None = None,
+    init: str = "",
+) -> Job:
+    """The job of one model on one task.
+
+    Args:
+        task: The task.
+        spec: Its text, such as ``"copying(max_len=20)"``.
+        pattern: The layers of the model.
+        model: Further settings of its configuration.
+        training: How it is trained; by default as suits the task.
+        init: Folder of a model whose layers and weights the run starts from.
+
+    Raises:
+        InputError: If the model cannot be trained on the task.
+    """
+    config = task.model_config(pattern, model or {})
+    if init:
+        config = as_in_folder(config, initial_config(init), init)
+    settings: dict[str, Any] = {**task.training}
+    job = Job(
+        spec,
+        count_parameters(config),
+        config,
+        training or TrainConfig(**settings),
+        str(task.describe().get("sha256", "")),
+        init=init,
+        metric=task.metric,
+    )
+    check_job(job, task)
+    return job
+
+
+def run_single(  # noqa: PLR0913
+    job: Job,
+    folder: Path | str,
+    *,
+    task: Task,
+    resume: bool = False,
+    recipe: str = "",
+    command: str = "",
+    processes: Processes = ALONE,
+    on_log: Callable[[Metrics], None] = lambda _: None,
+    interrupted: Callable[[], bool] = lambda: False,
+    tell: Callable[[str], object] = lambda _: None,
+) -> RunRecord:
+    """Train and score one model, and write its folder with results like those of a comparison.
+
+    Args:
+        job: What to train, from :func:`single_job`.
+        folder: Folder of the run.
+        task: The job's task, with seed 0.
+        resume: Continue the run in the folder, also for more steps; without it, a folder that
+            holds a run is refused.
+        recipe: How to train the model again, in YAML, kept as ``config.yaml``.
+        command: The same as a command, for the record.
+        processes: The processes that share the work; each calls this function.
+        on_log: Called with every line of metrics.
+        interrupted: Called after every update; if it returns true, the run is saved and stops.
+        tell: Called with lines on what begins, and on a run that continues.
+
+    Returns:
+        The result; if its ``stopped`` is ``interrupted``, it has no scores and is not stored.
+
+    Raises:
+        InputError: If the folder holds something else, or cannot be written to, or another process
+            writes it.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from stateline.tasks import make_task
+        >>> task = make_task("word_problem(batch_size=2)")
+        >>> training = TrainConfig(steps=2, warmup_steps=0)
+        >>> job = single_job(task, "word_problem(batch_size=2)", "lstm", training=training)
+        >>> with TemporaryDirectory() as folder:
+        ...     run_single(job, folder, task=task).stopped
+        'finished'
+    """
+    folder = Path(folder)
+    with writing(folder, processes):
+        here = processes.environment()
+        processes.on_main(lambda: _begin(folder, recipe, resume, here, tell))
+        if processes.main:
+            tell(f"training {job.model.pattern} on {job.task} in {folder}")
+        own = task if job.training.seed == 0 else None
+        run = train_and_score(job, folder, on_log, own, processes, interrupted)
+        if processes.main:
+            write_text(folder / CONFIG, recipe)  # a longer run has other steps than before
+        if processes.main and run.stopped in ("finished", "solved"):
+            write_single(job, task, run, folder, command)
+    return run
+
+
+def _begin(
+    folder: Path,
+    recipe: str,
+    resume: bool,
+    here: Mapping[str, str | int],
+    tell: Callable[[str], object],
+) -> None:
+    """Begin a run's folder, or check that its run can continue."""
+    kept = checkpoint.found(folder)
+    begun = kept or any((folder / name).exists() for name in OF_OTHERS)
+    if begun and not (folder / CONFIG).exists():
+        raise InputError(f"{folder} holds something else than a run: choose another with --out")
+    if begun and not resume:
+        raise InputError(
+            f"{folder} holds a run: add --resume to continue it, or choose another with --out"
+        )
+    for name in (CONFIG, RESULTS):
+        check_writable(folder / name)
+    if not kept:
+        write_text(folder / CONFIG, recipe)
+        if resume:
+            tell(f"no checkpoint in {folder}: training from the beginning")
+        return
+    tell(f"continuing from {kept[-1]}")
+    if changes := checkpoint.other_environment(kept[-1], here):
+        tell(f"results may differ in the last bits from those of an uninterrupted run: {changes}")
