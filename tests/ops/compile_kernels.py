@@ -10,7 +10,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stateline.ops.triton_kernels import diagonal, filters, fourier, selective, tokens
+from stateline.ops.diagonal_ssm import triton_kernel as diagonal
+from stateline.ops.fft_conv import triton_kernel as fourier
+from stateline.ops.selective_scan import triton_kernel as selective
+from stateline.ops.short_conv import triton_kernel as filters
+from stateline.ops.triton_common import tokens
 
 TARGET = GPUTarget("cuda", 90, 32)
 WHOLE = {"ROWS": 16, "T": 32, "N": 32, "PRECISION": "tf32"}

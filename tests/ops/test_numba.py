@@ -17,7 +17,8 @@ from stateline.ops import OPS
 
 pytest.importorskip("numba")
 
-from stateline.ops.numba_kernels import tensors, threads
+from stateline.ops.numba_common import launch as tensors
+from stateline.ops.numba_common import launch as threads
 
 Inputs = list[Tensor]
 
@@ -441,7 +442,7 @@ def results():
 
 FORK = """
 import os
-from stateline.ops.numba_kernels import threads
+from stateline.ops.numba_common import launch as threads
 threads.LEAST_WORK = 0
 torch.set_num_threads(2)
 print(wanted := results())

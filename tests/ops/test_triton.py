@@ -275,7 +275,7 @@ class TestH3:
     @pytest.mark.slow
     def test_parts_of_one_projection_are_not_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What a layer gets from ``weight @ x.mT`` has adjacent times."""
-        from stateline.ops.triton_kernels import launch
+        from stateline.ops.triton_common import launch
 
         q, k, v, *others = (t.to(DEVICE) for t in h3_case(19, 4))
         parts = torch.cat([q, k, v], dim=2).mT.contiguous().chunk(3, dim=1)

@@ -15,7 +15,7 @@ CODE = "modeling_stateline.py"
 _SOURCE = Path(__file__).parents[2]
 _ROOTS = ("stateline.hf.config", "stateline.hf.model")
 _BACKEND = re.compile(r"stateline\.ops(\.\w+)+")
-_LEFT_OUT = re.compile(r"stateline\.(generate|hf|ops\.numba_kernels|ops\.\w+\.numba_backend)")
+_LEFT_OUT = re.compile(r"stateline\.(generate|hf|ops\.numba_common|ops\.\w+\.numba_\w+)")
 """What two packages import for users, and compiled kernels: PyTorch's are used instead."""
 
 

@@ -4,27 +4,27 @@ Each op has a folder, and each of its backends a file in it. :data:`OPS` lists t
 """
 
 from stateline.ops.attention import attention
-from stateline.ops.backend import use_backend
 from stateline.ops.convolution import slide
 from stateline.ops.cross_entropy import cross_entropy
 from stateline.ops.diagonal_ssm import (
+    DiagonalWeights,
     diagonal_ssm,
-    diagonal_ssm_chunk,
     diagonal_ssm_every,
     diagonal_ssm_step,
     diagonal_ssm_stepper,
 )
 from stateline.ops.discretize import discretize
-from stateline.ops.dplr_ssm import dplr_ssm, dplr_ssm_chunk, dplr_ssm_every, dplr_ssm_step
+from stateline.ops.dispatch import use_backend
+from stateline.ops.dplr_ssm import DPLRWeights, dplr_ssm, dplr_ssm_every, dplr_ssm_step
 from stateline.ops.feed_forward import feed_forward
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.gated_delta_rule import gated_delta_rule, gated_delta_rule_step
 from stateline.ops.gelu import gelu
-from stateline.ops.h3_core import h3_core, h3_core_chunk, h3_core_step, h3_core_stepper
+from stateline.ops.h3_core import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
 from stateline.ops.linear_attention import linear_attention, linear_attention_step
 from stateline.ops.local_attention import local_attention
 from stateline.ops.lstm import lstm
-from stateline.ops.mimo_ssm import mimo_ssm, mimo_ssm_chunk, mimo_ssm_step
+from stateline.ops.mimo_ssm import MIMOWeights, mimo_ssm, mimo_ssm_step
 from stateline.ops.op import OPS, register_backend
 from stateline.ops.rotary import rotary
 from stateline.ops.selective_scan import selective_scan, selective_scan_step, selective_scan_step_
@@ -33,16 +33,19 @@ from stateline.ops.short_conv import short_conv, short_conv_step, short_conv_ste
 
 __all__ = [
     "OPS",
+    "DPLRWeights",
+    "DiagonalWeights",
+    "H3CoreState",
+    "H3Weights",
+    "MIMOWeights",
     "attention",
     "cross_entropy",
     "diagonal_ssm",
-    "diagonal_ssm_chunk",
     "diagonal_ssm_every",
     "diagonal_ssm_step",
     "diagonal_ssm_stepper",
     "discretize",
     "dplr_ssm",
-    "dplr_ssm_chunk",
     "dplr_ssm_every",
     "dplr_ssm_step",
     "feed_forward",
@@ -51,7 +54,6 @@ __all__ = [
     "gated_delta_rule_step",
     "gelu",
     "h3_core",
-    "h3_core_chunk",
     "h3_core_step",
     "h3_core_stepper",
     "linear_attention",
@@ -59,7 +61,6 @@ __all__ = [
     "local_attention",
     "lstm",
     "mimo_ssm",
-    "mimo_ssm_chunk",
     "mimo_ssm_step",
     "register_backend",
     "rotary",

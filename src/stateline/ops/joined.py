@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stateline.ops.backend import wants_gradient
+from stateline.ops.dispatch import wants_gradient
 
 
 def parts_of(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:

@@ -7,6 +7,9 @@ from importlib.metadata import EntryPoint, entry_points
 from logging import getLogger
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from stateline.errors import InputError, unknown_name
 
 GROUP = "stateline.backends"
@@ -30,6 +33,62 @@ class Candidate(NamedTuple):
         return self.can_use(function, *inputs)
 
 
+class Sizes(NamedTuple):
+    """How large an example call of an op is.
+
+    Attributes:
+        batch: Rows.
+        length: Positions of a row.
+        d_model: Channels, a multiple of the width of a head.
+        device: Where the tensors are.
+        dtype: Of signals; parameters and states are at least float32.
+    """
+
+    batch: int
+    length: int
+    d_model: int
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def positions(self) -> int:
+        """Positions times channels."""
+        return self.batch * self.length * self.d_model
+
+    @property
+    def precise(self) -> torch.dtype:
+        """Dtype of parameters and states."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Number and width of the heads: 64 entries, or all channels if there are fewer."""
+        count = max(1, self.d_model // 64)
+        return count, self.d_model // count
+
+    def signal(self, *shape: int) -> Tensor:
+        """Random signal (batch, length, *shape); by default ``d_model`` channels."""
+        shape = shape or (self.d_model,)
+        x = torch.randn(self.batch, self.length, *shape, device=self.device)
+        return x.to(self.dtype)
+
+    def weight(self, *shape: int) -> Tensor:
+        """Random parameter or state."""
+        return torch.randn(shape, dtype=self.precise, device=self.device)
+
+
+class Example(NamedTuple):
+    """A call of an op as a layer makes it, on whole sequences.
+
+    Attributes:
+        inputs: Arguments, as its function and its backends take them.
+        flops: Operations of the cheapest known algorithm (multiply-add is two).
+    """
+
+    inputs: tuple[Any, ...]
+    flops: float
+
+
 class Op:
     """An op and its backends, in the order in which ``auto`` prefers them.
 
@@ -41,13 +100,19 @@ class Op:
     Args:
         name: Name of the op: that of its folder and of its main function.
         backends: For each name the module, or its dotted name if it needs optional packages.
+        example: Makes a typical call for benches, tests and ``stateline check --backends``.
 
     Attributes:
         candidates: For each function that was called, the backends in order.
     """
 
-    def __init__(self, name: str, backends: Mapping[str, object]) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        backends: Mapping[str, object],
+        example: Callable[[Sizes], Example] | None = None,
+    ) -> None:
+        self.name, self.example = name, example
         self._sources = dict(backends)
         self._modules: dict[str, tuple[Any, str]] = {}
         self.candidates: dict[str, dict[str, Candidate]] = {}

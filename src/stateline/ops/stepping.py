@@ -1,13 +1,15 @@
 """Steps that change states in place, where a backend has no kernel of its own for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stateline.ops.dispatch import tensors_of
+
 Stepper = Callable[..., Tensor]
-"""``stepper(*signals, *states)`` returns the output of one token and changes the states."""
+"""``stepper(*signals, state)`` returns the output of one token and changes the state."""
 
 
 def in_float32(state: Tensor) -> Tensor:
@@ -15,24 +17,23 @@ def in_float32(state: Tensor) -> Tensor:
     return state.to(torch.promote_types(state.dtype, torch.float32))
 
 
-def copying(
-    step: Callable[..., tuple[Tensor, ...]], weights: Sequence[Tensor], n_states: int
-) -> Stepper:
-    """A stepper that computes new states and copies them over the old ones.
+def copying(step: Callable[..., tuple[Tensor, Any]]) -> Stepper:
+    """A stepper that computes a new state and copies it over the old one.
 
     States may be kept in half precision; it computes in float32.
 
     Args:
-        step: ``step(*signals, *weights, *states)`` returns the output and the new states.
-        weights: Given to every step.
-        n_states: Number of states.
+        step: ``step(*signals, state)`` returns the output and the new state, a tensor or a named
+            tuple of tensors.
     """
 
     def run(*inputs: Any) -> Tensor:
-        states = inputs[len(inputs) - n_states :]
-        wide = map(in_float32, states)
-        y, *after = step(*inputs[: len(inputs) - n_states], *weights, *wide)
-        for old, new in zip(states, after, strict=True):
+        *signals, state = inputs
+        wide = (
+            in_float32(state) if isinstance(state, Tensor) else type(state)(*map(in_float32, state))
+        )
+        y, after = step(*signals, wide)
+        for old, new in zip(tensors_of((state,)), tensors_of((after,)), strict=True):
             old.copy_(new)
         return y
 

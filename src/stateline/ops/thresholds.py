@@ -10,7 +10,7 @@ from functools import cache
 
 from stateline.errors import InputError
 from stateline.files import read_json_object, user_path
-from stateline.ops.backend import once_per_trace
+from stateline.ops.dispatch import once_per_trace
 
 DEFAULTS = {
     "attention.few_queries": 4,

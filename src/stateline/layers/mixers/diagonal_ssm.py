@@ -15,8 +15,8 @@ from stateline.layers.derived import derived
 from stateline.layers.mixers.ssm_settings import DiagonalSettings, RealTransform, keywords_from
 from stateline.layers.mixers.step_sizes import uniform_log_dt
 from stateline.ops import (
+    DiagonalWeights,
     diagonal_ssm,
-    diagonal_ssm_chunk,
     diagonal_ssm_every,
     diagonal_ssm_step,
     diagonal_ssm_stepper,
@@ -51,20 +51,19 @@ class DiagonalSSMState(NamedTuple):
 class Operators(NamedTuple):
     """The ops that compute one kind of state space model."""
 
-    whole: Callable[..., Tensor]
+    response: Callable[..., tuple[Tensor, Any]]
     every: Callable[..., Tensor]
-    chunk: Callable[..., tuple[Tensor, Tensor]]
     step: Callable[..., tuple[Tensor, Tensor]]
 
 
 class ChannelSSM(SequenceLayer[DiagonalSSMState]):
     """A linear state space model for each channel, with a skip connection.
 
-    Abstract: subclasses say which ops compute it, and from which coefficients. Inputs may have any
+    Abstract: subclasses say which ops compute it, and from which weights. Inputs may have any
     number of batch axes. All parameters and the state stay float32 under a cast to half precision.
 
     Attributes:
-        operators: The ops; each takes the input, the coefficients, and then what is its own.
+        operators: The ops; each takes the input and the weights first.
         c: Output vectors of ``n_outputs`` readouts of every channel; subclasses define them.
         skip: Weight of each channel's input in each output; subclasses define it.
     """
@@ -81,8 +80,8 @@ class ChannelSSM(SequenceLayer[DiagonalSSMState]):
         return len(self.skip)
 
     @abstractmethod
-    def coefficients(self) -> tuple[Tensor, ...]:
-        """Coefficients of the state space models, as the ops take them."""
+    def weights(self) -> tuple[Tensor, ...]:
+        """Weights of the state space models, as the ops take them."""
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> DiagonalSSMState:  # noqa: ARG002
         """Zero state."""
@@ -92,27 +91,27 @@ class ChannelSSM(SequenceLayer[DiagonalSSMState]):
         self, x: Float[Tensor, "*batch length d_model"]
     ) -> Float[Tensor, "*batch length output"]:
         """Response to a whole sequence, from the zero state."""
-        return self.operators.whole(x, *self.coefficients()) + skipped(x, self.skip)
+        return self.operators.response(x, self.weights())[0] + skipped(x, self.skip)
 
     def every(
         self, x: Float[Tensor, "*batch length d_model"], stride: int
     ) -> Float[Tensor, "*batch taken output"]:
         """Outputs at positions stride - 1, 2 stride - 1, ... only, at lower cost."""
-        y = self.operators.every(x, *self.coefficients(), stride)
+        y = self.operators.every(x, self.weights(), stride)
         return y + skipped(x[..., stride - 1 :: stride, :], self.skip)
 
     def forward_chunk(
         self, x: Float[Tensor, "*batch length d_model"], state: DiagonalSSMState
     ) -> tuple[Float[Tensor, "*batch length output"], DiagonalSSMState]:
         """Response to the chunk, from the state before it."""
-        y, h = self.operators.chunk(x, *self.coefficients(), state.h)
+        y, h = self.operators.response(x, self.weights(), state.h)
         return y + skipped(x, self.skip), DiagonalSSMState(h)
 
     def step(
         self, x: Float[Tensor, "*batch d_model"], state: DiagonalSSMState
     ) -> tuple[Float[Tensor, "*batch output"], DiagonalSSMState]:
         """Advance the recurrence by one input."""
-        y, h = self.operators.step(x, *self.coefficients(), state.h)
+        y, h = self.operators.step(x, self.weights(), state.h)
         return y + skipped(x, self.skip), DiagonalSSMState(h)
 
     @abstractmethod
@@ -126,21 +125,11 @@ class DiagonalRecurrence(ChannelSSM):
     Abstract: subclasses say from which parameters the coefficients follow.
     """
 
-    operators = Operators(diagonal_ssm, diagonal_ssm_every, diagonal_ssm_chunk, diagonal_ssm_step)
+    operators = Operators(diagonal_ssm, diagonal_ssm_every, diagonal_ssm_step)
 
     @abstractmethod
-    def discretize(
-        self,
-    ) -> tuple[
-        Float[Tensor, "#d_model mode 2"],
-        Float[Tensor, "d_model mode 2"],
-        Float[Tensor, "output mode 2"],
-    ]:
+    def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
-
-    def coefficients(self) -> tuple[Tensor, ...]:
-        """See :meth:`discretize`."""
-        return self.discretize()
 
     def step_(
         self, x: Float[Tensor, "*batch d_model"], state: DiagonalSSMState
@@ -151,7 +140,7 @@ class DiagonalRecurrence(ChannelSSM):
     @derived
     def stepper(self) -> Stepper:
         """Steps in place, with the present weights."""
-        return diagonal_ssm_stepper(*self.discretize(), self.skip)
+        return diagonal_ssm_stepper(self.weights(), self.skip)
 
     def flops_of_every(self, stride: int) -> float:
         """Each input for all modes, and each output once per stride."""
@@ -216,14 +205,8 @@ class DiagonalSSM(DiagonalRecurrence):
         self.skip = nn.Parameter(torch.randn(outputs))
 
     @derived
-    def discretize(
-        self,
-    ) -> tuple[
-        Float[Tensor, "d_model mode 2"],
-        Float[Tensor, "d_model mode 2"],
-        Float[Tensor, "output mode 2"],
-    ]:
+    def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
         decay = _DECAYS[self.real_transform][0](self.log_decay)
         inputs = (self.log_dt, decay, self.frequency, self.b)
-        return *discretize(*inputs, self.discretization), self.c
+        return DiagonalWeights(*discretize(*inputs, self.discretization), self.c)

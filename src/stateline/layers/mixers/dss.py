@@ -15,7 +15,7 @@ from stateline.layers.mixers.finite_filter import FiniteFilter, FiniteFilterStat
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import DSSSettings, Output, keywords_from
 from stateline.layers.mixers.step_sizes import uniform_log_dt
-from stateline.ops import diagonal_ssm
+from stateline.ops import DiagonalWeights, diagonal_ssm
 from stateline.ops.hippo import normal_form
 from stateline.ops.planes import divide, exponential_minus_one, multiply
 
@@ -77,19 +77,13 @@ class DSSRecurrence(DSSModes[DiagonalSSMState], DiagonalRecurrence):
     """The kernels ``exp`` and ``clip``, computed as recurrences."""
 
     @derived
-    def discretize(
-        self,
-    ) -> tuple[
-        Float[Tensor, "d_model mode 2"],
-        Float[Tensor, "d_model mode 2"],
-        Float[Tensor, "output mode 2"],
-    ]:
+    def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
         spectrum, log_a = self.modes()
         one = torch.tensor([1.0, 0.0], dtype=log_a.dtype, device=log_a.device)
         gain = divide(exponential_minus_one(log_a), spectrum) if self.scale else one
         # Halved, because the op counts each mode twice, for its conjugate.
-        return log_a, gain.expand_as(log_a), self.c / 2
+        return DiagonalWeights(log_a, gain.expand_as(log_a), self.c / 2)
 
 
 class DSSFilter(DSSModes[FiniteFilterState], FiniteFilter):
@@ -106,7 +100,8 @@ class DSSFilter(DSSModes[FiniteFilterState], FiniteFilter):
         weight = multiply(exponential_minus_one(falling), _reciprocal(total))
         impulse = pad(self.log_dt.new_ones(1, self.d_model), (0, 0, 0, self.filter_len - 1))
         c = torch.cat([self.c * (1 - rising), self.c * rising]) / 2  # the op counts each mode twice
-        forward, backward = diagonal_ssm(impulse, falling, weight, c).mT.chunk(2)
+        response, _ = diagonal_ssm(impulse, DiagonalWeights(falling, weight, c))
+        forward, backward = response.mT.chunk(2)
         return forward + backward.flip(-1) + pad(self.skip[:, None], (0, self.filter_len - 1))
 
 

@@ -12,6 +12,7 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer
 from stateline.layers.derived import derived
 from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence, DiagonalSSMState
+from stateline.ops import DiagonalWeights
 from stateline.ops.planes import divide, exponential_minus_one
 
 
@@ -47,17 +48,13 @@ class SimplifiedDSS(DiagonalRecurrence):
         self.skip = nn.Parameter(torch.randn(d_model))
 
     @derived
-    def discretize(
-        self,
-    ) -> tuple[
-        Float[Tensor, "1 mode 2"], Float[Tensor, "d_model mode 2"], Float[Tensor, "d_model mode 2"]
-    ]:
+    def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
         frequency = self.frequency.exp() if self.exp_frequency else self.frequency
         log_a = torch.stack([-self.log_decay.exp(), frequency], dim=-1)
         b = divide(exponential_minus_one(log_a), log_a)
         # Halved, because the op counts each mode twice, for its conjugate.
-        return log_a[None], b.expand_as(self.c), self.c / 2
+        return DiagonalWeights(log_a[None], b.expand_as(self.c), self.c / 2)
 
 
 class GSS(SequenceLayer[DiagonalSSMState]):

@@ -12,10 +12,9 @@ from stateline.layers.mixers.adjacent import from_adjacent, to_adjacent
 from stateline.layers.mixers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.shift_ssm import ShiftSSM
-from stateline.ops import h3_core, h3_core_chunk, h3_core_step, h3_core_stepper
+from stateline.ops import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
 from stateline.ops.discretization import Discretization
 from stateline.ops.hippo import Init
-from stateline.ops.joined import parts_of
 from stateline.ops.stepping import Stepper
 
 
@@ -107,8 +106,8 @@ class H3(SequenceLayer[H3State]):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
         """Project, apply the shift SSM, the gates and the diagonal SSM, and project again."""
-        q, k, v = parts_of(to_adjacent(self.qkv, x), [self.d_model] * 3)
-        y = h3_core(q, k, v, self.shift.taps(), *self.diagonal.discretize(), self.diagonal.skip)
+        q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)
+        y, _ = h3_core(q, k, v, self.weights())
         return from_adjacent(self.out_proj, y)
 
     def forward_chunk(
@@ -116,19 +115,16 @@ class H3(SequenceLayer[H3State]):
     ) -> tuple[Float[Tensor, "batch length d_model"], H3State]:
         """Continue from a state."""
         q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)
-        weights = (self.shift.taps(), *self.diagonal.discretize(), self.diagonal.skip)
-        y, past, h = h3_core_chunk(q, k, v, *weights, state.shift.past, state.diagonal.h)
-        return from_adjacent(self.out_proj, y), H3State(
-            FiniteFilterState(past), DiagonalSSMState(h)
-        )
+        y, (past, h) = h3_core(q, k, v, self.weights(), _inner(state))
+        after = H3State(FiniteFilterState(past), DiagonalSSMState(h))
+        return from_adjacent(self.out_proj, y), after
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: H3State
     ) -> tuple[Float[Tensor, "batch d_model"], H3State]:
         """Process one token."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
-        weights = (self.shift.weights()[0], *self.diagonal.discretize(), self.diagonal.skip)
-        y, past, h = h3_core_step(q, k, v, *weights, state.shift.past, state.diagonal.h)
+        y, (past, h) = h3_core_step(q, k, v, self.weights(), _inner(state))
         return self.out_proj(y), H3State(FiniteFilterState(past), DiagonalSSMState(h))
 
     def step_(
@@ -138,13 +134,17 @@ class H3(SequenceLayer[H3State]):
         if records(x):
             return super().step_(x, state)
         q, k, v = self.qkv(x).chunk(3, dim=-1)
-        return self.out_proj(self.stepper()(q, k, v, state.shift.past, state.diagonal.h))
+        return self.out_proj(self.stepper()(q, k, v, _inner(state)))
+
+    @derived
+    def weights(self) -> H3Weights:
+        """Weights of the core."""
+        return H3Weights(self.shift.taps(), self.diagonal.weights(), self.diagonal.skip)
 
     @derived
     def stepper(self) -> Stepper:
         """Steps in place of the core, with the present weights."""
-        weights = self.shift.weights()[0]
-        return h3_core_stepper(weights, *self.diagonal.discretize(), self.diagonal.skip)
+        return h3_core_stepper(self.weights())
 
     def flops_per_token(self, length: int) -> float:
         """Operations of the projections, of both state space models and of the gates."""
@@ -152,3 +152,8 @@ class H3(SequenceLayer[H3State]):
         mixing += self.d_head**2 * self.diagonal.flops_per_token(length)
         gates = (1 + 2 * self.n_outputs) * self.d_model * self.d_head
         return super().flops_per_token(length) + mixing + gates
+
+
+def _inner(state: H3State) -> H3CoreState:
+    """The state as the op takes it."""
+    return H3CoreState(state.shift.past, state.diagonal.h)

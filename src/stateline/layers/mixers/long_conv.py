@@ -13,7 +13,7 @@ from stateline.layers.derived import derived
 from stateline.layers.mixers.finite_filter import FiniteFilter
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import FilterSettings, keywords_from
-from stateline.ops.backend import own_precision
+from stateline.ops.dispatch import own_precision
 
 _SLOWEST, _FASTEST = 1.5, 0.3
 """Fraction of the filter after which the slowest and the fastest window are at 0.01."""

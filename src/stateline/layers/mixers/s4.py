@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from stateline.layers.derived import derived
 from stateline.layers.mixers.diagonal_ssm import ChannelSSM, Operators, convolution_flops
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import ChannelSSMSettings, Output, keywords_from
 from stateline.layers.mixers.step_sizes import uniform_log_dt
-from stateline.ops import dplr_ssm, dplr_ssm_chunk, dplr_ssm_every, dplr_ssm_step
+from stateline.ops import DPLRWeights, dplr_ssm, dplr_ssm_every, dplr_ssm_step
 from stateline.ops.hippo import diagonal_plus_low_rank
 
 
@@ -50,7 +49,7 @@ class S4SSM(ChannelSSM):
     optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("log_dt", "log_decay", "frequency", "p", "b"), "ssm"
     )
-    operators = Operators(dplr_ssm, dplr_ssm_every, dplr_ssm_chunk, dplr_ssm_step)
+    operators = Operators(dplr_ssm, dplr_ssm_every, dplr_ssm_step)
 
     def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model)
@@ -70,25 +69,13 @@ class S4SSM(ChannelSSM):
         self.c = nn.Parameter(torch.randn(outputs, modes, 2) * 0.5**0.5)
         self.skip = nn.Parameter(torch.randn(outputs))
 
-    def coefficients(self) -> tuple[Tensor, ...]:
-        """See :meth:`continuous`."""
-        return self.continuous()
-
     @derived
-    def continuous(
-        self,
-    ) -> tuple[
-        Float[Tensor, " d_model"],
-        Float[Tensor, "d_model mode 2"],
-        Float[Tensor, "d_model mode 2"],
-        Float[Tensor, "d_model mode 2"],
-        Float[Tensor, "output mode 2"],
-    ]:
+    def weights(self) -> DPLRWeights:
         """Step, diagonal and low-rank part of the transition, input and output vector."""
         a = torch.stack([-self.log_decay.exp(), self.frequency], dim=-1)
         copies = self.d_model // len(a)
         a, p, b = (t.repeat(copies, 1, 1) for t in (a, self.p, self.b))
-        return self.log_dt.exp(), a, p, b, self.c
+        return DPLRWeights(self.log_dt.exp(), a, p, b, self.c)
 
     def flops_of_every(self, stride: int) -> float:
         """Each input for all modes, a product with the transition and the outputs per stride."""

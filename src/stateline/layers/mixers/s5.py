@@ -12,7 +12,7 @@ from stateline.layers.derived import derived
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import Output, S5Settings, check_counts, keywords_from
 from stateline.layers.mixers.step_sizes import uniform_log_dt
-from stateline.ops import mimo_ssm, mimo_ssm_chunk, mimo_ssm_step
+from stateline.ops import MIMOWeights, mimo_ssm, mimo_ssm_step
 from stateline.ops.convolution import skipped
 from stateline.ops.discretization import DISCRETIZATIONS
 from stateline.ops.hippo import normal_form
@@ -99,20 +99,20 @@ class S5SSM(SequenceLayer[S5State]):
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length output"]:
         """Scan the sequence."""
-        return mimo_ssm(x, *self.discretize()) + skipped(x, self.skip)
+        return mimo_ssm(x, self.weights())[0] + skipped(x, self.skip)
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: S5State
     ) -> tuple[Float[Tensor, "batch length output"], S5State]:
         """Scan on from the state."""
-        y, h = mimo_ssm_chunk(x, *self.discretize(), state.h)
+        y, h = mimo_ssm(x, self.weights(), state.h)
         return y + skipped(x, self.skip), S5State(h)
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: S5State
     ) -> tuple[Float[Tensor, "batch output"], S5State]:
         """Advance the recurrence by one input."""
-        y, h = mimo_ssm_step(x, *self.discretize(), state.h)
+        y, h = mimo_ssm_step(x, self.weights(), state.h)
         return y + skipped(x, self.skip), S5State(h)
 
     def flops_per_token(self, length: int) -> float:
@@ -120,15 +120,11 @@ class S5SSM(SequenceLayer[S5State]):
         return len(self.real) * (4.0 * (self.d_model + len(self.c)) + 8 * 16) + 0 * length
 
     @derived
-    def discretize(
-        self,
-    ) -> tuple[
-        Float[Tensor, "mode 2"], Float[Tensor, "mode d_model 2"], Float[Tensor, "output mode 2"]
-    ]:
+    def weights(self) -> MIMOWeights:
         """Logarithm of the transition, input matrix and output matrix of the recurrence."""
         log_a, gain = DISCRETIZATIONS[self.discretization](self.log_dt.exp()[:, None] * self._a())
         b = multiply((self.log_dt.exp()[:, None] * gain)[:, None], self.b)
-        return log_a, b, self.counted(self.c)
+        return MIMOWeights(log_a, b, self.counted(self.c))
 
     def random_readout(self, n_outputs: int) -> Float[Tensor, "output mode 2"]:
         """A random initial matrix C in the basis of HiPPO, block by block."""

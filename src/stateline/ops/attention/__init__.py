@@ -4,7 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.ops.attention import pytorch, reference
-from stateline.ops.backend import dispatch
+from stateline.ops.dispatch import dispatch
 from stateline.ops.op import Op
 
 OP = Op(

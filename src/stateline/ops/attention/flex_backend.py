@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from stateline.ops import theirs
+from stateline.ops import third_party
 
 MASKS = 32
 """Masks that are kept: one for each length and each tensor of windows."""
@@ -22,7 +22,7 @@ SHORTEST = 128
 
 _masks: OrderedDict[tuple[Any, ...], tuple[Tensor | None, BlockMask]] = OrderedDict()
 
-available = theirs.no_device
+available = third_party.no_device
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
@@ -44,7 +44,7 @@ def can_take(q: Tensor, k: Tensor, v: Tensor) -> str:
         return "FlexAttention takes heads of a power of two of at least 16 entries"
     if torch.compiler.is_compiling():
         return "masks are made outside of compiled code"
-    return theirs.can_use(theirs.SINGLE, q, k, v)
+    return third_party.can_use(third_party.SINGLE, q, k, v)
 
 
 def attention(

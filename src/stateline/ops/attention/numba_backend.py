@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stateline.ops.backend import wants_gradient
+from stateline.ops.attention import numba_kernel as softmax
+from stateline.ops.dispatch import wants_gradient
 from stateline.ops.joined import side_by_side
-from stateline.ops.numba_kernels import softmax, tensors
-from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like, flat, strided
-from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.kernel_op import define_kernel_op, empty_like
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import fan_out, flat, strided
 from stateline.ops.thresholds import threshold
 
 
@@ -24,7 +25,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     q, (start, slopes, windows) = inputs[0], inputs[3:]
     if start is slopes is windows is None and q.shape[-1] > threshold("attention.narrow_head"):
         return "plain causal attention of wide heads is faster by PyTorch's fused kernel"
-    return tensors.can_use(*inputs[:3])
+    return launch.can_use(*inputs[:3])
 
 
 def attention(
@@ -40,7 +41,7 @@ def attention(
     if start is None:
         start = torch.zeros(batch, dtype=torch.int64)
     if slopes is None:
-        slopes = torch.zeros(heads, dtype=tensors.working_dtype(q))
+        slopes = torch.zeros(heads, dtype=launch.working_dtype(q))
     if windows is None:
         windows = torch.full((heads,), softmax.EVERYTHING)
     inputs = (q, k, v, start, slopes, windows)
@@ -70,7 +71,7 @@ def _run(kernel: Any, arrays: tuple[Any, ...], q: Tensor, k: Tensor, *others: An
     starts, slopes, windows, *strides = others
     numbers = (
         flat(starts, torch.int64),
-        flat(slopes, tensors.working_dtype(q)),
+        flat(slopes, launch.working_dtype(q)),
         flat(windows, torch.int64),
     )
     work = 0.2 * batch * heads * length * slots * d
@@ -93,7 +94,7 @@ def _forward(
 def _of_few(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, slopes: Tensor, windows: Tensor
 ) -> Tensor:
-    dtype = tensors.working_dtype(q)
+    dtype = launch.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype)
     arrays = (flat(x, dtype) for x in (q, k, v, y))
     strides = (x.shape[2:].numel() for x in (q, k, v))
@@ -109,7 +110,7 @@ def _with_norms(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, slopes: Tensor, windows: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The output, and for each query the logarithm of the sum of its weights."""
-    dtype = tensors.working_dtype(q)
+    dtype = launch.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype)
     norms = torch.empty((len(q), q.shape[2], q.shape[1]), dtype=dtype)
     signals, strides = _read(dtype, q, k, v)
@@ -121,7 +122,7 @@ def _with_norms(
 def _gradients(grad: Tensor, y: Tensor, norms: Tensor, *inputs: Tensor) -> Any:
     """Gradients of queries, keys and values."""
     q, k, v, *places = inputs
-    dtype = tensors.working_dtype(q)
+    dtype = launch.working_dtype(q)
     signals, strides = _read(dtype, q, k, v)
     gradients, found, apart = zip(*side_by_side(dtype, q, k, v), strict=True)
     arrays = flat(grad, dtype), *signals, flat(y, dtype), flat(norms, dtype), *found

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from stateline.ops.library import define_op
+from stateline.ops.kernel_op import define_kernel_op
 
 SCORES_PER_BLOCK = {"cpu": 1 << 18}
 """Scores per block by device type; on a CPU, they fit into its cache."""
@@ -178,4 +178,4 @@ def _bias(
     return bias.masked_fill(hidden, float("-inf"))
 
 
-_biased_attention = define_op("attention", _forward, _backward)
+_biased_attention = define_kernel_op("attention", _forward, _backward)

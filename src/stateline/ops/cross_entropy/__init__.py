@@ -8,8 +8,8 @@ In nats.
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stateline.ops.backend import dispatch
 from stateline.ops.cross_entropy import pytorch, reference
+from stateline.ops.dispatch import dispatch
 from stateline.ops.op import Op
 
 OP = Op(

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.classes import backward, forward
-from stateline.ops.numba_kernels.tensors import array, flat
-from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.cross_entropy.numba_kernel import backward, forward
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import array, fan_out, flat
 
 FEW_CLASSES, MANY_LOGITS = 16, 1 << 16
 """Classes below which, and logits from which on, the kernels are faster than PyTorch's."""
@@ -19,7 +18,7 @@ FEW_CLASSES, MANY_LOGITS = 16, 1 << 16
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernels cannot run this call, or an empty string."""
     logits, targets = inputs
-    if torch.compiler.is_compiling() or not tensors.is_plain(logits):
+    if torch.compiler.is_compiling() or not launch.is_plain(logits):
         return "compiled functions and sharded logits take PyTorch's operators"
     if logits.dtype not in (torch.float32, torch.float64):
         return "the numba kernel takes float32 and float64"
@@ -27,7 +26,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return "PyTorch's function is faster for few logits"
     if not (targets.is_cpu and targets.numel()) or int(targets.max()) >= logits.shape[1]:
         return "each row needs a target on the CPU, and a target must be a class"
-    return tensors.can_use(logits)
+    return launch.can_use(logits)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -6,133 +6,151 @@ Each channel has its own complex vectors a, b, c and its own state x. Modes come
 one of each pair is stored, hence the factor 2. Complex numbers are real planes (a last axis of
 length 2).
 
-Shapes: ``u`` is ``(*batch, length, channel)``; ``log_a``, ``b`` and ``c`` are
-``(channel, mode, 2)``. A ``log_a`` of one channel serves all channels, and its powers are computed
-once. A state is ``(*batch, channel, mode, 2)``, at least float32. ``c`` may hold several readouts
-of every channel, ``(readout * channel, mode, 2)``: output ``i * channel + j`` reads channel j.
-
 References:
     Gu et al., "On the Parameterization and Initialization of Diagonal State Space Models",
     NeurIPS 2022, section 3; Fu et al., "Hungry Hungry Hippos", ICLR 2023, algorithm 2 (state
     passing).
 """
 
+from typing import Any, NamedTuple
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import dispatch, own_precision
-from stateline.ops.diagonal_ssm import pytorch, reference
-from stateline.ops.op import Op
+from stateline.ops.dispatch import dispatch, own_precision
+from stateline.ops.door import checked_step, door
+from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
+
+
+class DiagonalWeights(NamedTuple):
+    """Weights of diagonal state space models, one for each channel.
+
+    Attributes:
+        log_a: Logarithm of the transition. That of one channel serves all channels, and its powers
+            are computed once.
+        b: Input vector.
+        c: Output vector. Several readouts of every channel may follow each other: output
+            ``i * channel + j`` reads channel j.
+    """
+
+    log_a: Float[Tensor, "#channel mode 2"]
+    b: Float[Tensor, "channel mode 2"]
+    c: Float[Tensor, "output mode 2"]
+
+
+def example(sizes: Sizes, modes: int = 32) -> Example:
+    """S4D's recurrence, kernel included, with time scales of 10 to 1,000."""
+    weights = example_weights(sizes.d_model, modes, sizes)
+    return Example((sizes.signal(), weights), sizes.positions * modes * 12.0)
+
+
+def example_weights(channels: int, modes: int, sizes: Sizes) -> DiagonalWeights:
+    """Weights as S4D has them at the beginning of training."""
+    dt = torch.logspace(-3, -1, channels, dtype=sizes.precise, device=sizes.device)[:, None]
+    frequency = torch.pi * torch.arange(modes, dtype=sizes.precise, device=sizes.device)
+    log_a = torch.stack([-0.5 * dt.expand(channels, modes), dt * frequency], dim=-1)
+    b, c = (sizes.weight(channels, modes, 2) for _ in range(2))
+    return DiagonalWeights(log_a, dt[..., None] * b, c)
+
 
 OP = Op(
     "diagonal_ssm",
     {
-        "numba": "stateline.ops.diagonal_ssm.numba_backend",
-        "triton": "stateline.ops.diagonal_ssm.triton_backend",
-        "torch": pytorch,
-        "reference": reference,
+        "numba": f"{__name__}.numba_backend",
+        "triton": f"{__name__}.triton_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
     },
+    example,
 )
 
 
+def positive_stride(stride: int) -> str:
+    """What is wrong with a stride, or an empty string."""
+    return "" if stride >= 1 else f"stride must be at least 1, got {stride}"
+
+
+def whole_readouts(u: Tensor, weights: Any) -> str:
+    """Why the outputs do not belong to the channels, or an empty string."""
+    outputs, channels = len(weights.c), u.shape[-1]
+    if not channels or not outputs or outputs % channels:
+        return f"weights.c needs a multiple of {channels} outputs (channels), got {outputs}"
+    return ""
+
+
 @own_precision
+@door(whole_readouts)
 def diagonal_ssm(
     u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "#channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
+    weights: DiagonalWeights,
+    state: Float[Tensor, "*batch channel mode 2"] | None = None,
     *,
     backend: str = "auto",
-) -> Float[Tensor, "*batch length output"]:
-    r"""Response to a whole sequence, from the zero state.
+) -> tuple[Float[Tensor, "*batch length output"], Any]:
+    r"""Response to a sequence, or to the next chunk of one.
 
-    It equals the convolution with :math:`k_t = 2\,\mathrm{Re} \sum_n c_n b_n a_n^t`, which is how
-    the ``torch`` backend computes it; see :func:`stateline.ops.fft_conv` for its rounding.
+    From the zero state, it equals the convolution with
+    :math:`k_t = 2\,\mathrm{Re} \sum_n c_n b_n a_n^t`, which is how the ``torch`` backend computes
+    it; see :func:`stateline.ops.fft_conv` for its rounding.
 
     Args:
         u: Input signal.
-        log_a: Logarithm of the transition.
-        b: Input vector.
-        c: Output vector.
+        weights: Weights.
+        state: State before the first of these inputs, at least float32; ``None`` is the zero state.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
-        Output signal, in the dtype of ``u``.
+        Output signal in the dtype of ``u``, and the state after the last input: ``None`` if no
+        state was given, for it would have to be computed.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         One real mode that halves at each step.
 
         >>> import torch
         >>> log_a = torch.tensor([[[0.5, 1.0]]]).log()
-        >>> half = torch.tensor([[[0.5, 0.0]]])
+        >>> one, half = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.5, 0.0]]])
         >>> u = torch.tensor([[[1.0], [0.0], [0.0]]])
-        >>> y = diagonal_ssm(u, log_a, torch.tensor([[[1.0, 0.0]]]), half)
+        >>> y, _ = diagonal_ssm(u, DiagonalWeights(log_a, one, half))
         >>> y.flatten().mul(100).round()
         tensor([100.,  50.,  25.])
     """
-    return dispatch(OP, "diagonal_ssm", u, log_a, b, c, backend=backend)
+    return dispatch(OP, "diagonal_ssm", u, weights, state, backend=backend)
 
 
 @own_precision
-def diagonal_ssm_chunk(
-    u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "#channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch channel mode 2"],
-    *,
-    backend: str = "auto",
-) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Response to the next chunk of a sequence, and the state after it.
-
-    Args:
-        u: Input signal.
-        log_a: Logarithm of the transition.
-        b: Input vector.
-        c: Output vector.
-        state: State before the first of these inputs.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        Output signal in the dtype of ``u``, and the state after the last input.
-    """
-    return dispatch(OP, "diagonal_ssm_chunk", u, log_a, b, c, state, backend=backend)
-
-
-@own_precision
+@door(whole_readouts, positive_stride)
 def diagonal_ssm_every(
     u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "#channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
+    weights: DiagonalWeights,
     stride: int,
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "*batch taken output"]:
     """Response from the zero state, at every ``stride``-th position only.
 
-    It costs less than the whole response if ``c`` has many readouts.
+    It costs less than the whole response if the weights have many readouts.
 
     Args:
         u: Input signal.
-        log_a: Logarithm of the transition.
-        b: Input vector.
-        c: Output vector.
+        weights: Weights.
         stride: Inputs per output, at least 1.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Outputs at positions ``stride - 1``, ``2 * stride - 1``, ..., in the dtype of ``u``.
     """
-    return dispatch(OP, "diagonal_ssm_every", u, log_a, b, c, stride, backend=backend)
+    return dispatch(OP, "diagonal_ssm_every", u, weights, stride, backend=backend)
 
 
+@door(whole_readouts)
 def diagonal_ssm_step(
     u: Float[Tensor, "*batch channel"],
-    log_a: Float[Tensor, "#channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
+    weights: DiagonalWeights,
     state: Float[Tensor, "*batch channel mode 2"],
     *,
     backend: str = "auto",
@@ -141,40 +159,33 @@ def diagonal_ssm_step(
 
     Args:
         u: Input.
-        log_a: Logarithm of the transition.
-        b: Input vector.
-        c: Output vector.
+        weights: Weights.
         state: State before this input.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output in the dtype of ``u``, and the state after the input.
     """
-    return dispatch(OP, "diagonal_ssm_step", u, log_a, b, c, state, backend=backend)
+    return dispatch(OP, "diagonal_ssm_step", u, weights, state, backend=backend)
 
 
+@door()
 def diagonal_ssm_stepper(
-    log_a: Float[Tensor, "#channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    skip: Float[Tensor, " output"],
-    *,
-    backend: str = "auto",
+    weights: DiagonalWeights, skip: Float[Tensor, " output"], *, backend: str = "auto"
 ) -> Stepper:
     """Prepare many steps without gradients, each with a skip connection.
 
     What follows from the weights alone is computed here once, and the state changes in place.
 
     Args:
-        log_a: Logarithm of the transition.
-        b: Input vector.
-        c: Output vector.
+        weights: Weights.
         skip: Weight of the input of each output's channel.
         backend: Backend that must run the steps; ``"auto"`` chooses one.
 
     Returns:
-        ``stepper(u, state)`` returns the output for one input, that of :func:`diagonal_ssm_step`
-        plus the skip connection, and changes ``state``. It does not follow later changes of the
-        weights.
+        ``stepper(u, state)`` returns the output for one input, the one of
+        :func:`diagonal_ssm_step` plus the skip connection, and changes ``state``. It does not
+        follow later changes of the weights.
     """
-    return dispatch(OP, "diagonal_ssm_stepper", log_a, b, c, skip, backend=backend)
+    step = dispatch(OP, "diagonal_ssm_stepper", weights, skip, backend=backend)
+    return checked_step(step, diagonal_ssm_step, lambda u, state: (u, weights, state))

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.response import backward, forward
-from stateline.ops.numba_kernels.tensors import array, define_kernel_op, empty_like, like
-from stateline.ops.numba_kernels.threads import fan_out
-from stateline.ops.numba_kernels.transition import transition
+from stateline.ops.diagonal_ssm.response_kernel import backward, forward
+from stateline.ops.diagonal_ssm.transition_kernel import transition
+from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import array, fan_out
 
 
 def impulse_response(log_a: Tensor, b: Tensor, c: Tensor, length: int) -> Tensor:
@@ -20,7 +20,7 @@ def impulse_response(log_a: Tensor, b: Tensor, c: Tensor, length: int) -> Tensor
 
 def _prepare(log_a: Tensor, b: Tensor, c: Tensor) -> tuple[Any, ...]:
     """The transition in float64, the vectors, and the work per token."""
-    dtype = tensors.working_dtype(log_a, b, c)
+    dtype = launch.working_dtype(log_a, b, c)
     a = np.empty(log_a.numel())
     transition(array(log_a, dtype).reshape(-1), a)
     return a.reshape(2, *log_a.shape[:2]), array(b, dtype), array(c, dtype), b.numel() / 2
@@ -28,7 +28,7 @@ def _prepare(log_a: Tensor, b: Tensor, c: Tensor) -> tuple[Any, ...]:
 
 def _forward(log_a: Tensor, b: Tensor, c: Tensor, times: Tensor) -> Tensor:
     *constants, work = _prepare(log_a, b, c)
-    y = torch.empty((len(b), len(times)), dtype=tensors.working_dtype(log_a, b, c))
+    y = torch.empty((len(b), len(times)), dtype=launch.working_dtype(log_a, b, c))
     fan_out(forward, (*constants, y.numpy()), len(b), work * len(times))
     return y
 
@@ -38,7 +38,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *constants, work = _prepare(log_a, b, c)
     dlog_a, db, dc = (np.empty(b.shape) for _ in range(3))
-    signal = array(grad, tensors.working_dtype(log_a, b, c))
+    signal = array(grad, launch.working_dtype(log_a, b, c))
     fan_out(backward, (signal, *constants, dlog_a, db, dc), len(b), 2 * work * len(times))
     dlog_a = dlog_a.reshape(-1, *log_a.shape).sum(axis=0)
     return (*like((dlog_a, db, dc), (log_a, b, c)), torch.zeros_like(times))
@@ -49,7 +49,7 @@ _response = define_kernel_op(
     _forward,
     _backward,
     lambda log_a, b, c, times: b.new_empty(
-        len(b), len(times), dtype=tensors.working_dtype(log_a, b, c)
+        len(b), len(times), dtype=launch.working_dtype(log_a, b, c)
     ),
     lambda _grad, *inputs: empty_like(*inputs),
 )

@@ -6,25 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stateline.ops.diagonal_ssm import DiagonalWeights
 from stateline.ops.diagonal_ssm.impulse_response import impulse_response
-from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.diagonal import backward, forward
-from stateline.ops.numba_kernels.in_place import (
-    Changing,
-    diagonal_advance,
-    rows_of,
-    transitions,
-)
-from stateline.ops.numba_kernels.parameters import ROW_PIECES, Array, Coefficients
-from stateline.ops.numba_kernels.steps import diagonal_step
-from stateline.ops.numba_kernels.tensors import array, define_kernel_op, empty_like, flat, like
-from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.diagonal_ssm.numba_kernel import backward, forward
+from stateline.ops.diagonal_ssm.numba_parameters import ROW_PIECES, Array, Coefficients
+from stateline.ops.diagonal_ssm.step_kernel import diagonal_advance, rows_of, transitions
+from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
 from stateline.ops.short_conv.numba_backend import convolve
 from stateline.ops.stepping import Stepper
-from stateline.ops.thresholds import threshold
 
-ROWS = 8
-"""Rows from which on they may share one impulse response."""
+FEW_ROWS, SHORT = 8, 4
+"""From 8 rows, up to 4 tokens per mode, signals are convolved with one impulse response."""
 
 FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
 """Nanoseconds per position and mode, to tell whether threads pay."""
@@ -33,61 +27,43 @@ FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     step = function == "diagonal_ssm_step"
-    return tensors.can_step(*inputs) if step else tensors.can_use(*inputs)
+    return launch.can_step(*inputs) if step else launch.can_use(*inputs)
 
 
-def diagonal_ssm(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Run the recurrence from the zero state, with b as a factor of the output vector."""
-    u, log_a, b, c = _one_readout(u, log_a, b, c)
-    run = by_response if responds_briefly(u, b) else by_recurrence
-    return run(u, log_a, b, c)
-
-
-def by_response(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Convolve with the impulse response."""
-    return convolve(u, impulse_response(log_a, b, c, u.shape[-2]))
-
-
-def responds_briefly(u: Tensor, b: Tensor) -> bool:
-    """Whether to convolve: for few tokens that is less work, if rows share the response."""
-    length, modes = u.shape[-2], b.shape[1]
-    longest = threshold("diagonal_ssm.by_response") * modes
-    return u.shape[:-2].numel() >= ROWS and 0 < length <= longest
-
-
-def diagonal_ssm_chunk(
-    u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Run the recurrence from a state."""
-    channels, readouts = u.shape[-1], len(c) // u.shape[-1]
-    if u.shape[-2] == 1 and not can_use("diagonal_ssm_step", u, log_a, b, c, state):
-        y, after = diagonal_ssm_step(u[..., 0, :], log_a, b, c, state)  # rounds better
+def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
+    """Run the recurrence; few tokens are convolved with the impulse response."""
+    channels, readouts = u.shape[-1], len(weights.c) // u.shape[-1]
+    if state is None:
+        u, weights = _one_readout(u, weights)
+        brief = responds_briefly(u, weights.b.shape[1])
+        return (_by_response if brief else _by_recurrence)(u, *weights), None
+    if u.shape[-2] == 1 and not can_use("diagonal_ssm_step", u, weights, state):
+        y, after = diagonal_ssm_step(u[..., 0, :], weights, state)  # rounds better
         return y[..., None, :], after
     if readouts == 1:
-        return _chunk(u, log_a, b, c, state)
+        return _chunk(u, *weights, state)
     states = state.repeat(*[1] * (state.ndim - 3), readouts, 1, 1)
-    y, after = _chunk(*_one_readout(u, log_a, b, c), states)
+    u, weights = _one_readout(u, weights)
+    y, after = _chunk(u, *weights, states)
     return y, after[..., :channels, :, :].clone()  # a view would keep the memory of all readouts
 
 
-def diagonal_ssm_step(
-    u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Run the recurrence once."""
-    dtype = tensors.working_dtype(u, log_a, b, c, state)
-    y = torch.empty((*u.shape[:-1], len(c)), dtype=dtype)
-    after = torch.empty(state.shape, dtype=dtype)
-    signals = [array(t, dtype).reshape(-1, t.shape[-1]) for t in (u, y)]
-    states = [array(t, dtype).reshape(-1, len(b), 2 * b.shape[1]) for t in (state, after)]
-    vectors = [array(t, dtype).reshape(len(t), -1) for t in (log_a, b, c)]
-    arguments = (signals[0], *vectors, states[0], signals[1], states[1])
-    fan_out(diagonal_step, arguments, len(b), state.numel() / 2 * STEP)
-    return y.to(u.dtype), after.to(state.dtype)
+def responds_briefly(u: Tensor, modes: int) -> bool:
+    """Whether to convolve: for few tokens that is less work, if rows share the response."""
+    return u.shape[:-2].numel() >= FEW_ROWS and 0 < u.shape[-2] <= SHORT * modes
 
 
-def diagonal_ssm_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:
+def diagonal_ssm_step(u: Tensor, weights: DiagonalWeights, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Run the recurrence once, on a copy of the state."""
+    after = state.clone(memory_format=torch.contiguous_format)
+    skip = weights.b.new_zeros(len(weights.c))
+    return diagonal_ssm_stepper(weights, skip)(u, after), after
+
+
+def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
     """The recurrence for many inputs, on a state that changes in place."""
-    dtype = tensors.working_dtype(log_a, b, c, skip)
+    log_a, b, c = weights
+    dtype = launch.working_dtype(log_a, b, c, skip)
     constants = transitions(log_a, dtype), *rows_of(dtype, b, c), array(skip, dtype)
     channels, width, outputs = len(b), 2 * b.shape[1], len(c)
 
@@ -103,22 +79,26 @@ def diagonal_ssm_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> S
     return step
 
 
-def _one_readout(
-    u: Tensor, log_a: Tensor, b: Tensor, c: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inputs with a channel for every output: several readouts of a channel run side by side."""
-    readouts = len(c) // u.shape[-1]
+def _by_response(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Convolve with the impulse response."""
+    return convolve(u, impulse_response(log_a, b, c, u.shape[-2]))
+
+
+def _one_readout(u: Tensor, weights: DiagonalWeights) -> tuple[Tensor, DiagonalWeights]:
+    """A channel for every output: several readouts of a channel run side by side."""
+    (log_a, b, c), readouts = weights, len(weights.c) // u.shape[-1]
     if readouts == 1:
-        return u, log_a, b, c
+        return u, weights
     if len(log_a) > 1:
         log_a = log_a.repeat(readouts, 1, 1)
-    return u.repeat([1] * (u.ndim - 1) + [readouts]), log_a, b.repeat(readouts, 1, 1), c
+    u = u.repeat([1] * (u.ndim - 1) + [readouts])
+    return u, DiagonalWeights(log_a, b.repeat(readouts, 1, 1), c)
 
 
 def _prepare(*inputs: Tensor) -> tuple[Coefficients, Array, tuple[int, int, int], int]:
     """Coefficients, input signal, sizes, and number of rows."""
     u, log_a, b, c, *state = inputs
-    call = Coefficients(log_a, b, c, tensors.working_dtype(*inputs), fold=not state)
+    call = Coefficients(log_a, b, c, launch.working_dtype(*inputs), fold=not state)
     sizes = u.shape[-2], call.channels, call.modes
     return call, flat(u, call.dtype), sizes, u.shape[:-2].numel()
 
@@ -171,7 +151,7 @@ def _backward_chunk(
     return like(_gradients(grad, grad_after, *inputs), inputs)
 
 
-by_recurrence = define_kernel_op(
+_by_recurrence = define_kernel_op(
     "diagonal_ssm_kernel",
     _forward,
     _backward,

@@ -6,59 +6,48 @@ Every power of the transition is a product of two entries of small tables,
 """
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.convolution import skipped
+from stateline.ops.diagonal_ssm import DiagonalWeights
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.planes import exponential, multiply
 from stateline.ops.scan import diagonal_scan
 from stateline.ops.stepping import Stepper, copying
 
 
-def diagonal_ssm(
-    u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "#channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-) -> Float[Tensor, "*batch length output"]:
+def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
+    r"""Convolve, and add the response to the state, :math:`2\,\mathrm{Re}\,c\,a^{t+1} x`."""
+    if state is None:
+        return _from_zero(u, weights), None
+    (log_a, b, c), length = weights, u.shape[-2]
+    signal = u.to(state.dtype)  # the sum of both parts is rounded once
+    inner, outer = _tables(log_a, length, first=1)
+    inner, outer = inner.to(state.dtype), outer.to(state.dtype)
+    read = multiply(c.unflatten(0, (-1, u.shape[-1])), state[..., None, :, :, :])
+    from_state = _readout(read, inner, outer).flatten(-3, -2)[..., :length].mT
+    y = _from_zero(signal, weights) + from_state
+    decay = _powers(log_a, start=length, stride=1, count=1).squeeze(-2).to(state.dtype)
+    kept = multiply(decay, state)
+    return y.to(u.dtype), kept + multiply(b, _driven(signal, log_a))
+
+
+def _from_zero(u: Tensor, weights: DiagonalWeights) -> Tensor:
     """Convolve with the impulse response."""
-    length = u.shape[-2]
+    (log_a, b, c), length = weights, u.shape[-2]
     inner, outer = _tables(log_a, length, first=0)
     readouts = c.unflatten(0, (-1, u.shape[-1]))  # (readout, channel, mode, 2)
     kernel = _readout(multiply(readouts, b), inner, outer).flatten(0, 1)[:, :length]
     return fft_conv(u, kernel.to(torch.promote_types(u.dtype, torch.float32)))
 
 
-def diagonal_ssm_chunk(
-    u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "#channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch channel mode 2"],
-) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
-    r"""Convolve, and add the response to the state, :math:`2\,\mathrm{Re}\,c\,a^{t+1} x`."""
-    length, signal = u.shape[-2], u.to(state.dtype)  # the sum of both parts is rounded once
-    inner, outer = _tables(log_a, length, first=1)
-    inner, outer = inner.to(state.dtype), outer.to(state.dtype)
-    read = multiply(c.unflatten(0, (-1, u.shape[-1])), state[..., None, :, :, :])
-    from_state = _readout(read, inner, outer).flatten(-3, -2)[..., :length].mT
-    y = diagonal_ssm(signal, log_a, b, c) + from_state
-    decay = _powers(log_a, start=length, stride=1, count=1).squeeze(-2).to(state.dtype)
-    kept = multiply(decay, state)
-    return y.to(u.dtype), kept + multiply(b, _driven(signal, log_a))
-
-
-def diagonal_ssm_every(
-    u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "#channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    stride: int,
-) -> Float[Tensor, "*batch taken output"]:
+def diagonal_ssm_every(u: Tensor, weights: DiagonalWeights, stride: int) -> Tensor:
     """Sum up each block of ``stride`` inputs as a state, scan the blocks, read the states."""
+    log_a, b, c = weights
     channels, modes = b.shape[:2]
     dtype = torch.promote_types(u.dtype, torch.float32)
     whole = u.shape[-2] // stride * stride
@@ -76,28 +65,23 @@ def diagonal_ssm_every(
     return y.permute(1, 2, 0).reshape(*blocks.shape[:-2], len(c)).to(u.dtype)
 
 
-def diagonal_ssm_step(
-    u: Float[Tensor, "*batch channel"],
-    log_a: Float[Tensor, "#channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch channel mode 2"],
-) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
+def diagonal_ssm_step(u: Tensor, weights: DiagonalWeights, state: Tensor) -> tuple[Tensor, Tensor]:
     """Apply the recurrence once, in real planes."""
+    log_a, b, c = weights
     state = multiply(exponential(log_a), state) + b * u.to(state.dtype)[..., None, None]
     readouts = c.unflatten(0, (-1, u.shape[-1]))
     y = 2 * multiply(readouts, state[..., None, :, :, :])[..., 0].sum(dim=-1)
     return y.flatten(-2).to(u.dtype), state
 
 
-def diagonal_ssm_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:
+def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
     """Steps whose new state is copied over the old one."""
 
     def step(u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        y, after = diagonal_ssm_step(u, log_a, b, c, state)
+        y, after = diagonal_ssm_step(u, weights, state)
         return y + skipped(u, skip), after
 
-    return copying(step, (), n_states=1)
+    return copying(step)
 
 
 def _tables(

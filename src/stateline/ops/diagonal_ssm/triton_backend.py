@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.stepping import Stepper
-from stateline.ops.triton_kernels import launch, steps
-from stateline.ops.triton_kernels.state_passing import (
+from stateline.ops.diagonal_ssm import DiagonalWeights
+from stateline.ops.diagonal_ssm.state_passing import (
     MOST_MODES,
     Tables,
     finish,
@@ -15,40 +14,38 @@ from stateline.ops.triton_kernels.state_passing import (
     planes_first,
     tables,
 )
+from stateline.ops.stepping import Stepper
+from stateline.ops.triton_common import launch, steps
 
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    if function != "diagonal_ssm_stepper" and inputs[2].shape[1] > MOST_MODES:
+    weights = inputs[0 if function == "diagonal_ssm_stepper" else 1]
+    if function != "diagonal_ssm_stepper" and weights.b.shape[1] > MOST_MODES:
         return f"the Triton kernel takes up to {MOST_MODES} modes"
     return launch.can_use(*inputs)
 
 
-def diagonal_ssm(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Pass states from the zero state."""
-    return _run(u, log_a, b, c, None)[0]
-
-
-def diagonal_ssm_chunk(
-    u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Pass states from a state."""
-    channels, modes = b.shape[:2]
-    y, before, tail, table = _run(u, log_a, b, c, state)
+def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
+    """Pass states from block to block."""
+    channels, modes = weights.b.shape[:2]
+    y, before, tail, table = _run(u, weights, state)
+    if state is None:
+        return y, None
     after = finish(before[:, :channels], tail[:, :channels], u.shape[-2], table)
     return y, after[..., :modes, :].reshape(state.shape).to(state.dtype)
 
 
-def diagonal_ssm_stepper(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:
+def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
     """The recurrence for many inputs, on a state that changes in place."""
-    return steps.diagonal_stepper(log_a, b, c, skip)
+    return steps.diagonal_stepper(*weights, skip)
 
 
 def _run(
-    u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor | None
+    u: Tensor, weights: DiagonalWeights, state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tables]:
     """Outputs; state before the last block and its inputs, with a channel per output; tables."""
-    length, channels = u.shape[-2:]
+    (log_a, b, c), (length, channels) = weights, u.shape[-2:]
     readouts = len(c) // channels
     table = tables(log_a, b, c, None, length)
     into, leap = (t.repeat(readouts, 1, 1, 1) for t in (table.into, table.leap))

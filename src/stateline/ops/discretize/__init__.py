@@ -11,9 +11,9 @@ Complex numbers are real planes (a last axis of length 2).
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import dispatch
 from stateline.ops.discretization import Discretization
 from stateline.ops.discretize import pytorch, reference
+from stateline.ops.dispatch import dispatch
 from stateline.ops.op import Op
 
 OP = Op(

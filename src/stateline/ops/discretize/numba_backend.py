@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from stateline.ops.discretization import Discretization
-from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.discrete import backward, forward
-from stateline.ops.numba_kernels.tensors import array, define_kernel_op, like
+from stateline.ops.discretize.numba_kernel import backward, forward
+from stateline.ops.kernel_op import define_kernel_op, like
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import array
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernels cannot run this call, or an empty string."""
-    return tensors.can_use(*inputs)
+    return launch.can_use(*inputs)
 
 
 def discretize(
@@ -40,7 +41,7 @@ def _define(rule: Discretization) -> Callable[..., Any]:
 
     def run(log_dt: Tensor, decay: Tensor, frequency: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         inputs = (log_dt, decay, frequency, b)
-        dtype = tensors.working_dtype(*inputs)
+        dtype = launch.working_dtype(*inputs)
         found = [torch.empty((len(log_dt), decay.shape[1], 2), dtype=dtype) for _ in "ab"]
         forward(*(array(x, dtype) for x in inputs), *(x.numpy() for x in found), zoh)
         log_a, b_bar = (x.to(log_dt.dtype) for x in found)
@@ -50,7 +51,7 @@ def _define(rule: Discretization) -> Callable[..., Any]:
         grad_a: Tensor, grad_b: Tensor, log_dt: Tensor, decay: Tensor, frequency: Tensor, b: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inputs = (log_dt, decay, frequency, b)
-        dtype = tensors.working_dtype(*inputs)
+        dtype = launch.working_dtype(*inputs)
         arrays = [array(x, dtype) for x in (grad_a, grad_b, *inputs)]
         found = [np.zeros_like(x) for x in arrays[2:]]
         backward(*arrays, *found, zoh)

@@ -7,48 +7,85 @@ Each channel has complex vectors Lambda (``a``), P, B and C and a step dt. Modes
 pairs; one of each pair is stored, in the vectors and in the state. Complex numbers are real planes
 (a last axis of length 2).
 
-Shapes: ``u`` is ``(*batch, length, channel)``, ``dt`` ``(channel,)``, ``a``, ``p`` and ``b`` are
-``(channel, mode, 2)``; ``c`` is ``(readout * channel, mode, 2)``, where output ``i * channel + j``
-reads channel j; a state is ``(*batch, channel, mode, 2)``, at least float32.
-
 References:
     Gu et al., "Efficiently Modeling Long Sequences with Structured State Spaces", ICLR 2022.
 """
 
+from typing import Any, NamedTuple
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import dispatch, own_precision
-from stateline.ops.dplr_ssm import cauchy, pytorch, reference
-from stateline.ops.op import Op
+from stateline.ops.diagonal_ssm import positive_stride, whole_readouts
+from stateline.ops.dispatch import dispatch, own_precision
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
 
-OP = Op("dplr_ssm", {"torch": pytorch, "cauchy": cauchy, "reference": reference})
 
+class DPLRWeights(NamedTuple):
+    """Weights of diagonal-plus-low-rank state space models, one for each channel.
 
-@own_precision
-def dplr_ssm(
-    u: Float[Tensor, "*batch length channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    *,
-    backend: str = "auto",
-) -> Float[Tensor, "*batch length output"]:
-    """Response to a whole sequence, from the zero state.
-
-    Args:
-        u: Input signal.
+    Attributes:
         dt: Step.
         a: Diagonal part of the transition.
         p: Low-rank part.
         b: Input vector.
-        c: Output vectors.
+        c: Output vector. Several readouts of every channel may follow each other: output
+            ``i * channel + j`` reads channel j.
+    """
+
+    dt: Float[Tensor, " channel"]
+    a: Float[Tensor, "channel mode 2"]
+    p: Float[Tensor, "channel mode 2"]
+    b: Float[Tensor, "channel mode 2"]
+    c: Float[Tensor, "output mode 2"]
+
+
+def example(sizes: Sizes, modes: int = 32) -> Example:
+    """S4's recurrence, kernel included."""
+    channels = sizes.d_model
+    dt = torch.logspace(-3, -1, channels, dtype=sizes.precise, device=sizes.device)
+    frequency = torch.pi * torch.arange(modes, dtype=sizes.precise, device=sizes.device)
+    a = torch.stack([torch.full_like(frequency, -0.5), frequency], dim=-1).repeat(channels, 1, 1)
+    p, b, c = (sizes.weight(channels, modes, 2) for _ in range(3))
+    return Example((sizes.signal(), DPLRWeights(dt, a, p, b, c)), sizes.positions * modes * 12.0)
+
+
+OP = Op(
+    "dplr_ssm",
+    {
+        "torch": f"{__name__}.pytorch",
+        "cauchy": f"{__name__}.cauchy",
+        "reference": f"{__name__}.reference",
+    },
+    example,
+)
+
+
+@own_precision
+@door(whole_readouts)
+def dplr_ssm(
+    u: Float[Tensor, "*batch length channel"],
+    weights: DPLRWeights,
+    state: Float[Tensor, "*batch channel mode 2"] | None = None,
+    *,
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "*batch length output"], Any]:
+    """Response to a sequence, or to the next chunk of one.
+
+    Args:
+        u: Input signal.
+        weights: Weights.
+        state: State before the first of these inputs, at least float32; ``None`` is the zero state.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
-        Output signal, in the dtype of ``u``.
+        Output signal in the dtype of ``u``, and the state after the last input: ``None`` if no
+        state was given, for it would have to be computed.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         One real mode without a low-rank part. With a decay of two thirds and a step of one, the
@@ -57,82 +94,42 @@ def dplr_ssm(
         >>> import torch
         >>> one = torch.tensor([[[1.0, 0.0]]])
         >>> u = torch.tensor([[[4.0], [0.0], [0.0]]])
-        >>> y = dplr_ssm(u, torch.ones(1), -2 / 3 * one, 0 * one, one, one)
+        >>> y, _ = dplr_ssm(u, DPLRWeights(torch.ones(1), -2 / 3 * one, 0 * one, one, one))
         >>> y.flatten().round(decimals=3)
         tensor([6.0000, 3.0000, 1.5000])
     """
-    return dispatch(OP, "dplr_ssm", u, dt, a, p, b, c, backend=backend)
+    return dispatch(OP, "dplr_ssm", u, weights, state, backend=backend)
 
 
 @own_precision
-def dplr_ssm_chunk(
-    u: Float[Tensor, "*batch length channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch channel mode 2"],
-    *,
-    backend: str = "auto",
-) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Response to the next chunk of a sequence, and the state after it.
-
-    Args:
-        u: Input signal.
-        dt: Step.
-        a: Diagonal part of the transition.
-        p: Low-rank part.
-        b: Input vector.
-        c: Output vectors.
-        state: State before the first of these inputs.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        Output signal in the dtype of ``u``, and the state after the last input.
-    """
-    return dispatch(OP, "dplr_ssm_chunk", u, dt, a, p, b, c, state, backend=backend)
-
-
-@own_precision
+@door(whole_readouts, positive_stride)
 def dplr_ssm_every(
     u: Float[Tensor, "*batch length channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
+    weights: DPLRWeights,
     stride: int,
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "*batch taken output"]:
     """Response from the zero state, at every ``stride``-th position only.
 
-    It costs less than the whole response if ``c`` has many readouts.
+    It costs less than the whole response if the weights have many readouts.
 
     Args:
         u: Input signal.
-        dt: Step.
-        a: Diagonal part of the transition.
-        p: Low-rank part.
-        b: Input vector.
-        c: Output vectors.
+        weights: Weights.
         stride: Inputs per output, at least 1.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Outputs at positions ``stride - 1``, ``2 * stride - 1``, ..., in the dtype of ``u``.
     """
-    return dispatch(OP, "dplr_ssm_every", u, dt, a, p, b, c, stride, backend=backend)
+    return dispatch(OP, "dplr_ssm_every", u, weights, stride, backend=backend)
 
 
+@door(whole_readouts)
 def dplr_ssm_step(
     u: Float[Tensor, "*batch channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
+    weights: DPLRWeights,
     state: Float[Tensor, "*batch channel mode 2"],
     *,
     backend: str = "auto",
@@ -141,15 +138,11 @@ def dplr_ssm_step(
 
     Args:
         u: Input.
-        dt: Step.
-        a: Diagonal part of the transition.
-        p: Low-rank part.
-        b: Input vector.
-        c: Output vectors.
+        weights: Weights.
         state: State before this input.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output in the dtype of ``u``, and the state after the input.
     """
-    return dispatch(OP, "dplr_ssm_step", u, dt, a, p, b, c, state, backend=backend)
+    return dispatch(OP, "dplr_ssm_step", u, weights, state, backend=backend)

@@ -14,37 +14,24 @@ for 16,384, against 0.18 s and 0.33 s. Both are exact.
 """
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.dplr_ssm.pytorch import (
-    convolve,
-    dplr_ssm_chunk,
-    dplr_ssm_every,
-    dplr_ssm_step,
-    precise,
-    rows,
-    transition,
-)
-
-__all__ = ["dplr_ssm", "dplr_ssm_chunk", "dplr_ssm_every", "dplr_ssm_step"]
+from stateline.ops.dplr_ssm import DPLRWeights, pytorch
+from stateline.ops.dplr_ssm.pytorch import convolve, precise, rows, transition
 
 
-def dplr_ssm(
-    u: Float[Tensor, "*batch length channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-) -> Float[Tensor, "*batch length output"]:
-    """Convolve with the impulse response."""
+def dplr_ssm(u: Tensor, weights: DPLRWeights, state: Tensor | None) -> tuple[Tensor, Any]:
+    """Convolve with the impulse response; from a state, see the backend ``torch``."""
+    if state is not None:
+        return pytorch.dplr_ssm(u, weights, state)
     length = u.shape[-2]
-    dt, a, p, b, c = (precise(t) for t in (dt, a, p, b, c))
+    dt, a, p, b, c = map(precise, weights)
     if not length:
-        return u.new_zeros(*u.shape[:-1], len(c))
+        return u.new_zeros(*u.shape[:-1], len(c)), None
     # Differs from the paper, which divides by 1 + omega and gets 0/0 at omega = -1. Here no
     # denominator vanishes, because Re Lambda < 0 and q and h are not both zero.
     half = torch.arange(length // 2 + 1, dtype=dt.dtype, device=dt.device)
@@ -64,7 +51,7 @@ def dplr_ssm(
     p_c, b_c, c_c = _complex(p), _complex(b), _truncated(dt, a, p, c, length)
     through = product(c_c, p_c) * product(p_c.conj(), b_c) / (1 + h * product(p_c.conj(), p_c))
     spectrum = dt[:, None] * (product(c_c, b_c) - h * through)
-    return convolve(u, torch.fft.irfft(spectrum, n=length))
+    return convolve(u, torch.fft.irfft(spectrum, n=length)), None
 
 
 def _truncated(

@@ -7,46 +7,25 @@ in float64, because fast modes lose their phase in float32.
 """
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.ops.dplr_ssm import DPLRWeights
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.planes import divide, multiply
 
 
-def dplr_ssm(
-    u: Float[Tensor, "*batch length channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-) -> Float[Tensor, "*batch length output"]:
-    """Convolve with the impulse response."""
-    length = u.shape[-2]
-    dt, a, p, b, c = (precise(t) for t in (dt, a, p, b, c))
-    step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
-    near, far = _orbit(b_bar, step, _block(length))
-    distant, _ = _orbit(rows(c, u.shape[-1]), far.mT, _count(length))
-    return convolve(u, (distant @ near.mT).flatten(-2)[..., :length])
-
-
-def dplr_ssm_chunk(
-    u: Float[Tensor, "*batch length channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch channel mode 2"],
-) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
+def dplr_ssm(u: Tensor, weights: DPLRWeights, state: Tensor | None) -> tuple[Tensor, Any]:
     """Convolve, add the response to the state, and compute the state after the chunk."""
+    if state is None:
+        return _from_zero(u, weights), None
     length, signal = u.shape[-2], u.to(state.dtype)  # the sum of both parts is rounded once
     if not length:
-        return u.new_zeros(*u.shape[:-1], len(c)), state
-    dt, a, p, b, c = (precise(t) for t in (dt, a, p, b, c))
+        return u.new_zeros(*u.shape[:-1], len(weights.c)), state
+    dt, a, p, b, c = map(precise, weights)
     step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
     x = precise(state).reshape(-1, *b_bar.shape)  # (row, channel, N)
     starts = torch.cat([b_bar[None], (x[..., None, :] @ step)[..., 0, :]])
@@ -59,18 +38,20 @@ def dplr_ssm_chunk(
     return y.to(u.dtype), after.reshape(state.shape).to(state.dtype)
 
 
-def dplr_ssm_every(
-    u: Float[Tensor, "*batch length channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    stride: int,
-) -> Float[Tensor, "*batch taken output"]:
+def _from_zero(u: Tensor, weights: DPLRWeights) -> Tensor:
+    """Convolve with the impulse response."""
+    length = u.shape[-2]
+    dt, a, p, b, c = map(precise, weights)
+    step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
+    near, far = _orbit(b_bar, step, _block(length))
+    distant, _ = _orbit(rows(c, u.shape[-1]), far.mT, _count(length))
+    return convolve(u, (distant @ near.mT).flatten(-2)[..., :length])
+
+
+def dplr_ssm_every(u: Tensor, weights: DPLRWeights, stride: int) -> Tensor:
     """Sum up each block of ``stride`` inputs as a state, step over the blocks, read the states."""
     channels, count = u.shape[-1], u.shape[-2] // stride
-    dt, a, p, b, c = (precise(t) for t in (dt, a, p, b, c))
+    dt, a, p, b, c = map(precise, weights)
     step, b_bar = transition(dt, a, p), _input(dt, a, p, b)
     left, _ = _orbit(b_bar, step, stride)
     blocks = precise(u[..., : count * stride, :]).mT.unflatten(-1, (count, stride))
@@ -84,16 +65,9 @@ def dplr_ssm_every(
     return y.movedim(-3, -1).flatten(-2).to(u.dtype)
 
 
-def dplr_ssm_step(
-    u: Float[Tensor, "*batch channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch channel mode 2"],
-) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
+def dplr_ssm_step(u: Tensor, weights: DPLRWeights, state: Tensor) -> tuple[Tensor, Tensor]:
     """Apply the recurrence once; the cost is linear in the number of modes."""
+    dt, a, p, b, c = weights
     drive = dt[:, None, None] * b * u.to(state.dtype)[..., None, None]
     state = advance(state, drive, dt, a, p)
     readouts = c.unflatten(0, (-1, u.shape[-1]))

@@ -1,35 +1,21 @@
 """The definition of a diagonal-plus-low-rank state space model: its bilinear recurrence, dense."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.ops.dplr_ssm import DPLRWeights
 
-def dplr_ssm(
-    u: Float[Tensor, "*batch length channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-) -> Float[Tensor, "*batch length output"]:
-    """Run the recurrence from the zero state."""
+
+def dplr_ssm(u: Tensor, weights: DPLRWeights, state: Tensor | None) -> tuple[Tensor, Any]:
+    """Run the recurrence on both modes of each pair, one input after the other."""
+    dt, a, p, b, c = weights
     dtype = torch.promote_types(u.dtype, torch.float32)
     zeros = torch.zeros(*u.shape[:-2], *b.shape, dtype=dtype, device=u.device)
-    return dplr_ssm_chunk(u, dt, a, p, b, c, zeros)[0]
-
-
-def dplr_ssm_chunk(
-    u: Float[Tensor, "*batch length channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch channel mode 2"],
-) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Run the recurrence on both modes of each pair, one input after the other."""
-    diagonal, low_rank, b_c, x = (_whole(planes) for planes in (a, p, b, state))
+    start = zeros if state is None else state
+    diagonal, low_rank, b_c, x = (_whole(planes) for planes in (a, p, b, start))
     half_step = dt[:, None, None] / 2
     transition = torch.diag_embed(diagonal) - low_rank[..., None] * low_rank[..., None, :].conj()
     one = torch.eye(diagonal.shape[-1], dtype=transition.dtype, device=transition.device)
@@ -42,33 +28,18 @@ def dplr_ssm_chunk(
         x = (a_bar @ x[..., None])[..., 0] + b_bar * u_t[..., None]
         outputs.append((c_c * x[..., None, :, :]).sum(dim=-1).real.flatten(-2))
     y = torch.stack(outputs, dim=-2) if outputs else u.new_zeros(*u.shape[:-1], len(c))
-    return y.to(u.dtype), torch.view_as_real(x[..., : a.shape[1]])
+    after = None if state is None else torch.view_as_real(x[..., : a.shape[1]])
+    return y.to(u.dtype), after
 
 
-def dplr_ssm_every(
-    u: Float[Tensor, "*batch length channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    stride: int,
-) -> Float[Tensor, "*batch taken output"]:
+def dplr_ssm_every(u: Tensor, weights: DPLRWeights, stride: int) -> Tensor:
     """Run the recurrence over all inputs, and keep every ``stride``-th output."""
-    return dplr_ssm(u, dt, a, p, b, c)[..., stride - 1 :: stride, :]
+    return dplr_ssm(u, weights, None)[0][..., stride - 1 :: stride, :]
 
 
-def dplr_ssm_step(
-    u: Float[Tensor, "*batch channel"],
-    dt: Float[Tensor, " channel"],
-    a: Float[Tensor, "channel mode 2"],
-    p: Float[Tensor, "channel mode 2"],
-    b: Float[Tensor, "channel mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch channel mode 2"],
-) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
+def dplr_ssm_step(u: Tensor, weights: DPLRWeights, state: Tensor) -> tuple[Tensor, Tensor]:
     """Run the recurrence over one input."""
-    y, state = dplr_ssm_chunk(u[..., None, :], dt, a, p, b, c, state)
+    y, state = dplr_ssm(u[..., None, :], weights, state)
     return y[..., 0, :], state
 
 

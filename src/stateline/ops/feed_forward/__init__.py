@@ -11,7 +11,7 @@ References:
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import dispatch
+from stateline.ops.dispatch import dispatch
 from stateline.ops.feed_forward import pytorch, reference
 from stateline.ops.op import Op
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stateline.ops.backend import wants_gradient
-from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.pointwise import gelu_of_sum
-from stateline.ops.numba_kernels.tensors import array
-from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.dispatch import wants_gradient
+from stateline.ops.feed_forward.numba_kernel import gelu_of_sum
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import array, fan_out
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
@@ -22,14 +21,14 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     x = inputs[0]
     if not wants_gradient(*inputs):
         return "without a gradient, PyTorch's linear maps are as fast"
-    if torch.compiler.is_compiling() or not all(map(tensors.is_plain, inputs)):
+    if torch.compiler.is_compiling() or not all(map(launch.is_plain, inputs)):
         return "compiled functions and sharded weights take PyTorch's operators"
     same = all(t.dtype == x.dtype for t in inputs)
     if not same or x.dtype not in (torch.float32, torch.float64):
         return "the numba kernel takes one precision, float32 or float64"
     if x.is_cpu and torch.is_autocast_enabled("cpu"):
         return "autocast chooses another precision"
-    return tensors.can_use(*inputs)
+    return launch.can_use(*inputs)
 
 
 def feed_forward(x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, b_out: Tensor) -> Tensor:

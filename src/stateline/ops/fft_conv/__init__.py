@@ -5,8 +5,8 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import dispatch, own_precision
 from stateline.ops.convolution import convolve_after
+from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.fft_conv import blocks, pytorch, reference
 from stateline.ops.op import Op
 

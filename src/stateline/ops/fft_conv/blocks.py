@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.ops.library import define_op
+from stateline.ops.kernel_op import define_kernel_op
 
 RADIX = 16
 """Length of the short transforms: the size of matrix units."""
@@ -123,4 +123,4 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-fft_conv = define_op("block_fft_conv", _forward, _backward)
+fft_conv = define_kernel_op("block_fft_conv", _forward, _backward)

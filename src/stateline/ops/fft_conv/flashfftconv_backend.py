@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from flashfftconv import FlashFFTConv
 from torch import Tensor, nn
 
-from stateline.ops import theirs
+from stateline.ops import third_party
 
 MOST_POINTS = 1 << 22
 MANY_POINTS = 1 << 15
 """Beyond these, the number of channels must be a multiple of 16."""
 
-available = theirs.no_device
+available = third_party.no_device
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
@@ -34,7 +34,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return f"FlashFFTConv transforms up to {MOST_POINTS} points"
     if points > MANY_POINTS and channels % 16:
         return f"beyond {MANY_POINTS} points, FlashFFTConv takes a multiple of 16 channels"
-    return theirs.can_use(theirs.HALVES, u)
+    return third_party.can_use(third_party.HALVES, u)
 
 
 def fft_conv(u: Tensor, kernel: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from stateline.ops.library import define_op
+from stateline.ops.kernel_op import define_kernel_op
 
 
 def _forward(u: Tensor, kernel: Tensor) -> Tensor:
@@ -64,4 +64,4 @@ def _fast_length(n: int) -> int:
         n += 2
 
 
-fft_conv = define_op("fft_conv", _forward, _backward)
+fft_conv = define_kernel_op("fft_conv", _forward, _backward)

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like
-from stateline.ops.triton_kernels import fourier, launch
-from stateline.ops.triton_kernels.launch import channels_first, empty, on
+from stateline.ops.fft_conv import triton_kernel as fourier
+from stateline.ops.kernel_op import define_kernel_op, empty_like
+from stateline.ops.triton_common import launch
+from stateline.ops.triton_common.launch import channels_first, empty, on
 
 ONE_LEVEL = 4096
 """Largest transform whose matrices fit into the memory of a multiprocessor."""

@@ -15,7 +15,7 @@ References:
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import dispatch, own_precision
+from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.gated_delta_rule import pytorch, reference
 from stateline.ops.gated_delta_rule.pytorch import CHUNK
 from stateline.ops.op import Op

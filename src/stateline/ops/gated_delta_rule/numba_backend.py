@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.ops.backend import wants_gradient
-from stateline.ops.numba_kernels import delta, tensors
-from stateline.ops.numba_kernels.steps import gated_delta_step
-from stateline.ops.numba_kernels.tensors import array, define_kernel_op, empty_like, flat, like
-from stateline.ops.numba_kernels.threads import fan_out
-from stateline.ops.numba_kernels.vector import LANES
+from stateline.ops.dispatch import wants_gradient
+from stateline.ops.gated_delta_rule import numba_kernel as delta
+from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import array, fan_out, flat
+from stateline.ops.numba_common.steps import gated_delta_step
+from stateline.ops.numba_common.vector import LANES
 
 WORK = 0.06
 """Nanoseconds per token and entry of the state, to tell whether threads pay."""
@@ -27,10 +28,10 @@ TIME = 256
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     if function == "gated_delta_rule_step":
-        return tensors.can_step(*inputs)
+        return launch.can_step(*inputs)
     if wants_gradient(*inputs) and max(inputs[5].shape[2:]) > WIDEST:
         return "PyTorch's products are faster for gradients of wide heads"
-    return tensors.can_use(*inputs)
+    return launch.can_use(*inputs)
 
 
 def gated_delta_rule(
@@ -46,7 +47,7 @@ def gated_delta_rule_step(
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence once."""
     inputs = (q, k, v, log_decay, beta, state)
-    dtype = tensors.working_dtype(*inputs)
+    dtype = launch.working_dtype(*inputs)
     y, after = torch.empty(v.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
     arrays = tuple(array(x, dtype) for x in (*inputs, y, after))
     fan_out(gated_delta_step, arrays, len(v), state.numel() * 1.0)
@@ -65,7 +66,7 @@ def _prepared(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> list[Tensor]:
     """The inputs as the kernels take them, with the decay itself."""
-    dtype = tensors.working_dtype(q, k, v, log_decay, beta, state)
+    dtype = launch.working_dtype(q, k, v, log_decay, beta, state)
     q, k, v, log_decay, beta, state = (
         x.detach().to(dtype) for x in (q, k, v, log_decay, beta, state)
     )

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.backend import wants_gradient
-from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.pointwise import gelu_backward, gelu_forward
-from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like, flat
-from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.dispatch import wants_gradient
+from stateline.ops.feed_forward.numba_kernel import gelu_backward, gelu_forward
+from stateline.ops.kernel_op import define_kernel_op, empty_like
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import fan_out, flat
 
 LEAST, LEAST_RECORDED = 4096, 16384
 """Entries from which a call is faster than PyTorch's, without and with a gradient."""
@@ -25,7 +25,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return "PyTorch's function is as fast in half precision"
     if x.numel() < (LEAST_RECORDED if wants_gradient(x) else LEAST):
         return "PyTorch's function is faster for few entries"
-    return tensors.can_use(x)
+    return launch.can_use(x)
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -6,63 +6,114 @@ Channel ``head * d_head + entry`` of q, k and v belongs to a head. Wider heads (
 the outer product of filtered key and value, one diagonal SSM input for each pair of entries, and
 the query contracts the key axis.
 
-Shapes: ``q``, ``k`` and ``v`` are ``(batch, length, d_model)``, usually views of one projection.
-``taps`` ``(d_model, taps)`` is the causal filter of the keys, including its skip connection.
-``log_a``, ``b`` and ``c`` are those of :func:`stateline.ops.diagonal_ssm` with heads as channels:
-``d_head = d_model / len(b)``; ``skip`` ``(output,)`` is the skip connection of each of its outputs.
-States are ``past`` ``(batch, taps - 1, d_model)``, the latest keys, oldest first, and ``state``
-``(batch, d_head, d_head, head, mode, 2)``, key entry first.
-
 References:
     Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.2 and algorithm 1.
 """
 
+from typing import Any, NamedTuple
+
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import dispatch
-from stateline.ops.h3_core import pytorch, reference
-from stateline.ops.op import Op
+from stateline.ops.diagonal_ssm import DiagonalWeights, example_weights
+from stateline.ops.dispatch import dispatch
+from stateline.ops.door import checked_step, door
+from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
+
+
+class H3Weights(NamedTuple):
+    """Weights of the core of H3.
+
+    Attributes:
+        taps: Causal filter of the keys, including its skip connection.
+        diagonal: Diagonal SSM of each head, which has one or more readouts.
+        skip: Skip connection of each output of the diagonal SSM.
+    """
+
+    taps: Float[Tensor, "d_model taps"]
+    diagonal: DiagonalWeights
+    skip: Float[Tensor, " output"]
+
+
+class H3CoreState(NamedTuple):
+    """State of the core of H3.
+
+    Attributes:
+        past: The latest keys, one fewer than the filter has taps; the oldest comes first.
+        h: State of the diagonal SSMs, of each pair of a key entry and a value entry.
+    """
+
+    past: Float[Tensor, "batch past d_model"]
+    h: Float[Tensor, "batch d_head d_head channel mode 2"]
+
+
+def example(sizes: Sizes, taps: int = 64, modes: int = 32) -> Example:
+    """Heads of one channel, filters and states of 64 numbers."""
+    q, k, v = (sizes.signal() for _ in range(3))
+    weights = H3Weights(
+        sizes.weight(sizes.d_model, taps) / taps**0.5,
+        example_weights(sizes.d_model, modes, sizes),
+        sizes.weight(sizes.d_model),
+    )
+    return Example((q, k, v, weights), sizes.positions * (modes * 12.0 + taps * 2.0))
+
 
 OP = Op(
     "h3_core",
     {
-        "numba": "stateline.ops.h3_core.numba_backend",
-        "triton": "stateline.ops.h3_core.triton_backend",
-        "torch": pytorch,
-        "reference": reference,
+        "numba": f"{__name__}.numba_backend",
+        "triton": f"{__name__}.triton_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
     },
+    example,
 )
 
 
-def h3_core(  # noqa: PLR0913
+def _heads_fit(q: Tensor, weights: H3Weights, state: H3CoreState | None = None) -> str:
+    """Why the sizes do not belong together, or an empty string."""
+    d_model, heads, outputs = q.shape[-1], len(weights.diagonal.b), len(weights.diagonal.c)
+    if not heads or d_model % heads or not outputs or outputs % heads:
+        return (
+            "the heads must divide the channels and the outputs of the diagonal SSMs, got "
+            f"{heads} heads, {d_model} channels and {outputs} outputs"
+        )
+    if state is None:
+        return ""
+    wanted = weights.taps.shape[1] - 1, d_model // heads
+    found = state.past.shape[1], state.h.shape[1]
+    if found != wanted:
+        return f"the state needs {wanted[0]} past keys and d_head = {wanted[1]}, got {found}"
+    return ""
+
+
+@door(_heads_fit)
+def h3_core(
     q: Float[Tensor, "batch length d_model"],
     k: Float[Tensor, "batch length d_model"],
     v: Float[Tensor, "batch length d_model"],
-    taps: Float[Tensor, "d_model taps"],
-    log_a: Float[Tensor, "#head mode 2"],
-    b: Float[Tensor, "head mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    skip: Float[Tensor, " output"],
+    weights: H3Weights,
+    state: H3CoreState | None = None,
     *,
     backend: str = "auto",
-) -> Float[Tensor, "batch length read"]:
-    """Response to a whole sequence, from zero states.
+) -> tuple[Float[Tensor, "batch length read"], Any]:
+    """Response to a sequence, or to the next chunk of one.
 
     Args:
         q: Queries.
         k: Keys.
         v: Values.
-        taps: Filter of the keys.
-        log_a: Logarithm of the transition of the diagonal SSM.
-        b: Input vector of the diagonal SSM.
-        c: Output vector of the diagonal SSM, one or more readouts of every head.
-        skip: Skip connection of each output of the diagonal SSM.
+        weights: Weights.
+        state: State before this chunk; ``None`` is the zero state.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
-        ``d_model`` channels for each readout, in the dtype of ``q``.
+        ``d_model`` channels for each readout, in the dtype of ``q``, and the state after the chunk:
+        ``None`` if no state was given, for it would have to be computed.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         The filter delays keys by one, the state never decays: each key opens for the next value.
@@ -71,118 +122,54 @@ def h3_core(  # noqa: PLR0913
         >>> k = torch.tensor([[[1.0], [0.0], [0.0]]])
         >>> v = torch.tensor([[[5.0], [7.0], [9.0]]])
         >>> zero, half = torch.zeros(1, 1, 2), torch.tensor([[[0.5, 0.0]]])
-        >>> delay = torch.tensor([[0.0, 1.0]])
-        >>> y = h3_core(torch.ones(1, 3, 1), k, v, delay, zero, 2 * half, half, torch.zeros(1))
+        >>> diagonal = DiagonalWeights(zero, 2 * half, half)
+        >>> weights = H3Weights(torch.tensor([[0.0, 1.0]]), diagonal, torch.zeros(1))
+        >>> y, _ = h3_core(torch.ones(1, 3, 1), k, v, weights)
         >>> y.flatten().round().abs()
         tensor([0., 7., 7.])
     """
-    return dispatch(OP, "h3_core", q, k, v, taps, log_a, b, c, skip, backend=backend)
+    return dispatch(OP, "h3_core", q, k, v, weights, state, backend=backend)
 
 
-def h3_core_chunk(  # noqa: PLR0913
-    q: Float[Tensor, "batch length d_model"],
-    k: Float[Tensor, "batch length d_model"],
-    v: Float[Tensor, "batch length d_model"],
-    taps: Float[Tensor, "d_model taps"],
-    log_a: Float[Tensor, "#head mode 2"],
-    b: Float[Tensor, "head mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    skip: Float[Tensor, " output"],
-    past: Float[Tensor, "batch past d_model"],
-    state: Float[Tensor, "batch d_head d_head head mode 2"],
-    *,
-    backend: str = "auto",
-) -> tuple[
-    Float[Tensor, "batch length read"],
-    Float[Tensor, "batch past d_model"],
-    Float[Tensor, "batch d_head d_head head mode 2"],
-]:
-    """Response to the next chunk of a sequence, and the states after it.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        taps: Filter of the keys.
-        log_a: Logarithm of the transition of the diagonal SSM.
-        b: Input vector of the diagonal SSM.
-        c: Output vector of the diagonal SSM, one or more readouts of every head.
-        skip: Skip connection of each output of the diagonal SSM.
-        past: Keys before this chunk.
-        state: State of the diagonal SSM before this chunk.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        ``d_model`` channels for each readout, in the dtype of ``q``; the latest keys; the state.
-    """
-    inputs = (q, k, v, taps, log_a, b, c, skip, past, state)
-    return dispatch(OP, "h3_core_chunk", *inputs, backend=backend)
-
-
-def h3_core_step(  # noqa: PLR0913
+@door(_heads_fit)
+def h3_core_step(
     q: Float[Tensor, "batch d_model"],
     k: Float[Tensor, "batch d_model"],
     v: Float[Tensor, "batch d_model"],
-    weights: Float[Tensor, "taps d_model"],
-    log_a: Float[Tensor, "#head mode 2"],
-    b: Float[Tensor, "head mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    skip: Float[Tensor, " output"],
-    past: Float[Tensor, "batch past d_model"],
-    state: Float[Tensor, "batch d_head d_head head mode 2"],
+    weights: H3Weights,
+    state: H3CoreState,
     *,
     backend: str = "auto",
-) -> tuple[
-    Float[Tensor, "batch read"],
-    Float[Tensor, "batch past d_model"],
-    Float[Tensor, "batch d_head d_head head mode 2"],
-]:
-    """Response to the next token, and the states after it.
+) -> tuple[Float[Tensor, "batch read"], H3CoreState]:
+    """Response to the next token, and the state after it.
 
     Args:
         q: Query.
         k: Key.
         v: Value.
-        weights: Filter of the keys as ``taps.flip(-1).mT``, contiguous: the weight of the oldest
-            key comes first, as in ``past``.
-        log_a: Logarithm of the transition of the diagonal SSM.
-        b: Input vector of the diagonal SSM.
-        c: Output vector of the diagonal SSM, one or more readouts of every head.
-        skip: Skip connection of each output of the diagonal SSM.
-        past: Keys before this one.
-        state: State of the diagonal SSM before this token.
+        weights: Weights.
+        state: State before this token.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
-        ``d_model`` channels for each readout, in the dtype of ``q``; the latest keys; the state.
+        ``d_model`` channels for each readout, in the dtype of ``q``, and the state after the token.
     """
-    inputs = (q, k, v, weights, log_a, b, c, skip, past, state)
-    return dispatch(OP, "h3_core_step", *inputs, backend=backend)
+    return dispatch(OP, "h3_core_step", q, k, v, weights, state, backend=backend)
 
 
-def h3_core_stepper(
-    weights: Float[Tensor, "taps d_model"],
-    log_a: Float[Tensor, "#head mode 2"],
-    b: Float[Tensor, "head mode 2"],
-    c: Float[Tensor, "output mode 2"],
-    skip: Float[Tensor, " output"],
-    *,
-    backend: str = "auto",
-) -> Stepper:
+@door()
+def h3_core_stepper(weights: H3Weights, *, backend: str = "auto") -> Stepper:
     """Prepare :func:`h3_core_step` for many tokens without gradients.
 
     What follows from the weights alone is computed here once, and the states change in place.
 
     Args:
-        weights: Filter of the keys, as in :func:`h3_core_step`.
-        log_a: Logarithm of the transition of the diagonal SSM.
-        b: Input vector of the diagonal SSM.
-        c: Output vector of the diagonal SSM.
-        skip: Skip connection of each output of the diagonal SSM.
+        weights: Weights.
         backend: Backend that must run the steps; ``"auto"`` chooses one.
 
     Returns:
-        ``stepper(q, k, v, past, state)`` returns the output for one token, and changes ``past`` and
-        ``state``. It does not follow later changes of the weights.
+        ``stepper(q, k, v, state)`` returns the output for one token, and changes ``state``. It does
+        not follow later changes of the weights.
     """
-    return dispatch(OP, "h3_core_stepper", weights, log_a, b, c, skip, backend=backend)
+    step = dispatch(OP, "h3_core_stepper", weights, backend=backend)
+    return checked_step(step, h3_core_step, lambda q, k, v, state: (q, k, v, weights, state))

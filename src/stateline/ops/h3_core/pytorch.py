@@ -1,68 +1,42 @@
 """The core of H3 composed of other ops, each on the backend that is best for it."""
 
+from typing import Any
+
 from torch import Tensor
 
 from stateline.ops.convolution import skipped, slide
-from stateline.ops.diagonal_ssm import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_step
+from stateline.ops.diagonal_ssm import diagonal_ssm, diagonal_ssm_step
+from stateline.ops.h3_core import H3CoreState, H3Weights
 from stateline.ops.short_conv import short_conv, short_conv_step
 from stateline.ops.stepping import Stepper, copying
 
 
 def h3_core(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    taps: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    skip: Tensor,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, weights: H3Weights, state: H3CoreState | None
+) -> tuple[Tensor, Any]:
     """Filter, gate, recurrence, gate."""
-    kv = _write(short_conv(k, taps), v, len(b))
-    return _read(q, diagonal_ssm(kv, log_a, b, c) + skipped(kv, skip), len(b))
+    (taps, diagonal, skip), heads = weights, len(weights.diagonal.b)
+    past, h = (None, None) if state is None else state
+    kv = _write(short_conv(k, taps, past), v, heads)
+    y, h = diagonal_ssm(kv, diagonal, h)
+    after = None if past is None else H3CoreState(slide(past, k), h)
+    return _read(q, y + skipped(kv, skip), heads), after
 
 
-def h3_core_chunk(  # noqa: PLR0913
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    taps: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    skip: Tensor,
-    past: Tensor,
-    state: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same from given states."""
-    kv = _write(short_conv(k, taps, past), v, len(b))
-    y, state = diagonal_ssm_chunk(kv, log_a, b, c, state)
-    return _read(q, y + skipped(kv, skip), len(b)), slide(past, k), state
-
-
-def h3_core_step(  # noqa: PLR0913
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    skip: Tensor,
-    past: Tensor,
-    state: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+def h3_core_step(
+    q: Tensor, k: Tensor, v: Tensor, weights: H3Weights, state: H3CoreState
+) -> tuple[Tensor, H3CoreState]:
     """The same for one token."""
-    shifted, past = short_conv_step(k, weights[None], past)
-    kv = _write(shifted.to(k.dtype), v, len(b))
-    y, state = diagonal_ssm_step(kv, log_a, b, c, state)
-    return _read(q, y + skipped(kv, skip), len(b)), past, state
+    (taps, diagonal, skip), heads = weights, len(weights.diagonal.b)
+    shifted, past = short_conv_step(k, taps.flip(-1).mT[None], state.past)
+    kv = _write(shifted.to(k.dtype), v, heads)
+    y, h = diagonal_ssm_step(kv, diagonal, state.h)
+    return _read(q, y + skipped(kv, skip), heads), H3CoreState(past, h)
 
 
-def h3_core_stepper(weights: Tensor, log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Stepper:
+def h3_core_stepper(weights: H3Weights) -> Stepper:
     """Steps whose new states are copied over the old ones."""
-    return copying(h3_core_step, (weights, log_a, b, c, skip), n_states=2)
+    return copying(lambda q, k, v, state: h3_core_step(q, k, v, weights, state))
 
 
 def _write(k: Tensor, v: Tensor, heads: int) -> Tensor:

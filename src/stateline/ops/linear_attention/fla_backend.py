@@ -5,12 +5,12 @@ from typing import Any
 from fla.ops.simple_gla import chunk_simple_gla
 from torch import Tensor
 
-from stateline.ops import theirs
+from stateline.ops import third_party
 
 MOST_WIDE = 256
 """Largest key and value of a head that their kernels take."""
 
-available = theirs.no_device
+available = third_party.no_device
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
@@ -21,7 +21,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     q, k, v = inputs[:3]
     if max(q.shape[-1], v.shape[-1]) > MOST_WIDE:
         return f"flash-linear-attention takes heads of up to {MOST_WIDE} entries"
-    return theirs.can_use(theirs.HALVES, q, k, v)
+    return third_party.can_use(third_party.HALVES, q, k, v)
 
 
 def linear_attention(

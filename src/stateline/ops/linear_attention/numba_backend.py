@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.numba_kernels import steps, tensors
-from stateline.ops.numba_kernels.linear import scan
-from stateline.ops.numba_kernels.tensors import array, define_kernel_op, empty_like, flat, like
-from stateline.ops.numba_kernels.threads import fan_out
-from stateline.ops.numba_kernels.vector import LANES
+from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.linear_attention.numba_kernel import scan
+from stateline.ops.numba_common import launch, steps
+from stateline.ops.numba_common.launch import array, fan_out, flat
+from stateline.ops.numba_common.vector import LANES
 
 WORK = 0.05
 """Nanoseconds per token and entry of the state, to tell whether threads pay."""
@@ -21,10 +21,10 @@ WIDEST = 64
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     if function == "linear_attention_step":
-        return tensors.can_step(*inputs)
+        return launch.can_step(*inputs)
     if max(inputs[0].shape[-1], inputs[2].shape[-1]) > WIDEST:
         return "PyTorch's products are faster for wide heads"
-    return tensors.can_use(*inputs)
+    return launch.can_use(*inputs)
 
 
 def linear_attention(
@@ -40,7 +40,7 @@ def linear_attention_step(
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence once."""
     decays = [] if log_decay is None else [log_decay]
-    dtype = tensors.working_dtype(q, k, v, state, *decays)
+    dtype = launch.working_dtype(q, k, v, state, *decays)
     y, after = torch.empty(v.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
     arguments = [None if x is None else array(x, dtype) for x in (q, k, v, log_decay, state)]
     outputs = (array(y, dtype), array(after, dtype))
@@ -87,7 +87,7 @@ def _decay(log_decay: Tensor, v: Tensor) -> Tensor:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    dtype = tensors.working_dtype(q, k, v, log_decay, state)
+    dtype = launch.working_dtype(q, k, v, log_decay, state)
     y, after = _scan(q, k, v, _decay(log_decay.to(dtype), v), state.to(dtype))
     return y.to(v.dtype), after.to(state.dtype)
 
@@ -108,7 +108,7 @@ def _backward(
     left out of both, and added to dq and dk afterwards.
     """
     inputs = (q, k, v, log_decay, state)
-    dtype = tensors.working_dtype(*inputs)
+    dtype = launch.working_dtype(*inputs)
     grad, grad_after, q, k, v, log_decay, state = (x.to(dtype) for x in (grad, grad_after, *inputs))
     decay, decays, groups = _decay(log_decay, v), log_decay.numel() > 0, q.shape[2]
     later = torch.cat([decay[:, 1:], torch.ones_like(decay[:, :1])], dim=1)[:, : v.shape[1]]

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stateline.ops.backend import dispatch
+from stateline.ops.dispatch import dispatch
 from stateline.ops.local_attention import pytorch, reference
 from stateline.ops.op import Op
 

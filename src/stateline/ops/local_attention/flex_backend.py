@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from stateline.ops import theirs
+from stateline.ops import third_party
 from stateline.ops.attention.flex_backend import MASKS, can_take, run
-from stateline.ops.backend import wants_gradient
+from stateline.ops.dispatch import wants_gradient
 
 BLOCK = 128
 """Queries and slots of a block of their kernel."""
 
-available = theirs.no_device
+available = third_party.no_device
 
 
 def can_use(function: str, *inputs: Any) -> str:

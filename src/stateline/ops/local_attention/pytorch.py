@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.attention.pytorch import MANY_SCORES, SCORES_PER_BLOCK, heads_first
-from stateline.ops.library import define_op
+from stateline.ops.kernel_op import define_kernel_op
 
 LEAST_BLOCK = 32
 """Minimum number of queries in a block; smaller matrix products are slow.
@@ -258,4 +258,4 @@ def _by_distance(scores: Tensor, reach: int) -> Tensor:
     return F.pad(flat, (0, n_times)).unflatten(-1, (n_times, n_all + 1))[..., :reach]
 
 
-_local_attention = define_op("local_attention", _forward, _backward)
+_local_attention = define_kernel_op("local_attention", _forward, _backward)

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops.backend import dispatch, own_precision
+from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.lstm import pytorch, reference
 from stateline.ops.op import Op
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from stateline.ops.library import define_op
+from stateline.ops.kernel_op import define_kernel_op
 
 
 def lstm(
@@ -92,4 +92,4 @@ def _backward(
     )
 
 
-_traceable_lstm = define_op("lstm", _forward, _backward)
+_traceable_lstm = define_kernel_op("lstm", _forward, _backward)

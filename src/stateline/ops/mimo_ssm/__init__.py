@@ -5,44 +5,70 @@ r"""Diagonal state space model with many inputs and outputs.
 All channels share one complex state x. Modes come in conjugate pairs; one of each pair is stored,
 hence the factor 2. Complex numbers are real planes (a last axis of length 2).
 
-Shapes: ``u`` is ``(*batch, length, channel)``, ``log_a`` ``(mode, 2)``, ``b``
-``(mode, channel, 2)``, ``c`` ``(output, mode, 2)``; a state is ``(*batch, mode, 2)``, at least
-float32.
-
 References:
     Smith et al., "Simplified State Space Layers for Sequence Modeling", ICLR 2023.
 """
+
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import dispatch, own_precision
-from stateline.ops.mimo_ssm import pytorch, reference
-from stateline.ops.op import Op
-
-OP = Op("mimo_ssm", {"torch": pytorch, "reference": reference})
+from stateline.ops.dispatch import dispatch, own_precision
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
 
 
-def mimo_ssm(
-    u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "mode 2"],
-    b: Float[Tensor, "mode channel 2"],
-    c: Float[Tensor, "output mode 2"],
-    *,
-    backend: str = "auto",
-) -> Float[Tensor, "*batch length output"]:
-    """Response to a whole sequence, from the zero state.
+class MIMOWeights(NamedTuple):
+    """Weights of a diagonal state space model with many inputs and outputs.
 
-    Args:
-        u: Input signals.
+    Attributes:
         log_a: Logarithm of the transition.
         b: Input matrix.
         c: Output matrix.
+    """
+
+    log_a: Float[Tensor, "mode 2"]
+    b: Float[Tensor, "mode channel 2"]
+    c: Float[Tensor, "output mode 2"]
+
+
+def example(sizes: Sizes, modes: int = 32) -> Example:
+    """S5's recurrence, with time scales of 10 to 1,000."""
+    dt = torch.logspace(-3, -1, modes, dtype=sizes.precise, device=sizes.device)
+    frequency = torch.pi * torch.arange(modes, dtype=sizes.precise, device=sizes.device)
+    log_a = torch.stack([-0.5 * dt, dt * frequency], dim=-1)
+    b, c = sizes.weight(modes, sizes.d_model, 2), sizes.weight(sizes.d_model, modes, 2)
+    flops = sizes.positions * modes * 8.0
+    return Example((sizes.signal(), MIMOWeights(log_a, dt[:, None, None] * b, c)), flops)
+
+
+OP = Op("mimo_ssm", {"torch": f"{__name__}.pytorch", "reference": f"{__name__}.reference"}, example)
+
+
+@own_precision
+@door()
+def mimo_ssm(
+    u: Float[Tensor, "*batch length channel"],
+    weights: MIMOWeights,
+    state: Float[Tensor, "*batch mode 2"] | None = None,
+    *,
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch mode 2"]]:
+    """Response to a sequence or to its next chunk, and the state after it.
+
+    Args:
+        u: Input signals.
+        weights: Weights.
+        state: State before the first of these inputs, at least float32; ``None`` is the zero state.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
-        Output signals, in the dtype of ``u``.
+        Output signals in the dtype of ``u``, and the state after the last input.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         Two signals drive one real mode that halves at each step.
@@ -50,47 +76,22 @@ def mimo_ssm(
         >>> log_a = torch.tensor([[0.5, 1.0]]).log()
         >>> b = torch.tensor([[[1.0, 0.0], [3.0, 0.0]]])
         >>> u = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]])
-        >>> y = mimo_ssm(u, log_a, b, torch.tensor([[[0.5, 0.0]]]))
+        >>> y, state = mimo_ssm(u, MIMOWeights(log_a, b, torch.tensor([[[0.5, 0.0]]])))
         >>> y.flatten().mul(100).round()
         tensor([100., 350., 175.])
     """
-    dtype = torch.promote_types(u.dtype, log_a.dtype)
-    state = torch.zeros(*u.shape[:-2], *log_a.shape, dtype=dtype, device=u.device)
-    return mimo_ssm_chunk(u, log_a, b, c, state, backend=backend)[0]
+    if state is None:
+        dtype = torch.promote_types(u.dtype, weights.log_a.dtype)
+        shape = *u.shape[:-2], *weights.log_a.shape
+        state = torch.zeros(shape, dtype=dtype, device=u.device)
+    return dispatch(OP, "mimo_ssm", u, weights, state, backend=backend)
 
 
 @own_precision
-def mimo_ssm_chunk(
-    u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "mode 2"],
-    b: Float[Tensor, "mode channel 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch mode 2"],
-    *,
-    backend: str = "auto",
-) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch mode 2"]]:
-    """Response to the next chunk of a sequence, and the state after it.
-
-    Args:
-        u: Input signals.
-        log_a: Logarithm of the transition.
-        b: Input matrix.
-        c: Output matrix.
-        state: State before the first of these inputs.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        Output signals in the dtype of ``u``, and the state after the last input.
-    """
-    return dispatch(OP, "mimo_ssm_chunk", u, log_a, b, c, state, backend=backend)
-
-
-@own_precision
+@door()
 def mimo_ssm_step(
     u: Float[Tensor, "*batch channel"],
-    log_a: Float[Tensor, "mode 2"],
-    b: Float[Tensor, "mode channel 2"],
-    c: Float[Tensor, "output mode 2"],
+    weights: MIMOWeights,
     state: Float[Tensor, "*batch mode 2"],
     *,
     backend: str = "auto",
@@ -99,13 +100,11 @@ def mimo_ssm_step(
 
     Args:
         u: Inputs.
-        log_a: Logarithm of the transition.
-        b: Input matrix.
-        c: Output matrix.
+        weights: Weights.
         state: State before these inputs.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Outputs in the dtype of ``u``, and the state after the inputs.
     """
-    return dispatch(OP, "mimo_ssm_step", u, log_a, b, c, state, backend=backend)
+    return dispatch(OP, "mimo_ssm_step", u, weights, state, backend=backend)

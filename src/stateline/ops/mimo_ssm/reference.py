@@ -4,15 +4,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.ops.mimo_ssm import MIMOWeights
 
-def mimo_ssm_chunk(
-    u: Float[Tensor, "*batch length channel"],
-    log_a: Float[Tensor, "mode 2"],
-    b: Float[Tensor, "mode channel 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch mode 2"],
-) -> tuple[Float[Tensor, "*batch length output"], Float[Tensor, "*batch mode 2"]]:
+
+def mimo_ssm(u: Tensor, weights: MIMOWeights, state: Tensor) -> tuple[Tensor, Tensor]:
     """Run the recurrence, one input after the other."""
+    log_a, b, c = weights
     a, b_c, c_c, x = (_complex(planes) for planes in (log_a, b, c, state))
     outputs = []
     for u_t in u.unbind(dim=-2):
@@ -22,15 +19,9 @@ def mimo_ssm_chunk(
     return y.to(u.dtype), torch.view_as_real(x)
 
 
-def mimo_ssm_step(
-    u: Float[Tensor, "*batch channel"],
-    log_a: Float[Tensor, "mode 2"],
-    b: Float[Tensor, "mode channel 2"],
-    c: Float[Tensor, "output mode 2"],
-    state: Float[Tensor, "*batch mode 2"],
-) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch mode 2"]]:
+def mimo_ssm_step(u: Tensor, weights: MIMOWeights, state: Tensor) -> tuple[Tensor, Tensor]:
     """Run the recurrence over one input."""
-    y, state = mimo_ssm_chunk(u[..., None, :], log_a, b, c, state)
+    y, state = mimo_ssm(u[..., None, :], weights, state)
     return y[..., 0, :], state
 
 

@@ -3,7 +3,7 @@ r"""Rotation of pairs of entries by given angles: the core of rotary position em
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import dispatch
+from stateline.ops.dispatch import dispatch
 from stateline.ops.op import Op
 from stateline.ops.rotary import pytorch, reference
 

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.pointwise import turn
-from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like, flat, strided
-from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.feed_forward.numba_kernel import turn
+from stateline.ops.kernel_op import define_kernel_op, empty_like
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import fan_out, flat, strided
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
@@ -18,7 +18,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return "the numba kernel takes float32 or float64 throughout"
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         return "the numba kernel gives no gradient to angles"
-    return tensors.can_use(x, cos, sin)
+    return launch.can_use(x, cos, sin)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

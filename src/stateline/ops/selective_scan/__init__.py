@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops.backend import dispatch, own_precision
+from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.op import Op
 from stateline.ops.selective_scan import pytorch, reference
 

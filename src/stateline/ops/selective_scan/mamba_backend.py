@@ -12,7 +12,7 @@ import torch
 from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 from torch import Tensor
 
-from stateline.ops import theirs
+from stateline.ops import third_party
 
 MOST_STATES = 256
 """Largest state of a channel that their kernel takes."""
@@ -23,7 +23,7 @@ SHORTEST = 128
 STEP = 1e-10
 """Step of the tokens that carry the state: :math:`e^{\\Delta A}` is 1 in float32."""
 
-available = theirs.no_device
+available = third_party.no_device
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
@@ -33,7 +33,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return f"mamba-ssm takes up to {MOST_STATES} states of a channel"
     if u.shape[1] < SHORTEST:
         return f"for fewer than {SHORTEST} tokens another backend is faster"
-    return theirs.can_use(theirs.SINGLE, *inputs)
+    return third_party.can_use(third_party.SINGLE, *inputs)
 
 
 def selective_scan(

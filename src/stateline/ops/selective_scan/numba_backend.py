@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.blocks import MODES
-from stateline.ops.numba_kernels.in_place import Changing, selective_advance
-from stateline.ops.numba_kernels.selective import backward, forward
-from stateline.ops.numba_kernels.steps import selective_step
-from stateline.ops.numba_kernels.tensors import array, define_kernel_op, empty_like, flat, like
-from stateline.ops.numba_kernels.threads import fan_out
-from stateline.ops.numba_kernels.vector import LANES
+from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.blocks import MODES
+from stateline.ops.numba_common.in_place import Changing, selective_advance
+from stateline.ops.numba_common.launch import array, fan_out, flat
+from stateline.ops.numba_common.steps import selective_step
+from stateline.ops.numba_common.vector import LANES
+from stateline.ops.selective_scan.numba_kernel import backward, forward
 
 Array = NDArray[Any]
 
@@ -29,7 +29,7 @@ TASKS = 8
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     step = function.startswith("selective_scan_step")
-    return tensors.can_step(*inputs) if step else tensors.can_use(*inputs)
+    return launch.can_step(*inputs) if step else launch.can_use(*inputs)
 
 
 def selective_scan(
@@ -43,7 +43,7 @@ def selective_scan_step(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The recurrence, once."""
-    dtype = tensors.working_dtype(u, dt, a, b, c, state)
+    dtype = launch.working_dtype(u, dt, a, b, c, state)
     y, after = torch.empty(u.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
     arrays = tuple(array(x, dtype) for x in (u, dt, a, b, c, state, y, after))
     fan_out(selective_step, arrays, len(u), state.numel() * STEP)
@@ -54,7 +54,7 @@ def selective_scan_step_(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> Tensor:
     """The same in place."""
-    dtype = tensors.working_dtype(u, dt, a, b, c, state)
+    dtype = launch.working_dtype(u, dt, a, b, c, state)
     y = torch.empty(u.shape, dtype=dtype)
     with Changing(dtype, state) as (h,):
         arrays = (*(array(x, dtype) for x in (u, dt, a, b, c)), h, y.numpy())
@@ -66,7 +66,7 @@ def _arrays(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[torch.dtype, list[Array], tuple[int, int, int, int]]:
     """Working precision, flat arrays with padded states in b and c, and sizes."""
-    dtype = tensors.working_dtype(u, dt, a, b, c, state)
+    dtype = launch.working_dtype(u, dt, a, b, c, state)
     padding = -a.shape[1] % MODES
     if padding:
         b, c = (F.pad(x.detach(), (0, padding)) for x in (b, c))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from stateline.ops.library import define_op
+from stateline.ops.kernel_op import define_kernel_op
 from stateline.ops.selective_scan.reference import selective_scan_step
 from stateline.ops.stepping import in_float32
 
@@ -84,7 +84,7 @@ def _backward(
     )
 
 
-_scan = define_op("selective_scan", _forward, _backward)
+_scan = define_kernel_op("selective_scan", _forward, _backward)
 
 
 def _inner(

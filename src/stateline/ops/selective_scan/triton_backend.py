@@ -4,10 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
-from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like
-from stateline.ops.triton_kernels import launch, selective
-from stateline.ops.triton_kernels.launch import empty, on, round_up
-from stateline.ops.triton_kernels.steps import changing
+from stateline.ops.kernel_op import define_kernel_op, empty_like
+from stateline.ops.selective_scan import triton_kernel as selective
+from stateline.ops.triton_common import launch
+from stateline.ops.triton_common.launch import empty, on, round_up
+from stateline.ops.triton_common.steps import changing
 
 MOST_STATES = 256
 """Largest state of a channel."""

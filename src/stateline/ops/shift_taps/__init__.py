@@ -6,7 +6,7 @@ r"""The filter of a shift state space model: correlation of its input and output
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.backend import dispatch
+from stateline.ops.dispatch import dispatch
 from stateline.ops.op import Op
 from stateline.ops.shift_taps import pytorch, reference
 

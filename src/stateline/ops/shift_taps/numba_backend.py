@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.correlate import backward, forward
-from stateline.ops.numba_kernels.tensors import array, define_kernel_op, empty_like, like
-from stateline.ops.numba_kernels.threads import fan_out
+from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import array, fan_out
+from stateline.ops.shift_taps.numba_kernel import backward, forward
 
 MOST_TAPS = 512
 """Most taps for which sums of products are faster than the FFT."""
@@ -19,7 +19,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernels cannot run this call, or an empty string."""
     if inputs[0].shape[1] > MOST_TAPS:
         return "by FFT, so many taps are faster"
-    return tensors.can_use(*inputs)
+    return launch.can_use(*inputs)
 
 
 def shift_taps(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def shift_taps(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
 
 
 def _forward(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
-    dtype = tensors.working_dtype(b, c, skip)
+    dtype = launch.working_dtype(b, c, skip)
     y = torch.zeros(b.shape, dtype=dtype)
     arrays = [array(x, dtype) for x in (b, c, skip)]
     fan_out(forward, (*arrays, y.numpy()), len(b), b.numel() * b.shape[1] * 0.1)
@@ -36,7 +36,7 @@ def _forward(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
 
 
 def _backward(grad: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = tensors.working_dtype(b, c, skip)
+    dtype = launch.working_dtype(b, c, skip)
     arrays = [array(x, dtype) for x in (grad, b, c)]
     found = [np.zeros_like(x) for x in arrays[1:]]
     fan_out(backward, (*arrays, *found), len(b), b.numel() * b.shape[1] * 0.2)

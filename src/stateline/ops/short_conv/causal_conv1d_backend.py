@@ -5,7 +5,7 @@ from typing import Any
 from causal_conv1d import causal_conv1d_fn
 from torch import Tensor
 
-from stateline.ops import theirs
+from stateline.ops import third_party
 
 TAPS = (2, 3, 4)
 """Numbers of taps that their kernel is compiled for."""
@@ -13,7 +13,7 @@ TAPS = (2, 3, 4)
 ALIGNED = 8
 """Their kernel for adjacent channels takes a multiple of so many."""
 
-available = theirs.no_device
+available = third_party.no_device
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
@@ -25,7 +25,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return "causal-conv1d takes 2, 3 or 4 taps"
     if u.shape[-1] % ALIGNED:
         return f"causal-conv1d takes a multiple of {ALIGNED} channels"
-    return theirs.can_use(theirs.SINGLE, u, kernel)
+    return third_party.can_use(third_party.SINGLE, u, kernel)
 
 
 def short_conv(u: Tensor, kernel: Tensor) -> Tensor:

@@ -6,20 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateline.ops.numba_kernels import tensors
-from stateline.ops.numba_kernels.in_place import Changing, filter_advance
-from stateline.ops.numba_kernels.parameters import ROW_PIECES, pack_taps, unpack_taps
-from stateline.ops.numba_kernels.short import TOGETHER, backward, forward
-from stateline.ops.numba_kernels.tensors import (
-    array,
-    define_kernel_op,
-    empty_like,
-    flat,
-    like,
-    strided,
-)
-from stateline.ops.numba_kernels.threads import fan_out
-from stateline.ops.numba_kernels.vector import LANES
+from stateline.ops.diagonal_ssm.numba_parameters import ROW_PIECES, pack_taps, unpack_taps
+from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.in_place import Changing, filter_advance
+from stateline.ops.numba_common.launch import array, fan_out, flat, strided
+from stateline.ops.numba_common.vector import LANES
+from stateline.ops.short_conv.numba_kernel import TOGETHER, backward, forward
 from stateline.ops.stepping import Stepper
 from stateline.ops.thresholds import threshold
 
@@ -28,7 +21,7 @@ def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     if function == "short_conv" and inputs[1].shape[1] > threshold("short_conv.numba_taps"):
         return "by FFT, a kernel with so many taps is faster"
-    return tensors.can_use(*inputs)
+    return launch.can_use(*inputs)
 
 
 def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
@@ -40,7 +33,7 @@ def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
 
 def short_conv_stepper(weights: Tensor) -> Stepper:
     """Filter many single inputs; the past inputs change in place."""
-    dtype = tensors.working_dtype(weights)
+    dtype = launch.working_dtype(weights)
     taps = array(weights, dtype)
 
     def step(u: Tensor, past: Tensor) -> Tensor:
@@ -54,7 +47,7 @@ def short_conv_stepper(weights: Tensor) -> Stepper:
 
 
 def _forward(u: Tensor, kernel: Tensor) -> Tensor:
-    dtype, (channels, count) = tensors.working_dtype(u, kernel), kernel.shape
+    dtype, (channels, count) = launch.working_dtype(u, kernel), kernel.shape
     signal, stride = strided(u, dtype)
     y, tasks = torch.empty(u.shape, dtype=dtype), u.shape[:-2].numel() * -(-channels // LANES)
     arrays = signal, pack_taps(kernel, dtype), flat(y, dtype)
@@ -64,7 +57,7 @@ def _forward(u: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    dtype, (channels, count) = tensors.working_dtype(u, kernel), kernel.shape
+    dtype, (channels, count) = launch.working_dtype(u, kernel), kernel.shape
     signal, stride = strided(u, dtype)
     rows, blocks = u.shape[:-2].numel(), -(-channels // LANES)
     pieces, whole = max(1, min(rows, ROW_PIECES)), -(-count // TOGETHER) * TOGETHER

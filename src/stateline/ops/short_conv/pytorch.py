@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from stateline.ops.fft_conv import fft_conv
-from stateline.ops.library import define_op
+from stateline.ops.kernel_op import define_kernel_op
 from stateline.ops.stepping import Stepper, copying
 from stateline.ops.thresholds import threshold
 
@@ -29,7 +29,7 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     return grad_u.to(u.dtype), grad_kernel
 
 
-_by_taps = define_op("short_conv", _forward, _backward)
+_by_taps = define_kernel_op("short_conv", _forward, _backward)
 
 
 def short_conv(u: Tensor, kernel: Tensor) -> Tensor:

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like
+from stateline.ops.kernel_op import define_kernel_op, empty_like
+from stateline.ops.short_conv import triton_kernel as filters
 from stateline.ops.stepping import Stepper
-from stateline.ops.triton_kernels import filters, launch, steps
-from stateline.ops.triton_kernels.launch import empty, on
+from stateline.ops.triton_common import launch, steps
+from stateline.ops.triton_common.launch import empty, on
 
 MOST_TAPS = 16
 """Most taps; longer filters are faster by FFT."""

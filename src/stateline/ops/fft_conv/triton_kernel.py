@@ -13,7 +13,7 @@ lines back. Frequency :math:`k_1 + N_1 k` is entry k of line :math:`k_1`.
 import triton
 import triton.language as tl
 
-from stateline.ops.triton_kernels.diagonal import load_matrix
+from stateline.ops.diagonal_ssm.triton_kernel import load_matrix
 
 
 @triton.jit

@@ -6,7 +6,7 @@ call :func:`dispatch`.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
@@ -95,9 +95,16 @@ def use_backend(name: str | None = None, /, **ops: str) -> Iterator[None]:
 
 def wants_gradient(*inputs: Any) -> bool:
     """True if autograd records a call with these inputs."""
-    return torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in inputs
-    )
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_of(inputs))
+
+
+def tensors_of(inputs: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments, also inside named tuples."""
+    for x in inputs:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, tuple):
+            yield from tensors_of(x)
 
 
 def own_precision(op: Callable[P, T]) -> Callable[P, T]:
@@ -105,7 +112,7 @@ def own_precision(op: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(op)
     def run(*inputs: P.args, **keywords: P.kwargs) -> T:
-        device = next(x.device.type for x in inputs if isinstance(x, Tensor))
+        device = next(tensors_of(inputs)).device.type
         if device == "meta" or not torch.is_autocast_enabled(device):
             return op(*inputs, **keywords)
         with torch.autocast(device, enabled=False):

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from stateline.ops.numba_kernels.blocks import (
+from stateline.ops.numba_common.blocks import (
     FLUSH,
     MODES,
     WIDE,
@@ -21,8 +21,8 @@ from stateline.ops.numba_kernels.blocks import (
     scratch,
     write_block,
 )
-from stateline.ops.numba_kernels.jit import kernel
-from stateline.ops.numba_kernels.vector import (
+from stateline.ops.numba_common.jit import kernel
+from stateline.ops.numba_common.vector import (
     LANES,
     LOG2_E,
     align_stack,
@@ -249,3 +249,19 @@ def backward(
             at, where = (block - begin) * size, (row * channels + channel) * d_state
             _states_out(dstate, where, d_state, lanes, lam, at)
             _states_out(da, where, d_state, lanes, total, at)
+
+
+@summing_kernel
+def selective_advance(u, dt, a, b, c, h, y, start, stop):
+    """Rows ``start`` to ``stop`` of a selective scan; b and c are (row, group, d_state)."""
+    channels, d_state = a.shape
+    each, log2e = channels // b.shape[1], u.dtype.type(LOG2_E)
+    for row in range(start, stop):
+        for channel in range(channels):
+            g, total = channel // each, u.dtype.type(0)
+            rate, x = log2e * dt[row, channel], dt[row, channel] * u[row, channel]
+            for n in range(d_state):
+                new = exp2(rate * a[channel, n]) * h[row, channel, n] + x * b[row, g, n]
+                h[row, channel, n] = new
+                total += c[row, g, n] * new
+            y[row, channel] = total

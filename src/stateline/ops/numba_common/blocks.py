@@ -9,8 +9,8 @@ fastest cache.
 
 import numpy as np
 
-from stateline.ops.numba_kernels.jit import kernel
-from stateline.ops.numba_kernels.vector import LANES, load, store
+from stateline.ops.numba_common.jit import kernel
+from stateline.ops.numba_common.vector import LANES, load, store
 
 MODES = 4
 """Modes, states or tokens that go through a block together: as many as fit into registers."""

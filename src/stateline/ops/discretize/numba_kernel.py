@@ -8,7 +8,7 @@ holomorphic: the gradient of z is that of the result times the conjugate of the 
 
 import math
 
-from stateline.ops.numba_kernels.jit import kernel
+from stateline.ops.numba_common.jit import kernel
 
 SMALL = 1e-5
 """Below this modulus of z, the derivative of (exp(z) - 1) / z is taken from its series."""

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from stateline.ops.planes import exponential
 from stateline.ops.stepping import Stepper
-from stateline.ops.triton_kernels import tokens
-from stateline.ops.triton_kernels.launch import empty, on, round_up
+from stateline.ops.triton_common import tokens
+from stateline.ops.triton_common.launch import empty, on, round_up
 
 WIDTH = 16
 """Channels of a program."""

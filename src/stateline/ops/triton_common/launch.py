@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.backend import wants_gradient
+from stateline.ops.dispatch import tensors_of, wants_gradient
 
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     raise ImportError("Triton needs a CUDA device (TRITON_INTERPRET=1 interprets it on the CPU)")
@@ -33,14 +33,13 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 
 def can_use(*inputs: Any) -> str:
     """Why kernels cannot take these inputs, or an empty string."""
-    for x in inputs:
-        if isinstance(x, Tensor):
-            if x.device.type != DEVICE:
-                return f"these kernels run on {DEVICE}, not on {x.device.type}"
-            if x.dtype not in PRECISION:
-                return f"the kernels compute in float32, not in {x.dtype}"
-            if not x.numel():
-                return "a tensor is empty"
+    for x in tensors_of(inputs):
+        if x.device.type != DEVICE:
+            return f"these kernels run on {DEVICE}, not on {x.device.type}"
+        if x.dtype not in PRECISION:
+            return f"the kernels compute in float32, not in {x.dtype}"
+        if not x.numel():
+            return "a tensor is empty"
     return ""
 
 

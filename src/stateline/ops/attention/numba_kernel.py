@@ -13,8 +13,8 @@ import math
 
 import numpy as np
 
-from stateline.ops.numba_kernels.jit import kernel, summing_kernel
-from stateline.ops.numba_kernels.vector import (
+from stateline.ops.numba_common.jit import kernel, summing_kernel
+from stateline.ops.numba_common.vector import (
     LANES,
     LOG2_E,
     align_stack,

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from stateline.ops.numba_kernels.jit import kernel, summing_kernel
-from stateline.ops.numba_kernels.vector import LANES, LOG2_E, exp2, load, maximum, store
+from stateline.ops.numba_common.jit import kernel, summing_kernel
+from stateline.ops.numba_common.vector import LANES, LOG2_E, exp2, load, maximum, store
 
 NOTHING = 2.0**-126
 """What ``exp2`` returns for far smaller numbers; it is subtracted, so that they become zero."""

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stateline.ops.numba_kernels.blocks import MODES, WIDE
-from stateline.ops.numba_kernels.diagonal import GRADIENTS, PLANES, pack, unpack
-from stateline.ops.numba_kernels.tensors import flat
-from stateline.ops.numba_kernels.transition import transition
-from stateline.ops.numba_kernels.vector import LANES
+from stateline.ops.diagonal_ssm.numba_kernel import GRADIENTS, PLANES, pack, unpack
+from stateline.ops.diagonal_ssm.transition_kernel import transition
+from stateline.ops.numba_common.blocks import MODES, WIDE
+from stateline.ops.numba_common.launch import flat
+from stateline.ops.numba_common.vector import LANES
 
 Array = NDArray[Any]
 

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.ops.numba_kernels.tensors import define_kernel_op, empty_like
+from stateline.ops.diagonal_ssm import triton_kernel as diagonal
+from stateline.ops.kernel_op import define_kernel_op, empty_like
 from stateline.ops.planes import exponential, multiply
-from stateline.ops.triton_kernels import diagonal, filters
-from stateline.ops.triton_kernels.launch import (
+from stateline.ops.short_conv import triton_kernel as filters
+from stateline.ops.triton_common.launch import (
     PRECISION,
     channels_first,
     empty,

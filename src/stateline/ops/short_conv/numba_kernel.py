@@ -6,7 +6,7 @@ packed as (tap, channels), the channels padded to a multiple of ``LANES``.
 
 # mypy: ignore-errors
 
-from stateline.ops.numba_kernels.blocks import (
+from stateline.ops.numba_common.blocks import (
     FLUSH,
     MODES,
     WIDE,
@@ -15,8 +15,8 @@ from stateline.ops.numba_kernels.blocks import (
     scratch,
     write_block,
 )
-from stateline.ops.numba_kernels.jit import kernel
-from stateline.ops.numba_kernels.vector import LANES, align_stack, load, store, zeros
+from stateline.ops.numba_common.jit import kernel
+from stateline.ops.numba_common.vector import LANES, align_stack, load, store, zeros
 
 TIME = 128
 """Tokens of a block."""

@@ -14,9 +14,9 @@ the rows of the state, ``u``, ``w`` and the outputs along the lanes.
 
 # mypy: ignore-errors
 
-from stateline.ops.numba_kernels.blocks import MODES, WIDE, read_block, scratch, write_block
-from stateline.ops.numba_kernels.jit import kernel, summing_kernel
-from stateline.ops.numba_kernels.vector import (
+from stateline.ops.numba_common.blocks import MODES, WIDE, read_block, scratch, write_block
+from stateline.ops.numba_common.jit import kernel, summing_kernel
+from stateline.ops.numba_common.vector import (
     LANES,
     align_stack,
     entry,
@@ -128,3 +128,27 @@ def adjoint(
                 g, wrote = decay[token], at
             _visit(s, rows, g, c, d, wrote, u, w, a, None, wrote)
             write_block(states, (each * count + n) * rows * width + lane, width, rows, LANES, s)
+
+
+@summing_kernel
+def gated_delta_step(q, k, v, log_decay, beta, state, y, after, start, stop):
+    """Rows ``start`` to ``stop``: what the key holds, then its replacement and the output."""
+    heads, keys, values = state.shape[1:]
+    change = np.empty(values, state.dtype)
+    for row in range(start, stop):
+        for head in range(heads):
+            decay = state.dtype.type(np.exp(log_decay[row, head]))
+            change[:] = 0
+            y[row, head] = 0
+            for i in range(keys):
+                key = k[row, head, i]
+                for j in range(values):
+                    change[j] += key * (decay * state[row, head, i, j])
+            for j in range(values):
+                change[j] = beta[row, head] * (v[row, head, j] - change[j])
+            for i in range(keys):
+                key, query = k[row, head, i], q[row, head, i]
+                for j in range(values):
+                    new = decay * state[row, head, i, j] + key * change[j]
+                    after[row, head, i, j] = new
+                    y[row, head, j] += query * new

@@ -24,7 +24,8 @@ def _sources() -> str:
 
     Numba notices changes in a kernel's own file only, not in the functions that it calls.
     """
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    ops = Path(__file__).parents[1]
+    files = sorted([*ops.glob("*/*_kernel.py"), *ops.glob("numba_common/*.py")])
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
@@ -103,7 +104,7 @@ class _SayOnce(event.Listener):
 
     def on_start(self, event: Any) -> None:
         dispatcher = event.data["dispatcher"]
-        if not self.said and dispatcher.py_func.__module__.startswith(__package__ or "stateline"):
+        if not self.said and dispatcher.py_func.__module__.startswith("stateline.ops."):
             self.said = True
             _log.info("compiling CPU kernels, once per machine: this takes a few seconds")
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from stateline.ops.triton_kernels.diagonal import load_rows, toeplitz
+from stateline.ops.diagonal_ssm.triton_kernel import load_rows, toeplitz
 
 
 @triton.jit

@@ -8,8 +8,8 @@ With :math:`s = \sigma(2u)`, GELU is :math:`x s`, and its derivative
 
 import math
 
-from stateline.ops.numba_kernels.jit import summing_kernel
-from stateline.ops.numba_kernels.vector import LOG2_E, exp2
+from stateline.ops.numba_common.jit import summing_kernel
+from stateline.ops.numba_common.vector import LOG2_E, exp2
 
 CUBIC = 0.044715
 SCALE = 2 * math.sqrt(2 / math.pi)

@@ -5,7 +5,7 @@ Slices of one axis are taken, because LLVM then knows that their entries are nei
 
 # mypy: ignore-errors
 
-from stateline.ops.numba_kernels.jit import summing_kernel
+from stateline.ops.numba_common.jit import summing_kernel
 
 
 @summing_kernel

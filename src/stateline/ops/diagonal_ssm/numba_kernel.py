@@ -13,7 +13,7 @@ again.
 
 import numpy as np
 
-from stateline.ops.numba_kernels.blocks import (
+from stateline.ops.numba_common.blocks import (
     FLUSH,
     MODES,
     WIDE,
@@ -24,8 +24,8 @@ from stateline.ops.numba_kernels.blocks import (
     scratch,
     write_block,
 )
-from stateline.ops.numba_kernels.jit import kernel
-from stateline.ops.numba_kernels.vector import LANES, align_stack, fold, load, store
+from stateline.ops.numba_common.jit import kernel
+from stateline.ops.numba_common.vector import LANES, align_stack, fold, load, store
 
 TIME = 128
 """Tokens of a block in the forward pass."""

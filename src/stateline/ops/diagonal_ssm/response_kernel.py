@@ -7,7 +7,7 @@ Its gradients are those of polynomials in a, by Horner's rule.
 
 import numpy as np
 
-from stateline.ops.numba_kernels.jit import summing_kernel
+from stateline.ops.numba_common.jit import summing_kernel
 
 LEAST = 1e-30
 """Smaller outputs are zero: a processor takes many times as long for numbers below 1e-38."""

@@ -7,9 +7,9 @@ forward in time for q and backward for k and v, with the signals in other places
 
 # mypy: ignore-errors
 
-from stateline.ops.numba_kernels.blocks import read_block, scratch, write_block
-from stateline.ops.numba_kernels.jit import kernel
-from stateline.ops.numba_kernels.vector import LANES, align_stack, entry, load, store
+from stateline.ops.numba_common.blocks import read_block, scratch, write_block
+from stateline.ops.numba_common.jit import kernel
+from stateline.ops.numba_common.vector import LANES, align_stack, entry, load, store
 
 TIME = 64
 """Tokens of a block."""
@@ -110,3 +110,21 @@ def scan(
             out = (token * heads + head) * values + place
             write_block(y, out, heads * values, rows, lanes, yb)
         write_block(after, kept, values, keys, lanes, x)
+
+
+@summing_kernel
+def linear_attention_step(q, k, v, log_decay, state, y, after, start, stop):
+    """Rows ``start`` to ``stop``: states (row, head, key, value); log_decay may be ``None``."""
+    heads, keys, values = state.shape[1:]
+    each, one = heads // q.shape[1], state.dtype.type(1)
+    for row in range(start, stop):
+        for head in range(heads):
+            g = head // each
+            decay = one if log_decay is None else state.dtype.type(np.exp(log_decay[row, head]))
+            y[row, head] = 0
+            for i in range(keys):
+                key, query = k[row, g, i], q[row, g, i]
+                for j in range(values):
+                    new = decay * state[row, head, i, j] + key * v[row, head, j]
+                    after[row, head, i, j] = new
+                    y[row, head, j] += query * new

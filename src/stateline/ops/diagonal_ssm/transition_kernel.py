@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from stateline.ops.numba_kernels.jit import kernel
+from stateline.ops.numba_common.jit import kernel
 
 # ln 2 and pi as sums of numbers with so few bits that their products with whole numbers are exact
 _LN2 = (0.6931471803691238, 1.9082149292705877e-10)

@@ -1,0 +1,84 @@
+"""Measure what the kernels of single ops gain in whole updates of a model.
+
+Run it: python examples/kernel_gains.py "attention(position=rope)*2" 64 32 64 attention local_attention
+
+It trains a language model (256 letters, AdamW) on random tokens, on one thread: pattern, width, rows
+and length, then ops. In turns, an update runs with the backends that ``auto`` chooses, and with the
+named ops by PyTorch alone (``--backend``). Two ops joined by ``+`` go to PyTorch together. The table
+shows the median processor time of an update and the median of the ratios of neighbouring updates:
+above 1, the kernel gains.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from stateline import LanguageModel, ModelConfig
+from stateline.allocator import keep_freed_memory
+from stateline.ops import use_backend
+
+WARM_UP = 2
+"""Rounds that are not counted: kernels are compiled, memory is allocated."""
+
+
+def updates(pattern: str, d_model: int, rows: int, length: int) -> Callable[[], float]:
+    """A function that runs one update and returns its processor time in milliseconds."""
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig(pattern, vocab_size=256, d_model=d_model))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.randint(256, (rows, length + 1))
+
+    def update() -> float:
+        started = time.process_time()
+        logits = model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return 1e3 * (time.process_time() - started)
+
+    return update
+
+
+def main(given: argparse.Namespace) -> None:
+    """Print a line for each op."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    update = updates(given.pattern, given.d_model, given.rows, given.length)
+    choices = {name: dict.fromkeys(name.split("+"), given.backend) for name in given.ops}
+    times: dict[str, list[float]] = {"auto": [], **{name: [] for name in choices}}
+    for _ in range(WARM_UP + given.updates):
+        times["auto"].append(update())
+        for name, choice in choices.items():
+            with use_backend(**choice):
+                times[name].append(update())
+    auto = times["auto"][WARM_UP:]
+    for name in choices:
+        other = times[name][WARM_UP:]
+        gain = statistics.median(b / a for a, b in zip(auto, other, strict=True))
+        print(
+            f"{statistics.median(auto):8.1f}{statistics.median(other):8.1f}{gain:7.2f}x  {name} in "
+            f"{given.pattern}, width {given.d_model}, {given.rows} x {given.length}",
+            flush=True,
+        )
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Declare the options."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pattern")
+    parser.add_argument("d_model", type=int)
+    parser.add_argument("rows", type=int)
+    parser.add_argument("length", type=int)
+    parser.add_argument("ops", nargs="+")
+    parser.add_argument("--backend", default="torch")
+    parser.add_argument("--updates", type=int, default=25, help="that are measured")
+    return parser
+
+
+if __name__ == "__main__":
+    main(arguments().parse_args())

@@ -1,0 +1,236 @@
+"""The check of arguments at the door of an op, from the shapes that its signature declares.
+
+Kernels read memory by the shapes that they are told. So a public function of an op checks its
+arguments before a backend sees them: every tensor has the declared number of axes, axes of one name
+have one size, floats are real, and all tensors are on one device. Parts of named tuples are checked
+by the annotations of their fields. A combination of shapes, dtypes and devices that has passed is
+remembered, and costs about a microsecond when it comes again.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from stateline.errors import InputError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Rule = Callable[..., str]
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+REMEMBERED = 4096
+"""Signatures that a function remembers before it forgets all of them."""
+
+
+class Shape(NamedTuple):
+    """What an annotation asks of one tensor.
+
+    Attributes:
+        text: The axes, as in the annotation: ``name``, ``#name`` (this size or 1), ``*name`` (any
+            number of axes), ``_`` (any size) or a number.
+        dtypes: Dtypes that it may have.
+        optional: Whether ``None`` may stand in its place.
+    """
+
+    text: str
+    dtypes: tuple[torch.dtype, ...]
+    optional: bool
+
+
+def door(*rules: Rule) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Check the arguments of a public function of an op.
+
+    Args:
+        *rules: Called with the arguments after the shapes were found right; each returns what is
+            wrong, or an empty string. They may depend on shapes, dtypes and plain values alone.
+
+    Returns:
+        The decorator. Under ``torch.compile`` nothing is checked.
+
+    Example:
+        >>> from jaxtyping import Float
+        >>> @door()
+        ... def scaled(x: Float[Tensor, "batch channel"], gain: Float[Tensor, " channel"]):
+        ...     return x * gain
+        >>> scaled(torch.ones(2, 3), torch.ones(4))
+        Traceback (most recent call last):
+        stateline.errors.InputError: scaled needs gain of shape (channel), got (4), with channel = 3
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        check = Check(function, rules)
+
+        @wraps(function)
+        def run(*args: P.args, **keywords: P.kwargs) -> T:
+            if not torch.compiler.is_compiling():
+                check(*args, **keywords)
+            return function(*args, **keywords)
+
+        run.check = check  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def checked_step(
+    step: Callable[..., T], function: Any, arguments: Callable[..., tuple[Any, ...]]
+) -> Callable[..., T]:
+    """Prepared steps whose arguments pass the door of the function that they stand for.
+
+    Args:
+        step: ``step(*inputs)`` computes one token.
+        function: A function with a door.
+        arguments: From the inputs of a step, the arguments of ``function``.
+    """
+    passed: set[Any] = set()
+
+    def run(*inputs: Any) -> T:
+        if not torch.compiler.is_compiling() and (key := signature_of(inputs)) not in passed:
+            function.check(*arguments(*inputs))
+            passed.add(key)
+        return step(*inputs)
+
+    return run
+
+
+class Check:
+    """The declared arguments of a function, and the signatures that have passed."""
+
+    def __init__(self, function: Callable[..., Any], rules: tuple[Rule, ...]) -> None:
+        self.name = function.__name__
+        self.signature = inspect.signature(inspect.unwrap(function))
+        self.rules = rules
+        self.passed: set[Any] = set()
+
+    def __call__(self, *args: Any, **keywords: Any) -> None:
+        """Raise an :class:`InputError` if the arguments do not fit the declaration."""
+        key = signature_of(args), signature_of(keywords.values()), *keywords
+        if key in self.passed:
+            return
+        bound = self.signature.bind(*args, **keywords)
+        bound.apply_defaults()
+        values = bound.arguments
+        self._check_shapes(values)
+        for rule in self.rules:
+            wanted = inspect.signature(rule).parameters
+            if wrong := rule(**{name: values[name] for name in wanted}):
+                raise InputError(f"{self.name}: {wrong}")
+        if len(self.passed) >= REMEMBERED:
+            self.passed.clear()
+        self.passed.add(key)
+
+    def _check_shapes(self, values: dict[str, Any]) -> None:
+        sizes: dict[str, Any] = {}
+        device: torch.device | None = None
+        annotations = {name: p.annotation for name, p in self.signature.parameters.items()}
+        for name, annotation, value in self._tensors(values, annotations):
+            shape = declared(annotation)
+            if shape is None or (value is None and shape.optional):
+                continue
+            if not isinstance(value, Tensor):
+                raise InputError(f"{self.name} needs a tensor {name}, got {type(value).__name__}")
+            if value.dtype not in shape.dtypes:
+                kinds = ", ".join(str(d).removeprefix("torch.") for d in shape.dtypes)
+                raise InputError(
+                    f"{self.name} needs {name} of dtype {kinds}, got {str(value.dtype)[6:]}"
+                )
+            if not fits(shape.text, tuple(value.shape), sizes):
+                axes = ", ".join(shape.text.split())
+                known = {a.strip("#*"): sizes.get(a.strip("#*")) for a in shape.text.split()}
+                given = ", ".join(f"{k} = {_text(v)}" for k, v in known.items() if v is not None)
+                raise InputError(
+                    f"{self.name} needs {name} of shape ({axes}), got {_text(tuple(value.shape))}"
+                    + (f", with {given}" if given else "")
+                )
+            if device is not None and value.device != device:
+                raise InputError(
+                    f"{self.name} needs all tensors on one device, got {name} on {value.device} "
+                    f"and others on {device}"
+                )
+            device = value.device
+
+    def _tensors(
+        self, values: Mapping[str, Any], annotations: Mapping[str, Any], prefix: str = ""
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """Name, annotation and value of each argument; of named tuples, of each field."""
+        for name, value in values.items():
+            options = _options(annotations[name])
+            kind = next((k for k in options if hasattr(k, "_fields")), None)
+            if kind is None:
+                yield prefix + name, annotations[name], value
+            elif isinstance(value, kind):
+                yield from self._tensors(value._asdict(), kind.__annotations__, f"{prefix}{name}.")
+            elif value is not None or type(None) not in options:
+                raise InputError(
+                    f"{self.name} needs {prefix}{name} as a {kind.__name__} of "
+                    f"({', '.join(kind._fields)}), got {type(value).__name__}"
+                )
+
+
+def signature_of(values: Any) -> tuple[Any, ...]:
+    """Shapes, dtypes and devices of tensors, also in tuples; other values as they are."""
+    return tuple(
+        (x.shape, x.dtype, x.device)
+        if isinstance(x, Tensor)
+        else (signature_of(x) if isinstance(x, tuple) else x)
+        for x in values
+    )
+
+
+def declared(annotation: Any) -> Shape | None:
+    """What an annotation asks of a tensor; ``None`` if it is not about tensors."""
+    options = _options(annotation)
+    found = next((kind for kind in options if hasattr(kind, "dim_str")), None)
+    if found is None:
+        return None
+    floats = any(str(d).startswith("float") for d in found.dtypes)
+    return Shape(found.dim_str, FLOATS if floats else INTEGERS, type(None) in options)
+
+
+def fits(text: str, shape: tuple[int, ...], sizes: dict[str, Any]) -> bool:
+    """Whether a shape has the axes of a text; sizes of axes not seen before are added.
+
+    Example:
+        >>> sizes = {}
+        >>> fits("*batch channel 2", (7, 5, 3, 2), sizes), sizes
+        (True, {'batch': (7, 5), 'channel': 3})
+        >>> fits("#channel", (1,), sizes), fits("channel", (1,), sizes)
+        (True, False)
+    """
+    axes = text.split()
+    many = next((i for i, axis in enumerate(axes) if axis.startswith("*")), None)
+    if many is not None:
+        extra = len(shape) - len(axes) + 1
+        if extra < 0:
+            return False
+        batch = shape[many : many + extra]
+        if sizes.setdefault(axes[many][1:], batch) != batch:
+            return False
+        axes, shape = axes[:many] + axes[many + 1 :], shape[:many] + shape[many + extra :]
+    return len(axes) == len(shape) and all(map(_fits, axes, shape, [sizes] * len(axes)))
+
+
+def _fits(axis: str, size: int, sizes: dict[str, Any]) -> bool:
+    if axis.isdigit():
+        return size == int(axis)
+    if axis == "_" or (axis.startswith("#") and size == 1):
+        return True
+    return bool(sizes.setdefault(axis.lstrip("#"), size) == size)
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the annotation itself."""
+    return (
+        (annotation,) if hasattr(annotation, "dim_str") else get_args(annotation) or (annotation,)
+    )
+
+
+def _text(size: Any) -> str:
+    """A shape as it is written in an error."""
+    return f"({', '.join(map(str, size))})" if isinstance(size, tuple) else str(size)

@@ -1,0 +1,157 @@
+"""Between PyTorch's tensors and the kernels: arrays, threads, and what a kernel can take."""
+
+import itertools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stateline.ops.dispatch import tensors_of, wants_gradient
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_TYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int64: "=i8"}
+
+
+def can_use(*inputs: Any) -> str:
+    """Why kernels cannot take these inputs, or an empty string."""
+    for x in tensors_of(inputs):
+        if not x.is_cpu:
+            return f"numba runs on the CPU, not on {x.device.type}"
+        if x.dtype not in FLOATS:
+            return f"numba takes floats, not {x.dtype}"
+    return ""
+
+
+def can_step(*inputs: Any) -> str:
+    """Why a kernel for one token cannot take these inputs, or an empty string."""
+    if wants_gradient(*inputs):
+        return "the numba step records no gradient"
+    if torch.compiler.is_compiling():
+        return "torch.compile fuses the step itself"
+    return can_use(*inputs)
+
+
+def working_dtype(*inputs: Tensor) -> torch.dtype:
+    """The precision that kernels compute in: float64 if any input has it, else float32."""
+    wide = any(x.dtype == torch.float64 for x in inputs)
+    return torch.float64 if wide else torch.float32
+
+
+def array(x: Tensor, dtype: torch.dtype) -> NDArray[Any]:
+    """The entries of a tensor: without a copy if it is contiguous and of the dtype."""
+    x = x.detach() if x.requires_grad else x
+    if x.dtype is not dtype:
+        x = x.to(dtype)
+    return _memory(x.contiguous())
+
+
+def flat(x: Tensor, dtype: torch.dtype) -> NDArray[Any]:
+    """The same with a single axis."""
+    return array(x, dtype).reshape(-1)
+
+
+def strided(x: Tensor, dtype: torch.dtype) -> tuple[NDArray[Any], int]:
+    """A signal (..., length, channel) as a flat array, and the entries from token to token.
+
+    A slice of the last axis of a contiguous tensor is taken as it is: the array then holds what
+    lies between its tokens, too.
+    """
+    *batch, length, channels = x.shape
+    stride = x.stride(-2)
+    fits = x.dtype is dtype and x.numel() > 0 and x.stride(-1) == 1
+    expected = length * stride
+    for size, between in zip(reversed(batch), reversed(x.stride()[:-2]), strict=True):
+        fits, expected = fits and between == expected, expected * size
+    if not fits:
+        return flat(x, dtype), channels
+    size = (x.shape[:-1].numel() - 1) * stride + channels
+    return _memory(x.detach().as_strided((size,), (1,))), stride
+
+
+class _Memory:
+    """The entries of a contiguous tensor, in the form that NumPy asks for."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor  # keeps the memory alive as long as the array
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tensor.shape,
+            "typestr": _TYPES[tensor.dtype],
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def _memory(x: Tensor) -> NDArray[Any]:
+    """Like ``x.numpy()``, after which no storage can be resized: FSDP frees parameters that way."""
+    if not x.numel():  # an empty tensor is at address 0, which NumPy before 2.4 refuses
+        return np.empty(x.shape, _TYPES[x.dtype])
+    return np.asarray(_Memory(x))
+
+
+class Changing:
+    """Arrays of states, whose changes reach the states; shapes and order of entries are kept.
+
+    A context manager without a generator, for one is entered at every token of every layer.
+    """
+
+    __slots__ = ("held", "states")
+
+    def __init__(self, dtype: torch.dtype, *states: Tensor) -> None:
+        self.states = states
+        self.held = [x.to(dtype).contiguous() for x in states]
+
+    def __enter__(self) -> list[NDArray[Any]]:
+        return [x.detach().numpy() for x in self.held]
+
+    def __exit__(self, *_: object) -> None:
+        for state, copy in zip(self.states, self.held, strict=True):
+            if copy is not state:
+                state.copy_(copy)
+            elif not state.is_inference():
+                torch.autograd.graph.increment_version(state)
+
+
+LEAST_WORK = 5e5
+"""Nanoseconds of work below which handing over to other threads does not pay."""
+
+_pools: dict[int, ThreadPoolExecutor] = {}  # by number of threads
+os.register_at_fork(after_in_child=_pools.clear)  # a child has none of its parent's threads
+
+
+def fan_out(
+    kernel: Callable[..., Any], arguments: tuple[Any, ...], tasks: int, work: int | float
+) -> None:
+    """Run all tasks on as many threads as PyTorch may use; little work, on this thread alone.
+
+    Args:
+        kernel: Called with the arguments, the first task and the one after the last; does not hold
+            the GIL. What a task computes must not depend on the other tasks of the call.
+        arguments: The first arguments of each call.
+        tasks: Number of tasks.
+        work: About how many nanoseconds all of it takes on one thread.
+    """
+    threads = min(torch.get_num_threads(), tasks)
+    if threads <= 1 or work < LEAST_WORK:
+        kernel(*arguments, 0, tasks)
+        return
+    if threads not in _pools:
+        _pools[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="stateline-kernels")
+    pieces = min(tasks, 4 * threads)
+    cuts = [tasks * i // pieces for i in range(pieces + 1)]
+    turn = itertools.count()
+
+    def run() -> None:
+        while (i := next(turn)) < pieces:
+            kernel(*arguments, cuts[i], cuts[i + 1])
+
+    others = [_pools[threads].submit(run) for _ in range(threads - 1)]
+    run()
+    for other in others:
+        other.result()
