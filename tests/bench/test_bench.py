@@ -125,8 +125,6 @@ def test_errors_are_measured_against_float64(tmp_path: Path) -> None:
         (["ops", "--backends", "cuda"], "unknown backend 'cuda'"),
         (["ops", "--seconds", "-1"], "seconds must not be negative, got -1"),
         (["ops", "--against", "hf"], "ops has no --against: it is for layers, decode"),
-        (["tune", "--only", "attention"], "tune has no --only: it is for ops"),
-        (["tune", "--threads", "2"], "tune has no --threads: it is for ops, layers, train, decode"),
         (["layers", "--against", "safari"], "needs a checkout"),
         (["layers", "--against", "safary"], "did you mean 'safari'"),
         (["layers", "--against", "safari=tests"], "it has no src/models/sequence/h3.py"),

@@ -7,12 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateline.ops import (
-    diagonal_ssm,
-    diagonal_ssm_chunk,
-    diagonal_ssm_every,
-    diagonal_ssm_step,
-)
+from tests.ops.flat import diagonal_ssm, diagonal_ssm_chunk, diagonal_ssm_every, diagonal_ssm_step
 
 BACKENDS = ["numba", "torch", "reference"]
 WITH_EVERY = ["torch", "reference"]

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateline.ops import (
+from stateline.ops.discretization import bilinear
+from stateline.ops.hippo import diagonal_plus_low_rank, hippo
+from stateline.ops.planes import multiply
+from tests.ops.flat import (
     diagonal_ssm_chunk,
     dplr_ssm,
     dplr_ssm_chunk,
     dplr_ssm_every,
     dplr_ssm_step,
 )
-from stateline.ops.discretization import bilinear
-from stateline.ops.hippo import diagonal_plus_low_rank, hippo
-from stateline.ops.planes import multiply
 
 BACKENDS = ["torch", "cauchy", "reference"]
 FASTER = [backend for backend in BACKENDS if backend != "reference"]

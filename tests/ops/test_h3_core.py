@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateline.ops import h3_core, h3_core_chunk, h3_core_step
+from tests.ops.flat import h3_core, h3_core_chunk, h3_core_step
 
 BACKENDS = ["torch", "reference"]
 SIZES = st.fixed_dictionaries(
@@ -102,7 +102,7 @@ def test_chunks_and_steps_are_the_whole(backend: str, taps: int, d_head: int) ->
         parts = (t[:, first:last] for t in (q, k, v))
         y, past, state = run_chunk(backend)(*parts, filters, *weights, past, state)
         outputs.append(y)
-    reversed_taps = filters.flip(-1).mT.contiguous()
+    reversed_taps = filters
     for t in range(6, 9):
         token = (x[:, t] for x in (q, k, v))
         y, past, state = h3_core_step(*token, reversed_taps, *weights, past, state, backend=backend)
@@ -117,7 +117,7 @@ def test_the_given_states_are_unchanged(backend: str) -> None:
     before = past.clone(), state.clone()
     run_chunk(backend)(q, k, v, taps, *weights, past, state)
     token = (x[:, 0] for x in (q, k, v))
-    h3_core_step(*token, taps.flip(-1).mT.contiguous(), *weights, past, state, backend=backend)
+    h3_core_step(*token, taps, *weights, past, state, backend=backend)
     torch.testing.assert_close((past, state), before, rtol=0, atol=0)
 
 
@@ -131,7 +131,7 @@ def test_outputs_have_the_dtype_of_the_queries_and_states_keep_theirs(
     assert (y.dtype, past.dtype, state.dtype) == (half, torch.float32, torch.float32)
     y, past, state = h3_core_step(
         *(t[:, 0].to(half) for t in (q, k, v)),
-        others[0].flip(-1).mT.contiguous(),
+        others[0],
         *others[1:],
         backend=backend,
     )

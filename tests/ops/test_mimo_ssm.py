@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateline.ops import mimo_ssm, mimo_ssm_chunk, mimo_ssm_step
+from tests.ops.flat import mimo_ssm, mimo_ssm_chunk, mimo_ssm_step
 
 BACKENDS = ["torch", "reference"]
 FASTER = [backend for backend in BACKENDS if backend != "reference"]

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline import ops
+from stateline.errors import InputError
 from stateline.layers.mixers.diagonal_ssm import DiagonalSSM
 from stateline.ops import OPS
+from tests.ops import flat
 
 pytest.importorskip("numba")
 
-from stateline.ops.numba_common import launch as tensors
-from stateline.ops.numba_common import launch as threads
+from stateline.ops.numba_common import launch
 
 Inputs = list[Tensor]
 
@@ -74,8 +75,6 @@ CASES: dict[str, tuple[str, Callable[..., Inputs], int]] = {
     "diagonal_ssm_chunk": ("diagonal_ssm", diagonal, 5),
     "selective_scan": ("selective_scan", scan, 6),
     "short_conv": ("short_conv", convolution, 2),
-    "h3_core": ("h3_core", core, 8),
-    "h3_core_chunk": ("h3_core", core, 10),
     "linear_attention": ("linear_attention", lookup, 5),
     "gated_delta_rule": ("gated_delta_rule", replacing, 6),
 }
@@ -83,7 +82,6 @@ FUNCTIONS = list(CASES)
 CHUNKED = [
     "diagonal_ssm_chunk",
     "selective_scan",
-    "h3_core_chunk",
     "linear_attention",
     "gated_delta_rule",
 ]
@@ -102,8 +100,7 @@ def inputs_of(function: str, *sizes: int) -> Inputs:
 
 
 def run(function: str, backend: str = "numba") -> Callable[..., Any]:
-    module = OPS[CASES[function][0]].module(backend)[0]
-    return getattr(module, function)
+    return partial(getattr(flat, function, None) or getattr(ops, function), backend=backend)
 
 
 def all_of(function: str, inputs: Inputs) -> list[Tensor]:
@@ -135,8 +132,6 @@ def test_groups_that_cross_the_lanes_are_the_definition(
 
 def test_taps_beyond_a_block_of_time_are_the_definition(agrees: Callable[..., None]) -> None:
     agrees(run("short_conv"), run("short_conv", "reference"), convolution(2, 300, 17, 200))
-    inputs = core(2, 150, 17, 3, taps=90)
-    agrees(run("h3_core_chunk"), run("h3_core_chunk", "reference"), inputs)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -160,13 +155,12 @@ def test_a_second_derivative_is_refused(function: str) -> None:
 def test_two_chunks_are_the_whole(function: str, cut: int) -> None:
     inputs = inputs_of(function, 2, 150, 18, 3)
     signals = [i for i, t in enumerate(inputs) if t.ndim > 2 and t.shape[1] == 150]
-    states = {"h3_core_chunk": 2}.get(function, 1)
     head, tail = (
         [t[:, part] if i in signals else t for i, t in enumerate(inputs)]
         for part in (slice(cut), slice(cut, None))
     )
     y_head, *middle = run(function)(*head)
-    y_tail, *after = run(function)(*tail[:-states], *middle)
+    y_tail, *after = run(function)(*tail[:-1], *middle)
     y, *wanted = run(function)(*inputs)
     for a, b in zip([torch.cat([y_head, y_tail], dim=1), *after], [y, *wanted], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
@@ -193,7 +187,7 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 def test_rounding_does_not_add_up_over_long_sequences() -> None:
     """Every error is at most 1e-6 of the result, 2e-6 for the gradient of log_a."""
     torch.manual_seed(0)
-    parameters = [t.detach() for t in DiagonalSSM(16).discretize()]
+    parameters = [t.detach() for t in DiagonalSSM(16).weights()]
     inputs = [torch.randn(1, 8192, 16), *parameters]
     found = all_of("diagonal_ssm", inputs)
     wanted = all_of("diagonal_ssm", [t.double() for t in inputs])
@@ -202,11 +196,10 @@ def test_rounding_does_not_add_up_over_long_sequences() -> None:
     assert errors[2] <= 2e-6
 
 
-@pytest.mark.parametrize("function", ["diagonal_ssm", "h3_core"])
-def test_short_batches_take_the_impulse_response_in_float64(function: str) -> None:
-    inputs = inputs_of(function, 9, 20, 17, 5)
-    found = all_of(function, [t.float() for t in inputs])
-    wanted = all_of(function, [t.float().double() for t in inputs])
+def test_short_batches_take_the_impulse_response_in_float64() -> None:
+    inputs = inputs_of("diagonal_ssm", 9, 20, 17, 5)
+    found = all_of("diagonal_ssm", [t.float() for t in inputs])
+    wanted = all_of("diagonal_ssm", [t.float().double() for t in inputs])
     assert max(map(relative, found, wanted)) <= 1e-6
 
 
@@ -221,7 +214,7 @@ def by_chunks(size: int, u: Tensor, *parameters: Tensor) -> Tensor:
     *parameters, x = parameters
     outputs = []
     for piece in u.split(size, dim=1):
-        y, x = ops.diagonal_ssm_chunk(piece, *parameters, x, backend="numba")
+        y, x = flat.diagonal_ssm_chunk(piece, *parameters, x, backend="numba")
         outputs.append(y)
     return torch.cat(outputs, dim=1)
 
@@ -230,14 +223,14 @@ def by_steps(u: Tensor, *parameters: Tensor) -> Tensor:
     *parameters, x = parameters
     outputs = []
     for token in u.unbind(dim=1):
-        y, x = ops.diagonal_ssm_step(token, *parameters, x, backend="numba")
+        y, x = flat.diagonal_ssm_step(token, *parameters, x, backend="numba")
         outputs.append(y)
     return torch.stack(outputs, dim=1)
 
 
 def by_steps_in_place(u: Tensor, *parameters: Tensor) -> Tensor:
     *parameters, x = parameters
-    stepper = ops.diagonal_ssm_stepper(*parameters, torch.zeros(16), backend="numba")
+    stepper = flat.diagonal_ssm_stepper(*parameters, torch.zeros(16), backend="numba")
     return torch.stack([stepper(token, x) for token in u.unbind(dim=1)], dim=1)
 
 
@@ -251,9 +244,9 @@ READINGS: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("reading", READINGS)
 def test_rounding_does_not_add_up_in_the_state(reading: str) -> None:
     torch.manual_seed(0)
-    parameters = [t.detach() for t in DiagonalSSM(16).discretize()]
+    parameters = [t.detach() for t in DiagonalSSM(16).weights()]
     u, x = torch.randn(1, 2000, 16), torch.zeros(1, 16, 32, 2)
-    wanted = ops.diagonal_ssm(*(t.double() for t in (u, *parameters)))
+    wanted = flat.diagonal_ssm(*(t.double() for t in (u, *parameters)))
     assert relative(READINGS[reading](u, *parameters, x), wanted) <= 1e-6
 
 
@@ -271,11 +264,11 @@ def step_inputs(function: str, channels: int = 18) -> Inputs:
         q, k, v = normal(3, 4, 5), F.normalize(normal(3, 4, 5, seed=1), dim=-1), normal(3, 4, 7)
         return [q, k, v, -normal(3, 4).exp(), normal(3, 4, seed=1).sigmoid(), normal(3, 4, 5, 7)]
     q, k, v, taps, *others = core(3, 1, channels, 5)
-    return [q[:, 0], k[:, 0], v[:, 0], taps.flip(-1).mT.contiguous(), *others]
+    return [q[:, 0], k[:, 0], v[:, 0], taps, *others]
 
 
 def run_step(function: str, backend: str) -> Callable[..., tuple[Tensor, ...]]:
-    return getattr(OPS[function.removesuffix("_step")].module(backend)[0], function)
+    return run(function, backend)
 
 
 @pytest.mark.parametrize("function", STEPS)
@@ -294,12 +287,12 @@ def test_a_step_is_the_definition(function: str) -> None:
 @pytest.mark.parametrize("function", STEPS)
 def test_a_step_that_needs_a_gradient_goes_elsewhere(function: str) -> None:
     inputs = step_inputs(function)
-    op = OPS[function.removesuffix("_step")]
-    assert op.reasons(function, *inputs)["numba"] == ""
+    run_step(function, "numba")(*inputs)
     inputs[0].requires_grad_()
-    assert op.reasons(function, *inputs)["numba"] == "the numba step records no gradient"
+    with pytest.raises(InputError, match="the numba step records no gradient"):
+        run_step(function, "numba")(*inputs)
     with torch.no_grad():
-        assert op.reasons(function, *inputs)["numba"] == ""
+        run_step(function, "numba")(*inputs)
 
 
 def test_linear_attention_without_decay_steps_as_defined() -> None:
@@ -313,7 +306,7 @@ def test_linear_attention_without_decay_steps_as_defined() -> None:
 def test_wide_heads_and_several_outputs_step_as_defined() -> None:
     q, k, v, taps, log_a, b, _, _, past, _ = core(3, 1, 12, 5)
     b, c, skip = b[:4], normal(8, 5, 2), normal(8)  # four heads of three channels, two outputs
-    state, weights = normal(3, 3, 3, 4, 5, 2), taps.flip(-1).mT.contiguous()
+    state, weights = normal(3, 3, 3, 4, 5, 2), taps
     for copies in (1, 4):
         parameters = [weights, log_a[:copies], b, c, skip, past, state]
         inputs = [q[:, 0], k[:, 0], v[:, 0], *parameters]
@@ -324,15 +317,14 @@ def test_wide_heads_and_several_outputs_step_as_defined() -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_tensors_without_data_and_other_types_go_elsewhere(function: str) -> None:
-    inputs = inputs_of(function, 1, 3, 2, 2)
-    op = OPS[CASES[function][0]]
-    meta = [t.to("meta") for t in inputs]
-    assert op.reasons(function, *meta)["numba"] == "numba runs on the CPU, not on meta"
+    meta = [t.to("meta") for t in inputs_of(function, 1, 3, 2, 2)]
+    with pytest.raises(InputError, match="numba runs on the CPU, not on meta"):
+        run(function)(*meta)
 
 
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(threads, "LEAST_WORK", 0)
+    monkeypatch.setattr(launch, "LEAST_WORK", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -358,10 +350,8 @@ def test_the_operators_keep_pytorchs_rules(function: str) -> None:
 
 
 def test_the_operators_of_short_batches_keep_pytorchs_rules() -> None:
-    q, k, v, taps, log_a, b, c, *_ = (t.requires_grad_() for t in core(9, 5, 3, 2, taps=4))
-    ops_of = torch.ops.stateline
-    torch.library.opcheck(ops_of.h3_core_short_kernel.default, (q, k, v, taps, normal(3, 5)))
-    torch.library.opcheck(ops_of.impulse_response_kernel.default, (log_a, b, c, normal(5)))
+    inputs = *(t.requires_grad_() for t in vectors(3, 2)), normal(5)
+    torch.library.opcheck(torch.ops.stateline.impulse_response_kernel.default, inputs)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -374,8 +364,8 @@ def test_slices_of_a_wider_tensor_are_read_as_they_are(function: str) -> None:
 
 def test_an_empty_tensor_is_read_without_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy before 2.4 refuses address 0, where an empty tensor is."""
-    monkeypatch.delattr(tensors, "_Memory")
-    assert tensors.array(torch.empty(0, 3), torch.float32).shape == (0, 3)
+    monkeypatch.delattr(launch, "_Memory")
+    assert launch.array(torch.empty(0, 3), torch.float32).shape == (0, 3)
 
 
 def test_exchanged_batch_axes_are_read_as_they_are() -> None:
@@ -425,15 +415,15 @@ print(OPS["short_conv"].reasons("short_conv", u, kernel)["numba"])
 
 COMPUTE = """
 import torch
-from stateline.ops import diagonal_ssm, h3_core, selective_scan
+from stateline.ops import DiagonalWeights, H3Weights, diagonal_ssm, h3_core, selective_scan
 
 def results():
     g = torch.Generator().manual_seed(0)
     n = lambda *shape: torch.randn(shape, generator=g).requires_grad_()
     u, b, c, log_a = n(3, 150, 40), n(40, 5, 2), n(40, 5, 2), n(40, 5, 2)
-    parameters = [log_a.square() * -0.2, b, c]
-    y = diagonal_ssm(u, *parameters).square().sum()
-    y = y + h3_core(u, u * 2, u + 1, n(40, 7), *parameters, n(40)).square().sum()
+    weights = DiagonalWeights(log_a.square() * -0.2, b, c)
+    y = diagonal_ssm(u, weights)[0].square().sum()
+    y = y + h3_core(u, u * 2, u + 1, H3Weights(n(40, 7), weights, n(40)))[0].square().sum()
     states = n(3, 150, 1, 6), n(3, 150, 1, 6), n(3, 40, 6)
     y = y + selective_scan(u, u.square(), -n(40, 6).square(), *states)[0].square().sum()
     return [y.item(), *(t.double().sum().item() for t in torch.autograd.grad(y, [u, b, c, log_a]))]
@@ -442,8 +432,8 @@ def results():
 
 FORK = """
 import os
-from stateline.ops.numba_common import launch as threads
-threads.LEAST_WORK = 0
+from stateline.ops.numba_common import launch
+launch.LEAST_WORK = 0
 torch.set_num_threads(2)
 print(wanted := results())
 child = os.fork()

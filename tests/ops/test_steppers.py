@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from stateline import ops
+from tests.ops import flat
 
 BACKENDS = ["numba", "torch", "reference"]
 ROWS, HEADS, MODES, TAPS = 3, 18, 5, 4
@@ -35,7 +36,7 @@ def diagonal_case(readouts: int = 1, copies: int = HEADS) -> Case:
 def h3_case(d_head: int = 1, readouts: int = 1, copies: int = HEADS) -> Case:
     width, (_, weights, _) = HEADS * d_head, diagonal_case(readouts, copies)
     states = [normal(ROWS, TAPS - 1, width), normal(ROWS, d_head, d_head, HEADS, MODES, 2)]
-    return [normal(ROWS, width) for _ in "qkv"], [normal(TAPS, width), *weights], states
+    return [normal(ROWS, width) for _ in "qkv"], [normal(width, TAPS), *weights], states
 
 
 def filter_case(taps: int = TAPS) -> Case:
@@ -44,12 +45,12 @@ def filter_case(taps: int = TAPS) -> Case:
 
 def diagonal_step(u: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
     *weights, skip, state = rest
-    y, after = ops.diagonal_ssm_step(u, *weights, state, backend="reference")
+    y, after = flat.diagonal_ssm_step(u, *weights, state, backend="reference")
     return y + (skip.unflatten(0, (-1, HEADS)) * u[:, None]).flatten(1), after
 
 
 def h3_step(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return ops.h3_core_step(*inputs, backend="reference")
+    return flat.h3_core_step(*inputs, backend="reference")
 
 
 def filter_step(u: Tensor, weights: Tensor, past: Tensor) -> tuple[Tensor, ...]:
@@ -58,13 +59,13 @@ def filter_step(u: Tensor, weights: Tensor, past: Tensor) -> tuple[Tensor, ...]:
 
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., tuple[Tensor, ...]], Case]] = {
-    "diagonal": (ops.diagonal_ssm_stepper, diagonal_step, diagonal_case()),
-    "diagonal, 2 readouts": (ops.diagonal_ssm_stepper, diagonal_step, diagonal_case(readouts=2)),
-    "diagonal, shared": (ops.diagonal_ssm_stepper, diagonal_step, diagonal_case(copies=1)),
-    "h3": (ops.h3_core_stepper, h3_step, h3_case()),
-    "h3, 2 readouts": (ops.h3_core_stepper, h3_step, h3_case(readouts=2)),
-    "h3, shared": (ops.h3_core_stepper, h3_step, h3_case(copies=1)),
-    "h3, wide heads": (ops.h3_core_stepper, h3_step, h3_case(d_head=3, readouts=2)),
+    "diagonal": (flat.diagonal_ssm_stepper, diagonal_step, diagonal_case()),
+    "diagonal, 2 readouts": (flat.diagonal_ssm_stepper, diagonal_step, diagonal_case(readouts=2)),
+    "diagonal, shared": (flat.diagonal_ssm_stepper, diagonal_step, diagonal_case(copies=1)),
+    "h3": (flat.h3_core_stepper, h3_step, h3_case()),
+    "h3, 2 readouts": (flat.h3_core_stepper, h3_step, h3_case(readouts=2)),
+    "h3, shared": (flat.h3_core_stepper, h3_step, h3_case(copies=1)),
+    "h3, wide heads": (flat.h3_core_stepper, h3_step, h3_case(d_head=3, readouts=2)),
     "filter": (ops.short_conv_stepper, filter_step, filter_case()),
     "filter of one tap": (ops.short_conv_stepper, filter_step, filter_case(taps=1)),
 }
@@ -114,6 +115,6 @@ def test_a_graph_that_needs_the_old_state_is_refused() -> None:
     weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
     held = state.clone()
     loss = (weight * held).sum()
-    ops.diagonal_ssm_stepper(*weights, backend="numba")(u, held)
+    flat.diagonal_ssm_stepper(*weights, backend="numba")(u, held)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()

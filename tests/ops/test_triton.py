@@ -20,19 +20,21 @@ from packaging.version import Version
 from torch import Tensor
 
 from stateline.ops import (
-    diagonal_ssm,
-    diagonal_ssm_chunk,
-    diagonal_ssm_stepper,
     fft_conv,
-    h3_core,
-    h3_core_chunk,
-    h3_core_stepper,
     selective_scan,
     selective_scan_step,
     short_conv,
     short_conv_stepper,
 )
 from stateline.ops.op import OPS
+from tests.ops.flat import (
+    diagonal_ssm,
+    diagonal_ssm_chunk,
+    diagonal_ssm_stepper,
+    h3_core,
+    h3_core_chunk,
+    h3_core_stepper,
+)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda"
@@ -266,7 +268,7 @@ class TestH3:
         whole = h3_core_chunk(q, k, v, taps, *weights, past, state, backend="reference")
         head = (t[:, :17] for t in (q, k, v))
         y, past, state = h3_core_chunk(*head, taps, *weights, past, state, backend="triton")
-        stepper = h3_core_stepper(taps.flip(-1).mT.contiguous(), *weights, backend="triton")
+        stepper = h3_core_stepper(taps, *weights, backend="triton")
         past = past.contiguous()
         steps = [stepper(q[:, t], k[:, t], v[:, t], past, state) for t in (17, 18)]
         found = torch.cat([y, torch.stack(steps, dim=1)], dim=1), past, state

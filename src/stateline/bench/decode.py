@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 import torch
 
-from stateline.bench.cases import Sizes
 from stateline.bench.peers import PeerModel
 from stateline.bench.record import Figure
 from stateline.bench.suites import Settings, build_model, figure_of, skip
@@ -21,6 +20,7 @@ from stateline.layers.stored_state import stored
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.ops import use_backend
+from stateline.ops.op import Sizes
 
 DECODED = 32
 """Tokens that are decoded after a prompt, each a sample."""

@@ -3,16 +3,21 @@
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from stateline.bench.cases import OP_CASES, Case
+from stateline import ops
 from stateline.bench.memory import peak_bytes
 from stateline.bench.record import Figure
 from stateline.bench.suites import BOTH, FORWARD, Settings, clearing, figure_of, in_turns, skip
 from stateline.bench.timing import Call, interleave, waiter
 from stateline.errors import InputError
+from stateline.ops import OPS, use_backend
+from stateline.ops.op import Sizes
 
 MOST_SECONDS = 20.0
 """A call that is predicted to take longer is left out."""
@@ -24,16 +29,65 @@ PRECISE_LENGTH = 2048
 """The same on a GPU, where batches are larger and all scores of attention must fit."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """The example of an op.
+
+    Attributes:
+        op: Name of the op.
+        function: Name of its function.
+        leaves: Floating-point tensors among the inputs, which require a gradient.
+        flops: Arithmetic of the cheapest known algorithm.
+    """
+
+    op: str
+    function: str
+    leaves: tuple[Tensor, ...]
+    flops: float
+    _others: tuple[Any, ...]
+    _structure: Any
+
+    @classmethod
+    def of(cls, op: str, sizes: Sizes) -> "Case":
+        """The example of an op at these sizes."""
+        example = OPS[op].example(sizes)
+        values, structure = tree_flatten(example.inputs)
+        leaves = tuple(x.requires_grad_() for x in values if _is_leaf(x))
+        others = tuple(None if _is_leaf(x) else x for x in values)
+        return cls(op, example.function or op, leaves, example.flops, others, structure)
+
+    @property
+    def n_bytes(self) -> float:
+        """Traffic that no implementation can avoid: inputs read, output written."""
+        return float(sum(x.nbytes for x in self.leaves) + self.leaves[0].nbytes)
+
+    def inputs(self, leaves: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The arguments of the function, with these tensors."""
+        each = iter(leaves)
+        values = [next(each) if x is None else x for x in self._others]
+        return tuple(tree_unflatten(values, self._structure))
+
+    def run(self, leaves: Sequence[Tensor], backend: str) -> Tensor:
+        """The output on a backend, which also computes the ops inside."""
+        with use_backend(backend):
+            found = getattr(ops, self.function)(*self.inputs(leaves), backend=backend)
+        return found[0] if isinstance(found, tuple) else found
+
+
+def _is_leaf(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
 def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
     """Every op by itself: forward, and forward with backward, by length and backend."""
     for name in names:
         known: dict[tuple[str, str], tuple[float, float]] = {}
         for length in settings.lengths:
             sizes = settings.sizes(length)
-            case = OP_CASES[name](sizes)
+            case = Case.of(name, sizes)
             for work in (FORWARD, BOTH):
                 calls, first = {}, {}
-                for backend in settings.of_op(case.op):
+                for backend in settings.of_op(name):
                     reason = _too_slow(known.get((backend, work)), case.flops)
                     call = _op_call(case, backend, work)
                     if not reason:
@@ -61,22 +115,22 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
 
 
 def _op_call(case: Case, backend: str, work: str) -> Call:
-    copies = in_turns(case.inputs)
+    copies = in_turns(case.leaves)
     turns = itertools.cycle(copies)
     if work == FORWARD:
 
         def forward() -> Tensor:
             with torch.no_grad():
-                return case.run(*next(turns), backend=backend)
+                return case.run(next(turns), backend)
 
         return forward
 
     def both() -> Tensor:
-        y = case.run(*next(turns), backend=backend)
+        y = case.run(next(turns), backend)
         y.backward(torch.ones_like(y))
         return y
 
-    return clearing(both, [leaf for inputs in copies for leaf in inputs])
+    return clearing(both, [leaf for leaves in copies for leaf in leaves])
 
 
 def _too_slow(known: tuple[float, float] | None, flops: float) -> str:
@@ -103,20 +157,21 @@ def _first(call: Call, device: torch.device) -> tuple[str, float]:
 
 def _error(case: Case, backend: str, work: str) -> float | None:
     """Largest difference to float64, of the output or of any gradient; short sequences only."""
-    longest = LONGEST_CHECKED if case.inputs[0].device.type == "cpu" else PRECISE_LENGTH
-    if case.inputs[0].shape[1] > longest:
+    longest = LONGEST_CHECKED if case.leaves[0].device.type == "cpu" else PRECISE_LENGTH
+    if case.leaves[0].shape[1] > longest:
         return None
-    found = _outcome(case, case.inputs, backend, work)
-    exact = _outcome(case, [x.detach().double() for x in case.inputs], "torch", work)
+    found = _outcome(case, backend, work)
+    wide = replace(case, leaves=tuple(x.detach().double() for x in case.leaves))
+    exact = _outcome(wide, "torch", work)
     return max(
-        ((a.double() - b).abs().max() / b.abs().max()).item()
+        ((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-30)).item()
         for a, b in zip(found, exact, strict=True)
     )
 
 
-def _outcome(case: Case, inputs: Sequence[Tensor], backend: str, work: str) -> Sequence[Tensor]:
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    y = case.run(*leaves, backend=backend)
+def _outcome(case: Case, backend: str, work: str) -> Sequence[Tensor]:
+    leaves = [x.detach().clone().requires_grad_() for x in case.leaves]
+    y = case.run(leaves, backend)
     if work == FORWARD:
         return [y.detach()]
     generator = torch.Generator().manual_seed(0)  # the same cotangent for every backend

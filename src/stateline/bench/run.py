@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from stateline import allocator
-from stateline.bench.cases import OP_CASES
 from stateline.bench.decode import bench_decode
 from stateline.bench.op_suite import bench_ops
 from stateline.bench.peaks import measure_peaks
@@ -39,7 +38,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
     """
     device, dtype = resolve_device(given.device), getattr(torch, given.dtype)
     for kind, names, known in (
-        ("case", given.only, OP_CASES),
+        ("op", given.only, OPS),
         ("backend", given.backends, {"auto"}.union(*(op.backends for op in OPS.values()))),
     ):
         for name in names or ():
@@ -92,7 +91,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
 def _suite(given: Any, device: torch.device) -> Callable[[Settings], Iterator[Figure]]:
     """What to measure; models of others are looked for before anything is measured."""
     if given.suite == "ops":
-        return partial(bench_ops, names=given.only or list(OP_CASES))
+        return partial(bench_ops, names=given.only or list(OPS))
     if given.suite == "layers":
         return partial(bench_layers, patterns=given.patterns)
     if given.suite == "train":

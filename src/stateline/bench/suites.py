@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stateline.bench.cases import Sizes
 from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
 from stateline.bench.peers import layer_of
@@ -22,6 +21,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.factory import AnyModel, make_model
 from stateline.models.presets import configure
 from stateline.ops import OPS, use_backend
+from stateline.ops.op import Sizes
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import make_optimizer
@@ -76,7 +76,7 @@ class Settings:
         if self.backends is not None:
             return self.backends
         if self.device.type != "cuda":
-            return CPU_BACKENDS
+            return (*CPU_BACKENDS, "auto")
         return ["torch", *(b for b in OPS[op].backends if b not in (*CPU_BACKENDS, "reference"))]
 
     @property
@@ -137,7 +137,7 @@ def _bare_layer(pattern: str, settings: Settings) -> nn.Module:
 
 
 def _layer_call(layer: nn.Module, sizes: Sizes, work: str, backend: str | None) -> Call:
-    x = sizes.randn(sizes.batch, sizes.length, sizes.d_model).requires_grad_()
+    x = sizes.signal(sizes.d_model).requires_grad_()
     copies = in_turns((x,))
     turns = itertools.cycle(copies)
 

@@ -1,9 +1,8 @@
 """Measure speed and memory on this machine: ops, layers, training updates, decoding.
 
-SUITE is ops (the main ops, by length and backend), layers (single layers, beside those of other
-projects), train (updates of small models), decode (prefill and tokens per second) or tune (sizes
-from which one implementation is faster than another: --out FILE keeps them). All
-candidates of a case are timed in turns in one process, so that ratios are fair.
+SUITE is ops (all ops, by length and backend), layers (single layers, beside those of other
+projects), train (updates of small models) or decode (prefill and tokens per second). All candidates
+of a case are timed in turns in one process, so that ratios are fair.
 """
 
 from collections.abc import Sequence
@@ -32,8 +31,7 @@ PATTERNS = {
         "h3=h3*12",
     ),
 }
-MEASURED = ("ops", "layers", "train", "decode")
-SUITES = {
+SUITES: dict[str, tuple[str, ...]] = {
     "only": ("ops",),
     "patterns": ("layers", "train", "decode"),
     "tasks": ("train",),
@@ -41,7 +39,6 @@ SUITES = {
     "batches": ("decode",),
     "tokens": ("ops", "layers"),
     "rows": ("ops", "layers"),
-    **dict.fromkeys(("d_model", "backends", "threads", "dtype"), MEASURED),
     "vocab_size": ("decode",),
     "against": ("layers", "decode"),
     "state_dtype": ("decode",),
@@ -57,10 +54,8 @@ TASKS = ("associative_recall", "copying", "text")
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the arguments."""
     option = parser.add_argument
-    option(
-        "suite", type=Literal["ops", "layers", "train", "decode", "tune"], help="what to measure"
-    )
-    option("--only", nargs="+", type=str, default=None, help="of ops: these cases")
+    option("suite", type=Literal["ops", "layers", "train", "decode"], help="what to measure")
+    option("--only", nargs="+", type=str, default=None, help="of ops: these alone")
     option("--patterns", nargs="+", type=str, default=None, help="layers or models to measure")
     option("--tasks", nargs="+", type=str, default=list(TASKS), help="of train: batches of these")
     option("--lengths", nargs="+", type=int, default=None, help="of a row; of decode: of a prompt")
@@ -99,7 +94,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     option(
         "--force",
         action="store_true",
-        help="print ratios, or store thresholds, even if the machine is busy",
+        help="print ratios even if the machine is busy",
     )
     add_device_option(parser)
 
@@ -114,8 +109,6 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.bench.run import measure
     from stateline.bench.show import print_benchmark, write_benchmark
 
-    if given.suite == "tune":
-        return _tune(given)
     suite = given.suite
     given.lengths = given.lengths or list(LENGTHS[suite])
     given.patterns = given.patterns or list(PATTERNS[suite])
@@ -142,28 +135,3 @@ def _check(given: Namespace, parser: ArgumentParser) -> None:
     for name, suites in SUITES.items():
         if given.suite not in suites and given[name] != parser.get_default(name):
             raise InputError(f"{given.suite} has no --{name}: it is for {', '.join(suites)}")
-
-
-def _tune(given: Namespace) -> int:
-    from rich.console import Console
-
-    from stateline.bench.timing import use_threads, watch_load
-    from stateline.bench.tune import store, tune
-    from stateline.errors import InputError
-    from stateline.ops.thresholds import VARIABLE
-
-    console = Console()
-    with console.status("measuring") as status, use_threads(1), watch_load() as load:
-        found = tune(given.seconds, status.update)
-    if load.busy and not given.force:
-        raise InputError(
-            f"other programs used {load.foreign_cores:.1f} cores: measure on an idle machine, or "
-            "give --force"
-        )
-    for name, value in found.items():
-        console.print(f"{name:<26} {value}", highlight=False)
-    if given.out is not None:
-        store(found, Path(given.out))
-        said = f"written: commands use them with {VARIABLE}={Path(given.out).resolve()}"
-        console.print(said, markup=False, soft_wrap=True)
-    return 0

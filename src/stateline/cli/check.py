@@ -125,17 +125,18 @@ def _rows(name: str, device: "torch.device") -> Iterator[tuple[str, ...]]:
     import torch
 
     from stateline.ops import OPS
-    from stateline.ops.examples import example_call
+    from stateline.ops.dispatch import tensors_of
+    from stateline.ops.op import Sizes
 
     chosen: dict[tuple[str, str], list[str]] = {}
     why_not: dict[str, dict[str, None]] = {backend: {} for backend in OPS[name].backends}
     for dtype in _DTYPES:
-        function, inputs = example_call(name, getattr(torch, dtype), device)
+        example = OPS[name].example(Sizes(4, 1024, 64, device, getattr(torch, dtype)))
         for mode in ("training", "inference"):
-            for tensor in inputs:
-                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            for tensor in tensors_of(example.inputs):
+                if tensor.is_floating_point():
                     tensor.requires_grad_(mode == "training")
-            reasons = OPS[name].reasons(function, *inputs)
+            reasons = OPS[name].reasons(example.function or name, *example.inputs)
             first = next(backend for backend, reason in reasons.items() if not reason)
             chosen.setdefault((first, dtype), []).append(mode)
             for backend, reason in reasons.items():

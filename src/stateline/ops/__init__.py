@@ -13,7 +13,6 @@ from stateline.ops.diagonal_ssm import (
     diagonal_ssm_step,
     diagonal_ssm_stepper,
 )
-from stateline.ops.discretize import discretize
 from stateline.ops.dispatch import use_backend
 from stateline.ops.dplr_ssm import DPLRWeights, dplr_ssm, dplr_ssm_every, dplr_ssm_step
 from stateline.ops.feed_forward import feed_forward
@@ -28,8 +27,8 @@ from stateline.ops.mimo_ssm import MIMOWeights, mimo_ssm, mimo_ssm_step
 from stateline.ops.op import OPS, register_backend
 from stateline.ops.rotary import rotary
 from stateline.ops.selective_scan import selective_scan, selective_scan_step, selective_scan_step_
-from stateline.ops.shift_taps import shift_taps
 from stateline.ops.short_conv import short_conv, short_conv_step, short_conv_stepper
+from stateline.ops.ssm_parameters import discretize, shift_taps
 
 __all__ = [
     "OPS",

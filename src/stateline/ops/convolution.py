@@ -6,25 +6,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.errors import InputError
+
+def whole_filters(u: Tensor, kernel: Tensor) -> str:
+    """Why the kernels do not belong to the channels, or an empty string."""
+    channels, outputs = u.shape[-1], len(kernel)
+    if not outputs or not channels or outputs % channels:
+        return (
+            "the number of kernels must be a multiple of the number of channels: "
+            f"got {outputs} kernels for {channels} channels"
+        )
+    return ""
 
 
 def convolve_after(
-    past: Float[Tensor, "*batch past channel"] | None,
-    u: Float[Tensor, "*batch length channel"],
-    kernel: Float[Tensor, "output taps"],
-    convolve: Callable[[Tensor, Tensor], Tensor],
-) -> Float[Tensor, "*batch length output"]:
-    """Convolve ``u`` with causal kernels after the inputs ``past`` (``None`` means zeros).
-
-    Raises:
-        InputError: If the number of kernels is not a multiple of the number of channels.
-    """
-    if not kernel.shape[0] or not u.shape[-1] or kernel.shape[0] % u.shape[-1]:
-        raise InputError(
-            "the number of kernels must be a multiple of the number of channels: "
-            f"got a kernel of shape {tuple(kernel.shape)} and u of shape {tuple(u.shape)}"
-        )
+    past: Tensor | None, u: Tensor, kernel: Tensor, convolve: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Convolve ``u`` with causal kernels after the inputs ``past`` (``None`` means zeros)."""
     if past is None:
         return convolve(u, kernel)
     return convolve(torch.cat([past.to(u.dtype), u], dim=-2), kernel)[..., past.shape[-2] :, :]

@@ -67,9 +67,14 @@ class Sizes(NamedTuple):
         return count, self.d_model // count
 
     def signal(self, *shape: int) -> Tensor:
-        """Random signal (batch, length, *shape); by default ``d_model`` channels."""
-        shape = shape or (self.d_model,)
-        x = torch.randn(self.batch, self.length, *shape, device=self.device)
+        """Random signal (batch, length, *shape).
+
+        By default, it has ``d_model`` channels; on a GPU with adjacent times, as in layers.
+        """
+        if not shape and self.device.type == "cuda":
+            adjacent = torch.randn(self.batch, self.d_model, self.length, device=self.device)
+            return adjacent.mT.to(self.dtype)
+        x = torch.randn(self.batch, self.length, *(shape or (self.d_model,)), device=self.device)
         return x.to(self.dtype)
 
     def weight(self, *shape: int) -> Tensor:
@@ -83,10 +88,12 @@ class Example(NamedTuple):
     Attributes:
         inputs: Arguments, as its function and its backends take them.
         flops: Operations of the cheapest known algorithm (multiply-add is two).
+        function: Name of the function, if it is not the name of the op.
     """
 
     inputs: tuple[Any, ...]
     flops: float
+    function: str = ""
 
 
 class Op:

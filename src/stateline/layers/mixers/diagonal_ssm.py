@@ -23,6 +23,7 @@ from stateline.ops import (
     discretize,
 )
 from stateline.ops.convolution import skipped
+from stateline.ops.fft_conv import convolution_flops
 from stateline.ops.hippo import diagonal_frequencies
 from stateline.ops.stepping import Stepper
 
@@ -149,11 +150,6 @@ class DiagonalRecurrence(ChannelSSM):
     def flops_per_token(self, length: int) -> float:
         """The convolution of each output, and its share of the kernel."""
         return len(self.c) * (convolution_flops(length) + 4.0 * self.c.shape[1])
-
-
-def convolution_flops(length: int) -> float:
-    """Operations per token and channel: two real FFTs of twice the length, and the product."""
-    return 2 * 2.5 * 2 * math.log2(2 * length) + 6
 
 
 @keywords_from(DiagonalSettings)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
-from stateline.layers.mixers.diagonal_ssm import convolution_flops
 from stateline.ops import short_conv, short_conv_step, short_conv_stepper, slide
+from stateline.ops.fft_conv import convolution_flops
 from stateline.ops.stepping import Stepper
 
 

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from stateline.layers.derived import derived
-from stateline.layers.mixers.diagonal_ssm import ChannelSSM, Operators, convolution_flops
+from stateline.layers.mixers.diagonal_ssm import ChannelSSM, Operators
 from stateline.layers.mixers.ssm_layer import SSMLayer
 from stateline.layers.mixers.ssm_settings import ChannelSSMSettings, Output, keywords_from
 from stateline.layers.mixers.step_sizes import uniform_log_dt
 from stateline.ops import DPLRWeights, dplr_ssm, dplr_ssm_every, dplr_ssm_step
+from stateline.ops.fft_conv import convolution_flops
 from stateline.ops.hippo import diagonal_plus_low_rank
 
 

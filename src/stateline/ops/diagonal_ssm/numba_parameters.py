@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -55,16 +54,3 @@ class Coefficients:
         total = gradients.reshape(pieces, -1).sum(0)
         unpack(total, self.a, self.b, self.c, *found, *sizes)
         return found
-
-
-def pack_taps(kernel: Tensor, dtype: torch.dtype) -> Array:
-    """Taps (tap, channel) with the channels padded to a multiple of the lanes; flat."""
-    return flat(F.pad(kernel.detach().mT, (0, -len(kernel) % LANES)), dtype)
-
-
-def unpack_taps(gradients: Array, pieces: int, kernel: Tensor) -> Array:
-    """Gradient of (channel, tap) from those of the tasks, which are padded and reversed."""
-    channels, count = kernel.shape
-    blocks = -(-channels // LANES)
-    whole = gradients.reshape(pieces, blocks, -1, LANES).sum(0)[:, : -count - 1 : -1]
-    return whole.transpose(0, 2, 1).reshape(-1, count)[:channels].copy()

@@ -1,28 +1,41 @@
 """Causal long convolution, in O(L log L) by the fast Fourier transform."""
 
+import math
 from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.convolution import convolve_after
+from stateline.ops.convolution import convolve_after, whole_filters
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.fft_conv import blocks, pytorch, reference
-from stateline.ops.op import Op
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
+
+
+def example(sizes: Sizes) -> Example:
+    """A kernel that is as long as the sequence."""
+    kernel = sizes.weight(sizes.d_model, sizes.length)
+    return Example((sizes.signal(), kernel), sizes.positions * convolution_flops(sizes.length))
+
+
+def convolution_flops(length: int) -> float:
+    """Operations per token and channel: two real FFTs of twice the length, and the product."""
+    return 2 * 2.5 * 2 * math.log2(2 * length) + 6
+
 
 OP = Op(
     "fft_conv",
     {
-        "triton": "stateline.ops.fft_conv.triton_backend",
-        "torch": pytorch,
-        "blocks": blocks,
-        "flashfftconv": "stateline.ops.fft_conv.flashfftconv_backend",
-        "reference": reference,
+        "triton": f"{__name__}.triton_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
     },
+    example,
 )
 
 
 @own_precision
+@door(whole_filters)
 def fft_conv(
     u: Float[Tensor, "*batch length channel"],
     kernel: Float[Tensor, "output taps"],

@@ -5,25 +5,41 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.convolution import convolve_after
+from stateline.ops.convolution import convolve_after, whole_filters
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.op import Op
-from stateline.ops.short_conv import pytorch, reference
+from stateline.ops.door import checked_step, door
+from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
+
+
+def example(sizes: Sizes, taps: int = 4) -> Example:
+    """A filter of four taps, as in Mamba."""
+    kernel = sizes.weight(sizes.d_model, taps)
+    return Example((sizes.signal(), kernel), sizes.positions * taps * 2.0)
+
 
 OP = Op(
     "short_conv",
     {
-        "numba": "stateline.ops.short_conv.numba_backend",
-        "triton": "stateline.ops.short_conv.triton_backend",
-        "causal_conv1d": "stateline.ops.short_conv.causal_conv1d_backend",
-        "torch": pytorch,
-        "reference": reference,
+        "numba": f"{__name__}.numba_backend",
+        "triton": f"{__name__}.triton_backend",
+        "causal_conv1d": f"{__name__}.causal_conv1d_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
     },
+    example,
 )
 
 
+def _past_fits(weights: Tensor, past: Tensor) -> str:
+    """Why past inputs do not belong to the taps, or an empty string."""
+    if past.shape[1] != weights.shape[-2] - 1:
+        return f"past needs one input fewer than the {weights.shape[-2]} taps, got {past.shape[1]}"
+    return ""
+
+
 @own_precision
+@door(whole_filters)
 def short_conv(
     u: Float[Tensor, "*batch length channel"],
     kernel: Float[Tensor, "output taps"],
@@ -60,6 +76,7 @@ def short_conv(
     return convolve_after(past, u, kernel, partial(dispatch, OP, "short_conv", backend=backend))
 
 
+@door(_past_fits)
 def short_conv_step(
     u: Float[Tensor, "batch channel"],
     weights: Float[Tensor, "filter taps channel"],
@@ -89,6 +106,7 @@ def short_conv_step(
     return dispatch(OP, "short_conv_step", u, weights, past, backend=backend)
 
 
+@door()
 def short_conv_stepper(weights: Float[Tensor, "taps channel"], *, backend: str = "auto") -> Stepper:
     """Prepare the convolution of many single inputs without gradients.
 
@@ -102,4 +120,5 @@ def short_conv_stepper(weights: Float[Tensor, "taps channel"], *, backend: str =
         ``past``, and changes ``past``, the latest inputs with the oldest first. It does not follow
         later changes of the weights.
     """
-    return dispatch(OP, "short_conv_stepper", weights, backend=backend)
+    step = dispatch(OP, "short_conv_stepper", weights, backend=backend)
+    return checked_step(step, short_conv_step, lambda u, past: (u, weights[None], past))

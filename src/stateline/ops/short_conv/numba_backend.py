@@ -4,22 +4,28 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from stateline.ops.diagonal_ssm.numba_parameters import ROW_PIECES, pack_taps, unpack_taps
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.in_place import Changing, filter_advance
-from stateline.ops.numba_common.launch import array, fan_out, flat, strided
+from stateline.ops.numba_common.launch import Changing, array, fan_out, flat, strided
 from stateline.ops.numba_common.vector import LANES
 from stateline.ops.short_conv.numba_kernel import TOGETHER, backward, forward
+from stateline.ops.short_conv.step_kernel import filter_advance
 from stateline.ops.stepping import Stepper
-from stateline.ops.thresholds import threshold
+
+MOST_TAPS = 256
+"""Most taps for which the kernel is faster than the FFT."""
+
+ROW_PIECES = 8
+"""Parts of the batch with gradients of their own; fixed, so that threads do not change a sum."""
 
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    if function == "short_conv" and inputs[1].shape[1] > threshold("short_conv.numba_taps"):
+    if function == "short_conv" and inputs[1].shape[1] > MOST_TAPS:
         return "by FFT, a kernel with so many taps is faster"
     return launch.can_use(*inputs)
 
@@ -50,7 +56,7 @@ def _forward(u: Tensor, kernel: Tensor) -> Tensor:
     dtype, (channels, count) = launch.working_dtype(u, kernel), kernel.shape
     signal, stride = strided(u, dtype)
     y, tasks = torch.empty(u.shape, dtype=dtype), u.shape[:-2].numel() * -(-channels // LANES)
-    arrays = signal, pack_taps(kernel, dtype), flat(y, dtype)
+    arrays = signal, _pack_taps(kernel, dtype), flat(y, dtype)
     work = u.numel() * (count / 16 + 1)
     fan_out(forward, (*arrays, count, u.shape[-2], channels, stride), tasks, work)
     return y.to(u.dtype)
@@ -63,10 +69,10 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     pieces, whole = max(1, min(rows, ROW_PIECES)), -(-count // TOGETHER) * TOGETHER
     du = np.empty(u.numel(), signal.dtype)
     dtaps = np.empty(pieces * blocks * whole * LANES)  # float64, for they are sums
-    arrays = flat(grad, dtype), signal, pack_taps(kernel, dtype), du, dtaps
+    arrays = flat(grad, dtype), signal, _pack_taps(kernel, dtype), du, dtaps
     sizes = count, rows, u.shape[-2], channels, stride, pieces
     fan_out(backward, (*arrays, *sizes), pieces * blocks, u.numel() * (count / 8 + 1))
-    return like((du, unpack_taps(dtaps, pieces, kernel)), (u, kernel))
+    return like((du, _unpack_taps(dtaps, pieces, kernel)), (u, kernel))
 
 
 convolve = define_kernel_op(
@@ -77,3 +83,16 @@ convolve = define_kernel_op(
     lambda _grad, *inputs: empty_like(*inputs),
 )
 """Convolution with one filter of at most ``length`` taps per channel."""
+
+
+def _pack_taps(kernel: Tensor, dtype: torch.dtype) -> NDArray[Any]:
+    """Taps (tap, channel) with the channels padded to a multiple of the lanes; flat."""
+    return flat(F.pad(kernel.detach().mT, (0, -len(kernel) % LANES)), dtype)
+
+
+def _unpack_taps(gradients: NDArray[Any], pieces: int, kernel: Tensor) -> NDArray[Any]:
+    """Gradient of (channel, tap) from those of the tasks, which are padded and reversed."""
+    channels, count = kernel.shape
+    blocks = -(-channels // LANES)
+    whole = gradients.reshape(pieces, blocks, -1, LANES).sum(0)[:, : -count - 1 : -1]
+    return whole.transpose(0, 2, 1).reshape(-1, count)[:channels].copy()

@@ -6,7 +6,9 @@ from torch import Tensor
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.kernel_op import define_kernel_op
 from stateline.ops.stepping import Stepper, copying
-from stateline.ops.thresholds import threshold
+
+FFT_TAPS = 16
+"""Taps at which the FFT becomes faster than a sum of delayed signals."""
 
 
 def _forward(u: Tensor, kernel: Tensor) -> Tensor:
@@ -34,7 +36,7 @@ _by_taps = define_kernel_op("short_conv", _forward, _backward)
 
 def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
     """Sum the delayed signals; call ``fft_conv`` for longer kernels."""
-    if kernel.shape[1] >= threshold("short_conv.fft_taps"):
+    if kernel.shape[1] >= FFT_TAPS:
         return fft_conv(u, kernel)
     return by_taps(u, kernel)
 
@@ -53,4 +55,4 @@ def short_conv_step(u: Tensor, weights: Tensor, past: Tensor) -> tuple[Tensor, T
 
 def short_conv_stepper(weights: Tensor) -> Stepper:
     """Weigh the latest inputs; the inputs that remain are copied one place on."""
-    return copying(lambda u, past: short_conv_step(u, weights[None], past), (), n_states=1)
+    return copying(lambda u, past: short_conv_step(u, weights[None], past))

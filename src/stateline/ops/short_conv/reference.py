@@ -20,4 +20,4 @@ def short_conv_step(u: Tensor, weights: Tensor, past: Tensor) -> tuple[Tensor, T
 
 def short_conv_stepper(weights: Tensor) -> Stepper:
     """Apply the step of one filter."""
-    return copying(lambda u, past: short_conv_step(u, weights[None], past), (), n_states=1)
+    return copying(lambda u, past: short_conv_step(u, weights[None], past))

@@ -1,10 +1,18 @@
-"""Discretisation in real planes, on any device."""
+"""Weights of state space models in real planes, on any device."""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from stateline.ops.discretization import DISCRETIZATIONS, Discretization
+from stateline.ops.fft_conv import fft_conv
 from stateline.ops.planes import multiply
+
+
+def shift_taps(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
+    """Convolve with the reversed input vector, by FFT."""
+    later = c.shape[1] - 1
+    return fft_conv(pad(c, (0, later)).mT, b.flip(-1))[later:].mT + pad(skip[:, None], (0, later))
 
 
 def discretize(
