@@ -235,7 +235,6 @@ def test_complex_numbers_stay_inside_definitions_and_the_fft(path: str) -> None:
     allowed = allowed or path in (
         "ops/fft_conv/pytorch.py",
         "ops/fft_conv/triton_backend.py",
-        "ops/dplr_ssm/cauchy.py",
     )
     assert allowed or complex_words(FILES[path]) == set()
 

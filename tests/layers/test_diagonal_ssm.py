@@ -55,7 +55,7 @@ def test_the_impulse_response_is_that_of_the_discretised_model(discretization: s
 @pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
 def test_discretisation_is_that_of_the_paper(discretization: str) -> None:
     layer = random_ssm(discretization=discretization)
-    log_a, b, c = (as_complex(t) for t in layer.discretize())
+    log_a, b, c = (as_complex(t) for t in layer.weights())
     z = layer.log_dt.exp()[:, None] * torch.complex(-layer.log_decay.exp(), layer.frequency)
     b_in = as_complex(layer.b)
     if discretization == "zoh":
@@ -108,7 +108,7 @@ def test_every_transform_begins_with_a_real_part_of_minus_one_half(
     for parameter in (layer.log_decay.flatten()[0].item(), 0.7):
         with torch.no_grad():
             layer.log_decay.fill_(parameter)
-        found = layer.discretize()[0][..., 0] / layer.log_dt.exp()[:, None]
+        found = layer.weights()[0][..., 0] / layer.log_dt.exp()[:, None]
         assert found.flatten().tolist() == pytest.approx([-decay(parameter)] * WIDTH, rel=1e-6)
     assert decay(DiagonalSSM(1, d_state=2, real_transform=transform).log_decay.item()) == (
         pytest.approx(0.5)
@@ -123,7 +123,7 @@ def test_channels_share_transitions_in_turn() -> None:
         layer.b.add_(torch.randn_like(layer.b))
         layer.log_dt.fill_(0.0)
     assert layer.frequency.shape == (3, 2)
-    log_a, b, _ = layer.discretize()
+    log_a, b, _ = layer.weights()
     for channel in range(6):
         assert torch.equal(log_a[channel, :, 1], layer.frequency[channel % 3])
         assert torch.equal(b[channel], b[channel % 3])
@@ -147,7 +147,7 @@ def test_a_small_step_loses_no_digits() -> None:
     layer = DiagonalSSM(1, d_state=2, discretization="zoh")
     with torch.no_grad():
         layer.log_dt.fill_(math.log(1e-5))
-    assert layer.discretize()[1].flatten().tolist() == pytest.approx([1e-5, 0], rel=1e-5, abs=1e-12)
+    assert layer.weights()[1].flatten().tolist() == pytest.approx([1e-5, 0], rel=1e-5, abs=1e-12)
 
 
 def test_steps_are_drawn_log_uniformly_from_their_range() -> None:

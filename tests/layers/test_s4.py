@@ -46,7 +46,7 @@ def test_no_transition_of_a_new_layer_grows() -> None:
 def test_transitions_are_shared_in_turn() -> None:
     layer = S4SSM(4, d_state=4, n_ssm=2)
     assert layer.p.shape == layer.b.shape == (2, 2, 2)
-    _, a, p, b, c = layer.continuous()
+    _, a, p, b, c = layer.weights()
     for channel in range(4):
         assert torch.equal(p[channel], layer.p[channel % 2])
         assert torch.equal(b[channel], b[channel % 2])

@@ -71,7 +71,7 @@ def test_eigenvalues_are_kept_from_growing_unless_asked_not_to() -> None:
         layer = S5SSM(WIDTH, d_state=4, clip_eigs=clip)
         with torch.no_grad():
             layer.real.fill_(1.0)
-        growth = layer.discretize()[0][:, 0] / layer.log_dt.exp()
+        growth = layer.weights()[0][:, 0] / layer.log_dt.exp()
         assert growth.tolist() == pytest.approx([largest] * 2)
 
 

@@ -20,46 +20,24 @@ from stateline import ops
 from stateline.cli import main
 from stateline.errors import InputError
 from stateline.layers import LAYERS
-from stateline.ops import OPS, backend, fft_conv, op, register_backend, use_backend
-from stateline.ops.examples import example_call
+from stateline.ops import OPS, dispatch, fft_conv, op, register_backend, use_backend
+from stateline.ops.dispatch import tensors_of
+from stateline.ops.op import Sizes
 
 U, KERNEL = torch.ones(1, 3, 1), torch.ones(1, 2)
-INPUTS = {
-    "attention": (torch.ones(1, 2, 1, 2),) * 3,
-    "cross_entropy": (torch.ones(2, 3), torch.tensor([1, -100])),
-    "diagonal_ssm": (U, *(torch.ones(1, 1, 2),) * 3),
-    "dplr_ssm": (U, torch.ones(1), *(torch.ones(1, 1, 2),) * 4),
-    "fft_conv": (U, KERNEL),
-    "gated_delta_rule": (
-        *(torch.ones(1, 2, 1, 1),) * 3,
-        *(torch.ones(1, 2, 1),) * 2,
-        torch.ones(1, 1, 1, 1),
-    ),
-    "h3_core": (U, U, U, KERNEL, *(torch.ones(1, 1, 2),) * 3, torch.ones(1)),
-    "linear_attention": (*(torch.ones(1, 2, 1, 1),) * 3, None, torch.ones(1, 1, 1, 1)),
-    "local_attention": (torch.ones(1, 2, 1, 2),) * 3,
-    "lstm": (U, *(torch.ones(1, 1),) * 2, *(torch.ones(4, 1),) * 2, *(torch.ones(4),) * 2),
-    "selective_scan": (U, U, *(torch.ones(1, 1),) * 3, torch.ones(1, 1, 1)),
-    "mimo_ssm": (U, torch.ones(1, 2), *(torch.ones(1, 1, 2),) * 2),
-    "discretize": (torch.zeros(2), torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3, 2), "zoh"),
-    "feed_forward": (U, *(torch.ones(1, 1), torch.ones(1)) * 2),
-    "gelu": (U,),
-    "rotary": (torch.ones(1, 2, 1, 4), torch.ones(1, 2, 2), torch.zeros(1, 2, 2)),
-    "shift_taps": (torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)),
-    "short_conv": (U, KERNEL),
-}
-KEYWORDS = {"local_attention": {"window": 2}}
+SIZES = Sizes(1, 2, 4, torch.device("cpu"))
 TRITON = (
     "these kernels run on cuda, not on cpu"
     if torch.cuda.is_available()
     else "import failed: Triton needs a CUDA device (TRITON_INTERPRET=1 interprets it on the CPU)"
 )
-SSM = INPUTS["diagonal_ssm"][1:]
+SSM = ops.DiagonalWeights(*(torch.ones(1, 1, 2),) * 3)
 STATE = torch.zeros(1, 1, 1, 2)
 
 
 def run(name: str, **keywords: Any) -> Any:
-    return getattr(ops, name)(*INPUTS[name], **KEYWORDS.get(name, {}), **keywords)
+    example = OPS[name].example(SIZES)
+    return getattr(ops, example.function or name)(*example.inputs, **keywords)
 
 
 class Delegate:
@@ -96,7 +74,7 @@ def register() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_logged", set())
+    monkeypatch.setattr(dispatch, "_logged", set())
 
 
 def test_every_folder_is_an_op_and_every_op_has_a_folder() -> None:
@@ -113,8 +91,11 @@ def test_every_op_has_a_definition_which_is_the_last_choice(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPS)
 def test_torch_and_reference_have_the_same_functions(name: str) -> None:
-    public = {f for f in ops.__all__ if f.startswith(name) and f not in set(OPS) - {name}}
-    public -= {"mimo_ssm"}  # a chunk from the zero state
+    package = f"stateline.ops.{name}"
+    functions = {f: getattr(ops, f) for f in ops.__all__}
+    public = {f for f, value in functions.items() if getattr(value, "__module__", "") == package}
+    public = {f for f in public if not isinstance(functions[f], type)}
+    assert public
     for chosen in ("torch", "reference"):
         module, reason = OPS[name].module(chosen)
         assert reason == ""
@@ -160,13 +141,13 @@ class TestExplicitChoice:
     def test_a_function_that_a_backend_does_not_have_is_refused_or_left_to_another(
         self, register: Callable[..., None]
     ) -> None:
-        module = SimpleNamespace(diagonal_ssm=lambda u, *_: 7 * u)
+        module = SimpleNamespace(diagonal_ssm=lambda u, *_: (7 * u, None))
         register("diagonal_ssm", module)
-        assert ops.diagonal_ssm(U, *SSM).equal(7 * U)
-        y, _ = ops.diagonal_ssm_step(U[:, 0], *SSM, STATE)
+        assert ops.diagonal_ssm(U, SSM)[0].equal(7 * U)
+        y, _ = ops.diagonal_ssm_step(U[:, 0], SSM, STATE)
         assert not y.equal(7 * U[:, 0])
         with pytest.raises(InputError, match="it has no diagonal_ssm_step"):
-            ops.diagonal_ssm_step(U[:, 0], *SSM, STATE, backend="mine")
+            ops.diagonal_ssm_step(U[:, 0], SSM, STATE, backend="mine")
 
     def test_it_beats_the_preference(self) -> None:
         with use_backend("torch"):
@@ -174,10 +155,10 @@ class TestExplicitChoice:
 
 
 def uses_operator(**keywords: Any) -> bool:
-    """Whether ``fft_conv`` runs as a PyTorch operator, which the definition does not."""
+    """Whether ``fft_conv`` runs as a function with its own gradient: the definition does not."""
     y = fft_conv(U.clone().requires_grad_(), KERNEL, **keywords)
     assert y.grad_fn is not None
-    return "GeneratedBackwardFor_stateline" in y.grad_fn.name()
+    return "Recorded" in y.grad_fn.name()
 
 
 class TestPreference:
@@ -242,7 +223,7 @@ class TestPreference:
         with use_backend("mine"):
             for _ in range(3):
                 fft_conv(U, KERNEL)
-                ops.attention(*INPUTS["attention"])
+                run("attention")
         assert caplog.messages == [
             "fft_conv cannot run on backend 'mine': it is closed; auto chooses",
             "attention cannot run on backend 'mine': attention has no such backend; auto chooses",
@@ -262,9 +243,9 @@ class TestPreference:
 class TestEnvironment:
     @pytest.fixture(autouse=True)
     def read_anew(self) -> Iterator[None]:
-        backend._from_environment.cache_clear()
+        dispatch._from_environment.cache_clear()
         yield
-        backend._from_environment.cache_clear()
+        dispatch._from_environment.cache_clear()
 
     @pytest.mark.parametrize(
         ("text", "operator"),
@@ -359,8 +340,6 @@ class TestRegistration:
                 "triton",
                 "third",
                 "torch",
-                "blocks",
-                "flashfftconv",
                 "reference",
             )
             assert "third_party" not in sys.modules
@@ -398,7 +377,7 @@ def calls_of(layer: Any) -> dict[str, set[str]]:
 
 DIAGONAL = {
     "forward": "diagonal_ssm fft_conv",
-    "forward_chunk": "diagonal_ssm_chunk fft_conv",
+    "forward_chunk": "diagonal_ssm fft_conv",
     "step": "diagonal_ssm_step",
 }
 DISCRETISED = {verb: f"{functions} discretize" for verb, functions in DIAGONAL.items()}
@@ -407,7 +386,7 @@ REACHED = {
     "block_recurrent": dict.fromkeys(("forward", "forward_chunk", "step"), "local_attention"),
     "block_state": {
         "forward": "attention diagonal_ssm discretize fft_conv local_attention",
-        "forward_chunk": "diagonal_ssm_chunk discretize fft_conv local_attention",
+        "forward_chunk": "diagonal_ssm discretize fft_conv local_attention",
         "step": "diagonal_ssm_step discretize local_attention",
     },
     "diagonal_ssm": DISCRETISED,
@@ -426,9 +405,7 @@ REACHED = {
     "gss": DIAGONAL,
     "h3": {
         "forward": "diagonal_ssm discretize fft_conv h3_core shift_taps short_conv",
-        "forward_chunk": (
-            "diagonal_ssm_chunk discretize fft_conv h3_core_chunk shift_taps short_conv"
-        ),
+        "forward_chunk": ("diagonal_ssm discretize fft_conv h3_core shift_taps short_conv"),
         "step": "diagonal_ssm_step discretize fft_conv h3_core_step shift_taps short_conv_step",
     },
     "linear_attention": {
@@ -459,13 +436,13 @@ REACHED = {
     },
     "s4": {
         "forward": "dplr_ssm fft_conv",
-        "forward_chunk": "dplr_ssm_chunk fft_conv",
+        "forward_chunk": "dplr_ssm fft_conv",
         "step": "dplr_ssm_step",
     },
     "s4d": DISCRETISED,
     "s5": {
-        "forward": "mimo_ssm_chunk",
-        "forward_chunk": "mimo_ssm_chunk",
+        "forward": "mimo_ssm",
+        "forward_chunk": "mimo_ssm",
         "step": "mimo_ssm_step",
     },
     "shift_ssm": {
@@ -507,15 +484,15 @@ class ZeroCore:
 
     @staticmethod
     def can_use(_: str, *inputs: Tensor) -> str:
-        return "no gradients" if backend.wants_gradient(*inputs) else ""
+        return "no gradients" if dispatch.wants_gradient(*inputs) else ""
 
     @staticmethod
-    def h3_core(q: Tensor, *_: Tensor) -> Tensor:
-        return torch.zeros_like(q)
+    def h3_core(q: Tensor, *_: Any) -> tuple[Tensor, None]:
+        return torch.zeros_like(q), None
 
     @staticmethod
-    def h3_core_step(q: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        return torch.zeros_like(q), rest[-2], rest[-1]
+    def h3_core_step(q: Tensor, *rest: Any) -> tuple[Tensor, Any]:
+        return torch.zeros_like(q), rest[-1]
 
 
 class TestTable:
@@ -533,16 +510,14 @@ class TestTable:
         register("fft_conv", "not_there", called="broken")
         assert main(["check", "--backends", "--device", "cpu"]) == 0
         rows = capsys.readouterr().out.splitlines()
-        rows = [row for row in rows if "flashfftconv" not in row]  # it may be installed or not
         first = next(i for i, row in enumerate(rows) if row.startswith("fft_conv"))
         assert [
-            row.split(maxsplit=5 if i == 0 else 4) for i, row in enumerate(rows[first:][:6])
+            row.split(maxsplit=5 if i == 0 else 4) for i, row in enumerate(rows[first:][:5])
         ] == [
             ["fft_conv", "broken", "-", "-", "-", "import failed: No module named 'not_there'"],
             ["mine", "both", "inference", "-", "gradients need float32; float64 is too wide"],
             ["triton", "-", "-", "-", TRITON],
             ["torch", "-", "training", "both", "can run"],
-            ["blocks", "-", "-", "-", "can run"],
             ["reference", "-", "-", "-", "can run"],
         ]
 
@@ -552,25 +527,26 @@ class TestTable:
 
     @pytest.mark.parametrize("name", OPS)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-    def test_the_example_of_every_op_runs(
-        self, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("stateline.ops.examples.LENGTH", 8)
-        function, inputs = example_call(name, dtype, torch.device("meta"))
-        backend.dispatch(OPS[name], function, *inputs, backend="torch")
+    @pytest.mark.parametrize("device", ["meta", "cpu"])
+    def test_the_example_of_every_op_runs(self, name: str, dtype: torch.dtype, device: str) -> None:
+        example = OPS[name].example(Sizes(2, 8, 64, torch.device(device), dtype))
+        getattr(ops, example.function or name)(*example.inputs, backend="torch")
 
 
 @pytest.mark.parametrize(
-    "name", ["attention", "diagonal_ssm", "h3_core", "selective_scan", "short_conv", "shift_taps"]
+    "name", ["attention", "diagonal_ssm", "selective_scan", "short_conv", "ssm_parameters"]
 )
 def test_kernels_leave_memory_resizable(name: str) -> None:
     """FSDP frees parameters by resizing their storage, which ``Tensor.numpy`` would forbid."""
     if reason := OPS[name].module("numba")[1]:
         pytest.skip(reason)
-    inputs = [x if x is None else x.clone().requires_grad_() for x in INPUTS[name]]
-    y = getattr(ops, name)(*inputs, backend="numba")
+    example = OPS[name].example(SIZES)
+    tensors = [x for x in tensors_of(example.inputs) if x.is_floating_point()]
+    for x in tensors:
+        x.requires_grad_()
+    y = getattr(ops, example.function or name)(*example.inputs, backend="numba")
     (y if isinstance(y, Tensor) else y[0]).sum().backward()
-    assert all(x is None or x.untyped_storage().resizable() for x in inputs)
+    assert all(x.untyped_storage().resizable() for x in tensors)
 
 
 @pytest.mark.usefixtures("unannotated")
@@ -596,9 +572,10 @@ def test_autocast_leaves_state_space_models_alone(dtype: torch.dtype) -> None:
     u = torch.randn(2, 9, 3).to(dtype)
     log_a = torch.randn(3, 4, 2) * 0.1 - 0.5
     b, c, state = torch.randn(3, 4, 2), torch.randn(3, 4, 2), torch.randn(2, 3, 4, 2)
-    wanted = ops.diagonal_ssm_chunk(u, log_a, b, c, state)
+    weights = ops.DiagonalWeights(log_a, b, c)
+    wanted = ops.diagonal_ssm(u, weights, state)
     with torch.autocast("cpu", torch.bfloat16):
-        found = ops.diagonal_ssm_chunk(u, log_a, b, c, state)
+        found = ops.diagonal_ssm(u, weights, state)
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
         assert one.equal(other)

@@ -13,13 +13,14 @@ SOURCE = Path(stateline.__file__).parents[1]
 
 COMPUTE = """
 import torch
-from stateline.ops import diagonal_ssm
+from stateline.ops import DiagonalWeights, diagonal_ssm
 
 def result(_=None):
     g = torch.Generator().manual_seed(0)
     n = lambda *shape: torch.randn(shape, generator=g).requires_grad_()
     u, b, c, log_a = n(3, 150, 40), n(40, 5, 2), n(40, 5, 2), n(40, 5, 2)
-    y = diagonal_ssm(u, log_a.square() * -0.2, b, c, backend="numba").square().sum()
+    weights = DiagonalWeights(log_a.square() * -0.2, b, c)
+    y = diagonal_ssm(u, weights, backend="numba")[0].square().sum()
     return [y.item(), *(t.double().sum().item() for t in torch.autograd.grad(y, [u, b, c, log_a]))]
 """
 

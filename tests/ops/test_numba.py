@@ -196,13 +196,6 @@ def test_rounding_does_not_add_up_over_long_sequences() -> None:
     assert errors[2] <= 2e-6
 
 
-def test_short_batches_take_the_impulse_response_in_float64() -> None:
-    inputs = inputs_of("diagonal_ssm", 9, 20, 17, 5)
-    found = all_of("diagonal_ssm", [t.float() for t in inputs])
-    wanted = all_of("diagonal_ssm", [t.float().double() for t in inputs])
-    assert max(map(relative, found, wanted)) <= 1e-6
-
-
 def test_shared_transitions_of_short_batches_are_the_definition(
     agrees: Callable[..., None],
 ) -> None:
@@ -347,11 +340,6 @@ def test_the_operators_keep_pytorchs_rules(function: str) -> None:
     name = f"{function}_kernel"
     inputs = tuple(t.requires_grad_() for t in inputs_of(function, 2, 5, 3, 2))
     torch.library.opcheck(getattr(torch.ops.stateline, name).default, inputs)
-
-
-def test_the_operators_of_short_batches_keep_pytorchs_rules() -> None:
-    inputs = *(t.requires_grad_() for t in vectors(3, 2)), normal(5)
-    torch.library.opcheck(torch.ops.stateline.impulse_response_kernel.default, inputs)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

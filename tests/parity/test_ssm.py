@@ -221,7 +221,7 @@ def test_the_diagonal_kernel(case: Case) -> None:
         assert_near(found, wanted[f"k_state{suffix}"], limit)
         assert_near(by_output(layer, layer(x)), wanted[f"conv_y{suffix}"], limit)
         # rates other than one change the official kernel, but not the official step
-        log_a, b, _ = slow.discretize()
+        log_a, b, _ = slow.weights()
         assert_near(torch.view_as_real(as_complex(log_a).exp()), wanted[f"dA{suffix}"], limit)
         assert_near(b, wanted[f"dB{suffix}"], limit)
         y, after = walk(slow, x, slow.init_state(len(x)))
@@ -335,7 +335,7 @@ def test_s5_scans_and_steps(case: Case) -> None:
         y, after = walk(layer, x, layer.init_state(1))
         assert_near(y[0], wanted["y"], limit)
         assert_near(after.h[0], wanted["state_last"], limit)
-    log_a, b, _ = layer.discretize()
+    log_a, b, _ = layer.weights()
     assert_near(torch.view_as_real(as_complex(log_a).exp()), wanted["Lambda_bar"], limit)
     assert_near(b, wanted["B_bar"], limit)
     _, chunked = layer.forward_chunk(x, layer.init_state(1))

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stateline.ops.cross_entropy.numba_kernel import backward, forward
+from stateline.ops.kernel_op import is_plain
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import array, fan_out, flat
 
@@ -18,7 +19,7 @@ FEW_CLASSES, MANY_LOGITS = 16, 1 << 16
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernels cannot run this call, or an empty string."""
     logits, targets = inputs
-    if torch.compiler.is_compiling() or not launch.is_plain(logits):
+    if torch.compiler.is_compiling() or not is_plain(logits):
         return "compiled functions and sharded logits take PyTorch's operators"
     if logits.dtype not in (torch.float32, torch.float64):
         return "the numba kernel takes float32 and float64"

@@ -7,18 +7,13 @@ import torch
 from torch import Tensor
 
 from stateline.ops.diagonal_ssm import DiagonalWeights
-from stateline.ops.diagonal_ssm.impulse_response import impulse_response
 from stateline.ops.diagonal_ssm.numba_kernel import backward, forward
 from stateline.ops.diagonal_ssm.numba_parameters import ROW_PIECES, Array, Coefficients
 from stateline.ops.diagonal_ssm.step_kernel import diagonal_advance, rows_of, transitions
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
-from stateline.ops.short_conv.numba_backend import convolve
 from stateline.ops.stepping import Stepper
-
-FEW_ROWS, SHORT = 8, 4
-"""From 8 rows, up to 4 tokens per mode, signals are convolved with one impulse response."""
 
 FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
 """Nanoseconds per position and mode, to tell whether threads pay."""
@@ -31,12 +26,11 @@ def can_use(function: str, *inputs: Any) -> str:
 
 
 def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
-    """Run the recurrence; few tokens are convolved with the impulse response."""
+    """Run the recurrence; without a state, b is a factor of the output vector."""
     channels, readouts = u.shape[-1], len(weights.c) // u.shape[-1]
     if state is None:
         u, weights = _one_readout(u, weights)
-        brief = responds_briefly(u, weights.b.shape[1])
-        return (_by_response if brief else _by_recurrence)(u, *weights), None
+        return _whole(u, *weights), None
     if u.shape[-2] == 1 and not can_use("diagonal_ssm_step", u, weights, state):
         y, after = diagonal_ssm_step(u[..., 0, :], weights, state)  # rounds better
         return y[..., None, :], after
@@ -46,11 +40,6 @@ def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> t
     u, weights = _one_readout(u, weights)
     y, after = _chunk(u, *weights, states)
     return y, after[..., :channels, :, :].clone()  # a view would keep the memory of all readouts
-
-
-def responds_briefly(u: Tensor, modes: int) -> bool:
-    """Whether to convolve: for few tokens that is less work, if rows share the response."""
-    return u.shape[:-2].numel() >= FEW_ROWS and 0 < u.shape[-2] <= SHORT * modes
 
 
 def diagonal_ssm_step(u: Tensor, weights: DiagonalWeights, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,11 +66,6 @@ def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
         return y.to(u.dtype)
 
     return step
-
-
-def _by_response(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Convolve with the impulse response."""
-    return convolve(u, impulse_response(log_a, b, c, u.shape[-2]))
 
 
 def _one_readout(u: Tensor, weights: DiagonalWeights) -> tuple[Tensor, DiagonalWeights]:
@@ -151,7 +135,7 @@ def _backward_chunk(
     return like(_gradients(grad, grad_after, *inputs), inputs)
 
 
-_by_recurrence = define_kernel_op(
+_whole = define_kernel_op(
     "diagonal_ssm_kernel",
     _forward,
     _backward,

@@ -53,13 +53,7 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
 
 
 OP = Op(
-    "dplr_ssm",
-    {
-        "torch": f"{__name__}.pytorch",
-        "cauchy": f"{__name__}.cauchy",
-        "reference": f"{__name__}.reference",
-    },
-    example,
+    "dplr_ssm", {"torch": f"{__name__}.pytorch", "reference": f"{__name__}.reference"}, example
 )
 
 

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from stateline.ops.dispatch import wants_gradient
 from stateline.ops.feed_forward.numba_kernel import gelu_of_sum
+from stateline.ops.kernel_op import is_plain
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import array, fan_out
 
@@ -21,7 +22,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     x = inputs[0]
     if not wants_gradient(*inputs):
         return "without a gradient, PyTorch's linear maps are as fast"
-    if torch.compiler.is_compiling() or not all(map(launch.is_plain, inputs)):
+    if torch.compiler.is_compiling() or not all(map(is_plain, inputs)):
         return "compiled functions and sharded weights take PyTorch's operators"
     same = all(t.dtype == x.dtype for t in inputs)
     if not same or x.dtype not in (torch.float32, torch.float64):
