@@ -15,7 +15,7 @@ from stateline.layers.state import fingerprint
 from stateline.models.classifier import ClassifierConfig, SequenceClassifier
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.ops import attention, local_attention
+from stateline.ops import AttentionMask, LocalWindow, attention, local_attention
 
 PLACES: list[tuple[Any, dict[str, Any]]] = [
     (Attention, {"position": "rope"}),
@@ -74,7 +74,7 @@ def test_keywords_by_kind_reach_the_layers_of_a_wrapper() -> None:
 
 def attended(backend: str, dropout: float, q: Tensor, **options: Any) -> Tensor:
     torch.manual_seed(5)
-    return attention(q, q, q.cos(), dropout=dropout, backend=backend, **options)
+    return attention(q, q, q.cos(), AttentionMask(**options), dropout, backend=backend)
 
 
 @pytest.mark.parametrize("options", ["", "start", "slopes", "windows"])
@@ -92,7 +92,7 @@ def test_dropped_weights_are_those_of_the_definition(options: str) -> None:
     weight = torch.randn_like(one)
     pair = [torch.autograd.grad((y * weight).sum(), q)[0] for y in (one, other)]
     assert_close(*pair)
-    with pytest.raises(InputError, match="attention_with_dropout"):
+    with pytest.raises(InputError, match="no dropout"):
         attended("numba", 0.4, q, **given)
 
 
@@ -103,9 +103,9 @@ def test_the_mean_over_masks_is_the_output_without_dropout(backend: str) -> None
     found = attention(q, q, q, dropout=0.5, **options).mean(dim=0)
     assert_close(found, attention(q, q, q, **options)[0], atol=0.1, rtol=0)
     p = torch.randn(3, 2)
-    local = {"window": 3, "position_keys": p, **options}
-    found = local_attention(q, q, q, dropout=0.5, **local).mean(dim=0)
-    assert_close(found, local_attention(q, q, q, **local)[0], atol=0.1, rtol=0)
+    window = LocalWindow(3, position_keys=p)
+    found = local_attention(q, q, q, window, 0.5, **options).mean(dim=0)
+    assert_close(found, local_attention(q, q, q, window, **options)[0], atol=0.1, rtol=0)
 
 
 def test_local_attention_has_the_gradient_of_its_dropped_weights() -> None:
@@ -116,9 +116,8 @@ def test_local_attention_has_the_gradient_of_its_dropped_weights() -> None:
     def run(*inputs: Tensor) -> Tensor:
         torch.manual_seed(3)
         q, k, v, bias, keys = inputs
-        first = torch.tensor([0, 2])
-        options = {"window": 4, "first": first, "bias": bias, "position_keys": keys}
-        return local_attention(q, k, v, dropout=0.3, **options)
+        window = LocalWindow(4, torch.tensor([0, 2]), bias, keys)
+        return local_attention(q, k, v, window, dropout=0.3)
 
     assert torch.autograd.gradcheck(run, (q, k, v, bias, keys))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from stateline.ops import attention
+from stateline.ops import AttentionMask, attention
 
 HEADS, WIDTH = 3, 5
 START = torch.tensor([0, 7])
@@ -23,9 +23,9 @@ def inputs(length: int, slots: int) -> list[Tensor]:
     return [torch.randn(2, n, HEADS, WIDTH, dtype=torch.float64) for n in sizes]
 
 
-def run(backend: str, leaves: list[Tensor], *places: Any, **masks: Any) -> tuple[Tensor, Any]:
-    own = [x.clone().requires_grad_() for x in leaves]
-    y = attention(*own, *places, backend=backend, **masks)
+def run(backend: str, leaves: list[Tensor], mask: AttentionMask) -> tuple[Tensor, Any]:
+    q, k, v = own = [x.clone().requires_grad_() for x in leaves]
+    y = attention(q, k, v, mask, backend=backend)
     weight = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape)
     return y.detach(), torch.autograd.grad((y * weight).sum(), own)
 
@@ -35,9 +35,8 @@ def run(backend: str, leaves: list[Tensor], *places: Any, **masks: Any) -> tuple
 @pytest.mark.parametrize("began", [False, True])
 def test_outputs_and_gradients_equal_the_definition(masks: str, length: int, began: bool) -> None:
     leaves = inputs(length, length + 9 if began else length)
-    places = (START,) if began else ()
-    found = run("numba", leaves, *places, **MASKS[masks])
-    wanted = run("reference", leaves, *places, **MASKS[masks])
+    mask = AttentionMask(START if began else None, **MASKS[masks])
+    found, wanted = run("numba", leaves, mask), run("reference", leaves, mask)
     assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
@@ -45,7 +44,7 @@ def test_outputs_and_gradients_equal_the_definition(masks: str, length: int, beg
 def test_few_queries_without_a_gradient_equal_the_definition(masks: str) -> None:
     leaves = inputs(2, 20)
     found, wanted = (
-        attention(*leaves, START, backend=backend, **MASKS[masks])
+        attention(*leaves, AttentionMask(START, **MASKS[masks]), backend=backend)
         for backend in ("numba", "reference")
     )
     assert_close(found, wanted)

@@ -391,7 +391,7 @@ REACHED = {
     },
     "diagonal_ssm": DISCRETISED,
     "dss": DIAGONAL,
-    "feed_forward": dict.fromkeys(("forward", "forward_chunk", "step"), "feed_forward gelu"),
+    "feed_forward": dict.fromkeys(("forward", "forward_chunk", "step"), "feed_forward"),
     "gated_conv": {
         "forward": "short_conv",
         "forward_chunk": "short_conv",
@@ -430,9 +430,9 @@ REACHED = {
         "step": "linear_attention_step short_conv_step",
     },
     "rg_lru": {
-        "forward": "gelu selective_scan short_conv",
-        "forward_chunk": "gelu selective_scan short_conv",
-        "step": "gelu selective_scan_step short_conv_step",
+        "forward": "selective_scan short_conv",
+        "forward_chunk": "selective_scan short_conv",
+        "step": "selective_scan_step short_conv_step",
     },
     "s4": {
         "forward": "dplr_ssm fft_conv",

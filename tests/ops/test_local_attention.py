@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -6,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateline.ops import attention, local_attention
+from stateline.errors import InputError
+from stateline.ops import LocalWindow, attention, local_attention
 from stateline.ops.local_attention import pytorch
 
 BACKENDS = ["torch", "reference"]
@@ -29,9 +31,21 @@ def case(length: int, slots: int, window: int) -> dict[str, Tensor]:
     }
 
 
+def run(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    backend: str = "auto",
+    **options: Any,
+) -> Tensor:
+    return local_attention(q, k, v, LocalWindow(window, **options), backend=backend)
+
+
 def test_the_definition_is_the_formula() -> None:
     x, first, window = case(4, 7, 3), [0, 5], 3
-    y = local_attention(**x, first=torch.tensor(first), window=window, backend="reference")
+    y = run(**x, first=torch.tensor(first), window=window, backend="reference")
     for row in range(2):
         for t in range(4):
             i = 7 - 4 + t
@@ -56,10 +70,10 @@ def test_windows_of_blocks_begin_where_a_block_does(window: int, before: int) ->
     """With values that are unit vectors, what comes out is what has been seen."""
     x, block_len, phase = case(7, 12, window), 3, torch.tensor([0, 2])
     v = torch.eye(12, dtype=torch.float64)[None, :, None].expand(2, 12, 3, 12)
-    y = local_attention(
-        x["q"].new_zeros(2, 7, 3, 12),
-        torch.zeros_like(v),
-        v,
+    y = run(
+        q=x["q"].new_zeros(2, 7, 3, 12),
+        k=torch.zeros_like(v),
+        v=v,
         window=window,
         block_len=block_len,
         phase=phase,
@@ -91,7 +105,7 @@ def test_backends_equal_the_reference(
     outcomes = []
     for which in (backend, "reference"):
         inputs = {name: t.clone().requires_grad_() for name, t in x.items()}
-        y = local_attention(
+        y = run(
             **inputs,
             **(blocks if "blocks" in options else {}),
             first=first,
@@ -110,32 +124,32 @@ def test_blocks_of_rows_and_queries_do_not_show(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = case(70, 80, 9)
-    whole = local_attention(**x, window=9, backend=backend)
+    whole = run(**x, window=9, backend=backend)
     monkeypatch.setitem(pytorch.SCORES_PER_BLOCK, "cpu", 100)
-    torch.testing.assert_close(local_attention(**x, window=9, backend=backend), whole)
+    torch.testing.assert_close(run(**x, window=9, backend=backend), whole)
 
 
 def test_a_window_over_everything_is_attention() -> None:
     x = case(9, 9, 9)
     q, k, v = x["q"], x["k"], x["v"]
-    torch.testing.assert_close(local_attention(q, k, v, window=9), attention(q, k, v))
+    torch.testing.assert_close(local_attention(q, k, v, LocalWindow(9)), attention(q, k, v))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_slots_that_are_not_seen_may_hold_anything(backend: str) -> None:
     x = case(4, 8, 3)
     first = torch.tensor([5, 7])
-    wanted = local_attention(**x, first=first, window=3, backend=backend)
+    wanted = run(**x, first=first, window=3, backend=backend)
     for name in ("k", "v"):
         x[name][0, :5] = x[name][1, :7] = 1e30
-    found = local_attention(**x, first=first, window=3, backend=backend)
+    found = run(**x, first=first, window=3, backend=backend)
     torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_query_that_sees_nothing_gets_zero_and_passes_no_gradient(backend: str) -> None:
     x = {name: t.requires_grad_() for name, t in case(3, 3, 2).items()}
-    y = local_attention(**x, first=torch.tensor([3, 3]), window=2, backend=backend)
+    y = run(**x, first=torch.tensor([3, 3]), window=2, backend=backend)
     assert not y.any()
     gradients = torch.autograd.grad(y.sum(), list(x.values()))
     assert not any(g.any() for g in gradients)
@@ -146,7 +160,7 @@ def test_a_head_whose_bias_hides_all_gets_zero_and_passes_no_gradient(backend: s
     x = case(40, 45, 3)
     x["bias"][1] = float("-inf")
     x = {name: t.requires_grad_() for name, t in x.items()}
-    y = local_attention(**x, window=3, backend=backend)
+    y = run(**x, window=3, backend=backend)
     assert not y[:, :, 1].any()
     assert y[:, :, [0, 2]].all()
     for g in torch.autograd.grad(y.sum(), [x["q"], x["k"], x["v"]]):
@@ -158,11 +172,11 @@ def test_a_head_whose_bias_hides_all_gets_zero_and_passes_no_gradient(backend: s
 def test_slots_that_hold_nothing_cannot_overflow(backend: str) -> None:
     x = {name: t.float() for name, t in case(4, 8, 3).items()}
     first = torch.tensor([5, 7])
-    wanted = local_attention(**x, first=first, window=3, backend=backend)
+    wanted = run(**x, first=first, window=3, backend=backend)
     for name in ("k", "v"):
         x[name][0, :5] = x[name][1, :7] = torch.finfo(torch.float32).max
     x = {name: t.requires_grad_() for name, t in x.items()}
-    found = local_attention(**x, first=first, window=3, backend=backend)
+    found = run(**x, first=first, window=3, backend=backend)
     torch.testing.assert_close(found, wanted)
     gradients = torch.autograd.grad(found.sum(), list(x.values()))
     assert all(g.isfinite().all() for g in gradients)
@@ -179,11 +193,28 @@ def test_a_window_costs_memory_in_proportion_to_the_length(backend: str) -> None
     assert scores(4096) < 2.1 * scores(2048)
 
 
+@pytest.mark.parametrize(
+    ("window", "wanted"),
+    [
+        (LocalWindow(0), "window.size must be at least 1, got 0"),
+        (LocalWindow(3, block_len=4), "from 1 to window.size = 3, got 4"),
+        (LocalWindow(3, bias=torch.zeros(3, 4)), "window.size = 3 distances"),
+        (LocalWindow(3, bias=torch.zeros(2, 3)), r"window.bias of shape \(head, window\)"),
+        (LocalWindow(3, position_keys=torch.zeros(3, 5)), "with window = 3, d_head = 4"),
+        (LocalWindow(3, first=torch.tensor([0])), r"window.first of shape \(batch\)"),
+    ],
+)
+def test_windows_that_do_not_fit_are_refused(window: LocalWindow, wanted: str) -> None:
+    x = case(5, 7, 3)
+    with pytest.raises(InputError, match=wanted):
+        local_attention(x["q"], x["k"], x["v"], window)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_grouped_queries_share_their_keys(backend: str) -> None:
     x = case(9, 12, 4)
     x["k"], x["v"] = x["k"][:, :, :1], x["v"][:, :, :1]
     repeated = {**x, "k": x["k"].expand(2, 12, 3, 4), "v": x["v"].expand(2, 12, 3, 4)}
-    y = local_attention(**x, window=4, backend=backend)
-    wanted = local_attention(**repeated, window=4, backend="reference")
+    y = run(**x, window=4, backend=backend)
+    wanted = run(**repeated, window=4, backend="reference")
     torch.testing.assert_close(y, wanted, rtol=0, atol=1e-13)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from stateline.ops import OPS, discretize, gelu, rotary, shift_taps
+from stateline.ops import discretize, shift_taps
 
 BACKENDS = ["numba", "torch"]
 CHANNELS, COPIES, MODES = 6, 2, 5
@@ -67,50 +67,4 @@ def test_taps_equal_the_definition(backend: str, size: int) -> None:
     one, other = (
         gradients(lambda *x, b=b: shift_taps(*x, backend=b), inputs) for b in (backend, "reference")
     )
-    assert_close(one, other)
-
-
-@pytest.fixture
-def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, unavailable = OPS["gelu"].module("numba")
-    if not unavailable:
-        monkeypatch.setattr(module, "LEAST", 0)
-        monkeypatch.setattr(module, "LEAST_RECORDED", 0)
-
-
-@pytest.mark.usefixtures("of_any_size")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_gelu_equals_the_definition(backend: str) -> None:
-    x = torch.cat([normal(2, 5_000).flatten(), torch.tensor([-50.0, -5.0, 0.0, 5.0, 50.0])])
-    assert_close(gelu(x, backend=backend), gelu(x, backend="reference"))
-    one, other = (gradients(lambda x, b=b: gelu(x, backend=b), [x]) for b in (backend, "reference"))
-    assert_close(one, other)
-
-
-@pytest.mark.usefixtures("of_any_size")
-def test_gelu_keeps_nan_and_is_exact_far_from_zero() -> None:
-    x = torch.tensor([float("nan"), -1e4, 1e4])
-    y = gelu(x, backend="numba")
-    assert y[0].isnan()
-    assert y[1].abs() < 1e-30
-    assert y[2] == 1e4
-
-
-def test_gelu_in_half_precision_stays_with_pytorch() -> None:
-    x = torch.randn(100_000).bfloat16()
-    assert torch.equal(gelu(x), gelu(x, backend="torch"))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("pairs", [1, 3])
-def test_rotation_of_a_slice_equals_the_definition(backend: str, rows: int, pairs: int) -> None:
-    joint, angles = normal(3, 4, 3 * 2 * 7), normal(rows, 4, pairs)
-
-    def run(joint: Tensor, backend: str) -> Tensor:
-        x = joint.unflatten(-1, (3, 2, 7))[:, :, 1]
-        return rotary(x, angles.cos(), angles.sin(), backend=backend)
-
-    assert_close(run(joint, backend), run(joint, "reference"))
-    one, other = (gradients(lambda x, b=b: run(x, b), [joint]) for b in (backend, "reference"))
     assert_close(one, other)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from stateline.ops import (
     OPS,
+    AttentionMask,
+    LocalWindow,
     attention,
     fft_conv,
     gated_delta_rule,
@@ -147,7 +149,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-LOCAL = (*[normal(1, 128, 1, 16)] * 3, 4, None, normal(1, 4).requires_grad_(), None, None, 1)
+HEADS, FEW_HEADS = [normal(1, 128, 1, 16)] * 3, [normal(1, 9, 1, 16)] * 3
+BIASED = LocalWindow(4, bias=normal(1, 4).requires_grad_())
+KEYED = LocalWindow(4, position_keys=normal(4, 16))
 
 
 def agree(function: Callable[..., Any], backend: str, *inputs: Tensor, limit: float) -> None:
@@ -231,9 +235,9 @@ def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, window
     q, k, v = (normal(1, 130, heads, 16, seed=n) for n, heads in enumerate((4, 2, 2)))
     slopes = torch.tensor([0.5, 0.25, 0.0, 1.0]) if biased else None
     windows = torch.tensor([1, 5, 129, 2**60]) if windowed else None
-    options = {"slopes": slopes, "windows": windows}
-    found = attention(q, k, v, backend="flex", **options)
-    wanted = attention(q, k, v, backend="reference", **options)
+    mask = AttentionMask(None, slopes, windows)
+    found = attention(q, k, v, mask, backend="flex")
+    wanted = attention(q, k, v, mask, backend="reference")
     torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
     assert len(module._masks) == 1
 
@@ -259,15 +263,16 @@ def test_local_attention_by_flex(
     monkeypatch.setattr(module, "_compiled", lambda: flex_attention)
     q = normal(2, length, 4, 16)
     k, v = (normal(2, slots, 4, 16, seed=n) for n in (1, 2))
-    given: dict[str, Any] = {"window": window}
+    given: dict[str, Any] = {}
     if "first" in options:
         given["first"] = torch.tensor([0, slots - 100])
     if "bias" in options:
         given["bias"] = normal(4, window, seed=3)
     if "phase" in options:
         given |= {"block_len": window // 2, "phase": torch.tensor([0, 3])}
-    found = local_attention(q, k, v, backend="flex", **given)
-    wanted = local_attention(q, k, v, backend="reference", **given)
+    seen = LocalWindow(window, **given)
+    found = local_attention(q, k, v, seen, backend="flex")
+    wanted = local_attention(q, k, v, seen, backend="reference")
     torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
 
 
@@ -297,11 +302,11 @@ def test_the_mask_of_a_window_leaves_out_no_block(length: int, slots: int, windo
         ("fft_conv", "flashfftconv", (normal(1, 3, 2), normal(2, 3)), "multiple of 4"),
         ("fft_conv", "flashfftconv", (normal(1, 4, 2), normal(4, 3)), "one filter per channel"),
         ("fft_conv", "flashfftconv", (normal(1, 4, 2), normal(2, 3)), "not exact enough"),
-        ("attention", "flex", (*[normal(1, 9, 1, 16)] * 3, None, normal(1), None), "from 128"),
-        ("local_attention", "flex", LOCAL, "sums up the gradient"),
-        ("local_attention", "flex", (*LOCAL[:5], None, normal(4, 16)), "keys by distance"),
-        ("local_attention", "flex", (*[normal(1, 9, 1, 16)] * 3, 4, *[None] * 4, 1), "from 128"),
-        ("attention", "flex", (*[normal(1, 128, 1, 16)] * 3, None, None, None), "plain"),
+        ("attention", "flex", (*FEW_HEADS, AttentionMask(slopes=normal(1)), 0.0), "from 128"),
+        ("attention", "flex", (*HEADS, AttentionMask(), 0.0), "plain"),
+        ("local_attention", "flex", (*HEADS, BIASED, 0.0), "sums up the gradient"),
+        ("local_attention", "flex", (*HEADS, KEYED, 0.0), "keys by distance"),
+        ("local_attention", "flex", (*FEW_HEADS, LocalWindow(4), 0.0), "from 128"),
     ],
 )
 def test_what_they_cannot_do_is_known(

@@ -7,7 +7,7 @@ from torch import Tensor
 from stateline.layers import BlockRecurrent, FeedForward, Residual, SlidingAttention, Stack
 from stateline.layers.norm import NORMS
 from stateline.models.convert.block_recurrent import block_recurrent_weights
-from stateline.ops import local_attention
+from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import t5_buckets
 from tests.parity.cases import Case, covers
 
@@ -102,5 +102,5 @@ def test_what_a_window_sees(case: Case, includes_memory: bool) -> None:
         later = torch.cat([torch.zeros_like(v[:, :1]), v[:, :-1]], dim=1)
         q, k = torch.zeros(1, length, 1, slots), torch.zeros_like(later)
         first = torch.ones(1, dtype=torch.int64)
-        found = local_attention(q, k, later, window=length, first=first)[0, :, 0] > 0
+        found = local_attention(q, k, later, LocalWindow(length, first))[0, :, 0] > 0
         assert torch.equal(found, mask)

@@ -3,9 +3,8 @@
 Each op has a folder, and each of its backends a file in it. :data:`OPS` lists them.
 """
 
-from stateline.ops.attention import attention
+from stateline.ops.attention import AttentionMask, attention
 from stateline.ops.convolution import slide
-from stateline.ops.cross_entropy import cross_entropy
 from stateline.ops.diagonal_ssm import (
     DiagonalWeights,
     diagonal_ssm,
@@ -15,30 +14,32 @@ from stateline.ops.diagonal_ssm import (
 )
 from stateline.ops.dispatch import use_backend
 from stateline.ops.dplr_ssm import DPLRWeights, dplr_ssm, dplr_ssm_every, dplr_ssm_step
-from stateline.ops.feed_forward import feed_forward
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.gated_delta_rule import gated_delta_rule, gated_delta_rule_step
-from stateline.ops.gelu import gelu
 from stateline.ops.h3_core import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
 from stateline.ops.linear_attention import linear_attention, linear_attention_step
-from stateline.ops.local_attention import local_attention
-from stateline.ops.lstm import lstm
+from stateline.ops.local_attention import LocalWindow, local_attention
+from stateline.ops.lstm import LSTMCell, LSTMWeights, lstm
 from stateline.ops.mimo_ssm import MIMOWeights, mimo_ssm, mimo_ssm_step
 from stateline.ops.op import OPS, register_backend
-from stateline.ops.rotary import rotary
+from stateline.ops.pointwise import FeedForwardWeights, feed_forward, rotary
 from stateline.ops.selective_scan import selective_scan, selective_scan_step, selective_scan_step_
 from stateline.ops.short_conv import short_conv, short_conv_step, short_conv_stepper
 from stateline.ops.ssm_parameters import discretize, shift_taps
 
 __all__ = [
     "OPS",
+    "AttentionMask",
     "DPLRWeights",
     "DiagonalWeights",
+    "FeedForwardWeights",
     "H3CoreState",
     "H3Weights",
+    "LSTMCell",
+    "LSTMWeights",
+    "LocalWindow",
     "MIMOWeights",
     "attention",
-    "cross_entropy",
     "diagonal_ssm",
     "diagonal_ssm_every",
     "diagonal_ssm_step",
@@ -51,7 +52,6 @@ __all__ = [
     "fft_conv",
     "gated_delta_rule",
     "gated_delta_rule_step",
-    "gelu",
     "h3_core",
     "h3_core_step",
     "h3_core_stepper",

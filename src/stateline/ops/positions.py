@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stateline.ops.rotary import rotary
+from stateline.ops.pointwise import rotary
 
 UNLIMITED = torch.iinfo(torch.int64).max
 """Window of a head that sees all previous positions."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -14,7 +15,6 @@ from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.presets import configure
-from stateline.ops import cross_entropy
 
 IGNORE = -100
 """Target of a position that no loss or score counts (``ignore_index`` in PyTorch)."""
@@ -27,6 +27,14 @@ Inputs = Int[Tensor, "batch length"] | Float[Tensor, "batch length channels"]
 
 Targets = Int[Tensor, "batch length"] | Float[Tensor, "batch length values"]
 """Tokens or labels, or numbers."""
+
+
+def cross_entropy(
+    outputs: Float[Tensor, "batch length classes"], targets: Int[Tensor, "batch length"]
+) -> Float[Tensor, ""]:
+    """Cross entropy in nats, summed over the targets other than ``IGNORE``."""
+    logits, wanted = outputs.flatten(0, 1), targets.flatten()
+    return F.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="sum")
 
 
 class Batch(NamedTuple):
@@ -148,7 +156,7 @@ class Task(ABC):
 
     def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
         """Training loss summed over the targets that count: by default cross entropy in nats."""
-        return cross_entropy(outputs.flatten(0, 1), targets.flatten())
+        return cross_entropy(outputs, targets)
 
     def positions(self, length: int) -> int:
         """Positions that a model reads when it is scored at ``length``."""

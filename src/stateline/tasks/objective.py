@@ -15,8 +15,7 @@ from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.presets import configure
 from stateline.models.regressor import RegressorConfig
-from stateline.ops import cross_entropy
-from stateline.tasks.base import IGNORE, Targets
+from stateline.tasks.base import IGNORE, Targets, cross_entropy
 
 Loss = Literal["cross_entropy", "l1", "l2"]
 
@@ -92,7 +91,7 @@ class Classes(Objective):
 
     def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
         """Cross entropy in nats."""
-        return cross_entropy(outputs.flatten(0, 1), targets.flatten())
+        return cross_entropy(outputs, targets)
 
     def tally(
         self, outputs: Float[Tensor, "batch length outputs"], targets: Targets

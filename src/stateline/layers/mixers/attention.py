@@ -15,8 +15,7 @@ from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.dropout import Dropout
 from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
 from stateline.layers.norm import OffsetRMSNorm
-from stateline.ops import attention, local_attention
-from stateline.ops.joined import parts_of
+from stateline.ops import AttentionMask, LocalWindow, attention, local_attention
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
 
 Position = Literal["none", "rope", "alibi", "hard_alibi"]
@@ -235,11 +234,9 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         nearest = 0 if to_itself else 1
         if to_itself:
             context = context.then(Context(k, v))
-        window = context.slots
-        bias = self._bias(torch.arange(nearest, nearest + window, device=x.device), x.dtype)
-        heads = local_attention(
-            q, *context, window=window, first=first, bias=bias, dropout=self.dropout.rate
-        )
+        bias = self._bias(torch.arange(nearest, nearest + context.slots, device=x.device), x.dtype)
+        window = LocalWindow(context.slots, first, bias)
+        heads = local_attention(q, *context, window, self.dropout.rate)
         return self._merge(heads, gate), context
 
     def state_bytes(self, length: int) -> int:
@@ -257,7 +254,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values and the input of the gate, each (batch, length, head, d_head)."""
         width, gate, joint = self.n_kv_heads * self.d_head, None, self.qkv(x)
-        parts = parts_of(joint, [joint.shape[-1] - 2 * width, width, width])
+        parts = joint.split_with_sizes([joint.shape[-1] - 2 * width, width, width], dim=-1)
         d = self.d_head
         q, k, v = (part.view(*x.shape[:-1], part.shape[-1] // d, d) for part in parts)
         if self.output_gate is not None:
@@ -304,9 +301,8 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         return self._merge(self._mixed(q, state.k, state.v, start), gate)
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, start: Tensor | None = None) -> Tensor:
-        slopes, windows = self._scheme(q.device, q.dtype)
-        dropout = self.dropout.rate
-        return attention(q, k, v, start, slopes=slopes, windows=windows, dropout=dropout)
+        mask = AttentionMask(start, *self._scheme(q.device, q.dtype))
+        return attention(q, k, v, mask, self.dropout.rate)
 
     def _merge(
         self, heads: Float[Tensor, "batch length head d_head"], gate: Tensor | None

@@ -17,7 +17,7 @@ from stateline.layers.mixers.long_conv import ImplicitFilters
 from stateline.layers.mixers.s4 import S4SSM
 from stateline.layers.mixers.s5 import S5SSM
 from stateline.layers.mixers.sliding_attention import SlidingAttention, SlidingAttentionState
-from stateline.ops import attention, local_attention
+from stateline.ops import LocalWindow, attention, local_attention
 
 Variant = Literal["sh", "mh", "mf"]
 SSM = Literal["dss", "long_conv", "s4", "s4d", "s5"]
@@ -275,9 +275,8 @@ class BlockState(SequenceLayer[BlockStateState]):
         if self.initial is None:
             new = self._keys_and_values(c)
             k, v = (torch.cat([a, b.to(a.dtype)], dim=1) for a, b in zip(old, new, strict=True))
-            found = local_attention(
-                q, k, v, window=window, block_len=window, phase=phase, dropout=rate
-            )
+            seen = LocalWindow(window, block_len=window, phase=phase)
+            found = local_attention(q, k, v, seen, rate)
             return (
                 found,
                 k[:, length:].clone(),

@@ -10,7 +10,7 @@ from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer
 from stateline.layers.dropout import Dropout
 from stateline.layers.plain import is_plain
-from stateline.ops import feed_forward, gelu
+from stateline.ops import FeedForwardWeights, feed_forward
 
 Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"]
 
@@ -86,17 +86,19 @@ class FeedForward(SequenceLayer[tuple[()]]):
         """Map each position."""
         a, b = self.in_proj, self.out_proj
         if self.activation == "gelu" and not self.dropout.rate and is_plain(a) and is_plain(b):
-            return feed_forward(x, a.weight, a.bias, b.weight, b.bias)
+            return feed_forward(x, FeedForwardWeights(a.weight, a.bias, b.weight, b.bias))
         return b(self.dropout(self._activated(a(x))))
 
     def _activated(self, h: Tensor) -> Tensor:
         if self.activation in GATED:
             gate, h = h.chunk(2, dim=-1)
-            return h * (F.silu(gate) if self.activation == "swiglu" else gelu(gate))
+            if self.activation == "swiglu":
+                return h * F.silu(gate)
+            return h * F.gelu(gate, approximate="tanh")
         if self.activation in ("relu", "relu2"):
             h = F.relu(h)
             return h if self.activation == "relu" else h.square()
-        return gelu(h) if self.activation == "gelu" else F.gelu(h)
+        return F.gelu(h, approximate="tanh" if self.activation == "gelu" else "none")
 
     def forward_chunk(
         self, x: Float[Tensor, "batch length d_model"], state: tuple[()]

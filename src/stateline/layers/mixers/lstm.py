@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.dropout import Dropout
-from stateline.ops import lstm
+from stateline.ops import LSTMCell, LSTMWeights, lstm
 
 
 class LSTMState(NamedTuple):
@@ -83,8 +83,9 @@ class LSTM(SequenceLayer[LSTMState]):
             zip(state.h.unbind(dim=1), state.c.unbind(dim=1), strict=True)
         ):
             y = self.dropout(y) if layer else y
-            y, h, c = lstm(y, h, c, *weights[4 * layer : 4 * layer + 4])
-            after.append((h, c))
+            own = LSTMWeights(*weights[4 * layer : 4 * layer + 4])
+            y, cell = lstm(y, own, LSTMCell(h, c))
+            after.append(cell)
         h, c = (torch.stack(parts, dim=1) for parts in zip(*after, strict=True))
         return y.to(x.dtype), LSTMState(h, c)
 

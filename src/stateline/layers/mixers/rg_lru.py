@@ -13,7 +13,7 @@ from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.gated_conv import PlainConv
-from stateline.ops import gelu, selective_scan, selective_scan_step
+from stateline.ops import selective_scan, selective_scan_step
 
 _SHARPNESS = 8.0
 """The constant c of the paper: how much faster a state decays at most than by its own rate."""
@@ -102,7 +102,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         ones = torch.ones_like(self.rate)[:, None]
         y, h = selective_scan(v, decay, -ones, ones, ones, state.h[..., None])
         after = RGLRUState(conv, h[..., 0], state.length + x.shape[1])
-        return self.out_proj((y * gelu(z)).to(x.dtype)), after
+        return self.out_proj((y * F.gelu(z, approximate="tanh")).to(x.dtype)), after
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: RGLRUState
@@ -114,7 +114,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         ones = torch.ones_like(self.rate)[:, None]
         each = ones.expand(len(x), -1, -1)
         y, h = selective_scan_step(v, decay, -ones, each, each, state.h[..., None])
-        return self.out_proj((y * gelu(z)).to(x.dtype)), RGLRUState(
+        return self.out_proj((y * F.gelu(z, approximate="tanh")).to(x.dtype)), RGLRUState(
             conv, h[..., 0], state.length + 1
         )
 

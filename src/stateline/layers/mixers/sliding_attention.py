@@ -14,7 +14,7 @@ from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.dropout import Dropout
 from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
 from stateline.layers.norm import unit_length
-from stateline.ops import local_attention
+from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import alibi_slopes, t5_buckets
 
 WindowPosition = Literal["none", "rope", "alibi", "relative", "t5"]
@@ -257,17 +257,15 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
             seen = Context(*(F.pad(t, (0, 0, 0, 0, 1, -1)) for t in seen))
             none = torch.zeros(len(q), dtype=torch.int64, device=q.device)
             free = 1 + (none if free is None else free)
-        heads = local_attention(
-            q,
-            *seen,
-            window=self.reach - max(skipped, 0),
-            first=free,
-            bias=bias if bias is None or skipped <= 0 else bias[:, skipped:],
-            position_keys=keys if keys is None or skipped <= 0 else keys[skipped:],
-            block_len=self.window if self.blocks else None,
-            phase=phase,
-            dropout=self.dropout.rate,
+        window = LocalWindow(
+            self.reach - max(skipped, 0),
+            free,
+            bias if bias is None or skipped <= 0 else bias[:, skipped:],
+            keys if keys is None or skipped <= 0 else keys[skipped:],
+            self.window if self.blocks else None,
+            phase,
         )
+        heads = local_attention(q, *seen, window, self.dropout.rate)
         return self.out_proj(heads.flatten(2))
 
     def _bias(self, q: Tensor) -> Float[Tensor, "head reach"] | None:

@@ -1,32 +1,74 @@
 """Causal softmax attention with a window and a linear bias per head."""
 
+from typing import NamedTuple
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stateline.ops.attention import pytorch, reference
 from stateline.ops.dispatch import dispatch
-from stateline.ops.op import Op
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
+
+
+class AttentionMask(NamedTuple):
+    """Which slots a query sees besides the causal mask, and the bias of their scores.
+
+    Attributes:
+        start: Position of the first query of each row; ``None`` means 0.
+        slopes: Slope of the linear bias of each head; ``None`` means no bias.
+        windows: Number of positions that each head sees, including the query's own; ``None`` means
+            all.
+    """
+
+    start: Int[Tensor, " batch"] | None = None
+    slopes: Float[Tensor, " head"] | None = None
+    windows: Int[Tensor, " head"] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether every query sees all positions up to its own, without a bias."""
+        return self.start is None and self.slopes is None and self.windows is None
+
+
+PLAIN = AttentionMask()
+
+
+def example(sizes: Sizes) -> Example:
+    """Plain causal attention."""
+    q, k, v = (sizes.signal(*sizes.heads) for _ in range(3))
+    return Example((q, k, v, PLAIN, 0.0), 2.0 * sizes.positions * sizes.length)
+
 
 OP = Op(
     "attention",
     {
-        "numba": "stateline.ops.attention.numba_backend",
-        "flex": "stateline.ops.attention.flex_backend",
-        "torch": pytorch,
-        "reference": reference,
+        "numba": f"{__name__}.numba_backend",
+        "flex": f"{__name__}.flex_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
     },
+    example,
 )
 
 
+def heads_and_slots(q: Tensor, k: Tensor) -> str:
+    """Why queries and keys do not belong together, or an empty string."""
+    heads, kv_heads = q.shape[2], k.shape[2]
+    if not kv_heads or heads % kv_heads:
+        return f"the heads of keys must divide those of queries, got {kv_heads} and {heads}"
+    if k.shape[1] < q.shape[1]:
+        return f"needs a slot for each query, got {k.shape[1]} slots and {q.shape[1]} queries"
+    return ""
+
+
+@door(heads_and_slots)
 def attention(
     q: Float[Tensor, "batch length head d_head"],
     k: Float[Tensor, "batch slot kv_head d_head"],
     v: Float[Tensor, "batch slot kv_head d_head"],
-    start: Int[Tensor, " batch"] | None = None,
-    *,
-    slopes: Float[Tensor, " head"] | None = None,
-    windows: Int[Tensor, " head"] | None = None,
+    mask: AttentionMask = PLAIN,
     dropout: float = 0.0,
+    *,
     backend: str = "auto",
 ) -> Float[Tensor, "batch length head d_head"]:
     r"""Attend to the keys at and before each query.
@@ -41,28 +83,25 @@ def attention(
 
     Args:
         q: Queries.
-        k: Keys.
+        k: Keys, at least as many as queries.
         v: Values.
-        start: Position of the first query of each row; ``None`` means 0.
-        slopes: Slope m of the linear bias of each head; ``None`` means no bias.
-        windows: Number of positions that each head sees, including the query's own; ``None`` means
-            all.
+        mask: Starts s, slopes m and windows w.
         dropout: Chance that a weight is dropped, and the others are scaled by 1 / (1 - dropout).
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Weighted sums of the values, in the dtype of ``q``.
 
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
+
     Example:
         A window of one position copies the value.
 
         >>> import torch
         >>> v = torch.randn(1, 5, 1, 4)
-        >>> torch.equal(attention(v, v, v, windows=torch.tensor([1])), v)
+        >>> torch.equal(attention(v, v, v, AttentionMask(windows=torch.tensor([1]))), v)
         True
     """
     k, v = k.to(q.dtype), v.to(q.dtype)
-    inputs = (q, k, v, start, slopes, windows)
-    if dropout:
-        return dispatch(OP, "attention_with_dropout", *inputs, dropout, backend=backend)
-    return dispatch(OP, "attention", *inputs, backend=backend)
+    return dispatch(OP, "attention", q, k, v, mask, dropout, backend=backend)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from stateline.ops import third_party
+from stateline.ops.attention import AttentionMask
 
 MASKS = 32
 """Masks that are kept: one for each length and each tensor of windows."""
@@ -27,11 +28,13 @@ available = third_party.no_device
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernel cannot run this call, or an empty string."""
-    q, k, v, start, slopes, windows = inputs
-    if start is not None:
+    q, k, v, mask, dropout = inputs
+    if mask.start is not None:
         return "FlexAttention is used without start, where one mask serves all rows"
-    if slopes is None and windows is None:
+    if mask.plain:
         return "plain causal attention is faster by PyTorch's fused kernel"
+    if dropout:
+        return "FlexAttention has no dropout"
     return can_take(q, k, v)
 
 
@@ -47,17 +50,10 @@ def can_take(q: Tensor, k: Tensor, v: Tensor) -> str:
     return third_party.can_use(third_party.SINGLE, q, k, v)
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor | None,  # noqa: ARG001
-    slopes: Tensor | None,
-    windows: Tensor | None,
-) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:  # noqa: ARG001
     """Skip the blocks that no head sees, and add the bias to the scores of the others."""
-    mask = _mask(windows, q.shape[1], k.shape[1], q.device, q.shape[2])
-    return run(q, k, v, _bias(slopes), mask)
+    seen = _mask(mask.windows, q.shape[1], k.shape[1], q.device, q.shape[2])
+    return run(q, k, v, _bias(mask.slopes), seen)
 
 
 def run(
@@ -88,7 +84,7 @@ def _bias(slopes: Tensor | None) -> Callable[..., Tensor] | None:
 def _mask(
     windows: Tensor | None, length: int, slots: int, device: torch.device, heads: int
 ) -> BlockMask:
-    """The mask of these windows, made once; the kept tensor makes sure that its address is free."""
+    """Cached; holding the tensor keeps its address from being reused."""
     place = None if windows is None else (windows.data_ptr(), windows._version)
     key = place, length, slots, device, heads
     if key not in _masks:

@@ -259,8 +259,8 @@ def _weights_by_key(scores, grads, count, first, norms, deltas):
 
 @kernel
 def backward(
-    gy, q, k, v, y, known, dq, dk, dv, starts, slopes, windows, of_q, of_k, of_v, of_dq, of_dk,
-    of_dv, length, slots, heads, d, start, stop,
+    q, k, v, gy, y, known, dq, dk, dv, starts, slopes, windows, of_q, of_k, of_v,
+    length, slots, heads, d, start, stop,
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, head), from the outputs and norms of ``forward``."""
     align_stack()
@@ -311,7 +311,7 @@ def backward(
                     _mask(scores, count, ceiling, bias, position - tile - least)
                 _weights(scores, grads, count, norm, delta)
                 _add(total, grads, kp, tile, count, d)
-            _untie(dq, row * length * of_dq + head * d, of_dq, total, first, length, d, back)
+            _untie(dq, at, stride, total, first, length, d, back)
         ceiling[:] = ceiling[::-1].copy()  # lanes are keys now, whose distances fall
         bias[:] = bias[::-1].copy()
         for first in range(0, slots, LANES):
@@ -332,8 +332,9 @@ def backward(
                 _weights_by_key(scores, grads, count, tile, norms, deltas)
                 _add(other, scores, gp, tile, count, d)
                 _add(total, grads, qp, tile, count, d)
-            _untie(dk, row * slots * of_dk + head * d, of_dk, total, first, slots, d, unscale)
-            _untie(dv, row * slots * of_dv + head * d, of_dv, other, first, slots, d, one)
+            key = (row * slots * heads + head) * d
+            _untie(dk, key, stride, total, first, slots, d, unscale)
+            _untie(dv, key, stride, other, first, slots, d, one)
 
 
 @summing_kernel

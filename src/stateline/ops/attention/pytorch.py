@@ -1,4 +1,4 @@
-"""Causal attention by PyTorch's fused kernel; with a bias or start, by blocks of scores."""
+"""Causal attention by PyTorch's fused kernel; with a mask, by blocks of scores."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from stateline.ops.attention import AttentionMask
 from stateline.ops.kernel_op import define_kernel_op
 
 SCORES_PER_BLOCK = {"cpu": 1 << 18}
@@ -15,42 +16,18 @@ MANY_SCORES = 1 << 25
 """Scores per block on other devices."""
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor | None,
-    slopes: Tensor | None,
-    windows: Tensor | None,
-) -> Tensor:
-    """Use PyTorch's fused kernel if there is no bias, and our operator otherwise."""
-    if start is None and slopes is None and windows is None:
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, head, length, d_head)
-        grouped = q.shape[1] != k.shape[1]
-        y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        return y.transpose(1, 2)
-    return _biased_attention(q, k, v, slopes, start, windows)
-
-
-def attention_with_dropout(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor | None,
-    slopes: Tensor | None,
-    windows: Tensor | None,
-    dropout: float,
-) -> Tensor:
-    """Use PyTorch's attention, with all biases in memory if there are any."""
-    queries, keys, values = (t.transpose(1, 2) for t in (q, k, v))
-    plain = start is None and slopes is None and windows is None
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
+    """PyTorch's fused kernel if there is no mask; dropout with all biases in memory."""
+    if not mask.plain and not dropout:
+        return _masked(q, k, v, mask.slopes, mask.start, mask.windows)
     bias = None
-    if not plain:
+    if not mask.plain:
         every = slice(0, q.shape[1]), slice(0, k.shape[1])
-        bias = _bias(q, *every, start, slopes, windows).to(q.dtype)
-    grouped = q.shape[2] != k.shape[2]
+        bias = _bias(q, *every, mask).to(q.dtype)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (batch, head, length, d_head)
+    grouped = q.shape[1] != k.shape[1]
     y = scaled_dot_product_attention(
-        queries, keys, values, bias, dropout, is_causal=plain, enable_gqa=grouped
+        q, k, v, bias, dropout, is_causal=bias is None, enable_gqa=grouped
     )
     return y.transpose(1, 2)
 
@@ -65,7 +42,7 @@ def _forward(
 ) -> Tensor:
     y = torch.empty_like(q)
     queries, keys, values = heads_first(q, k, v)
-    for rows, times, slots, bias in _blocks(q, k, start, slopes, windows):
+    for rows, times, slots, bias in _blocks(q, k, AttentionMask(start, slopes, windows)):
         weights = _weights(queries[rows, :, times], keys[rows, :, slots], bias)
         y[rows, times] = _product(weights, values[rows, :, slots]).transpose(1, 2).to(y.dtype)
     return y
@@ -89,7 +66,7 @@ def _backward(
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
     grad_slopes = queries.new_zeros(0 if slopes is None else slopes.shape)
     slot = torch.arange(k.shape[1], device=k.device, dtype=queries.dtype)
-    for rows, times, slots, bias in _blocks(q, k, start, slopes, windows):
+    for rows, times, slots, bias in _blocks(q, k, AttentionMask(start, slopes, windows)):
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         g_b = grads[rows, :, times]
         weights = _weights(q_b, k_b, bias)
@@ -132,14 +109,10 @@ def _product(x: Tensor, shared: Tensor) -> Tensor:
 
 
 def _blocks(
-    q: Tensor,
-    k: Tensor,
-    start: Tensor | None,
-    slopes: Tensor | None,
-    windows: Tensor | None,
+    q: Tensor, k: Tensor, mask: AttentionMask
 ) -> Iterator[tuple[slice, slice, slice, Tensor]]:
     """Blocks of rows and queries, each with the slots that its queries can see and the bias."""
-    (batch, length, n_heads), slots = q.shape[:3], k.shape[1]
+    (batch, length, n_heads), slots, start = q.shape[:3], k.shape[1], mask.start
     budget = SCORES_PER_BLOCK.get(q.device.type, MANY_SCORES) // (n_heads * max(1, slots))
     n_times = max(1, min(length, max(16, budget)))
     n_rows = max(1, min(batch, budget // n_times))
@@ -150,32 +123,25 @@ def _blocks(
             rows = slice(row, row + n_rows)
             if start is not None or row == 0:  # without start, all rows have the same bias
                 first_of_rows = None if start is None else start[rows]
-                bias = _bias(q, times, seen, first_of_rows, slopes, windows)
+                bias = _bias(q, times, seen, mask._replace(start=first_of_rows))
             yield rows, times, seen, bias
 
 
-def _bias(
-    q: Tensor,
-    times: slice,
-    slots: slice,
-    start: Tensor | None,
-    slopes: Tensor | None,
-    windows: Tensor | None,
-) -> Tensor:
+def _bias(q: Tensor, times: slice, slots: slice, mask: AttentionMask) -> Tensor:
     """Bias and mask to add to the scores: (row, or 1 without start; head or 1; query; slot)."""
     positions = torch.arange(times.start, times.stop, device=q.device)[None]
-    if start is not None:
-        positions = start[:, None] + positions
+    if mask.start is not None:
+        positions = mask.start[:, None] + positions
     distance = positions[:, None, :, None] - torch.arange(slots.stop, device=q.device)
     hidden = distance < 0
-    if windows is not None:
-        hidden = hidden | (distance >= windows[:, None, None])
+    if mask.windows is not None:
+        hidden = hidden | (distance >= mask.windows[:, None, None])
     dtype = torch.promote_types(q.dtype, torch.float32)
-    if slopes is None:
+    if mask.slopes is None:
         bias = torch.zeros(hidden.shape, dtype=dtype, device=q.device)
     else:
-        bias = -slopes.to(dtype)[:, None, None] * distance
+        bias = -mask.slopes.to(dtype)[:, None, None] * distance
     return bias.masked_fill(hidden, float("-inf"))
 
 
-_biased_attention = define_kernel_op("attention", _forward, _backward)
+_masked = define_kernel_op("attention", _forward, _backward)

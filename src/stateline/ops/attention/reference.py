@@ -2,20 +2,14 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 
+from stateline.ops.attention import AttentionMask
 
-def attention(
-    q: Float[Tensor, "batch length head d_head"],
-    k: Float[Tensor, "batch slot kv_head d_head"],
-    v: Float[Tensor, "batch slot kv_head d_head"],
-    start: Int[Tensor, " batch"] | None,
-    slopes: Float[Tensor, " head"] | None,
-    windows: Int[Tensor, " head"] | None,
-    dropout: float = 0.0,
-) -> Float[Tensor, "batch length head d_head"]:
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
     """Softmax over the allowed scores, in float32 or better."""
+    start, slopes, windows = mask
     dtype = torch.promote_types(q.dtype, torch.float32)
     k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
     queries = torch.arange(q.shape[1], device=q.device)
@@ -32,6 +26,3 @@ def attention(
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
     weights = F.dropout(weights, dropout)
     return torch.einsum("bhts,bshd->bthd", weights, v.to(dtype)).to(q.dtype)
-
-
-attention_with_dropout = attention

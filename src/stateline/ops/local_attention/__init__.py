@@ -1,35 +1,76 @@
 """Causal softmax attention in a window, with biases and keys by distance."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from stateline.ops.attention import heads_and_slots
 from stateline.ops.dispatch import dispatch
-from stateline.ops.local_attention import pytorch, reference
-from stateline.ops.op import Op
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
+
+
+class LocalWindow(NamedTuple):
+    """What a query of local attention sees.
+
+    Attributes:
+        size: Number of slots, including the query's own.
+        first: First valid slot of each row; ``None`` means 0.
+        bias: Bias by head and distance.
+        position_keys: Keys by distance, shared by all heads.
+        block_len: Length of the blocks, at most the size; ``None`` means sliding windows.
+        phase: Offset of each row's first query in its block; ``None`` means 0.
+    """
+
+    size: int
+    first: Int[Tensor, " batch"] | None = None
+    bias: Float[Tensor, "head window"] | None = None
+    position_keys: Float[Tensor, "window d_head"] | None = None
+    block_len: int | None = None
+    phase: Int[Tensor, " batch"] | None = None
+
+
+def example(sizes: Sizes) -> Example:
+    """A sliding window of 128 positions."""
+    q, k, v = (sizes.signal(*sizes.heads) for _ in range(3))
+    return Example((q, k, v, LocalWindow(128), 0.0), 4.0 * sizes.positions * 128)
+
 
 OP = Op(
     "local_attention",
     {
-        "flex": "stateline.ops.local_attention.flex_backend",
-        "torch": pytorch,
-        "reference": reference,
+        "flex": f"{__name__}.flex_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
     },
+    example,
 )
 
 
-def local_attention(  # noqa: PLR0913
+def _window_fits(window: LocalWindow) -> str:
+    """What is wrong with the sizes of a window, or an empty string."""
+    size, _, bias, keys, block_len, _ = window
+    if size < 1:
+        return f"window.size must be at least 1, got {size}"
+    if block_len is not None and not 1 <= block_len <= size:
+        return f"window.block_len must be from 1 to window.size = {size}, got {block_len}"
+    tables = {len(keys)} if keys is not None else set()
+    tables |= {bias.shape[1]} if bias is not None else set()
+    if tables - {size}:
+        return f"bias and position_keys need window.size = {size} distances, got {tables}"
+    return ""
+
+
+@door(heads_and_slots, _window_fits)
+def local_attention(
     q: Float[Tensor, "batch length head d_head"],
     k: Float[Tensor, "batch slot kv_head d_head"],
     v: Float[Tensor, "batch slot kv_head d_head"],
-    *,
-    window: int,
-    first: Int[Tensor, " batch"] | None = None,
-    bias: Float[Tensor, "head window"] | None = None,
-    position_keys: Float[Tensor, "window d_head"] | None = None,
-    block_len: int | None = None,
-    phase: Int[Tensor, " batch"] | None = None,
+    window: LocalWindow,
     dropout: float = 0.0,
+    *,
     backend: str = "auto",
 ) -> Float[Tensor, "batch length head d_head"]:
     r"""Attend to the slots at and before each query, inside a window.
@@ -52,17 +93,15 @@ def local_attention(  # noqa: PLR0913
         q: Queries.
         k: Keys, at least as many as queries.
         v: Values.
-        window: Number of slots that a query sees, including its own.
-        first: First valid slot f of each row; ``None`` means 0.
-        bias: Bias b by head and distance.
-        position_keys: Keys p by distance, shared by all heads.
-        block_len: Length of the blocks, at most the window; ``None`` means sliding windows.
-        phase: Offset of each row's first query in its block; ``None`` means 0.
+        window: Size w, first slots f, biases b, keys by distance p, length and phase of blocks.
         dropout: Chance that a weight is dropped, and the others are scaled by 1 / (1 - dropout).
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Weighted sums of the values, in the dtype of ``q``.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         In a window of two slots, a large bias selects the previous one.
@@ -70,20 +109,16 @@ def local_attention(  # noqa: PLR0913
         >>> import torch
         >>> v = torch.arange(4.0).view(1, 4, 1, 1)
         >>> bias = torch.tensor([[0.0, 1000.0]])
-        >>> local_attention(v, v, v, window=2, bias=bias).flatten().tolist()
+        >>> local_attention(v, v, v, LocalWindow(2, bias=bias)).flatten().tolist()
         [0.0, 0.0, 1.0, 2.0]
 
     References:
         Keys by distance: Shaw et al., "Self-Attention with Relative Position Representations",
         2018; biases by distance: Press et al., 2022 (ALiBi), Raffel et al., 2020 (T5).
     """
-    if block_len is not None and phase is None:
-        phase = torch.zeros(len(q), dtype=torch.int64, device=q.device)
+    if window.block_len is not None and window.phase is None:
+        window = window._replace(phase=torch.zeros(len(q), dtype=torch.int64, device=q.device))
     k, v = k.to(q.dtype), v.to(q.dtype)
     if k.shape[2] != q.shape[2]:
         k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
-    options = (window, first, bias, position_keys, phase, block_len or 1)
-    if dropout:
-        function = "local_attention_with_dropout"
-        return dispatch(OP, function, q, k, v, *options, dropout, backend=backend)
-    return dispatch(OP, "local_attention", q, k, v, *options, backend=backend)
+    return dispatch(OP, "local_attention", q, k, v, window, dropout, backend=backend)

@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from stateline.ops import third_party
 from stateline.ops.attention.flex_backend import MASKS, can_take, run
 from stateline.ops.dispatch import wants_gradient
+from stateline.ops.local_attention import LocalWindow
 
 BLOCK = 128
 """Queries and slots of a block of their kernel."""
@@ -23,34 +24,23 @@ BLOCK = 128
 available = third_party.no_device
 
 
-def can_use(function: str, *inputs: Any) -> str:
+def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernel cannot run this call, or an empty string."""
-    q, k, v, _window, _first, bias, position_keys = inputs[:7]
-    if function != "local_attention":
+    q, k, v, window, dropout = inputs
+    if dropout:
         return "FlexAttention has no dropout"
-    if position_keys is not None:
+    if window.position_keys is not None:
         return "FlexAttention has no keys by distance"
-    if bias is not None and wants_gradient(bias):
+    if window.bias is not None and wants_gradient(window.bias):
         return "FlexAttention sums up the gradient of a bias in an order that varies"
     return can_take(q, k, v)
 
 
-def local_attention(  # noqa: PLR0913
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: int,
-    first: Tensor | None,
-    bias: Tensor | None,
-    position_keys: Tensor | None,  # noqa: ARG001
-    phase: Tensor | None,
-    block_len: int,
-) -> Tensor:
+def local_attention(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropout: float) -> Tensor:  # noqa: ARG001
     """Skip blocks by the mask, and change the scores of the others."""
     ahead = k.shape[1] - q.shape[1]
-    mask = window_mask(q.shape[1], k.shape[1], window, q.device)
-    change = _change(ahead, window, block_len, first, bias, phase)
-    return run(q, k, v, change, mask)
+    mask = window_mask(q.shape[1], k.shape[1], window.size, q.device)
+    return run(q, k, v, _change(ahead, window), mask)
 
 
 @lru_cache(MASKS)
@@ -72,23 +62,17 @@ def window_mask(length: int, slots: int, window: int, device: torch.device) -> B
     )
 
 
-def _change(
-    ahead: int,
-    window: int,
-    block_len: int,
-    first: Tensor | None,
-    bias: Tensor | None,
-    phase: Tensor | None,
-) -> Callable[..., Tensor] | None:
+def _change(ahead: int, window: LocalWindow) -> Callable[..., Tensor] | None:
     """The change of the scores, if there is one."""
+    size, first, bias, _, block_len, phase = window
     changes: list[Callable[..., Tensor]] = []
     if bias is not None:
-        table, last = bias.float(), window - 1
+        table, last = bias.float(), size - 1
         changes.append(lambda s, _b, h, i, j: s + table[h, (ahead + i - j).clamp(0, last)])
     if first is not None:
         changes.append(lambda s, b, _h, _i, j: torch.where(j >= first[b], s, -math.inf))
-    if phase is not None:
-        most = window - block_len
+    if block_len is not None and phase is not None:
+        most = size - block_len
         changes.append(
             lambda s, b, _h, i, j: torch.where(
                 ahead + i - j <= most + (phase[b] + i) % block_len, s, -math.inf

@@ -1,7 +1,6 @@
 """Local attention by blocks of queries, each with the slots that its windows cover."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from stateline.ops.attention.pytorch import MANY_SCORES, SCORES_PER_BLOCK, heads_first
 from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.local_attention import LocalWindow
 
 LEAST_BLOCK = 32
 """Minimum number of queries in a block; smaller matrix products are slow.
@@ -23,27 +23,12 @@ Block = tuple[slice, slice, slice]
 """Rows, queries and slots."""
 
 
-def local_attention(  # noqa: PLR0913
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: int,
-    first: Tensor | None,
-    bias: Tensor | None,
-    position_keys: Tensor | None,
-    phase: Tensor | None,
-    block_len: int,
-) -> Tensor:
-    """Save only the inputs; the backward pass recomputes the weights."""
-    return _local_attention(q, k, v, bias, position_keys, first, phase, window, block_len)
-
-
-def local_attention_with_dropout(
-    q: Tensor, k: Tensor, v: Tensor, window: int, *options: Any
-) -> Tensor:
-    """Compute the same blocks under autograd, which keeps the weights and their masks."""
-    first, bias, position_keys, phase, block_len, dropout = options
-    return _by_blocks((q, k, v), (bias, position_keys, first, phase), window, block_len, dropout)
+def local_attention(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropout: float) -> Tensor:
+    """Save only the inputs; the backward pass recomputes the weights, unless some are dropped."""
+    if dropout:
+        return _by_blocks((q, k, v), window, dropout)
+    size, first, bias, position_keys, block_len, phase = window
+    return _recomputed(q, k, v, bias, position_keys, first, phase, size, block_len)
 
 
 def _forward(  # noqa: PLR0913
@@ -54,29 +39,24 @@ def _forward(  # noqa: PLR0913
     position_keys: Tensor | None,
     first: Tensor | None,
     phase: Tensor | None,
-    window: int,
-    block_len: int,
+    size: int,
+    block_len: int | None,
 ) -> Tensor:
-    return _by_blocks((q, k, v), (bias, position_keys, first, phase), window, block_len, 0.0)
+    window = LocalWindow(size, first, bias, position_keys, block_len, phase)
+    return _by_blocks((q, k, v), window, 0.0)
 
 
-def _by_blocks(
-    heads: tuple[Tensor, Tensor, Tensor],
-    masks: tuple[Tensor | None, ...],
-    window: int,
-    block_len: int,
-    dropout: float,
-) -> Tensor:
-    (q, k, v), (bias, position_keys, first, phase) = heads, masks
+def _by_blocks(heads: tuple[Tensor, Tensor, Tensor], window: LocalWindow, dropout: float) -> Tensor:
+    q, k, v = heads
     y = torch.empty_like(q)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    free, k, v = _free(k, v, first)
+    free, k, v = _free(k, v, window.first)
     inputs = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), v.to(dtype)
     queries, keys, values = (t.transpose(1, 2) for t in inputs)
-    table, far = _table(q, k, bias, window), _far_first(q, k, position_keys, window)
-    for block in _blocks(q, k, window):
+    table, far = _table(q, k, window), _far_first(q, k, window)
+    for block in _blocks(q, k, window.size):
         rows, times, slots = block
-        mask, blind = _mask(table, block, free, phase, window, block_len)
+        mask, blind = _mask(table, block, free, window)
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         if far is not None:
             mask = mask + _by_slot(q_b @ far.mT, mask.shape[-1])
@@ -97,20 +77,21 @@ def _backward(  # noqa: PLR0913
     position_keys: Tensor | None,
     first: Tensor | None,
     phase: Tensor | None,
-    window: int,
-    block_len: int,
+    size: int,
+    block_len: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP)."""
+    window = LocalWindow(size, first, bias, position_keys, block_len, phase)
     free, k, v = _free(k, v, first)
     queries, keys, values, grads = heads_first(q, k, v, grad)
     queries = queries * q.shape[-1] ** -0.5
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
-    table, far = _table(q, k, bias, window), _far_first(q, k, position_keys, window)
+    table, far = _table(q, k, window), _far_first(q, k, window)
     grad_table = table.new_zeros(0 if bias is None else table.shape)
     grad_far = table.new_zeros(0 if far is None else far.shape)
-    for block in _blocks(q, k, window):
+    for block in _blocks(q, k, window.size):
         rows, times, slots = block
-        mask, blind = _mask(table, block, free, phase, window, block_len)
+        mask, blind = _mask(table, block, free, window)
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         g_b = grads[rows, :, times].masked_fill(blind, 0.0)
         if far is not None:
@@ -131,7 +112,7 @@ def _backward(  # noqa: PLR0913
     grad_q, grad_k, grad_v = (g.transpose(1, 2).to(t.dtype).contiguous() for g, t in heads_second)
     grad_bias = queries.new_zeros(0 if bias is None else bias.shape)
     if bias is not None:
-        reach, _, _ = _sizes(q, k, window)
+        reach, _, _ = _sizes(q, k, size)
         grad_bias[:, :reach] = _by_distance(grad_table, reach).sum(dim=-2).flip(-1)
     grad_p = queries.new_zeros(0 if position_keys is None else position_keys.shape)
     if far is not None:
@@ -173,18 +154,18 @@ def _free(k: Tensor, v: Tensor, first: Tensor | None) -> tuple[Tensor | None, Te
     return (held.to(dtype) - 1) * -_lowest(dtype), k * ones, v * ones
 
 
-def _table(q: Tensor, k: Tensor, bias: Tensor | None, window: int) -> Tensor:
+def _table(q: Tensor, k: Tensor, window: LocalWindow) -> Tensor:
     """Mask and bias that are added to the scores of any block: (head or 1, query, slot).
 
     Slots outside the window get a very low number, finite because a query may see no slot at all.
     The table is for a full block of n queries and n + w - 1 slots; smaller blocks use a part of it.
     """
-    reach, n_times, _ = _sizes(q, k, window)
+    reach, n_times, _ = _sizes(q, k, window.size)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    if bias is None:
+    if window.bias is None:
         by_distance = torch.zeros(1, reach, dtype=dtype, device=q.device)
     else:
-        by_distance = bias[:, :reach].flip(-1).to(dtype).clamp(min=_lowest(dtype))
+        by_distance = window.bias[:, :reach].flip(-1).to(dtype).clamp(min=_lowest(dtype))
     every = by_distance[:, None].expand(-1, n_times, -1)
     return _by_slot(every, n_times + reach - 1, _lowest(dtype))
 
@@ -203,24 +184,19 @@ def _part(table: Tensor, block: Block) -> Tensor:
 
 
 def _mask(
-    table: Tensor,
-    block: Block,
-    free: Tensor | None,
-    phase: Tensor | None,
-    window: int,
-    block_len: int,
+    table: Tensor, block: Block, free: Tensor | None, window: LocalWindow
 ) -> tuple[Tensor, Tensor]:
     """Mask to add to the scores (row or 1, head or 1, query, slot); queries that see no slot."""
     rows, times, slots = block
     mask, lowest = _part(table, block)[None], _lowest(table.dtype)
     if free is not None:
         mask = mask + free[rows, None, None, slots]
-    if phase is not None:
+    if window.block_len is not None and window.phase is not None:
         time = torch.arange(times.start, times.stop, device=table.device)
         slot = torch.arange(slots.start, slots.stop, device=table.device)
         distance = time[:, None] + slots.stop - times.stop - slot
-        place = (phase[rows, None] + time) % block_len
-        away = distance > (window - block_len + place)[:, None, :, None]
+        place = (window.phase[rows, None] + time) % window.block_len
+        away = distance > (window.size - window.block_len + place)[:, None, :, None]
         mask = mask.masked_fill(away, lowest)
     return mask, mask.amax(dim=-1, keepdim=True) <= lowest / 2
 
@@ -230,12 +206,12 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     return (q @ k.mT).add_(mask).softmax(dim=-1)
 
 
-def _far_first(q: Tensor, k: Tensor, position_keys: Tensor | None, window: int) -> Tensor | None:
+def _far_first(q: Tensor, k: Tensor, window: LocalWindow) -> Tensor | None:
     """Keys by distance, the largest distance first: the order of the slots."""
-    if position_keys is None:
+    if window.position_keys is None:
         return None
     dtype = torch.promote_types(q.dtype, torch.float32)
-    return position_keys[: _sizes(q, k, window)[0]].flip(0).to(dtype)
+    return window.position_keys[: _sizes(q, k, window.size)[0]].flip(0).to(dtype)
 
 
 def _by_slot(scores: Tensor, n_slots: int, beyond: float = 0.0) -> Tensor:
@@ -258,4 +234,4 @@ def _by_distance(scores: Tensor, reach: int) -> Tensor:
     return F.pad(flat, (0, n_times)).unflatten(-1, (n_times, n_all + 1))[..., :reach]
 
 
-_local_attention = define_kernel_op("local_attention", _forward, _backward)
+_recomputed = define_kernel_op("local_attention", _forward, _backward)

@@ -2,29 +2,20 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 
+from stateline.ops.local_attention import LocalWindow
 
-def local_attention(  # noqa: PLR0913
-    q: Float[Tensor, "batch length head d_head"],
-    k: Float[Tensor, "batch slot head d_head"],
-    v: Float[Tensor, "batch slot head d_head"],
-    window: int,
-    first: Int[Tensor, " batch"] | None,
-    bias: Float[Tensor, "head window"] | None,
-    position_keys: Float[Tensor, "window d_head"] | None,
-    phase: Int[Tensor, " batch"] | None,
-    block_len: int,
-    dropout: float = 0.0,
-) -> Float[Tensor, "batch length head d_head"]:
+
+def local_attention(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropout: float) -> Tensor:
     """Softmax over the allowed scores, in float32 or better; zero where none is allowed."""
+    size, first, bias, position_keys, block_len, phase = window
     dtype = torch.promote_types(q.dtype, torch.float32)
     length, slots = q.shape[1], k.shape[1]
     slot = torch.arange(slots, device=q.device)
     distance = slots - length + torch.arange(length, device=q.device)[:, None] - slot
-    allowed = (distance >= 0) & (distance < window)
-    by_distance = distance.clamp(0, window - 1)
+    allowed = (distance >= 0) & (distance < size)
+    by_distance = distance.clamp(0, size - 1)
 
     scores = torch.einsum("bthd,bshd->bhts", q.to(dtype), k.to(dtype))
     if position_keys is not None:
@@ -35,14 +26,11 @@ def local_attention(  # noqa: PLR0913
         scores = scores + bias.to(dtype)[:, by_distance]
     if first is not None:
         allowed = allowed & (slot >= first[:, None, None, None])
-    if phase is not None:
+    if block_len is not None and phase is not None:
         place = (phase[:, None] + torch.arange(length, device=q.device)) % block_len
-        allowed = allowed & (distance <= (window - block_len + place)[:, None, :, None])
+        allowed = allowed & (distance <= (size - block_len + place)[:, None, :, None])
     scores = scores.masked_fill(~allowed, float("-inf"))
     nothing = (scores == float("-inf")).all(dim=-1, keepdim=True)
     weights = scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
     weights = F.dropout(weights, dropout)
     return torch.einsum("bhts,bshd->bthd", weights, v.to(dtype)).to(q.dtype)
-
-
-local_attention_with_dropout = local_attention

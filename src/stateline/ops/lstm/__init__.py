@@ -1,33 +1,76 @@
 """One layer of LSTM (long short-term memory)."""
 
+from typing import NamedTuple
+
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.errors import InputError
-from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.lstm import pytorch, reference
-from stateline.ops.op import Op
+from stateline.ops.dispatch import dispatch, own_precision, tensors_of
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
 
-OP = Op("lstm", {"torch": pytorch, "reference": reference})
+
+class LSTMWeights(NamedTuple):
+    """Weights of an LSTM; the rows of gate i come first, then those of f, g and o.
+
+    Attributes:
+        w_ih: W, from the input.
+        w_hh: U, from the output before.
+        b_ih: b.
+        b_hh: b'; redundant, but PyTorch's weights have it.
+    """
+
+    w_ih: Float[Tensor, "gates d_in"]
+    w_hh: Float[Tensor, "gates d_hidden"]
+    b_ih: Float[Tensor, " gates"]
+    b_hh: Float[Tensor, " gates"]
+
+
+class LSTMCell(NamedTuple):
+    """State of an LSTM: its last output and its cell."""
+
+    h: Float[Tensor, "batch d_hidden"]
+    c: Float[Tensor, "batch d_hidden"]
+
+
+def example(sizes: Sizes) -> Example:
+    """As many hidden units as inputs."""
+    width = sizes.d_model
+    x = sizes.weight(sizes.batch, sizes.length, width)  # it computes in the dtype of its weights
+    weights = LSTMWeights(
+        *(sizes.weight(4 * width, width) / width**0.5 for _ in range(2)),
+        *(sizes.weight(4 * width) for _ in range(2)),
+    )
+    cell = LSTMCell(*(sizes.weight(sizes.batch, width) for _ in range(2)))
+    return Example((x, weights, cell), 16.0 * sizes.positions * width)
+
+
+OP = Op(
+    "lstm",
+    {"torch": f"{__name__}.pytorch", "reference": f"{__name__}.reference"},
+    example,
+)
+
+
+def _sizes_fit(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> str:
+    """What is wrong with sizes and dtypes, or an empty string."""
+    gates, hidden = weights.w_hh.shape
+    if gates != 4 * hidden or not hidden:
+        return f"weights.w_hh needs four gates for each of d_hidden >= 1 units, got {gates, hidden}"
+    found = {str(t.dtype)[6:] for t in tensors_of((x, weights, state))}
+    return "" if len(found) == 1 else f"needs all tensors of one dtype, got {sorted(found)}"
 
 
 @own_precision
+@door(_sizes_fit)
 def lstm(
     x: Float[Tensor, "batch length d_in"],
-    h: Float[Tensor, "batch d_hidden"],
-    c: Float[Tensor, "batch d_hidden"],
-    w_ih: Float[Tensor, "gates d_in"],
-    w_hh: Float[Tensor, "gates d_hidden"],
-    b_ih: Float[Tensor, " gates"],
-    b_hh: Float[Tensor, " gates"],
+    weights: LSTMWeights,
+    state: LSTMCell,
     *,
     backend: str = "auto",
-) -> tuple[
-    Float[Tensor, "batch length d_hidden"],
-    Float[Tensor, "batch d_hidden"],
-    Float[Tensor, "batch d_hidden"],
-]:
-    r"""Run the recurrence over a sequence.
+) -> tuple[Float[Tensor, "batch length d_hidden"], LSTMCell]:
+    r"""Run the recurrence over a sequence, or over the next chunk of one.
 
     .. math::
         i, f, g, o &= W x_t + b + U h_{t-1} + b' \\
@@ -36,40 +79,14 @@ def lstm(
 
     Args:
         x: Inputs.
-        h: Output before the first input.
-        c: Cell before the first input.
-        w_ih: W: the rows of i, then those of f, g and o.
-        w_hh: U.
-        b_ih: b.
-        b_hh: b'; redundant, but PyTorch's weights have it.
+        weights: Weights.
+        state: State before the first input.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
-        All outputs, the last output, the last cell.
+        All outputs, and the state after the last input.
 
     Raises:
-        InputError: If the shapes do not fit each other.
+        InputError: If a shape, a dtype or a device does not fit the others.
     """
-    _check(x, h, c, w_ih, w_hh, b_ih, b_hh)
-    return dispatch(OP, "lstm", x, h, c, w_ih, w_hh, b_ih, b_hh, backend=backend)
-
-
-def _check(
-    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
-) -> None:
-    """Check all shapes: PyTorch's kernel does not, and would access memory out of bounds."""
-    batch, d_in, d_hidden = len(x), x.shape[-1], h.shape[-1]
-    gates = 4 * d_hidden
-    names = ("x", "h", "c", "w_ih", "w_hh", "b_ih", "b_hh")
-    found = [tuple(t.shape) for t in (x, h, c, w_ih, w_hh, b_ih, b_hh)]
-    wanted = [
-        (batch, *x.shape[1:2], d_in),
-        *((batch, d_hidden),) * 2,
-        (gates, d_in),
-        (gates, d_hidden),
-        *((gates,),) * 2,
-    ]
-    for name, shape, right in zip(names, found, wanted, strict=True):
-        if shape != right:
-            shapes = ", ".join(f"{n} {s}" for n, s in zip(names, found, strict=True))
-            raise InputError(f"lstm needs {name} of shape {right}, got {shapes}")
+    return dispatch(OP, "lstm", x, weights, state, backend=backend)

@@ -4,21 +4,21 @@ import torch
 from torch import Tensor
 
 from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.lstm import LSTMCell, LSTMWeights
 
 
-def lstm(
-    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def lstm(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> tuple[Tensor, LSTMCell]:
     """Run the fused kernel, which does not accept empty sequences."""
+    h, c = state
     if x.shape[1] == 0:
-        return x.new_zeros(x.shape[0], 0, h.shape[1]), h.clone(), c.clone()
+        return x.new_zeros(x.shape[0], 0, h.shape[1]), LSTMCell(h.clone(), c.clone())
     if torch.compiler.is_compiling():
-        outputs, cells = _traceable_lstm(x, h, c, w_ih, w_hh, b_ih, b_hh).unbind(dim=0)
-        return outputs, outputs[:, -1], cells[:, -1]
+        outputs, cells = _traceable_lstm(x, *state, *weights).unbind(dim=0)
+        return outputs, LSTMCell(outputs[:, -1], cells[:, -1])
     y, h, c = torch.lstm(
         x,
         (h[None], c[None]),
-        (w_ih, w_hh, b_ih, b_hh),
+        tuple(weights),
         has_biases=True,
         num_layers=1,
         dropout=0.0,
@@ -26,7 +26,7 @@ def lstm(
         bidirectional=False,
         batch_first=True,
     )
-    return y, h[0], c[0]
+    return y, LSTMCell(h[0], c[0])
 
 
 def _forward(

@@ -1,4 +1,4 @@
-r"""Functions of single entries and of pairs: one pass over memory.
+r"""GELU of a sum with its derivative, and the rotation of pairs.
 
 With :math:`s = \sigma(2u)`, GELU is :math:`x s`, and its derivative
 :math:`s + 2 x s (1 - s) u'`.
@@ -13,33 +13,6 @@ from stateline.ops.numba_common.vector import LOG2_E, exp2
 
 CUBIC = 0.044715
 SCALE = 2 * math.sqrt(2 / math.pi)
-
-
-@summing_kernel
-def gelu_forward(x, y, task, start, stop):
-    """Tasks ``start`` to ``stop`` of ``task`` entries each."""
-    number = x.dtype.type
-    linear, cubic = number(-SCALE * LOG2_E), number(-SCALE * LOG2_E * CUBIC)
-    one, most = number(1), number(126)
-    for i in range(start * task, min(stop * task, x.size)):
-        z = x[i]
-        power = z * (linear + cubic * z * z)
-        y[i] = z / (one + exp2(power if power < most else most))
-
-
-@summing_kernel
-def gelu_backward(grad, x, found, task, start, stop):
-    """The gradient of x for tasks ``start`` to ``stop``."""
-    number = x.dtype.type
-    linear, cubic = number(-SCALE * LOG2_E), number(-SCALE * LOG2_E * CUBIC)
-    slope, curve = number(SCALE), number(3 * SCALE * CUBIC)
-    one, most = number(1), number(126)
-    for i in range(start * task, min(stop * task, x.size)):
-        z = x[i]
-        square = z * z
-        power = z * (linear + cubic * square)
-        s = one / (one + exp2(power if power < most else most))
-        found[i] = grad[i] * s * (one + z * (one - s) * (slope + curve * square))
 
 
 @summing_kernel

@@ -1,7 +1,16 @@
-"""Rotation of halves, on any device."""
+"""Feed-forward and rotation by PyTorch's functions, on any device."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from stateline.ops.pointwise import FeedForwardWeights
+
+
+def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
+    """Two linear maps and GELU."""
+    w_in, b_in, w_out, b_out = weights
+    return F.linear(F.gelu(F.linear(x, w_in, b_in), approximate="tanh"), w_out, b_out)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,0 +1,126 @@
+r"""Functions of single positions: the feed-forward with GELU, and the rotation of pairs.
+
+References:
+    Vaswani et al., 2017, section 3.3; Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016,
+    section 2; Su et al., "RoFormer", 2021.
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.ops.dispatch import dispatch
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
+
+
+class FeedForwardWeights(NamedTuple):
+    """Weights of a feed-forward.
+
+    Attributes:
+        w_in: First matrix.
+        b_in: Its bias.
+        w_out: Second matrix.
+        b_out: Its bias.
+    """
+
+    w_in: Float[Tensor, "hidden d_in"]
+    b_in: Float[Tensor, " hidden"]
+    w_out: Float[Tensor, "d_out hidden"]
+    b_out: Float[Tensor, " d_out"]
+
+
+def example(sizes: Sizes) -> Example:
+    """A feed-forward of four hidden units per channel, with inputs in the dtype of its weights."""
+    width = sizes.d_model
+    weights = FeedForwardWeights(
+        sizes.weight(4 * width, width) / width**0.5,
+        sizes.weight(4 * width),
+        sizes.weight(width, 4 * width) / width**0.5,
+        sizes.weight(width),
+    )
+    x = sizes.weight(sizes.batch, sizes.length, width)
+    return Example((x, weights), 16.0 * sizes.positions * width, "feed_forward")
+
+
+OP = Op(
+    "pointwise",
+    {
+        "numba": f"{__name__}.numba_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
+    },
+    example,
+)
+
+
+@door()
+def feed_forward(
+    x: Float[Tensor, "*batch d_in"], weights: FeedForwardWeights, *, backend: str = "auto"
+) -> Float[Tensor, "*batch d_out"]:
+    r"""Map each position by the same two-layer network.
+
+    .. math:: y = W_2\, \mathrm{gelu}(W_1 x + b_1) + b_2, \qquad
+        \mathrm{gelu}(z) = \tfrac12\, z \bigl(1 + \tanh \sqrt{2/\pi}\, (z + 0.044715\, z^3)\bigr)
+
+    Args:
+        x: Inputs.
+        weights: Weights.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
+
+    Returns:
+        Outputs in the dtype of ``x``; under autocast, in that of matrix products.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
+
+    Example:
+        >>> import torch
+        >>> one = torch.ones(1, 1)
+        >>> feed_forward(one, FeedForwardWeights(one, torch.zeros(1), 2 * one, torch.ones(1)))
+        tensor([[2.6824]])
+    """
+    return dispatch(OP, "feed_forward", x, weights, backend=backend)
+
+
+def _pairs_fit(x: Tensor, cos: Tensor) -> str:
+    """Why a head has too few entries, or an empty string."""
+    pairs, entries = cos.shape[-1], x.shape[-1]
+    return f"{pairs} pairs need more than {entries} entries" if 2 * pairs > entries else ""
+
+
+@door(_pairs_fit)
+def rotary(
+    x: Float[Tensor, "batch length head d_head"],
+    cos: Float[Tensor, "#batch length pair"],
+    sin: Float[Tensor, "#batch length pair"],
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "batch length head d_head"]:
+    """Rotate entries t and t + pair of each head, for t < pair; the others stay as they are.
+
+    This is the core of rotary position embeddings.
+
+    Args:
+        x: Queries or keys.
+        cos: Cosine of the angle of each pair, in float32 or better; one row serves all rows of
+            ``x``. No gradient reaches it.
+        sin: Sine of the angle.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
+
+    Returns:
+        The rotated tensor, in the dtype of ``x``.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
+
+    Example:
+        A quarter turn.
+
+        >>> import torch
+        >>> x, zero = torch.tensor([1.0, 2.0, 5.0]).reshape(1, 1, 1, 3), torch.zeros(1, 1, 1)
+        >>> rotary(x, zero, zero + 1).flatten()
+        tensor([-2.,  1.,  5.])
+    """
+    return dispatch(OP, "rotary", x, cos, sin, backend=backend)

@@ -1,0 +1,91 @@
+"""Feed-forward and rotation in one pass over memory, in kernels compiled by numba for the CPU."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from stateline.ops.dispatch import tensors_of, wants_gradient
+from stateline.ops.kernel_op import is_plain
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import array, fan_out, flat, strided
+from stateline.ops.pointwise import FeedForwardWeights
+from stateline.ops.pointwise.numba_kernel import gelu_of_sum, turn
+
+
+def can_use(function: str, *inputs: Any) -> str:
+    """Why the kernels cannot run this call, or an empty string."""
+    tensors = list(tensors_of(inputs))
+    if torch.compiler.is_compiling() or not all(map(is_plain, tensors)):
+        return "compiled functions and sharded tensors take PyTorch's operators"
+    if len({x.dtype for x in tensors}) > 1 or tensors[0].dtype not in _PRECISIONS:
+        return "the numba kernels take one precision, float32 or float64"
+    if function == "rotary" and wants_gradient(*inputs[1:]):
+        return "the numba kernel gives no gradient to angles"
+    if function == "feed_forward":
+        if not wants_gradient(*inputs):
+            return "without a gradient, PyTorch's linear maps are as fast"
+        if tensors[0].is_cpu and torch.is_autocast_enabled("cpu"):
+            return "autocast chooses another precision"
+    return launch.can_use(*inputs)
+
+
+_PRECISIONS = (torch.float32, torch.float64)
+
+
+def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
+    """Bias, GELU and its derivative in one pass.
+
+    The derivative, kept in place of the input of GELU, spares the backward pass the exponentials.
+    """
+    y: Tensor = _FeedForward.apply(x.reshape(-1, x.shape[-1]), *weights)
+    return y.view(*x.shape[:-1], -1)
+
+
+class _FeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, b_out: Tensor
+    ) -> Tensor:
+        h = x @ w_in.T
+        z = torch.empty_like(h)
+        fan_out(gelu_of_sum, (h.numpy(), array(b_in, x.dtype), z.numpy()), len(h), 1.5 * h.numel())
+        ctx.save_for_backward(x, z, h, w_in, w_out)  # h holds the derivative now
+        return (z @ w_out.T).add_(b_out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, z, slope, w_in, w_out = ctx.saved_tensors
+        of_h = (grad @ w_out).mul_(slope)
+        return of_h @ w_in, of_h.T @ x, of_h.sum(0), grad.T @ z, grad.sum(0)
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Read a pair, write the rotated one."""
+    y: Tensor = _Rotary.apply(x, cos, sin)
+    return y
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos, sin, -1), None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    batch, length, heads, d = x.shape
+    y = torch.empty(x.shape, dtype=x.dtype)
+    signal, stride = strided(x.flatten(-2), x.dtype)
+    arrays = signal, flat(y, x.dtype), flat(cos, x.dtype), flat(sin, x.dtype)
+    sizes = length, heads, d, cos.shape[-1], stride, len(cos) > 1, sign
+    fan_out(turn, (*arrays, *sizes), batch * length, x.numel() * 1.0)
+    return y

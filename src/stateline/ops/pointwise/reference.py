@@ -1,0 +1,26 @@
+"""The definitions of the feed-forward and of the rotation."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from stateline.ops.pointwise import FeedForwardWeights
+
+
+def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
+    """Evaluate the formula."""
+    w_in, b_in, w_out, b_out = weights
+    z = x @ w_in.T + b_in
+    gelu = 0.5 * z * (1 + (math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)).tanh())
+    return gelu @ w_out.T + b_out
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Each pair of entries is a complex number; multiply it by cos + i sin."""
+    pairs = cos.shape[-1]
+    wide = x.to(cos.dtype)
+    numbers = torch.complex(wide[..., :pairs], wide[..., pairs : 2 * pairs])
+    turned = numbers * torch.complex(cos, sin)[:, :, None]
+    rotated = torch.cat([turned.real, turned.imag], dim=-1).to(x.dtype)
+    return torch.cat([rotated, x[..., 2 * pairs :]], dim=-1)

@@ -1,0 +1,96 @@
+"""Pointwise ops, and attention to parts of a joint projection."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from stateline.errors import InputError
+from stateline.ops import OPS, FeedForwardWeights, attention, feed_forward, rotary
+
+BACKENDS = ["numba", "torch"]
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def maps(width: int = 6, hidden: int = 37) -> list[Tensor]:
+    return [normal(hidden, width), normal(hidden), normal(4, hidden), normal(4)]
+
+
+def reason(name: str, *inputs: Any) -> str:
+    return OPS["pointwise"].reasons(name, *inputs)["numba"]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    return request.param
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 5, 6)])
+def test_the_feed_forward_is_its_definition(
+    agrees: Callable[..., None], backend: str, shape: tuple[int, ...]
+) -> None:
+    inputs = [normal(*shape), *maps()]
+    agrees(
+        lambda x, *w: feed_forward(x, FeedForwardWeights(*w), backend=backend),
+        lambda x, *w: feed_forward(x, FeedForwardWeights(*w), backend="reference"),
+        [t.detach() for t in inputs],
+    )
+
+
+def test_calls_that_the_kernels_cannot_run_go_elsewhere() -> None:
+    pytest.importorskip("numba")
+    x, weights = normal(3, 6), FeedForwardWeights(*maps())
+    assert reason("feed_forward", x, weights) == ""
+    assert "one precision" in reason("feed_forward", x.float(), weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast" in reason("feed_forward", x, weights)
+    with torch.no_grad():
+        assert "without a gradient" in reason("feed_forward", x, weights)
+    heads, angles = normal(1, 4, 2, 6), torch.zeros(1, 4, 3, dtype=torch.float64)
+    assert reason("rotary", heads, angles, angles) == ""
+    assert "to angles" in reason("rotary", heads, angles, angles.clone().requires_grad_())
+
+
+def test_a_rotation_needs_two_entries_for_each_pair() -> None:
+    angles = torch.zeros(1, 4, 4, dtype=torch.float64)
+    with pytest.raises(InputError, match="4 pairs need more than 6 entries"):
+        rotary(normal(1, 4, 2, 6), angles, angles)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_rotation_of_a_slice_equals_the_definition(
+    agrees: Callable[..., None], backend: str, rows: int, pairs: int
+) -> None:
+    joint, angles = normal(3, 4, 3 * 2 * 7).detach(), normal(rows, 4, pairs).detach()
+
+    def run(name: str) -> Callable[[Tensor], Tensor]:
+        def call(joint: Tensor) -> Tensor:
+            x, turns = joint.unflatten(-1, (3, 2, 7))[:, :, 1], angles.to(joint)
+            return rotary(x, turns.cos(), turns.sin(), backend=name)
+
+        return call
+
+    agrees(run(backend), run("reference"), [joint])
+
+
+@pytest.mark.parametrize("length", [1, 20])
+def test_attention_to_parts_of_a_projection_is_that_to_copies(length: int) -> None:
+    pytest.importorskip("numba")
+    x = normal(2, length, 18)
+
+    def gradient(parts: tuple[Tensor, ...]) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, 3)) for part in parts)
+        return torch.autograd.grad(attention(q, k, v, backend="numba").square().sum(), x)[0]
+
+    copies = tuple(part.contiguous() for part in x.chunk(3, dim=-1))
+    assert_close(gradient(x.split([6, 6, 6], dim=-1)), gradient(copies))
