@@ -35,14 +35,20 @@ ROWS = 8
 
 HIDDEN = -1e30
 
-EVERYTHING = 1 << 62
-"""A window that hides nothing; positions can be added to it."""
+EVERYTHING = 1 << 60
+"""A window that hides nothing; sums of a few such numbers do not overflow."""
 
 NOTHING = 2.0**-126
 """What ``exp2`` returns for a hidden score; it is subtracted, so that the weight is zero."""
 
 MARGIN = ROWS + LANES
 """Distances that blocks reach beyond the first and last token."""
+
+
+@kernel
+def _bounded(number):
+    """A start or a window whose sums do not overflow."""
+    return min(max(number, -EVERYTHING), EVERYTHING)
 
 
 @kernel
@@ -217,15 +223,16 @@ def forward(
     scale = q.dtype.type(LOG2_E / math.sqrt(d))
     for task in range(start, stop):
         row, head = task // heads, task % heads
-        slope, window = slopes[head] * q.dtype.type(LOG2_E), windows[head]
-        least = starts[row] - slots - MARGIN
+        slope, window = slopes[head] * q.dtype.type(LOG2_E), _bounded(windows[head])
+        offset = _bounded(starts[row])
+        least = offset - slots - MARGIN
         _by_distance(ceiling, bias, least, slope, window)
         _pack(kp, k, row * slots * of_k + head * d, of_k, slots, d, one)
         _pack(vp, v, row * slots * of_v + head * d, of_v, slots, d, one)
         _pack(qp, q, row * length * of_q + head * d, of_q, length, d, scale)
         for first in range(0, length, LANES):
             _turn(block, qp, first, length, d)
-            position = starts[row] + first
+            position = offset + first
             _forward_block(
                 block, kp, vp, scores, total, norm, ceiling, bias, position, position - least,
                 slope, window, slots, d,
@@ -281,8 +288,8 @@ def backward(
     for task in range(start, stop):
         row, head = task // heads, task % heads
         at, stride = (row * length * heads + head) * d, heads * d
-        slope, window = slopes[head] * q.dtype.type(LOG2_E), min(windows[head], EVERYTHING)
-        offset = starts[row]
+        slope, window = slopes[head] * q.dtype.type(LOG2_E), _bounded(windows[head])
+        offset = _bounded(starts[row])
         least = offset - slots - MARGIN
         _by_distance(ceiling, bias, least, slope, window)
         _pack(kp, k, row * slots * of_k + head * d, of_k, slots, d, one)
@@ -361,9 +368,10 @@ def step(
     scale = q.dtype.type(LOG2_E / math.sqrt(d))
     for task in range(start, stop):
         row, head = task // heads, task % heads
-        slope, window = slopes[head] * q.dtype.type(LOG2_E), windows[head]
+        slope, window = slopes[head] * q.dtype.type(LOG2_E), _bounded(windows[head])
+        offset = _bounded(starts[row])
         for t in range(length):
-            at, position = (row * length + t) * of_q + head * d, starts[row] + t
+            at, position = (row * length + t) * of_q + head * d, offset + t
             low, high = max(0, position - window + 1), min(slots, position + 1)
             first, ours = row * slots * of_k + head * d, row * slots * of_v + head * d
             top = q.dtype.type(HIDDEN)
