@@ -53,8 +53,8 @@ def run_delta(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def test_the_definition_is_attention_with_decayed_scores() -> None:
-    q, k, v, log_decay, state = case(9, groups=4)
-    y, _ = linear_attention(q, k, v, log_decay, torch.zeros_like(state), backend="reference")
+    q, k, v, log_decay, _ = case(9, groups=4)
+    y, _ = linear_attention(q, k, v, log_decay, backend="reference")
     total = log_decay.cumsum(dim=1)
     decay = (total[:, :, None] - total[:, None]).exp().movedim(-1, 1).tril()
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * decay
@@ -143,15 +143,17 @@ def test_a_step_is_a_piece_of_length_one() -> None:
 
 def test_groups_that_do_not_fit_are_refused() -> None:
     q, k, v, _, state = case(2, groups=3)
-    with pytest.raises(InputError, match="divide the number of heads, got 3 and 4"):
+    with pytest.raises(InputError, match="must divide the heads, got 3 and 4"):
         linear_attention(q, k, v, None, state)
 
 
-@pytest.mark.usefixtures("unannotated")
-def test_the_former_order_of_arguments_is_refused() -> None:
-    q, k, v, log_decay, state = case(1)
-    for wrong in ((state, log_decay), (state, None)):
-        with pytest.raises(InputError, match="takes \\(q, k, v, log_decay, state\\)"):
-            linear_attention(q, k, v, *wrong)
-        with pytest.raises(InputError, match="takes \\(q, k, v, log_decay, state\\)"):
-            linear_attention_step(q[:, 0], k[:, 0], v[:, 0], *wrong)
+@pytest.mark.parametrize("backend", [*FASTER, "reference"])
+def test_no_state_is_the_zero_state(backend: str) -> None:
+    *signals, state = case(9)
+    wanted = linear_attention(*signals, torch.zeros_like(state), backend=backend)
+    found = linear_attention(*signals, backend=backend)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    *others, state = delta_case(9)
+    wanted = gated_delta_rule(*others, torch.zeros_like(state), backend=backend)
+    found = gated_delta_rule(*others, backend=backend)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

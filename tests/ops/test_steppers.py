@@ -98,16 +98,43 @@ def test_states_of_any_layout_and_precision_change_in_place(name: str, layout: s
     assert_close([x.double() for x in here], list(after), rtol=1e-5, atol=1e-5)
 
 
+def scan_case() -> list[Tensor]:
+    b, c, a = normal(ROWS, 2, 5), normal(ROWS, 2, 5), -normal(6, 5).exp()
+    return [normal(ROWS, 6), normal(ROWS, 6).exp(), a, b, c, normal(ROWS, 6, 5)]
+
+
+def lookup_case(groups: int = 4) -> list[Tensor]:
+    q, k, v = normal(ROWS, groups, 5), normal(ROWS, groups, 5), normal(ROWS, 4, 7)
+    return [q, k / 5, v, -normal(ROWS, 4).exp(), normal(ROWS, 4, 5, 7)]
+
+
+def delta_case() -> list[Tensor]:
+    *signals, state = lookup_case()
+    return [*signals, normal(ROWS, 4).sigmoid(), state]
+
+
+RECURRENCES: dict[str, Callable[[], list[Any]]] = {
+    "selective_scan": scan_case,
+    "linear_attention": lambda: lookup_case(groups=2),
+    "gated_delta_rule": delta_case,
+}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_scan_in_place_equals_the_scan(backend: str) -> None:
-    groups, d_state = 2, 5
-    u, dt, state = normal(ROWS, 6), normal(ROWS, 6).exp(), normal(ROWS, 6, d_state)
-    b, c = normal(ROWS, groups, d_state), normal(ROWS, groups, d_state)
-    a = -normal(6, d_state).exp()
-    wanted, after = ops.selective_scan_step(u, dt, a, b, c, state, backend="reference")
-    y = ops.selective_scan_step_(u, dt, a, b, c, state, backend=backend)
-    assert_close(y, wanted, rtol=1e-12, atol=1e-12)
-    assert_close(state, after, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_a_recurrence_in_place_equals_the_definition(name: str, backend: str) -> None:
+    step, step_ = getattr(ops, f"{name}_step"), getattr(ops, f"{name}_step_")
+    *signals, state = RECURRENCES[name]()
+    wanted, after = step(*signals, state, backend="reference")
+    y, copy = step(*signals, state, backend=backend)
+    assert_close((y, copy), (wanted, after), rtol=1e-12, atol=1e-12)
+    wide = torch.stack([state, state], dim=-1)
+    for here in (wide[..., 0], state):  # a view with gaps, and the state itself
+        assert_close(step_(*signals, here, backend=backend), wanted, rtol=1e-12, atol=1e-12)
+        assert_close(here, after, rtol=1e-12, atol=1e-12)
+    half = copy.clone().bfloat16()
+    step_(*signals, half, backend=backend)
+    assert_close(half.double(), step(*signals, after)[1], rtol=1e-2, atol=2e-2)
 
 
 def test_a_graph_that_needs_the_old_state_is_refused() -> None:

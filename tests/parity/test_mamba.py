@@ -37,9 +37,10 @@ def scan(v: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
     for letter in "BC":
         vector = v[f"{name}.{letter}"]
         vector = vector[:, None] if vector.ndim == 3 else vector
-        vectors.append(vector.movedim(-1, 1) if vector.ndim == 4 else vector)
-    start = torch.zeros(len(delta), *v["A"].shape)
-    y, last = selective_scan(v["u"].mT, dt.mT, v["A"], *vectors, start)
+        constant = vector.ndim == 2  # one of each channel, for all times
+        shape = len(dt), dt.shape[-1], -1, -1
+        vectors.append(vector.expand(shape) if constant else vector.movedim(-1, 1))
+    y, last = selective_scan(v["u"].mT, dt.mT, v["A"], *vectors)
     y = y.mT if "D" in without else y.mT + v["Dskip"][:, None] * v["u"]
     return (y if "z" in without else y * F.silu(v["z"])), last
 

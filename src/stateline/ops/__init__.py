@@ -15,9 +15,17 @@ from stateline.ops.diagonal_ssm import (
 from stateline.ops.dispatch import use_backend
 from stateline.ops.dplr_ssm import DPLRWeights, dplr_ssm, dplr_ssm_every, dplr_ssm_step
 from stateline.ops.fft_conv import fft_conv
-from stateline.ops.gated_delta_rule import gated_delta_rule, gated_delta_rule_step
+from stateline.ops.gated_delta_rule import (
+    gated_delta_rule,
+    gated_delta_rule_step,
+    gated_delta_rule_step_,
+)
 from stateline.ops.h3_core import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
-from stateline.ops.linear_attention import linear_attention, linear_attention_step
+from stateline.ops.linear_attention import (
+    linear_attention,
+    linear_attention_step,
+    linear_attention_step_,
+)
 from stateline.ops.local_attention import LocalWindow, local_attention
 from stateline.ops.lstm import LSTMCell, LSTMWeights, lstm
 from stateline.ops.mimo_ssm import MIMOWeights, mimo_ssm, mimo_ssm_step
@@ -52,11 +60,13 @@ __all__ = [
     "fft_conv",
     "gated_delta_rule",
     "gated_delta_rule_step",
+    "gated_delta_rule_step_",
     "h3_core",
     "h3_core_step",
     "h3_core_stepper",
     "linear_attention",
     "linear_attention_step",
+    "linear_attention_step_",
     "local_attention",
     "lstm",
     "mimo_ssm",

@@ -1,4 +1,4 @@
-"""Steps that change states in place, where a backend has no kernel of its own for them."""
+"""Steps that change states in place, and steps that return new states, one made of the other."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,3 +38,23 @@ def copying(step: Callable[..., tuple[Tensor, Any]]) -> Stepper:
         return y
 
     return run
+
+
+def on_a_copy(step_: Stepper) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A step that returns a new state, from one that changes its state in place.
+
+    Args:
+        step_: ``step_(*signals, state)`` returns the output.
+    """
+
+    def run(*inputs: Any) -> tuple[Tensor, Tensor]:
+        *signals, state = inputs
+        after = state.clone(memory_format=torch.contiguous_format)
+        return step_(*signals, after), after
+
+    return run
+
+
+def zeros_before(x: Tensor, *shape: int) -> Tensor:
+    """The zero state before the signal x, in float32 at least."""
+    return x.new_zeros(shape, dtype=torch.promote_types(x.dtype, torch.float32))

@@ -9,14 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.layers.norm import unit_length
-from stateline.ops import gated_delta_rule, gated_delta_rule_step
+from stateline.ops import gated_delta_rule, gated_delta_rule_step, gated_delta_rule_step_
 from stateline.ops.gated_delta_rule import CHUNK
 
 
@@ -128,6 +128,16 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         mixed, conv = self.conv.step(mixed, state.conv)
         y, s = gated_delta_rule_step(*self._split(mixed), log_decay, beta, state.s)
         return self._read(y, z), GatedDeltaNetState(conv, s)
+
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: GatedDeltaNetState
+    ) -> Float[Tensor, "batch d_model"]:
+        """Write one key and value into the given state, and read."""
+        if records(x):
+            return super().step_(x, state)
+        mixed, z, log_decay, beta = self._project(x)
+        q, k, v = self._split(self.conv.step_(mixed, state.conv))
+        return self._read(gated_delta_rule_step_(q, k, v, log_decay, beta, state.s), z)
 
     def flops_per_token(self, length: int) -> float:
         """Projections, convolution, products with the state, and the system of a chunk."""

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
-from stateline.layers.base import SequenceLayer, zeros
-from stateline.ops import linear_attention, linear_attention_step
+from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.ops import linear_attention, linear_attention_step, linear_attention_step_
 from stateline.ops.linear_attention import CHUNK
 
 Feature = Literal["elu", "relu", "identity", "random"]
@@ -128,6 +128,14 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         """Write one key and value, and read."""
         y, s = linear_attention_step(*self._project(x), None, state.s)
         return self._merge(y), LinearAttentionState(s)
+
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: LinearAttentionState
+    ) -> Float[Tensor, "batch d_model"]:
+        """Write one key and value into the given state, and read."""
+        if records(x):
+            return super().step_(x, state)
+        return self._merge(linear_attention_step_(*self._project(x), None, state.s))
 
     def flops_per_token(self, length: int) -> float:
         """Projections, products with the state, and attention inside a chunk."""

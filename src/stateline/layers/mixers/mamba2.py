@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
-from stateline.ops import linear_attention, linear_attention_step
+from stateline.ops import linear_attention, linear_attention_step, linear_attention_step_
 from stateline.ops.linear_attention import CHUNK
 
 
@@ -148,6 +148,17 @@ class Mamba2(SequenceLayer[Mamba2State]):
         u, b, c = self._split(mixed)
         y, h = linear_attention_step(c, b, dt[..., None] * u, dt * self.transition(), state.h)
         return self._read(y, u, z), Mamba2State(conv, h)
+
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: Mamba2State
+    ) -> Float[Tensor, "batch d_model"]:
+        """Advance the recurrence by one input; the state is changed in place."""
+        if records(x):
+            return super().step_(x, state)
+        z, mixed, dt = self._project(x)
+        u, b, c = self._split(self.conv.step_(mixed, state.conv))
+        y = linear_attention_step_(c, b, dt[..., None] * u, dt * self.transition(), state.h)
+        return self._read(y, u, z)
 
     def flops_per_token(self, length: int) -> float:
         """Projections, convolution, products with the state, and attention inside a chunk."""

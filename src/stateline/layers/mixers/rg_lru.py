@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.gated_conv import PlainConv
-from stateline.ops import selective_scan, selective_scan_step
+from stateline.ops import selective_scan, selective_scan_step, selective_scan_step_
 
 _SHARPNESS = 8.0
 """The constant c of the paper: how much faster a state decays at most than by its own rate."""
@@ -99,10 +99,9 @@ class RGLRU(SequenceLayer[RGLRUState]):
         u, conv = self.conv.forward_chunk(u, state.conv)
         position = state.length[:, None] + torch.arange(x.shape[1], device=x.device)
         v, decay = self._gates(u, position)
-        ones = torch.ones_like(self.rate)[:, None]
-        y, h = selective_scan(v, decay, -ones, ones, ones, state.h[..., None])
+        y, h = selective_scan(v, decay, *self._plain(v), state.h[..., None])
         after = RGLRUState(conv, h[..., 0], state.length + x.shape[1])
-        return self.out_proj((y * F.gelu(z, approximate="tanh")).to(x.dtype)), after
+        return self._read(y, z), after
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: RGLRUState
@@ -111,12 +110,20 @@ class RGLRU(SequenceLayer[RGLRUState]):
         z, u = self.in_proj(x).chunk(2, dim=-1)
         u, conv = self.conv.step(u, state.conv)
         v, decay = self._gates(u, state.length)
-        ones = torch.ones_like(self.rate)[:, None]
-        each = ones.expand(len(x), -1, -1)
-        y, h = selective_scan_step(v, decay, -ones, each, each, state.h[..., None])
-        return self.out_proj((y * F.gelu(z, approximate="tanh")).to(x.dtype)), RGLRUState(
-            conv, h[..., 0], state.length + 1
-        )
+        y, h = selective_scan_step(v, decay, *self._plain(v), state.h[..., None])
+        return self._read(y, z), RGLRUState(conv, h[..., 0], state.length + 1)
+
+    def step_(
+        self, x: Float[Tensor, "batch d_model"], state: RGLRUState
+    ) -> Float[Tensor, "batch d_model"]:
+        """Advance the recurrence by one input; the state is changed in place."""
+        if records(x):
+            return super().step_(x, state)
+        z, u = self.in_proj(x).chunk(2, dim=-1)
+        v, decay = self._gates(self.conv.step_(u, state.conv), state.length)
+        y = selective_scan_step_(v, decay, *self._plain(v), state.h[..., None])
+        state.length.add_(1)
+        return self._read(y, z)
 
     def flops_per_token(self, length: int) -> float:
         """Maps, gates, convolution, and about 10 operations per channel."""
@@ -131,7 +138,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
     def _gates(
         self, u: Float[Tensor, "batch *length d_inner"], position: Int[Tensor, "batch *length"]
     ) -> tuple[Float[Tensor, "batch *length d_inner"], Float[Tensor, "batch *length d_inner"]]:
-        """What enters the scan, over the decay by which the scan multiplies it, and the decay."""
+        """Scan input divided by the decay (the scan multiplies it back), and the decay."""
         heads = u.to(self.rate.dtype).unflatten(-1, (self.n_heads, 1, -1))
         r, i = (
             (heads @ weight).squeeze(-2).add(bias).sigmoid().flatten(-2)
@@ -144,3 +151,17 @@ class RGLRU(SequenceLayer[RGLRUState]):
         root = (-torch.expm1(-2 * decay)).sqrt()
         root = torch.where(position[..., None] == 0, 1.0, root)
         return root * i * u / decay, decay
+
+    def _plain(
+        self, v: Float[Tensor, "batch *length d_inner"]
+    ) -> tuple[
+        Float[Tensor, "d_inner 1"],
+        Float[Tensor, "batch *length 1 1"],
+        Float[Tensor, "batch *length 1 1"],
+    ]:
+        """A, B and C of a scan with one state per channel: -1 and ones."""
+        ones = torch.ones_like(v[..., :1, None])
+        return -torch.ones_like(self.rate)[:, None], ones, ones
+
+    def _read(self, y: Tensor, z: Tensor) -> Tensor:
+        return self.out_proj((y * F.gelu(z, approximate="tanh")).to(z.dtype))

@@ -12,39 +12,53 @@ References:
     transpose of the paper's.
 """
 
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.gated_delta_rule import pytorch, reference
-from stateline.ops.gated_delta_rule.pytorch import CHUNK
-from stateline.ops.op import Op
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
+from stateline.ops.stepping import zeros_before
+
+CHUNK = 32
+"""Tokens of a chunk, fewer than for linear attention: solving the system costs more."""
+
+
+def example(sizes: Sizes) -> Example:
+    """Keys of unit length, weak decay."""
+    count, width = sizes.heads
+    q, k, v = (sizes.signal(count, width) for _ in "qkv")
+    log_decay, beta = -0.1 * sizes.signal(count).sigmoid(), sizes.signal(count).sigmoid()
+    flops = 8.0 * sizes.positions * width
+    return Example((q, F.normalize(k, dim=-1), v, log_decay, beta), flops)
+
 
 OP = Op(
     "gated_delta_rule",
     {
-        "numba": "stateline.ops.gated_delta_rule.numba_backend",
-        "fla": "stateline.ops.gated_delta_rule.fla_backend",
-        "torch": pytorch,
-        "reference": reference,
+        "numba": f"{__name__}.numba_backend",
+        "fla": f"{__name__}.fla_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
     },
+    example,
 )
-
-__all__ = ["CHUNK", "OP", "gated_delta_rule", "gated_delta_rule_step"]
 
 
 @own_precision
+@door()
 def gated_delta_rule(
     q: Float[Tensor, "batch length head d_key"],
     k: Float[Tensor, "batch length head d_key"],
     v: Float[Tensor, "batch length head d_value"],
     log_decay: Float[Tensor, "batch length head"],
     beta: Float[Tensor, "batch length head"],
-    state: Float[Tensor, "batch head d_key d_value"],
+    state: Float[Tensor, "batch head d_key d_value"] | None = None,
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    r"""Response to the next chunk of a sequence, and the state after it.
+    r"""Response to a sequence or to its next chunk, and the state after it.
 
     Computed in the dtype of the state.
 
@@ -54,25 +68,30 @@ def gated_delta_rule(
         v: Values.
         log_decay: Logarithm of the decay :math:`\alpha`, finite and at most zero.
         beta: Fraction of the old value that is replaced, from 0 to 1.
-        state: State before the first of these tokens.
+        state: State before the first of these tokens; ``None`` is the zero state.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Outputs in the dtype of ``v``, and the state after the last token.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         The second value replaces the first.
 
         >>> import torch
         >>> one, v = torch.ones(1, 2, 1, 1), torch.tensor([5.0, 3.0]).view(1, 2, 1, 1)
-        >>> log_decay, beta = torch.zeros(1, 2, 1), torch.ones(1, 2, 1)
-        >>> y, state = gated_delta_rule(one, one, v, log_decay, beta, torch.zeros(1, 1, 1, 1))
+        >>> y, state = gated_delta_rule(one, one, v, torch.zeros(1, 2, 1), torch.ones(1, 2, 1))
         >>> y.flatten()
         tensor([5., 3.])
     """
+    if state is None:
+        state = zeros_before(v, len(v), *q.shape[2:], v.shape[3])
     return dispatch(OP, "gated_delta_rule", q, k, v, log_decay, beta, state, backend=backend)
 
 
+@door()
 def gated_delta_rule_step(
     q: Float[Tensor, "batch head d_key"],
     k: Float[Tensor, "batch head d_key"],
@@ -83,18 +102,23 @@ def gated_delta_rule_step(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    r"""Response to the next token, and the state after it: one step of the recurrence.
+    """One step of the recurrence: the output for the next token, and the state after it.
 
-    Args:
-        q: Query.
-        k: Key, of unit length or shorter.
-        v: Value.
-        log_decay: Logarithm of the decay :math:`\alpha`, finite and at most zero.
-        beta: Fraction of the old value that is replaced, from 0 to 1.
-        state: State before this token.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        Output in the dtype of ``v``, and the state after the token.
+    Arguments are those of :func:`gated_delta_rule`, without the axis of time.
     """
     return dispatch(OP, "gated_delta_rule_step", q, k, v, log_decay, beta, state, backend=backend)
+
+
+@door()
+def gated_delta_rule_step_(
+    q: Float[Tensor, "batch head d_key"],
+    k: Float[Tensor, "batch head d_key"],
+    v: Float[Tensor, "batch head d_value"],
+    log_decay: Float[Tensor, "batch head"],
+    beta: Float[Tensor, "batch head"],
+    state: Float[Tensor, "batch head d_key d_value"],
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "batch head d_value"]:
+    """The same without gradients: the state changes in place."""
+    return dispatch(OP, "gated_delta_rule_step_", q, k, v, log_decay, beta, state, backend=backend)

@@ -11,11 +11,11 @@ from stateline.ops.dispatch import wants_gradient
 from stateline.ops.gated_delta_rule import numba_kernel as delta
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import array, fan_out, flat
-from stateline.ops.numba_common.steps import gated_delta_step
+from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
 from stateline.ops.numba_common.vector import LANES
+from stateline.ops.stepping import on_a_copy
 
-WORK = 0.06
+WORK, STEP = 0.06, 1.0
 """Nanoseconds per token and entry of the state, to tell whether threads pay."""
 
 WIDEST = 128
@@ -27,7 +27,7 @@ TIME = 256
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    if function == "gated_delta_rule_step":
+    if function.startswith("gated_delta_rule_step"):
         return launch.can_step(*inputs)
     if wants_gradient(*inputs) and max(inputs[5].shape[2:]) > WIDEST:
         return "PyTorch's products are faster for gradients of wide heads"
@@ -42,16 +42,20 @@ def gated_delta_rule(
     return y, after
 
 
-def gated_delta_rule_step(
+def gated_delta_rule_step_(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Run the recurrence once."""
-    inputs = (q, k, v, log_decay, beta, state)
-    dtype = launch.working_dtype(*inputs)
-    y, after = torch.empty(v.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
-    arrays = tuple(array(x, dtype) for x in (*inputs, y, after))
-    fan_out(gated_delta_step, arrays, len(v), state.numel() * 1.0)
-    return y.to(v.dtype), after.to(state.dtype)
+) -> Tensor:
+    """The recurrence, once, on a state that changes in place."""
+    signals = (q, k, v, log_decay, beta)
+    dtype = launch.working_dtype(*signals, state)
+    y = torch.empty(v.shape, dtype=dtype)
+    with Changing(dtype, state) as (s,):
+        arrays = (*(array(x, dtype) for x in signals), s, y.numpy())
+        fan_out(delta.gated_delta_step, arrays, len(v), s.size * STEP)
+    return y.to(v.dtype)
+
+
+gated_delta_rule_step = on_a_copy(gated_delta_rule_step_)
 
 
 def _whole_vectors(x: Tensor, *axes: int) -> Tensor:

@@ -14,6 +14,8 @@ the rows of the state, ``u``, ``w`` and the outputs along the lanes.
 
 # mypy: ignore-errors
 
+import numpy as np
+
 from stateline.ops.numba_common.blocks import MODES, WIDE, read_block, scratch, write_block
 from stateline.ops.numba_common.jit import kernel, summing_kernel
 from stateline.ops.numba_common.vector import (
@@ -131,8 +133,11 @@ def adjoint(
 
 
 @summing_kernel
-def gated_delta_step(q, k, v, log_decay, beta, state, y, after, start, stop):
-    """Rows ``start`` to ``stop``: what the key holds, then its replacement and the output."""
+def gated_delta_step(q, k, v, log_decay, beta, state, y, start, stop):
+    """One step of rows ``start`` to ``stop``: what the key holds, its replacement, the output.
+
+    States (row, head, key, value) change in place.
+    """
     heads, keys, values = state.shape[1:]
     change = np.empty(values, state.dtype)
     for row in range(start, stop):
@@ -150,5 +155,5 @@ def gated_delta_step(q, k, v, log_decay, beta, state, y, after, start, stop):
                 key, query = k[row, head, i], q[row, head, i]
                 for j in range(values):
                     new = decay * state[row, head, i, j] + key * change[j]
-                    after[row, head, i, j] = new
+                    state[row, head, i, j] = new
                     y[row, head, j] += query * new

@@ -14,13 +14,11 @@ a system with a unit lower triangular matrix. Given u, the rest is linear attent
 import torch
 from torch import Tensor
 
-from stateline.ops.gated_delta_rule.reference import gated_delta_rule_step
+from stateline.ops.gated_delta_rule import CHUNK
+from stateline.ops.gated_delta_rule.reference import gated_delta_rule_step, gated_delta_rule_step_
 from stateline.ops.linear_attention.pytorch import decays
 
-__all__ = ["CHUNK", "gated_delta_rule", "gated_delta_rule_step"]
-
-CHUNK = 32
-"""Tokens in a chunk; fewer than for linear attention, because solving the system costs more."""
+__all__ = ["gated_delta_rule", "gated_delta_rule_step", "gated_delta_rule_step_"]
 
 
 def gated_delta_rule(

@@ -1,18 +1,14 @@
 """The definition of the gated delta rule: its recurrence."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
+
+from stateline.ops.stepping import copying
 
 
 def gated_delta_rule(
-    q: Float[Tensor, "batch length head d_key"],
-    k: Float[Tensor, "batch length head d_key"],
-    v: Float[Tensor, "batch length head d_value"],
-    log_decay: Float[Tensor, "batch length head"],
-    beta: Float[Tensor, "batch length head"],
-    state: Float[Tensor, "batch head d_key d_value"],
-) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """Apply the recurrence to one token after the other."""
     outputs = [v[:, :0]]
     for t in range(v.shape[1]):
@@ -24,13 +20,8 @@ def gated_delta_rule(
 
 
 def gated_delta_rule_step(
-    q: Float[Tensor, "batch head d_key"],
-    k: Float[Tensor, "batch head d_key"],
-    v: Float[Tensor, "batch head d_value"],
-    log_decay: Float[Tensor, "batch head"],
-    beta: Float[Tensor, "batch head"],
-    state: Float[Tensor, "batch head d_key d_value"],
-) -> tuple[Float[Tensor, "batch head d_value"], Float[Tensor, "batch head d_key d_value"]]:
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """Apply the recurrence once."""
     dtype = v.dtype
     q, k, v, log_decay, beta = (t.to(state.dtype) for t in (q, k, v, log_decay, beta))
@@ -38,3 +29,6 @@ def gated_delta_rule_step(
     found = (k[..., None] * state).sum(dim=-2)  # value that the state holds at the key
     state = state + k[..., None] * (beta[..., None] * (v - found))[..., None, :]
     return (q[..., None] * state).sum(dim=-2).to(dtype), state
+
+
+gated_delta_rule_step_ = copying(gated_delta_rule_step)

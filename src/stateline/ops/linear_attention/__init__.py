@@ -13,36 +13,53 @@ References:
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.errors import InputError
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.linear_attention import pytorch, reference
-from stateline.ops.linear_attention.pytorch import CHUNK
-from stateline.ops.op import Op
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
+from stateline.ops.stepping import zeros_before
+
+CHUNK = 64
+"""Tokens of a chunk, which are computed by matrix products."""
+
+
+def example(sizes: Sizes) -> Example:
+    """Without decay."""
+    count, width = sizes.heads
+    return Example(tuple(sizes.signal(count, width) for _ in "qkv"), 4.0 * sizes.positions * width)
+
 
 OP = Op(
     "linear_attention",
     {
-        "numba": "stateline.ops.linear_attention.numba_backend",
-        "fla": "stateline.ops.linear_attention.fla_backend",
-        "torch": pytorch,
-        "reference": reference,
+        "numba": f"{__name__}.numba_backend",
+        "fla": f"{__name__}.fla_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
     },
+    example,
 )
 
-__all__ = ["CHUNK", "OP", "linear_attention", "linear_attention_step"]
+
+def _groups_divide(q: Tensor, v: Tensor) -> str:
+    """Why the groups do not fit the heads, or an empty string."""
+    groups, heads = q.shape[-2], v.shape[-2]
+    if groups and heads % groups == 0:
+        return ""
+    return f"the groups of queries and keys must divide the heads, got {groups} and {heads}"
 
 
 @own_precision
+@door(_groups_divide)
 def linear_attention(
     q: Float[Tensor, "batch length group d_key"],
     k: Float[Tensor, "batch length group d_key"],
     v: Float[Tensor, "batch length head d_value"],
-    log_decay: Float[Tensor, "batch length head"] | None,
-    state: Float[Tensor, "batch head d_key d_value"],
+    log_decay: Float[Tensor, "batch length head"] | None = None,
+    state: Float[Tensor, "batch head d_key d_value"] | None = None,
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    """Response to the next chunk of a sequence, and the state after it.
+    """Response to a sequence or to its next chunk, and the state after it.
 
     Computed in the dtype of the state.
 
@@ -52,27 +69,28 @@ def linear_attention(
         v: Values.
         log_decay: Logarithm g of the factor by which the state decays before each token, finite
             and at most zero; ``None`` means no decay.
-        state: State before the first of these tokens.
+        state: State before the first of these tokens; ``None`` is the zero state.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Outputs in the dtype of ``v``, and the state after the last token.
 
     Raises:
-        InputError: If the number of groups does not divide the number of heads, or ``log_decay``
-            and ``state`` are in the wrong order.
+        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         >>> import torch
         >>> one, v = torch.ones(1, 3, 1, 1), torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1, 1)
-        >>> y, state = linear_attention(one, one, v, None, torch.zeros(1, 1, 1, 1))
+        >>> y, state = linear_attention(one, one, v)
         >>> y.flatten()
         tensor([1., 3., 7.])
     """
-    _check(q, v, log_decay, state)
+    if state is None:
+        state = zeros_before(v, len(v), v.shape[2], q.shape[3], v.shape[3])
     return dispatch(OP, "linear_attention", q, k, v, log_decay, state, backend=backend)
 
 
+@door(_groups_divide)
 def linear_attention_step(
     q: Float[Tensor, "batch group d_key"],
     k: Float[Tensor, "batch group d_key"],
@@ -82,36 +100,22 @@ def linear_attention_step(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    """Response to the next token, and the state after it: one step of the recurrence.
+    """One step of the recurrence: the output for the next token, and the state after it.
 
-    Args:
-        q: Query, one for each group of adjacent heads.
-        k: Key, one for each group of adjacent heads.
-        v: Value.
-        log_decay: Logarithm of the state's decay, finite and at most zero; ``None`` means no decay.
-        state: State before this token.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        Output in the dtype of ``v``, and the state after the token.
-
-    Raises:
-        InputError: If the number of groups does not divide the number of heads, or ``log_decay``
-            and ``state`` are in the wrong order.
+    Arguments are those of :func:`linear_attention`, without the axis of time.
     """
-    _check(q, v, log_decay, state)
     return dispatch(OP, "linear_attention_step", q, k, v, log_decay, state, backend=backend)
 
 
-def _check(q: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None) -> None:
-    groups, heads = q.shape[-2], v.shape[-2]
-    if heads % groups:
-        raise InputError(
-            "the number of groups of queries and keys must divide the number of heads, "
-            f"got {groups} and {heads}"
-        )
-    if state is None or state.ndim != 4 or (log_decay is not None and log_decay.ndim == 4):
-        raise InputError(
-            "linear attention takes (q, k, v, log_decay, state), with the state (batch, head, "
-            "d_key, d_value) last; log_decay may be None"
-        )
+@door(_groups_divide)
+def linear_attention_step_(
+    q: Float[Tensor, "batch group d_key"],
+    k: Float[Tensor, "batch group d_key"],
+    v: Float[Tensor, "batch head d_value"],
+    log_decay: Float[Tensor, "batch head"] | None,
+    state: Float[Tensor, "batch head d_key d_value"],
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "batch head d_value"]:
+    """The same without gradients: the state changes in place."""
+    return dispatch(OP, "linear_attention_step_", q, k, v, log_decay, state, backend=backend)

@@ -6,24 +6,20 @@ import torch
 from torch import Tensor
 
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
-from stateline.ops.linear_attention.numba_kernel import scan
-from stateline.ops.numba_common import launch, steps
-from stateline.ops.numba_common.launch import array, fan_out, flat
+from stateline.ops.linear_attention import numba_kernel as kernels
+from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
 from stateline.ops.numba_common.vector import LANES
+from stateline.ops.stepping import on_a_copy
 
-WORK = 0.05
+WORK, STEP = 0.05, 0.5
 """Nanoseconds per token and entry of the state, to tell whether threads pay."""
-
-WIDEST = 64
-"""Keys and values of a head up to which this is faster than PyTorch's products."""
 
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    if function == "linear_attention_step":
+    if function.startswith("linear_attention_step"):
         return launch.can_step(*inputs)
-    if max(inputs[0].shape[-1], inputs[2].shape[-1]) > WIDEST:
-        return "PyTorch's products are faster for wide heads"
     return launch.can_use(*inputs)
 
 
@@ -35,17 +31,20 @@ def linear_attention(
     return y, after
 
 
-def linear_attention_step(
+def linear_attention_step_(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Run the recurrence once."""
+) -> Tensor:
+    """The recurrence, once, on a state that changes in place."""
     decays = [] if log_decay is None else [log_decay]
     dtype = launch.working_dtype(q, k, v, state, *decays)
-    y, after = torch.empty(v.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
-    arguments = [None if x is None else array(x, dtype) for x in (q, k, v, log_decay, state)]
-    outputs = (array(y, dtype), array(after, dtype))
-    fan_out(steps.linear_attention_step, (*arguments, *outputs), len(v), state.numel() * 0.5)
-    return y.to(v.dtype), after.to(state.dtype)
+    y = torch.empty(v.shape, dtype=dtype)
+    with Changing(dtype, state) as (s,):
+        signals = [None if x is None else array(x, dtype) for x in (q, k, v, log_decay)]
+        fan_out(kernels.linear_attention_step, (*signals, s, y.numpy()), len(v), s.size * STEP)
+    return y.to(v.dtype)
+
+
+linear_attention_step = on_a_copy(linear_attention_step_)
 
 
 def _scan(
@@ -55,10 +54,11 @@ def _scan(
     decay: Tensor,
     state: Tensor,
     *,
+    against: Tensor | None = None,
     old: bool = False,
     backwards: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Outputs for every head, and the state at the end, in the dtype of the state.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, the state at the end, and products of outputs, in the dtype of the state.
 
     Args:
         q: What reads the state (batch, length, head, key); may have fewer heads, as the next two.
@@ -66,17 +66,22 @@ def _scan(
         v: Its values (batch, length, head, value).
         decay: Factor of the state before each token (batch, length, head).
         state: State at the beginning (batch, head, key, value).
+        against: If given, outputs are summed over groups of heads, so that they have its shape, and
+            the products are those of its vectors with the outputs of every head.
         old: Whether outputs leave out what their own token writes.
         backwards: Whether time runs from the last token to the first.
     """
     (batch, length, heads), (keys, values), dtype = decay.shape, state.shape[2:], state.dtype
-    y = torch.empty((batch, length, heads, values), dtype=dtype)
+    outputs, blocks = heads if against is None else against.shape[2], -(-values // LANES)
+    y = torch.empty((batch, length, outputs, values), dtype=dtype)
     after = torch.empty(state.shape, dtype=dtype)
-    arrays = (flat(x, dtype) for x in (q, k, v, decay, y, state, after))
-    sizes = length, heads, q.shape[2], k.shape[2], v.shape[2], keys, values
-    tasks = batch * heads * -(-values // LANES)
-    fan_out(scan, (*arrays, *sizes, old, backwards), tasks, WORK * length * state.numel())
-    return y, after
+    dots = torch.empty((0 if against is None else blocks, batch, length, heads), dtype=dtype)
+    signals = (None if x is None else flat(x, dtype) for x in (q, k, v, against))
+    arrays = (*signals, *(flat(x, dtype) for x in (decay, y, dots, state, after)))
+    sizes = batch, length, heads, q.shape[2], k.shape[2], v.shape[2], outputs, keys, values
+    work = WORK * length * state.numel()
+    fan_out(kernels.scan, (*arrays, *sizes, old, backwards), batch * outputs * blocks, work)
+    return y, after, dots.sum(0)
 
 
 def _decay(log_decay: Tensor, v: Tensor) -> Tensor:
@@ -88,7 +93,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     dtype = launch.working_dtype(q, k, v, log_decay, state)
-    y, after = _scan(q, k, v, _decay(log_decay.to(dtype), v), state.to(dtype))
+    y, after, _ = _scan(q, k, v, _decay(log_decay.to(dtype), v), state.to(dtype))
     return y.to(v.dtype), after.to(state.dtype)
 
 
@@ -110,27 +115,18 @@ def _backward(
     inputs = (q, k, v, log_decay, state)
     dtype = launch.working_dtype(*inputs)
     grad, grad_after, q, k, v, log_decay, state = (x.to(dtype) for x in (grad, grad_after, *inputs))
-    decay, decays, groups = _decay(log_decay, v), log_decay.numel() > 0, q.shape[2]
+    decay, decays = _decay(log_decay, v), log_decay.numel() > 0
     later = torch.cat([decay[:, 1:], torch.ones_like(decay[:, :1])], dim=1)[:, : v.shape[1]]
-    dq, after = _scan(grad, v, k, decay, state.mT, old=decays)
-    dk, _ = _scan(v, grad, q, later, grad_after.mT, old=decays, backwards=True)
-    dv, dstate = _scan(k, q, grad, later, grad_after, backwards=True)
+    dq, after, of_q = _scan(grad, v, k, decay, state.mT, against=q, old=decays)
+    dk, _, of_k = _scan(v, grad, q, later, grad_after.mT, against=k, old=decays, backwards=True)
+    dv, dstate, _ = _scan(k, q, grad, later, grad_after, backwards=True)
     if not decays:
-        dq, dk = (x.unflatten(2, (groups, -1)).sum(3) for x in (dq, dk))
         return like((dq, dk, dv, torch.empty_like(log_decay), dstate), inputs)
-    steps = (_of_heads(q, dq) - _of_heads(k, dk)).double()
-    total = (after.mT * grad_after).double().sum((-2, -1))
-    dlog = total[:, None] + steps.flip(1).cumsum(1).flip(1)
-    own = (grad * v).sum(-1).unflatten(2, (groups, -1)).sum(-1, keepdim=True)
-    dq, dk = (x.unflatten(2, (groups, -1)).sum(3) for x in (dq, dk))
     dstate = dstate * decay[:, 0, :, None, None]
+    total = (after.mT * grad_after).double().sum((-2, -1))
+    dlog = total[:, None] + (of_q - of_k).double().flip(1).cumsum(1).flip(1)
+    own = (grad * v).sum(-1).unflatten(2, (q.shape[2], -1)).sum(-1, keepdim=True)
     return like((dq + own * k, dk + own * q, dv, dlog, dstate), inputs)
-
-
-def _of_heads(x: Tensor, gradient: Tensor) -> Tensor:
-    """Products of queries or keys with their gradients for every head: (batch, length, head)."""
-    grouped = gradient.unflatten(2, (x.shape[2], -1))
-    return (x[:, :, :, None] * grouped).sum(-1).flatten(2)
 
 
 _whole = define_kernel_op(

@@ -7,9 +7,18 @@ forward in time for q and backward for k and v, with the signals in other places
 
 # mypy: ignore-errors
 
-from stateline.ops.numba_common.blocks import read_block, scratch, write_block
-from stateline.ops.numba_common.jit import kernel
-from stateline.ops.numba_common.vector import LANES, align_stack, entry, load, store
+import numpy as np
+
+from stateline.ops.numba_common.blocks import MODES, WIDE, read_block, scratch, write_block
+from stateline.ops.numba_common.jit import kernel, summing_kernel
+from stateline.ops.numba_common.vector import (
+    LANES,
+    align_stack,
+    entry,
+    load,
+    store,
+    sum_channels,
+)
 
 TIME = 64
 """Tokens of a block."""
@@ -31,13 +40,15 @@ def _read_keys(block, x, first, stride, rows, keys, padded):
 
 @kernel
 def _advance(q, k, v, decay, y, rows, padded, first, state, old, backwards):
-    """A block of tokens through rows ``first`` ... of the state; ``old``: outputs come first."""
+    """A block of tokens through ``KEYS`` rows of the state, which is theirs alone.
+
+    ``first`` is their first entry in keys and queries; ``old``: outputs come first.
+    """
     align_stack()
-    at = first * LANES
-    s0, s1 = load(state, at, LANES), load(state, at + LANES, LANES)
-    s2, s3 = load(state, at + 2 * LANES, LANES), load(state, at + 3 * LANES, LANES)
-    s4, s5 = load(state, at + 4 * LANES, LANES), load(state, at + 5 * LANES, LANES)
-    s6, s7 = load(state, at + 6 * LANES, LANES), load(state, at + 7 * LANES, LANES)
+    s0, s1 = load(state, 0, LANES), load(state, LANES, LANES)
+    s2, s3 = load(state, 2 * LANES, LANES), load(state, 3 * LANES, LANES)
+    s4, s5 = load(state, 4 * LANES, LANES), load(state, 5 * LANES, LANES)
+    s6, s7 = load(state, 6 * LANES, LANES), load(state, 7 * LANES, LANES)
     for count in range(rows):
         t = rows - 1 - count if backwards else count
         i, u, g = t * padded + first, load(v, t * LANES, LANES), entry(decay, t)
@@ -59,62 +70,92 @@ def _advance(q, k, v, decay, y, rows, padded, first, state, old, backwards):
             b = entry(q, i + 4) * s4 + entry(q, i + 5) * s5
             b = b + entry(q, i + 6) * s6 + entry(q, i + 7) * s7
             store(y, t * LANES, a + b)
-    store(state, at, s0)
-    store(state, at + LANES, s1)
-    store(state, at + 2 * LANES, s2)
-    store(state, at + 3 * LANES, s3)
-    store(state, at + 4 * LANES, s4)
-    store(state, at + 5 * LANES, s5)
-    store(state, at + 6 * LANES, s6)
-    store(state, at + 7 * LANES, s7)
+    store(state, 0, s0)
+    store(state, LANES, s1)
+    store(state, 2 * LANES, s2)
+    store(state, 3 * LANES, s3)
+    store(state, 4 * LANES, s4)
+    store(state, 5 * LANES, s5)
+    store(state, 6 * LANES, s6)
+    store(state, 7 * LANES, s7)
+
+
+@kernel
+def _add_products(sums, w, y, rows, dots, at, stride):
+    """Add y to sums, and write its products with w; y is lost."""
+    for t in range(0, rows, MODES):
+        added = load(y, t * LANES, WIDE)
+        store(sums, t * LANES, load(sums, t * LANES, WIDE) + added)
+        store(y, t * LANES, sum_channels(load(w, t * LANES, WIDE) * added))
+        for i in range(min(MODES, rows - t)):
+            dots[at + (t + i) * stride] = y[t * LANES + i]
 
 
 @kernel
 def scan(
-    q, k, v, decay, y, state, after, length, heads, of_q, of_k, of_v, keys, values, old, backwards,
-    start, stop,
+    q, k, v, w, decay, y, dots, state, after, batch, length, heads, of_q, of_k, of_v, of_y, keys,
+    values, old, backwards, start, stop,
 ):  # fmt: skip
-    """Tasks ``start`` to ``stop`` of (row, head, block of values).
+    """Tasks ``start`` to ``stop`` of (row, output, block of values).
 
     Signals are flat (row, time, head, entry), with ``of_q``, ``of_k`` and ``of_v`` heads, each for
-    as many adjacent heads of the output; decay is (row, time, head). With ``backwards``, time runs
-    from the last token to the first.
+    as many adjacent heads of the state; decay is (row, time, head). Each of the ``of_y`` outputs is
+    the sum over as many adjacent heads, and ``dots`` (block, row, time, head) takes w . y of every
+    head; w is of the shape of y, or ``None``. With ``backwards``, time runs from the last token to
+    the first.
     """
     align_stack()
     blocks, padded = (values + LANES - 1) // LANES, (keys + KEYS - 1) // KEYS * KEYS
-    x, g = scratch(padded * LANES, y), scratch(TIME, y)
+    each, count, size = heads // of_y, (length + TIME - 1) // TIME, padded * LANES
+    x, g = scratch(each * size, y), scratch(TIME, y)
     qb, kb = scratch(TIME * padded, y), scratch(TIME * padded, y)
     vb, yb = scratch(TIME * LANES, y), scratch(TIME * LANES, y)
+    wb, sums = scratch(TIME * LANES, y), scratch(TIME * LANES, y)
     qb[:] = 0
     kb[:] = 0
-    count = (length + TIME - 1) // TIME
     for task in range(start, stop):
-        row, head, block = task // blocks // heads, task // blocks % heads, task % blocks
+        row, output, block = task // blocks // of_y, task // blocks % of_y, task % blocks
         lanes, place = min(LANES, values - block * LANES), block * LANES
-        kept = (row * heads + head) * keys * values + place
         x[:] = 0
-        read_block(x, state, kept, values, keys, lanes)
+        for i in range(each):
+            kept = (row * heads + output * each + i) * keys * values + place
+            read_block(x[i * size : (i + 1) * size], state, kept, values, keys, lanes)
         for n in range(count):
             first = (count - 1 - n if backwards else n) * TIME
             rows, token = min(TIME, length - first), row * length + first
-            at_q, at_k = token * of_q + head * of_q // heads, token * of_k + head * of_k // heads
-            at_v = (token * of_v + head * of_v // heads) * values + place
-            _read_keys(qb, q, at_q * keys, of_q * keys, rows, keys, padded)
-            _read_keys(kb, k, at_k * keys, of_k * keys, rows, keys, padded)
-            read_block(vb, v, at_v, of_v * values, rows, lanes)
-            for t in range(rows):
-                g[t] = decay[(token + t) * heads + head]
-            yb[:] = 0
-            for i in range(0, padded, KEYS):
-                _advance(qb, kb, vb, g, yb, rows, padded, i, x, old, backwards)
-            out = (token * heads + head) * values + place
-            write_block(y, out, heads * values, rows, lanes, yb)
-        write_block(after, kept, values, keys, lanes, x)
+            out = (token * of_y + output) * values + place
+            if w is not None:
+                read_block(wb, w, out, of_y * values, rows, lanes)
+                sums[:] = 0
+            for i in range(each):
+                head = output * each + i
+                at_q = (token * of_q + head * of_q // heads) * keys
+                at_k = (token * of_k + head * of_k // heads) * keys
+                at_v = (token * of_v + head * of_v // heads) * values + place
+                _read_keys(qb, q, at_q, of_q * keys, rows, keys, padded)
+                _read_keys(kb, k, at_k, of_k * keys, rows, keys, padded)
+                read_block(vb, v, at_v, of_v * values, rows, lanes)
+                for t in range(rows):
+                    g[t] = decay[(token + t) * heads + head]
+                yb[:] = 0
+                for j in range(0, padded, KEYS):
+                    own = x[i * size + j * LANES : i * size + (j + KEYS) * LANES]
+                    _advance(qb, kb, vb, g, yb, rows, padded, j, own, old, backwards)
+                if w is not None:
+                    at = ((block * batch + row) * length + first) * heads + head
+                    _add_products(sums, wb, yb, rows, dots, at, heads)
+            write_block(y, out, of_y * values, rows, lanes, yb if w is None else sums)
+        for i in range(each):
+            kept = (row * heads + output * each + i) * keys * values + place
+            write_block(after, kept, values, keys, lanes, x[i * size : (i + 1) * size])
 
 
 @summing_kernel
-def linear_attention_step(q, k, v, log_decay, state, y, after, start, stop):
-    """Rows ``start`` to ``stop``: states (row, head, key, value); log_decay may be ``None``."""
+def linear_attention_step(q, k, v, log_decay, state, y, start, stop):
+    """One step of rows ``start`` to ``stop``; log_decay may be ``None``.
+
+    States (row, head, key, value) change in place.
+    """
     heads, keys, values = state.shape[1:]
     each, one = heads // q.shape[1], state.dtype.type(1)
     for row in range(start, stop):
@@ -126,5 +167,5 @@ def linear_attention_step(q, k, v, log_decay, state, y, after, start, stop):
                 key, query = k[row, g, i], q[row, g, i]
                 for j in range(values):
                     new = decay * state[row, head, i, j] + key * v[row, head, j]
-                    after[row, head, i, j] = new
+                    state[row, head, i, j] = new
                     y[row, head, j] += query * new

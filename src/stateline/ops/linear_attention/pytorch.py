@@ -11,12 +11,10 @@ Every exponent is a sum of logarithmic decays, so none is positive.
 import torch
 from torch import Tensor
 
-from stateline.ops.linear_attention.reference import linear_attention_step
+from stateline.ops.linear_attention import CHUNK
+from stateline.ops.linear_attention.reference import linear_attention_step, linear_attention_step_
 
-__all__ = ["CHUNK", "decays", "linear_attention", "linear_attention_step"]
-
-CHUNK = 64
-"""Tokens in a chunk."""
+__all__ = ["decays", "linear_attention", "linear_attention_step", "linear_attention_step_"]
 
 
 def linear_attention(

@@ -10,40 +10,60 @@ References:
     3.2.
 """
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.errors import InputError
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.op import Op
-from stateline.ops.selective_scan import pytorch, reference
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
+from stateline.ops.stepping import zeros_before
+
+
+def example(sizes: Sizes, d_state: int = 16) -> Example:
+    """Mamba's scan."""
+    u, (b, c) = sizes.signal(), (sizes.signal(1, d_state) for _ in range(2))
+    dt = F.softplus(sizes.weight(*u.shape) - 4)
+    rates = -torch.arange(1.0, d_state + 1, dtype=sizes.precise, device=sizes.device)
+    flops = sizes.positions * d_state * 6.0
+    return Example((u, dt, rates.repeat(sizes.d_model, 1), b, c), flops)
+
 
 OP = Op(
     "selective_scan",
     {
-        "numba": "stateline.ops.selective_scan.numba_backend",
-        "mamba_ssm": "stateline.ops.selective_scan.mamba_backend",
-        "triton": "stateline.ops.selective_scan.triton_backend",
-        "torch": pytorch,
-        "reference": reference,
+        "numba": f"{__name__}.numba_backend",
+        "mamba_ssm": f"{__name__}.mamba_backend",
+        "triton": f"{__name__}.triton_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
     },
+    example,
 )
 
-__all__ = ["OP", "selective_scan", "selective_scan_step"]
+
+def _groups_divide(u: Tensor, b: Tensor) -> str:
+    """Why the groups do not fit the channels, or an empty string."""
+    groups, channels = b.shape[-2], u.shape[-1]
+    if groups and channels % groups == 0:
+        return ""
+    return f"the groups of b and c must divide the channels, got {groups} and {channels}"
 
 
 @own_precision
+@door(_groups_divide)
 def selective_scan(
     u: Float[Tensor, "batch length channel"],
     dt: Float[Tensor, "batch length channel"],
     a: Float[Tensor, "channel d_state"],
-    b: Float[Tensor, "batch length group d_state"] | Float[Tensor, "channel d_state"],
-    c: Float[Tensor, "batch length group d_state"] | Float[Tensor, "channel d_state"],
-    state: Float[Tensor, "batch channel d_state"],
+    b: Float[Tensor, "batch length group d_state"],
+    c: Float[Tensor, "batch length group d_state"],
+    state: Float[Tensor, "batch channel d_state"] | None = None,
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length channel"], Float[Tensor, "batch channel d_state"]]:
-    r"""Response to the next chunk of a sequence, and the state after it.
+    r"""Response to a sequence or to its next chunk, and the state after it.
 
     Computed in the dtype of the state. Only the inputs are saved for the backward pass, which
     recomputes the states.
@@ -52,38 +72,32 @@ def selective_scan(
         u: Input signal.
         dt: Step :math:`\Delta`, positive.
         a: Diagonal A of the transition, negative.
-        b: Input vector B of each group of adjacent channels; or, without batch and length, one of
-            each channel for all times.
-        c: Output vector C, in the same form as ``b`` or in the other one.
-        state: State before the first of these inputs.
+        b: Input vector B of each group of adjacent channels.
+        c: Output vector C of each group.
+        state: State before the first of these inputs; ``None`` is the zero state.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input.
 
     Raises:
-        InputError: If the number of groups does not divide the number of channels.
+        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         With steps of log 2 and A = -1, the state halves at each step.
 
-        >>> import torch
         >>> u, dt = torch.tensor([[[1.0], [0.0]]]), torch.full((1, 2, 1), 2.0).log()
-        >>> one = torch.ones(1, 1)
-        >>> y, state = selective_scan(u, dt, -one, one, one, torch.ones(1, 1, 1))
+        >>> a, one = -torch.ones(1, 1), torch.ones(1, 2, 1, 1)
+        >>> y, state = selective_scan(u, dt, a, one, one, torch.ones(1, 1, 1))
         >>> y.flatten().mul(100).round()
         tensor([119.,  60.])
     """
-    batch, length, channels = u.shape
-    b, c = (t.expand(batch, length, *t.shape) if t.ndim == 2 else t for t in (b, c))
-    if channels % b.shape[2] or b.shape[2] != c.shape[2]:
-        raise InputError(
-            "b and c need the same number of groups, which divides the number of channels: "
-            f"got {b.shape[2]} and {c.shape[2]} groups for {channels} channels"
-        )
+    if state is None:
+        state = zeros_before(u, len(u), *a.shape)
     return dispatch(OP, "selective_scan", u, dt, a, b, c, state, backend=backend)
 
 
+@door(_groups_divide)
 def selective_scan_step(
     u: Float[Tensor, "batch channel"],
     dt: Float[Tensor, "batch channel"],
@@ -94,23 +108,14 @@ def selective_scan_step(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch channel"], Float[Tensor, "batch channel d_state"]]:
-    r"""Response to the next input, and the state after it: one step of the recurrence.
+    """One step of the recurrence: the output for the next input, and the state after it.
 
-    Args:
-        u: Input.
-        dt: Step :math:`\Delta`, positive.
-        a: Diagonal A of the transition, negative.
-        b: Input vector B of each group of adjacent channels.
-        c: Output vector C of each group.
-        state: State before this input.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        Output in the dtype of ``u``, and the state after the input.
+    Arguments are those of :func:`selective_scan`, without the axis of time.
     """
     return dispatch(OP, "selective_scan_step", u, dt, a, b, c, state, backend=backend)
 
 
+@door(_groups_divide)
 def selective_scan_step_(
     u: Float[Tensor, "batch channel"],
     dt: Float[Tensor, "batch channel"],
@@ -121,11 +126,5 @@ def selective_scan_step_(
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "batch channel"]:
-    """Response to the next input without gradients; the state changes in place.
-
-    Arguments are those of :func:`selective_scan_step`.
-
-    Returns:
-        Output in the dtype of ``u``.
-    """
+    """The same without gradients: the state changes in place."""
     return dispatch(OP, "selective_scan_step_", u, dt, a, b, c, state, backend=backend)

@@ -18,7 +18,7 @@ MOST_STATES = 256
 """Largest state of a channel that their kernel takes."""
 
 SHORTEST = 128
-"""From so many tokens on, those that carry the state do not count."""
+"""Minimum length at which the extra state tokens are negligible."""
 
 STEP = 1e-10
 """Step of the tokens that carry the state: :math:`e^{\\Delta A}` is 1 in float32."""

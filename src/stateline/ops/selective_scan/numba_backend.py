@@ -11,11 +11,10 @@ from torch import Tensor
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.blocks import MODES
-from stateline.ops.numba_common.in_place import Changing, selective_advance
-from stateline.ops.numba_common.launch import array, fan_out, flat
-from stateline.ops.numba_common.steps import selective_step
+from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
 from stateline.ops.numba_common.vector import LANES
-from stateline.ops.selective_scan.numba_kernel import backward, forward
+from stateline.ops.selective_scan.numba_kernel import backward, forward, selective_step
+from stateline.ops.stepping import on_a_copy
 
 Array = NDArray[Any]
 
@@ -39,27 +38,19 @@ def selective_scan(
     return _scan(u, dt, a, b, c, state)
 
 
-def selective_scan_step(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The recurrence, once."""
-    dtype = launch.working_dtype(u, dt, a, b, c, state)
-    y, after = torch.empty(u.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
-    arrays = tuple(array(x, dtype) for x in (u, dt, a, b, c, state, y, after))
-    fan_out(selective_step, arrays, len(u), state.numel() * STEP)
-    return y.to(u.dtype), after.to(state.dtype)
-
-
 def selective_scan_step_(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> Tensor:
-    """The same in place."""
+    """The recurrence, once, on a state that changes in place."""
     dtype = launch.working_dtype(u, dt, a, b, c, state)
     y = torch.empty(u.shape, dtype=dtype)
     with Changing(dtype, state) as (h,):
         arrays = (*(array(x, dtype) for x in (u, dt, a, b, c)), h, y.numpy())
-        fan_out(selective_advance, arrays, len(u), state.numel() * STEP)
+        fan_out(selective_step, arrays, len(u), state.numel() * STEP)
     return y.to(u.dtype)
+
+
+selective_scan_step = on_a_copy(selective_scan_step_)
 
 
 def _arrays(

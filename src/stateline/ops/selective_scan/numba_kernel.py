@@ -21,7 +21,7 @@ from stateline.ops.numba_common.blocks import (
     scratch,
     write_block,
 )
-from stateline.ops.numba_common.jit import kernel
+from stateline.ops.numba_common.jit import kernel, summing_kernel
 from stateline.ops.numba_common.vector import (
     LANES,
     LOG2_E,
@@ -252,8 +252,8 @@ def backward(
 
 
 @summing_kernel
-def selective_advance(u, dt, a, b, c, h, y, start, stop):
-    """Rows ``start`` to ``stop`` of a selective scan; b and c are (row, group, d_state)."""
+def selective_step(u, dt, a, b, c, h, y, start, stop):
+    """One step of rows ``start`` to ``stop``: states h (row, channel, d_state) change in place."""
     channels, d_state = a.shape
     each, log2e = channels // b.shape[1], u.dtype.type(LOG2_E)
     for row in range(start, stop):

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from stateline.ops.kernel_op import define_kernel_op
-from stateline.ops.selective_scan.reference import selective_scan_step
-from stateline.ops.stepping import in_float32
+from stateline.ops.selective_scan.reference import selective_scan_step, selective_scan_step_
 
-__all__ = ["BLOCK", "selective_scan", "selective_scan_step"]
+__all__ = ["BLOCK", "selective_scan", "selective_scan_step", "selective_scan_step_"]
 
 BLOCK = 1 << 18
 """Number of state entries of all tokens in a block: 1 MiB in float32."""
@@ -120,12 +119,3 @@ def _run(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor
     for decay_t, state_t in zip(decay.unbind(0), states.unbind(0), strict=True):
         h = state_t.addcmul_(decay_t, h)
     return decay, states
-
-
-def selective_scan_step_(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> Tensor:
-    """A step whose new state is copied over the old one."""
-    y, after = selective_scan_step(u, dt, a, b, c, in_float32(state))
-    state.copy_(after)
-    return y

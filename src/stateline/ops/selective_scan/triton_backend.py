@@ -6,6 +6,7 @@ from torch import Tensor
 
 from stateline.ops.kernel_op import define_kernel_op, empty_like
 from stateline.ops.selective_scan import triton_kernel as selective
+from stateline.ops.stepping import on_a_copy
 from stateline.ops.triton_common import launch
 from stateline.ops.triton_common.launch import empty, on, round_up
 from stateline.ops.triton_common.steps import changing
@@ -36,14 +37,6 @@ def selective_scan(
     return y, after.to(state.dtype)
 
 
-def selective_scan_step(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One token, on a copy of the state."""
-    after = state.clone()
-    return selective_scan_step_(u, dt, a, b, c, after), after
-
-
 def selective_scan_step_(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> Tensor:
@@ -57,6 +50,9 @@ def selective_scan_step_(
             *given, held, y, channels, groups, states, WIDTH=width, N=entries
         )
     return y.to(u.dtype)
+
+
+selective_scan_step = on_a_copy(selective_scan_step_)
 
 
 def _compiled(u: Tensor, a: Tensor, b: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
