@@ -112,7 +112,8 @@ def own_precision(op: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(op)
     def run(*inputs: P.args, **keywords: P.kwargs) -> T:
-        device = next(tensors_of(inputs)).device.type
+        first = next(tensors_of((*inputs, *keywords.values())), None)
+        device = "meta" if first is None else first.device.type
         if device == "meta" or not torch.is_autocast_enabled(device):
             return op(*inputs, **keywords)
         with torch.autocast(device, enabled=False):

@@ -24,6 +24,8 @@ Rule = Callable[..., str]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
+_PLAIN = (int, float, str, type(None))
+
 REMEMBERED = 4096
 """Signatures that a function remembers before it forgets all of them."""
 
@@ -178,7 +180,11 @@ def signature_of(values: Any) -> tuple[Any, ...]:
     return tuple(
         (x.shape, x.dtype, x.device)
         if isinstance(x, Tensor)
-        else (signature_of(x) if isinstance(x, tuple) else x)
+        else signature_of(x)
+        if isinstance(x, tuple)
+        else x
+        if isinstance(x, _PLAIN)
+        else id(x)
         for x in values
     )
 

@@ -114,10 +114,7 @@ class Op:
     """
 
     def __init__(
-        self,
-        name: str,
-        backends: Mapping[str, object],
-        example: Callable[[Sizes], Example] | None = None,
+        self, name: str, backends: Mapping[str, object], example: Callable[[Sizes], Example]
     ) -> None:
         self.name, self.example = name, example
         self._sources = dict(backends)

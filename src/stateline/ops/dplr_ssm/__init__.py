@@ -52,9 +52,7 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
     return Example((sizes.signal(), DPLRWeights(dt, a, p, b, c)), sizes.positions * modes * 12.0)
 
 
-OP = Op(
-    "dplr_ssm", {"torch": f"{__name__}.pytorch", "reference": f"{__name__}.reference"}, example
-)
+OP = Op("dplr_ssm", {"torch": f"{__name__}.pytorch", "reference": f"{__name__}.reference"}, example)
 
 
 @own_precision

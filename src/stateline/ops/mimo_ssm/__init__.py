@@ -44,11 +44,17 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
     return Example((sizes.signal(), MIMOWeights(log_a, dt[:, None, None] * b, c)), flops)
 
 
+def _one_precision(weights: MIMOWeights, state: Tensor | None) -> str:
+    """Why products of weights and state are impossible, or an empty string."""
+    found = {x.dtype for x in (*weights, *([] if state is None else [state]))}
+    return "" if len(found) == 1 else f"weights and state need one dtype, got {len(found)}"
+
+
 OP = Op("mimo_ssm", {"torch": f"{__name__}.pytorch", "reference": f"{__name__}.reference"}, example)
 
 
 @own_precision
-@door()
+@door(_one_precision)
 def mimo_ssm(
     u: Float[Tensor, "*batch length channel"],
     weights: MIMOWeights,
@@ -88,7 +94,7 @@ def mimo_ssm(
 
 
 @own_precision
-@door()
+@door(_one_precision)
 def mimo_ssm_step(
     u: Float[Tensor, "*batch channel"],
     weights: MIMOWeights,

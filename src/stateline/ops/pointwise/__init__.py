@@ -7,6 +7,7 @@ References:
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -55,7 +56,15 @@ OP = Op(
 )
 
 
-@door()
+def _one_precision(x: Tensor, weights: FeedForwardWeights) -> str:
+    """Why the products are impossible, or an empty string; autocast chooses their precision."""
+    found = {t.dtype for t in (x, *weights)}
+    if len(found) > 1 and not torch.is_autocast_enabled(x.device.type):
+        return f"x and the weights need one dtype, got {len(found)}"
+    return ""
+
+
+@door(_one_precision)
 def feed_forward(
     x: Float[Tensor, "*batch d_in"], weights: FeedForwardWeights, *, backend: str = "auto"
 ) -> Float[Tensor, "*batch d_out"]:
@@ -84,9 +93,11 @@ def feed_forward(
     return dispatch(OP, "feed_forward", x, weights, backend=backend)
 
 
-def _pairs_fit(x: Tensor, cos: Tensor) -> str:
-    """Why a head has too few entries, or an empty string."""
+def _pairs_fit(x: Tensor, cos: Tensor, sin: Tensor) -> str:
+    """Why the angles do not fit the heads, or an empty string."""
     pairs, entries = cos.shape[-1], x.shape[-1]
+    if cos.shape != sin.shape:
+        return f"cos and sin need one shape, got {tuple(cos.shape)} and {tuple(sin.shape)}"
     return f"{pairs} pairs need more than {entries} entries" if 2 * pairs > entries else ""
 
 

@@ -106,7 +106,7 @@ def short_conv_step(
     return dispatch(OP, "short_conv_step", u, weights, past, backend=backend)
 
 
-@door()
+@door(lambda weights: "" if len(weights) else "the kernels need at least one tap")
 def short_conv_stepper(weights: Float[Tensor, "taps channel"], *, backend: str = "auto") -> Stepper:
     """Prepare the convolution of many single inputs without gradients.
 

@@ -18,13 +18,12 @@ from stateline.ops import (
     AttentionMask,
     LocalWindow,
     attention,
-    fft_conv,
     gated_delta_rule,
     linear_attention,
     local_attention,
     selective_scan,
     short_conv,
-    theirs,
+    third_party,
 )
 from stateline.ops.gated_delta_rule import reference as delta_reference
 from stateline.ops.linear_attention import reference as linear_reference
@@ -36,7 +35,6 @@ MODULES = {
     "fla.ops.gated_delta_rule": "chunk_gated_delta_rule",
     "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn",
     "causal_conv1d": "causal_conv1d_fn",
-    "flashfftconv": "FlashFFTConv",
 }
 
 
@@ -97,8 +95,6 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     assert weight.shape[1] in (2, 3, 4)
     return conv_reference.short_conv(x.mT, weight.flip(-1)).mT
 
-
-class FlashFFTConv(torch.nn.Module):
     """Circular; signal (batch, channel, length) in half precision, filters in float32."""
 
     def __init__(self, seqlen: int, dtype: torch.dtype = torch.float16) -> None:
@@ -119,8 +115,8 @@ class FlashFFTConv(torch.nn.Module):
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The packages seem installed, and the CPU seems to be their device."""
-    monkeypatch.setattr(theirs, "DEVICE", "cpu")
-    monkeypatch.setattr(theirs, "no_device", lambda: "")
+    monkeypatch.setattr(third_party, "DEVICE", "cpu")
+    monkeypatch.setattr(third_party, "no_device", lambda: "")
     for path, name in MODULES.items():
         parts = path.split(".")
         for end in range(1, len(parts) + 1):
@@ -131,7 +127,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
-THEIR = ("fla", "mamba", "causal_conv1d", "flex", "flashfftconv")
+THEIR = ("fla", "mamba", "causal_conv1d", "flex")
 
 
 def forget() -> None:
@@ -204,16 +200,6 @@ def test_selective_scan_by_mamba(groups: int) -> None:
 def test_short_convolution_by_causal_conv1d() -> None:
     inputs = normal(2, 7, 8), normal(8, 3, seed=1)
     agree(short_conv, "causal_conv1d", *inputs, limit=5e-6)
-
-
-@pytest.mark.parametrize("taps", [12, 5])
-def test_long_convolution_by_flashfftconv(taps: int) -> None:
-    """On request only, since PyTorch's FFT is in front of it and can run every call."""
-    inputs = normal(2, 12, 3).bfloat16(), normal(3, taps, seed=1)
-    agree(fft_conv, "flashfftconv", *inputs, limit=1e-2)
-    assert [*OPS["fft_conv"].backends].index("torch") < OPS["fft_conv"].backends.index(
-        "flashfftconv"
-    )
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -299,9 +285,6 @@ def test_the_mask_of_a_window_leaves_out_no_block(length: int, slots: int, windo
         ("selective_scan", "mamba_ssm", [normal(1, 9, 2)] * 6, "fewer than 128"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 8), normal(8, 5)), "2, 3 or 4 taps"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 6), normal(6, 4)), "multiple of 8"),
-        ("fft_conv", "flashfftconv", (normal(1, 3, 2), normal(2, 3)), "multiple of 4"),
-        ("fft_conv", "flashfftconv", (normal(1, 4, 2), normal(4, 3)), "one filter per channel"),
-        ("fft_conv", "flashfftconv", (normal(1, 4, 2), normal(2, 3)), "not exact enough"),
         ("attention", "flex", (*FEW_HEADS, AttentionMask(slopes=normal(1)), 0.0), "from 128"),
         ("attention", "flex", (*HEADS, AttentionMask(), 0.0), "plain"),
         ("local_attention", "flex", (*HEADS, BIASED, 0.0), "sums up the gradient"),
