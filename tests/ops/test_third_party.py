@@ -95,22 +95,6 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     assert weight.shape[1] in (2, 3, 4)
     return conv_reference.short_conv(x.mT, weight.flip(-1)).mT
 
-    """Circular; signal (batch, channel, length) in half precision, filters in float32."""
-
-    def __init__(self, seqlen: int, dtype: torch.dtype = torch.float16) -> None:
-        super().__init__()
-        assert seqlen in [1 << power for power in range(8, 23)]
-        self.seqlen, self.dtype = seqlen, dtype
-
-    def forward(self, u: Tensor, k: Tensor) -> Tensor:
-        assert u.dtype == self.dtype
-        assert k.dtype == torch.float32
-        assert u.is_contiguous()
-        assert k.is_contiguous()
-        assert u.shape[1:] == k.shape
-        u_f, k_f = (torch.fft.rfft(t.float(), n=self.seqlen) for t in (u, k))
-        return torch.fft.irfft(u_f * k_f, n=self.seqlen)[..., : u.shape[2]].to(u.dtype)
-
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -43,7 +43,7 @@ class DiagonalWeights(NamedTuple):
 def example(sizes: Sizes, modes: int = 32) -> Example:
     """S4D's recurrence, kernel included, with time scales of 10 to 1,000."""
     weights = example_weights(sizes.d_model, modes, sizes)
-    return Example((sizes.signal(), weights), sizes.positions * modes * 12.0)
+    return Example((sizes.signal(), weights, None), sizes.positions * modes * 12.0)
 
 
 def example_weights(channels: int, modes: int, sizes: Sizes) -> DiagonalWeights:

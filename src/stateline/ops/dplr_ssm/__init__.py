@@ -49,7 +49,9 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
     frequency = torch.pi * torch.arange(modes, dtype=sizes.precise, device=sizes.device)
     a = torch.stack([torch.full_like(frequency, -0.5), frequency], dim=-1).repeat(channels, 1, 1)
     p, b, c = (sizes.weight(channels, modes, 2) for _ in range(3))
-    return Example((sizes.signal(), DPLRWeights(dt, a, p, b, c)), sizes.positions * modes * 12.0)
+    return Example(
+        (sizes.signal(), DPLRWeights(dt, a, p, b, c), None), sizes.positions * modes * 12.0
+    )
 
 
 OP = Op("dplr_ssm", {"torch": f"{__name__}.pytorch", "reference": f"{__name__}.reference"}, example)

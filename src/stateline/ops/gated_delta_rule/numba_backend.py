@@ -29,7 +29,7 @@ def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     if function.startswith("gated_delta_rule_step"):
         return launch.can_step(*inputs)
-    if wants_gradient(*inputs) and max(inputs[5].shape[2:]) > WIDEST:
+    if wants_gradient(*inputs) and max(x.shape[-1] for x in inputs[1:3]) > WIDEST:
         return "PyTorch's products are faster for gradients of wide heads"
     return launch.can_use(*inputs)
 

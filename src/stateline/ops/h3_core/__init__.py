@@ -56,7 +56,7 @@ def example(sizes: Sizes, taps: int = 64, modes: int = 32) -> Example:
         example_weights(sizes.d_model, modes, sizes),
         sizes.weight(sizes.d_model),
     )
-    return Example((q, k, v, weights), sizes.positions * (modes * 12.0 + taps * 2.0))
+    return Example((q, k, v, weights, None), sizes.positions * (modes * 12.0 + taps * 2.0))
 
 
 OP = Op(
