@@ -12,8 +12,8 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stateline.cli.record import command_line
 from stateline.devices import add_device_option
+from stateline.plugins import command_line
 
 LENGTHS = {
     "ops": (256, 1024, 4096, 8192, 65536),

@@ -17,10 +17,10 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stateline.cli.console import wide_console
 from stateline.cli.engine import add_engine_options, add_tracker_option, make_engine, trackers
-from stateline.cli.recipe import SUFFIXES, add_settings, model_of_recipe, without_defaults
-from stateline.cli.record import command_line
+from stateline.cli.recipe import SUFFIXES, add_settings, without_defaults
 from stateline.devices import add_device_option
 from stateline.errors import InputError
+from stateline.plugins import command_line
 
 if TYPE_CHECKING:
     from stateline.compare import Comparison, Recipe
@@ -158,14 +158,14 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 def _comparison(given: Any) -> "Comparison":
     """What the options ask for."""
     from stateline.compare import Comparison
-    from stateline.compare.recipe import split_alias
+    from stateline.compare.recipe import read_recipe, split_alias
 
     models: list[str | Recipe] = []
     tasks: dict[str, None] = {}
     for text in given.patterns:
         name, rest = split_alias(text)
         if rest.endswith(SUFFIXES):
-            recipe, task = model_of_recipe(rest, name)
+            recipe, task = read_recipe(rest, name)
             models.append(recipe)
             tasks.update({task: None} if task else {})
         else:

@@ -16,10 +16,10 @@ from jsonargparse import ArgumentParser
 from stateline.cli.console import announce
 from stateline.cli.engine import add_tracker_option, trackers
 from stateline.cli.recipe import add_settings, read_recipe
-from stateline.cli.record import command_line
 from stateline.devices import add_device_option
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
+from stateline.plugins import command_line
 from stateline.runs.folder import check_imports
 from stateline.train.config import TrainConfig
 

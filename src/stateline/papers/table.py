@@ -26,7 +26,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import field
 
-from stateline.errors import InputError
+from stateline.errors import InputError, unknown_name
+from stateline.files import read_yaml
 
 Size = Literal["laptop", "paper"]
 
@@ -223,3 +224,22 @@ def make_table(content: Mapping[str, Any], path: Path) -> Table:
         return msgspec.convert(content, Table)
     except msgspec.ValidationError as error:
         raise InputError(f"the table {path}: {error}") from error
+
+
+def find_table(name: str, recipes: Path) -> tuple[str, Table]:
+    """The name and the content of a table.
+
+    Args:
+        name: Its name, or the path of its file.
+        recipes: Folder of the recipes.
+
+    Raises:
+        InputError: If there is none of that name, or its file cannot be used.
+    """
+    if name.endswith((".yaml", ".yml")):
+        path, name = Path(name), Path(name).stem
+    elif (found := find_tables(recipes).get(name)) is not None:
+        path = found
+    else:
+        raise unknown_name("table", name, find_tables(recipes))
+    return name, make_table(read_yaml(path, "table"), path)
