@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
+from stateline.cli.budget import add_budget_option, read_budgets
 from stateline.cli.console import wide_console
 from stateline.cli.engine import add_engine_options, add_tracker_option, make_engine, trackers
 from stateline.cli.recipe import SUFFIXES, add_settings, without_defaults
@@ -116,6 +117,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_device_option(parser)
     add_engine_options(parser)
     add_tracker_option(parser)
+    add_budget_option(parser)
     parser.add_argument(
         "--timing",
         type=Literal["short", "full", "none"],
@@ -135,6 +137,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.reports import check_report, print_results, write_report
 
     comparison, console, observers = _comparison(given), wide_console(), trackers(given.tracker)
+    budgets = read_budgets(given.budget)
     with results_folder(given.out) as place:
         report = place.folder / "report.html"
         check_report(report)
@@ -148,8 +151,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
                 engine=make_engine(given, place),
                 timing=given.timing,
             )
-        print_results(results, console)
-        write_report(results, report)
+        print_results(results, console, budgets)
+        write_report(results, report, budgets)
     where = f"\nreport: {given.out}/report.html    data: {given.out}/results.json"
     console.print(where, markup=False, soft_wrap=True)
     return 0

@@ -11,6 +11,7 @@ from stateline.charts.chart import Chart
 from stateline.charts.export import write_charts
 from stateline.files import check_writable, write_text
 from stateline.reports.conclusions import conclusions
+from stateline.reports.decision import HEADINGS, Budget, decisions, outlook
 from stateline.reports.figures import sections, task_name
 from stateline.reports.format import count, listing, words
 from stateline.reports.page import Key, render
@@ -35,9 +36,9 @@ from stateline.reports.summary import (
     trials_table,
 )
 from stateline.reports.table_cells import NOT_SOLVED
-from stateline.reports.verdict import ERROR_RATE
 from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import Results, TaskRecord
+from stateline.runs.verdict import ERROR_RATE
 
 JUDGED = (
     "“Clearly”: by Student's t-test over the seeds, with which equal models are told apart in "
@@ -54,7 +55,9 @@ ADVICE = {
 }
 
 
-def write_report(results: Results, path: str | os.PathLike[str]) -> None:
+def write_report(
+    results: Results, path: str | os.PathLike[str], budgets: Sequence[Budget] = ()
+) -> None:
     """Write the results as a page.
 
     The file is written atomically. The same results give the same bytes.
@@ -62,13 +65,14 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> None:
     Args:
         results: Results of one comparison, finished or not, or of several, merged.
         path: The file to write.
+        budgets: Limits on the costs of the models that are decided on.
 
     Raises:
         InputError: If it cannot be written.
     """
     target = Path(path)
     check_report(target)
-    write_text(target, page(results))
+    write_text(target, page(results, budgets))
 
 
 def check_report(path: Path) -> None:
@@ -97,7 +101,7 @@ def export_charts(results: Results, folder: Path, formats: Sequence[str]) -> lis
     return write_charts(sections(results).charts(), folder, formats)
 
 
-def page(results: Results) -> str:
+def page(results: Results, budgets: Sequence[Budget] = ()) -> str:
     """The results as a self-contained page."""
     found = sections(results)
     labels = {task.spec: task_label(results, task) for task in results.tasks}
@@ -114,6 +118,10 @@ def page(results: Results) -> str:
         unfinished=unfinished(results),
         caution=said,
         advice=ADVICE.get(said, ""),
+        decisions=decisions(results, budgets),
+        headings=HEADINGS,
+        budget=listing([budget.text for budget in budgets]),
+        outlooks=[(labels[t.spec], said) for t in results.tasks for said in outlook(results, t)],
         conclusions=conclusions(results),
         how_judged=JUDGED if not said and len(models) > 1 else "",
         look=drawn_models(results),

@@ -158,6 +158,16 @@ class Task(ABC):
         """Answers, or rows of them, in some evaluation batches; 0 if that is not known."""
         return 0
 
+    def chance(self, batches: int = 8) -> float:
+        """Share of the answers that are right if one, the most frequent, is always given."""
+        counts = self._answers(batches).unique(dim=0, return_counts=True)[1]
+        return float(counts.max() / counts.sum())
+
+    def _answers(self, batches: int) -> Tensor:
+        """The answers of some batches, a row each: by default the targets of training."""
+        targets = [self.train_batch(index).targets for index in range(batches)]
+        return torch.cat([own[self.asked(own)].flatten() for own in targets])[:, None]
+
     def check(self) -> None:  # noqa: B027  # most tasks need none
         """Check before training that the task can be scored at all its lengths.
 
@@ -209,6 +219,9 @@ class GeneratedTask(Task):
     def problems_scored(self, batches: int) -> int:
         """Problems in some evaluation batches."""
         return batches * len(self.problems(self.train_length, 0).answers)
+
+    def _answers(self, batches: int) -> Tensor:
+        return torch.cat([self.problems(self.train_length, n).answers for n in range(batches)])
 
     def positions(self, length: int) -> int:
         """Tokens of a prompt and its answer, without the last."""
