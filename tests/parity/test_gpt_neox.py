@@ -117,7 +117,8 @@ def test_the_double_count_is_needed_for_that(case: Case) -> None:
     """Else no other test would notice that it is missing."""
     for model, wanted in transformers(case):
         for link in model.stack.links:
-            link.branches[0].layer.double_count = False
+            layer = link.branches[0].layer
+            layer.settings = dataclasses.replace(layer.settings, double_count=False)
         error = (model(wanted["tokens"]) - wanted["logits"]).abs().max()
         assert error > 1e-4
 

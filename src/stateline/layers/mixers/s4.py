@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.derived import derived
+from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.diagonal_ssm import ChannelSSM, Operators, convolution_flops
 from stateline.layers.mixers.ssm_layer import SSMLayer
-from stateline.layers.mixers.ssm_settings import ChannelSSMSettings, Output, keywords_from
+from stateline.layers.mixers.ssm_settings import ChannelSSMSettings, Output
 from stateline.layers.mixers.step_sizes import uniform_log_dt
 from stateline.ops import dplr_ssm, dplr_ssm_chunk, dplr_ssm_every, dplr_ssm_step
 from stateline.ops.hippo import diagonal_plus_low_rank
@@ -53,9 +54,10 @@ class S4SSM(ChannelSSM):
     operators = Operators(dplr_ssm, dplr_ssm_every, dplr_ssm_chunk, dplr_ssm_step)
 
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model)
         its = ChannelSSMSettings(**settings)
         copies, modes, outputs = its.transitions(d_model), its.d_state // 2, its.n_outputs * d_model
+        super().__init__(d_model, d_output=outputs)
+        self.settings = its
         values, low_rank, b = diagonal_plus_low_rank("legs", its.d_state)
         self.log_dt = nn.Parameter(uniform_log_dt(its.dt_min, its.dt_max, d_model))
         self.log_decay = nn.Parameter(torch.empty(copies, modes))
