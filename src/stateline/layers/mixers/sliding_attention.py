@@ -107,6 +107,11 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         self.window, self.includes_self = its.window, its.includes_self
         n_kv_heads, self.d_head = its.sizes(d_model)
         self.rotary, self.dropout = its.rotary(self.d_head), Dropout(its.dropout)
+        if self.rotary is not None and its.rotary_fraction == 1 and self.d_head % 2:
+            raise InputError(
+                "rope rotates pairs of entries: d_model / n_heads must be even, "
+                f"got {d_model=} and n_heads={its.n_heads}"
+            )
         width = its.n_heads * self.d_head
         self.q_proj = nn.Linear(d_model, width, bias=its.has_bias("qkv"))
         self.kv_proj = nn.Linear(d_model, 2 * n_kv_heads * self.d_head, bias=its.has_bias("qkv"))
