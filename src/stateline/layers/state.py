@@ -156,16 +156,25 @@ def to(
         The moved state.
     """
 
-    def move(part: State, keeps_dtype: bool) -> State:
-        if isinstance(part, Tensor):
-            fixed = keeps_dtype or not part.is_floating_point()
-            return part.to(device=device, dtype=part.dtype if fixed else dtype)
-        names = getattr(part, "_fields", range(len(part)))
-        kept = accumulators(part)
-        moved = [move(p, name in kept) for name, p in zip(names, part, strict=True)]
-        return _like(part, moved)
+    def move(leaf: Tensor, keeps_dtype: bool) -> Tensor:
+        fixed = keeps_dtype or not leaf.is_floating_point()
+        return leaf.to(device=device, dtype=leaf.dtype if fixed else dtype)
 
-    return move(state, False)
+    return map_marked(state, accumulators, move)
+
+
+def map_marked(
+    state: State,
+    fields: Callable[[State], tuple[str, ...]],
+    change: Callable[[Tensor, bool], Tensor],
+    marked: bool = False,
+) -> State:
+    """Change every tensor of a state, given whether it is in a marked field of its named tuple."""
+    if isinstance(state, Tensor):
+        return change(state, marked)
+    names, wanted = getattr(state, "_fields", range(len(state))), fields(state)
+    parts = zip(names, state, strict=True)
+    return _like(state, [map_marked(part, fields, change, name in wanted) for name, part in parts])
 
 
 def nbytes(state: State) -> int:

@@ -54,7 +54,9 @@ class AttentionState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSettings(HeadSettings):
-    r"""Settings of :class:`~stateline.layers.Attention`, besides those of :class:`HeadSettings`.
+    r"""Settings of :class:`~stateline.layers.Attention`.
+
+    It has the settings of :class:`~stateline.layers.mixers.heads.HeadSettings`, too.
 
     Attributes:
         position: Position scheme. ``none``: only the causal mask. ``rope``: rotary embedding.
@@ -95,7 +97,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
 
     Args:
         d_model: Width of input and output.
-        **settings: See :class:`AttentionSettings`.
+        **settings: See :class:`~stateline.layers.mixers.attention.AttentionSettings`.
 
     Raises:
         InputError: If the numbers of heads do not fit each other or ``d_model``, an option does not
@@ -163,9 +165,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         state.length.add_(1)
         return y[:, 0]
 
-    def project_context(
-        self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "batch length"]
-    ) -> Context:
+    def project_context(self, x: Tensor, positions: Tensor) -> Context:
         """Keys and values of given vectors."""
         _, k, v, _ = self._project(x, positions)
         return Context(k, v)
@@ -178,13 +178,13 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
 
     def attend(
         self,
-        x: Float[Tensor, "batch length d_model"],
-        positions: Int[Tensor, "batch length"],
+        x: Tensor,
+        positions: Tensor,
         context: Context,
-        valid: Int[Tensor, " batch"],
+        valid: Tensor,
         *,
         to_itself: bool = True,
-    ) -> tuple[Float[Tensor, "batch length d_model"], Context]:
+    ) -> tuple[Tensor, Context]:
         """Attend to a context and causally to the input itself."""
         first = context.slots - valid.clamp(max=context.slots)
         q, k, v, gate = self._project(x, positions)

@@ -80,7 +80,9 @@ class GatedUpdate(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRecurrentSettings(TokenSettings):
-    """Settings of :class:`~stateline.layers.BlockRecurrent`, besides :class:`TokenSettings`.
+    """Settings of :class:`~stateline.layers.BlockRecurrent`.
+
+    It has the settings of :class:`~stateline.layers.mixers.cross_attention.TokenSettings`, too.
 
     Attributes:
         n_states: Number of state vectors.
@@ -121,7 +123,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
 
     Args:
         d_model: Width of input and output.
-        **settings: See :class:`BlockRecurrentSettings`.
+        **settings: See :class:`~stateline.layers.mixers.block_recurrent.BlockRecurrentSettings`.
 
     Raises:
         InputError: If a size does not fit, or a name is unknown.

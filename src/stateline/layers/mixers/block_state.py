@@ -41,7 +41,9 @@ class BlockStateState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockStateSettings(TokenSettings):
-    r"""Settings of :class:`~stateline.layers.BlockState`, besides those of :class:`TokenSettings`.
+    r"""Settings of :class:`~stateline.layers.BlockState`.
+
+    It has the settings of :class:`~stateline.layers.mixers.cross_attention.TokenSettings`, too.
 
     Attributes:
         d_head: Width of a head; by default ``d_model / n_heads``.
@@ -111,7 +113,7 @@ class BlockState(SequenceLayer[BlockStateState]):
 
     Args:
         d_model: Width of input and output.
-        **settings: See :class:`BlockStateSettings`.
+        **settings: See :class:`~stateline.layers.mixers.block_state.BlockStateSettings`.
 
     Raises:
         InputError: If a size does not fit, a name is unknown, or the outputs cannot be independent.

@@ -34,7 +34,9 @@ class SlidingAttentionState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingSettings(HeadSettings):
-    r"""Settings of :class:`~stateline.layers.SlidingAttention`, besides :class:`HeadSettings`.
+    r"""Settings of :class:`~stateline.layers.SlidingAttention`.
+
+    It has the settings of :class:`~stateline.layers.mixers.heads.HeadSettings`, too.
 
     Attributes:
         window: Number of positions that a position sees, w.
@@ -88,7 +90,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
 
     Args:
         d_model: Width of input and output.
-        **settings: See :class:`SlidingSettings`.
+        **settings: See :class:`~stateline.layers.mixers.sliding_attention.SlidingSettings`.
 
     Raises:
         InputError: If the numbers of heads do not fit each other or ``d_model``, the window is
@@ -157,9 +159,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         y, seen = self.attend(x, positions, Context(state.k, state.v), state.length)
         return y, SlidingAttentionState(*seen.with_slots(self.span), state.length + x.shape[1])
 
-    def project_context(
-        self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "rows length"]
-    ) -> Context:
+    def project_context(self, x: Tensor, positions: Tensor) -> Context:
         """Keys and values of given vectors."""
         k, v = self.kv_proj(x).unflatten(-1, self._kv_shape).unbind(dim=2)
         k = k if self.scale is None else unit_length(k)
@@ -176,13 +176,13 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
 
     def attend(
         self,
-        x: Float[Tensor, "batch length d_model"],
-        positions: Int[Tensor, "batch length"],
+        x: Tensor,
+        positions: Tensor,
         context: Context,
-        valid: Int[Tensor, " batch"],
+        valid: Tensor,
         *,
         to_itself: bool = True,
-    ) -> tuple[Float[Tensor, "batch length d_model"], Context]:
+    ) -> tuple[Tensor, Context]:
         """Attend to the context and to the input itself, within the window."""
         first = (context.slots - valid).clamp(min=0)
         if to_itself:
