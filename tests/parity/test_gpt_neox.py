@@ -1,5 +1,6 @@
 """GPT-NeoX, and the official models of "Repeat After Me", which are built on it."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest

@@ -44,10 +44,10 @@ def keywords_from(settings: type) -> Callable[[type[LayerT]], type[LayerT]]:
             )
             for field in fields(settings)
         ]
-        own = list(inspect.signature(kind).parameters.values())[:-1]  # without **settings
-        signature: Any = inspect.Signature([own[0], *published, *own[1:]])
-        kind.__signature__ = signature  # type: ignore[attr-defined]
-        constructor: Any = kind.__init__
+        constructor: Any = kind.__init__  # its own: a subclass may have another constructor
+        itself, first, *own = inspect.signature(constructor).parameters.values()
+        parameters = [itself, first, *published, *own[:-1]]  # without **settings
+        constructor.__signature__ = inspect.Signature(parameters)
         constructor.__annotations__ = {**constructor.__annotations__, **hints}
         return kind
 

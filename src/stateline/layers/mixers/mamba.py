@@ -81,7 +81,8 @@ class Mamba(SequenceLayer[MambaState]):
         norm_eps: float | None = None,
     ) -> None:
         super().__init__(d_model)
-        self.d_conv, self.expand, self.bias = d_conv, expand, bias
+        self.d_conv, self.conv_bias = d_conv, conv_bias
+        self.expand, self.bias = expand, bias
         self.norm_eps = norm_eps
         self.d_inner, self.d_state = int(expand * d_model), d_state
         self.dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank

@@ -100,7 +100,8 @@ class Mamba2(SequenceLayer[Mamba2State]):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(d_model)
-        self.d_conv, self.expand, self.bias = d_conv, expand, bias
+        self.d_conv, self.conv_bias = d_conv, conv_bias
+        self.expand, self.bias = expand, bias
         inner = int(expand * d_model)
         if min(inner, d_state, n_groups) < 1:
             raise InputError(
