@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=str,
         default=None,
         help='for example copying "text(path=books, steps=500)", where training settings hold for '
-        'one task; "copying*5" trains from five seeds; by default those of the recipes, else '
+        'one task; "copying*5" trains from five seeds; by default the tasks of recipes, else '
         f"{' '.join(TASKS)}",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Reading a training recipe: a YAML file of settings, under those of the command line."""
+"""Reading a training recipe: a YAML file of settings, which the command line overrides."""
 
 import argparse
 import dataclasses
@@ -38,7 +38,7 @@ def without_defaults(parser: ArgumentParser) -> None:
 
 
 def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
-    """The settings of a recipe, overridden by those of the command line.
+    """The settings of a recipe, where the command line gives no others.
 
     A preset in place of a pattern, or the model whose weights the run starts from (``init``), sets
     the defaults of the model's settings.
@@ -69,7 +69,7 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
 
 
 def _parse_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> Any:
-    """The settings of a file under those of the command line."""
+    """The settings of a file, where the command line gives no others."""
     read_yaml(path, "recipe")
     parser.default_config_files = [glob.escape(path)]
     try:

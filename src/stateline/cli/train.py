@@ -110,7 +110,7 @@ def _train(
     device: str,
     observers: "Sequence[News]",
 ) -> int:
-    """Train in this process and those that torchrun started beside it: the exit code."""
+    """Train in this process and the others that torchrun started; return the exit code."""
     from stateline.cli.progress import print_metrics
     from stateline.runs.single import run_single
     from stateline.train.processes import join_processes

@@ -54,8 +54,8 @@ class Comparison:
             for ``quick``.
         match: What the models have in common: ``parameters``, ``flops`` (per token at the
             training length), ``state`` (its bytes at the training length) or ``none``.
-        model: Settings of all model configurations, over those of presets and recipes.
-        train: Settings of all training runs, over those of tasks and recipes.
+        model: Settings of all model configurations; they override presets and recipes.
+        train: Settings of all training runs; they override tasks and recipes.
     """
 
     patterns: Sequence[str | Recipe]

@@ -35,7 +35,7 @@ class Sweep:
         tasks: Its tasks by spec.
 
     Attributes:
-        jobs: The scored runs; their settings are those of the plan until others are chosen.
+        jobs: The scored runs; their settings are the plan's until others are chosen.
             A run with the settings of the plan is never taken for the chosen one, since no job
             is run before its settings are known.
     """
@@ -80,7 +80,7 @@ class Sweep:
         return len(set(self.jobs)) + sum(n + math.ceil(KEPT * n) for n in trials)
 
     def later(self) -> int:
-        """How many jobs will follow those that have been named so far."""
+        """How many jobs will follow the jobs named so far."""
         open_ = [model for model in self._trials if model not in self._chosen]
         scored = {job for job, model in zip(self.jobs, self._models, strict=True) if model in open_}
         ranked = [self._trials[model] for model in open_]
@@ -122,7 +122,7 @@ class Sweep:
         )
 
     def records(self) -> list[TrialRecord]:
-        """All trials that have ended or paused, those of the first model first."""
+        """All trials that have ended or paused, in the order of the models."""
         named = {
             (job.label, model): job for job, model in zip(self.jobs, self._models, strict=True)
         }
@@ -173,7 +173,7 @@ class Sweep:
         return list(dict.fromkeys(scored))
 
     def _rank(self, trial: Job, until: int | None) -> tuple[float, ...]:
-        """How good a trial was after so many updates, or at its end: larger is better.
+        """How good a trial was after a number of updates, or at its end: larger is better.
 
         First the score, of which no more than ``stop_at`` counts; then fewer steps to reach it;
         then the training loss.

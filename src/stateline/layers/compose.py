@@ -15,8 +15,8 @@ from stateline.layers.dropout import Dropout
 class Around(SequenceLayer[Any]):
     """A layer around another one, whose state is that of the inner layer.
 
-    Abstract: subclasses say which layer is inside; by default its input and output are those of
-    the whole.
+    Abstract: subclasses say which layer is inside; by default its input and output are also
+    the whole layer's.
     """
 
     @property

@@ -70,8 +70,8 @@ class ModelConfig:
         head_bias: Add a bias to an output matrix that is not tied.
         max_len: If set, positions have learned embeddings, and longer inputs are refused. If
             ``None``, there are no position embeddings and no limit.
-        layers: Keywords for all layers of a kind, which a pattern may override; those of
-            ``feed_forward`` also apply inside blocks.
+        layers: Keywords for all layers of a kind, which a pattern may override; the
+            keywords of ``feed_forward`` also apply inside blocks.
         embedding_multiplier: Factor of the embeddings of tokens.
         residual_multiplier: Factor of the output of each residual branch.
         logits_divisor: Divisor of the logits.

@@ -105,7 +105,7 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
     def outputs(
         self, x: Tensor, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch outputs"]:
-        """Outputs for whole rows: those at the last position of each.
+        """Outputs for whole rows: the outputs at the last position of each.
 
         Args:
             x: Tokens (batch, length) or numbers (batch, length, channels). Pad shorter rows at the

@@ -52,7 +52,7 @@ def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, ta
     """See that the runs of a row will have the scores that the columns ask for.
 
     Raises:
-        InputError: If a length or a number of updates is not among those that are scored.
+        InputError: If a length or a number of updates is not among the scored ones.
     """
     every, steps = training.eval_every, training.steps
     for column in columns:

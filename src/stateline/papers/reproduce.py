@@ -80,7 +80,7 @@ def reproduce(  # noqa: PLR0913
     if size not in table.sizes:
         raise InputError(f"{name} has no size {size}: take --size {next(iter(table.sizes))}")
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"seeds must be different numbers from 0 on, got {[*seeds]}")
+        raise InputError(f"seeds must be different numbers of at least 0, got {[*seeds]}")
     engine = Local(worker_devices(device, workers), resolve_device(device))
     if needs := table.sizes[size].needs:
         tell(f"data: {needs}")

@@ -33,7 +33,7 @@ def conclusions(results: Results) -> list[tuple[str, list[str]]]:
 def task_conclusion(results: Results, task: TaskRecord) -> list[str]:
     """Which models solved a task, and which are clearly better, at the training length and beyond.
 
-    Models are judged among those of their size. Beyond the training length only models that solved
+    Models are judged among models of their size. Beyond the training length only models that solved
     it are judged.
     """
     trained = [m for m in results.models if runs_of(results, m, task)]
@@ -92,7 +92,7 @@ def _judged(
 
 
 def ranked(found: Verdict) -> tuple[list[str], list[str]]:
-    """The best model and those that are not clearly worse than it; and those that are."""
+    """The best model and the models not clearly worse than it; and the worse ones."""
     best, *others = [model for group in found.groups for model in group]
     worse = [model for model in others if (best, model) in found.better]
     return [best, *(model for model in others if model not in worse)], worse

@@ -58,7 +58,7 @@ class TaskRecord(Record, frozen=True, kw_only=True):
         about: What its score shows and does not show.
         metric: Name of the score.
         higher_is_better: True if a larger score is better.
-        solved_at: Score from which on the task counts as solved; ``None`` if it never does.
+        solved_at: Score at which the task counts as solved; ``None`` if it never does.
         train_length: Length of the training sequences.
         eval_lengths: Lengths at which models are scored; includes the training length.
         data: Description of the data, with its ``sha256``; empty for generated tasks.

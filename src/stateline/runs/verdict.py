@@ -34,8 +34,8 @@ FIRST_LOOK = 3
 """Seeds of each model at the first look."""
 
 SPLIT = 0.1
-"""Distance between seeds that solve a task and seeds that do not, relative to the score that
-counts as solved, from which on they are taken to be of two kinds."""
+"""Least distance at which seeds that solve a task and seeds that do not are two kinds, relative to
+the score that counts as solved."""
 
 
 class Verdict(NamedTuple):
@@ -68,7 +68,7 @@ class Kind(NamedTuple):
         higher_is_better: Whether a larger score is better.
         problems: Number of answers behind each score, if a score is the share that is right; its
             sampling error is then sqrt(p (1 - p) / problems), p being the mean of the seeds.
-        solved_at: Score from which on a seed has solved the task; ``None`` if there is none.
+        solved_at: Score at which a seed has solved the task; ``None`` if there is none.
     """
 
     higher_is_better: bool

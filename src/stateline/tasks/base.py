@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 
 class ConsecutiveBatch(NamedTuple):
-    """A batch whose rows continue those of the previous batch, except for the fresh rows."""
+    """A batch whose rows continue the previous batch, except for the fresh rows."""
 
     tokens: Int[Tensor, "batch length"]
     targets: Int[Tensor, "batch length"]
@@ -68,7 +68,7 @@ class Task(ABC):
         about: What a good or bad score shows and does not show, in one or two sentences.
         metric: Name of the score that tables show.
         higher_is_better: Whether a larger score is better.
-        solved_at: Score at the training length from which on the task counts as solved and scores
+        solved_at: Score at the training length at which the task counts as solved and scores
             at other lengths as generalisation; ``None`` if the task is never solved.
         training: Keywords of the training configuration that suit the task.
         drawn: Whether the problems that are scored are drawn from the seed, so that there are
@@ -109,7 +109,7 @@ class Task(ABC):
         """Training batch number ``index``."""
 
     def consecutive_batch(self, index: int) -> ConsecutiveBatch:  # noqa: ARG002
-        """Training batch number ``index``; its rows continue those of the previous batch.
+        """Training batch number ``index``; its rows continue the previous batch.
 
         Raises:
             InputError: If the task has no such batches (``carries_state`` is false).

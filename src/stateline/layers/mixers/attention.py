@@ -25,7 +25,7 @@ Position = Literal["none", "rope", "alibi", "hard_alibi"]
 
 
 class AttentionState(NamedTuple):
-    """Keys and values so far: slot j holds position j; slots from ``length`` on are free."""
+    """Keys and values so far: slot j holds position j; the slots after ``length`` are free."""
 
     k: Float[Tensor, "batch slot kv_head d_head"]
     v: Float[Tensor, "batch slot kv_head d_head"]

@@ -30,7 +30,7 @@ class BlockStateState(NamedTuple):
     """States of the state space model and of the sliding attention; context keys and values.
 
     ``k`` and ``v`` belong to the context states of the last positions, the latest last (``sh`` and
-    ``mh``), or to those that the current block sees (``mf``).
+    ``mh``), or to the context states that the current block sees (``mf``).
     """
 
     ssm: Any

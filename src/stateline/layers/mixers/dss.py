@@ -137,7 +137,7 @@ class DSS(SSMLayer):
 
     References:
         Gupta et al., "Diagonal State Spaces are as Effective as Structured State Spaces", NeurIPS
-        2022; the variants are those of its official code.
+        2022, with the variants of its official code.
     """
 
     def __init__(self, d_model: int, *, output: Output = "linear", **settings: Any) -> None:

@@ -13,7 +13,7 @@ from stateline.ops import rotary as turn
 from stateline.ops.positions import RopeScaling, rotation
 
 Biases = bool | Literal["qkv", "out"]
-"""Projections with a bias: all, none, those of queries, keys and values, or the last one."""
+"""Projections with a bias: all, none, the first (queries, keys, values) or the last one."""
 
 Scaling = Literal["none", "linear", "llama3"]
 
@@ -82,8 +82,8 @@ class HeadSettings:
         rope_high: For ``llama3``: turns in ``rope_original_len`` above which none of it applies.
         rope_original_len: For ``llama3``: length of the inputs in pretraining.
         score_scale: Factor of the scores in place of :math:`1 / \sqrt d`.
-        bias: Whether the projections have biases: all, none, only those of queries, keys and values
-            (``qkv``), or only the last one (``out``).
+        bias: Whether the projections have biases: all, none, only the projections of queries, keys
+            and values (``qkv``), or only the last one (``out``).
         dropout: Chance that an attention weight is dropped in training.
     """
 

@@ -51,7 +51,7 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         \phi(x)_i = \exp\left( w_i \cdot x' - \frac{\|x'\|^2}{2} \right), \qquad
         x' = \frac{x}{d_{head}^{1/4}}
 
-    the weights of earlier tokens approach those of softmax attention as the number of features
+    the weights of earlier tokens approach softmax attention's as the number of features
     grows. The :math:`w_i` are normal vectors, orthogonal to each other in groups of
     :math:`d_{head}`; the heads share them. They are drawn with the initial weights, and not drawn
     again in training, as official code can do.

@@ -176,7 +176,7 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
 
     @property
     def _kept(self) -> int:
-        """Slots of a limited cache: those visible to the first pass, and the current chunk."""
+        """Slots of a limited cache: visible to the first pass, or of the current chunk."""
         assert self.steps is not None
         return self.steps * self.chunk_len if self.steps > self._runs else 0
 

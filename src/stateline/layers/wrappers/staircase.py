@@ -137,9 +137,9 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
     ) -> tuple[Tensor, StaircaseState]:
         """Run the wavefronts of an input whose rows are all at the same offset in their chunks.
 
-        Wavefront s continues from state s, which has seen the chunks before the input; wavefronts
-        from the N-th on see no such chunk. The last N wavefronts, in which the last chunk was at
-        pass 1, ..., N, leave the new states.
+        Wavefront s continues from state s, which has seen the chunks before the input; the N-th
+        and later wavefronts see no such chunk. The last N wavefronts, in which the last chunk was
+        at pass 1, ..., N, leave the new states.
         """
         chunks = cut(x, self.chunk_len, phase)
         begun = self._begun(state)

@@ -16,7 +16,7 @@ class StatePassing(ActivationCheckpointing, Around):
     .. math::
         y^{(c)}, s^{(c)} = \mathrm{core}\!\left(x^{(c)}, s^{(c-1)}\right)
 
-    Outputs and gradients are those of the core on the whole sequence, since the state is all that
+    Outputs and gradients equal the core's on the whole sequence, since the state is all that
     later positions need. What the core computes in between, such as the padded transforms of a long
     convolution, exists for one chunk at a time: this memory does not grow with the length. With
     activation checkpointing (``train.checkpoint_activations``) that also holds in training, which
@@ -33,8 +33,8 @@ class StatePassing(ActivationCheckpointing, Around):
 
     References:
         Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 4.2 and algorithm 2, for a diagonal
-        state space model. Differs from the algorithm as printed, whose exponents begin at 0: those
-        of the state's contribution begin at 1.
+        state space model. Differs from the algorithm as printed, whose exponents begin at 0: in the
+        state's contribution they begin at 1.
     """
 
     def __init__(self, core: AnyLayer, *, chunk_len: int = 8192) -> None:
