@@ -98,7 +98,23 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--seeds",
         type=int | None,
         default=None,
-        help="seeds of the scored runs; by default 3, and 1 with --protocol quick",
+        help="seeds of the scored runs; by default 1 with --protocol quick, else as many as "
+        "--decide needs",
+    )
+    parser.add_argument(
+        "--decide",
+        nargs="?",
+        const="best",
+        type=Literal["best", "order", "no"] | None,
+        default=None,
+        help="add seeds, from 3 to 6 or --seeds, until the best model of each task is told apart, "
+        "or the order of all; by default best, or no if the protocol is quick or --seeds is given",
+    )
+    parser.add_argument(
+        "--budget_minutes",
+        type=float | None,
+        default=None,
+        help="time after which --decide adds no seeds",
     )
     parser.add_argument(
         "--steps", type=int | None, default=None, help="training steps; by default the task's own"
@@ -174,12 +190,16 @@ def _comparison(given: Any) -> "Comparison":
         else:
             models.append(text)
     settings = {part: given.get(part, Namespace()).as_dict() for part in ("model", "train")}
-    same = ("d_model", "steps", "lr", "precision", "protocol", "lrs", "weight_decays", "seeds")
+    same = (
+        *("d_model", "steps", "lr", "precision", "protocol", "lrs", "weight_decays", "seeds"),
+        "budget_minutes",
+    )
     return Comparison(
         models,
         given.tasks or list(tasks) or TASKS,
         parameters=None if given.parameters is None else [*map(_number, given.parameters)],
         match=given.match,
+        decide=given.decide or ("no" if given.seeds or given.protocol == "quick" else "best"),
         **{name: given[name] for name in same},
         **settings,
     )

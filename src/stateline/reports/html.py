@@ -15,7 +15,7 @@ from stateline.reports.decision import HEADINGS, Budget, decisions, outlook
 from stateline.reports.figures import sections, task_name
 from stateline.reports.format import count, listing, words
 from stateline.reports.page import Key, render
-from stateline.reports.records import drawn_models, families, runs_of, task_label
+from stateline.reports.records import drawn_models, families, looks, runs_of, task_label
 from stateline.reports.sentences import (
     ONE_SEED,
     QUICK,
@@ -38,12 +38,13 @@ from stateline.reports.summary import (
 from stateline.reports.table_cells import NOT_SOLVED
 from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import Results, TaskRecord
-from stateline.runs.verdict import ERROR_RATE
+from stateline.runs.verdict import ERROR_RATE, SEQUENTIAL_RATE
 
 JUDGED = (
-    "“Clearly”: by Student's t-test over the seeds, with which equal models are told apart in "
-    f"{ERROR_RATE:.1%} of comparisons, over all pairs of a task. The spread over seeds is never "
-    "taken to be smaller than the sampling error of one score."
+    "“Clearly”: by Student's t-test over the seeds, or by the share of seeds that solve the task "
+    "where only some do; equal models are told apart in {rate:.1%} of comparisons, over all pairs "
+    "of a task{looks}. The spread over seeds is never taken to be smaller than the sampling error "
+    "of one score."
 )
 WIDEST, WIDEST_WITH_SPREADS = 14, 10
 """Columns of a table that fit a page of 1,280 pixels, of one seed and of several."""
@@ -123,7 +124,7 @@ def page(results: Results, budgets: Sequence[Budget] = ()) -> str:
         budget=listing([budget.text for budget in budgets]),
         outlooks=[(labels[t.spec], said) for t in results.tasks for said in outlook(results, t)],
         conclusions=conclusions(results),
-        how_judged=JUDGED if not said and len(models) > 1 else "",
+        how_judged=_how_judged(results) if not said and len(models) > 1 else "",
         look=drawn_models(results),
         legend=legend(results),
         main_tables=main_table(results).split(widest),
@@ -143,6 +144,13 @@ def page(results: Results, budgets: Sequence[Budget] = ()) -> str:
         data=[(labels[task.spec], task.data) for task in results.tasks if task.data],
         export=shlex.join(["stateline", "report", *folders, "--export", "charts"]),
     )
+
+
+def _how_judged(results: Results) -> str:
+    several = looks(results) > 1
+    rate = SEQUENTIAL_RATE if several else ERROR_RATE
+    text = " and all looks while seeds were added" if several else ""
+    return JUDGED.format(rate=rate, looks=text)
 
 
 def _machines(results: Results) -> str:
