@@ -48,6 +48,7 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
         super().__init__(d_model)
         if slowest < 1:
             raise InputError(f"slowest must be at least 1 token, got {slowest=}")
+        self.slowest = slowest
         self.log_memory = nn.Parameter(torch.linspace(0, math.log(slowest), d_model))
         self.out_proj = nn.Linear(d_model, d_model)
 
@@ -55,15 +56,9 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
         """Zero mean."""
         return MovingAverageState(self.log_memory.new_zeros(batch_size, self.d_model))
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Average, starting from a zero mean."""
-        return self.forward_chunk(x, self.init_state(x.shape[0]))[0]
-
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: MovingAverageState
-    ) -> tuple[Float[Tensor, "batch length d_model"], MovingAverageState]:
+    def _forward_chunk(
+        self, x: Tensor, state: MovingAverageState
+    ) -> tuple[Tensor, MovingAverageState]:
         """Convolve with the decay, and add the remaining contribution of the previous mean."""
         decay = self.log_memory.sigmoid()
         powers = decay ** torch.arange(x.shape[1] + 1, device=x.device)[:, None]
@@ -71,9 +66,7 @@ class MovingAverage(SequenceLayer[MovingAverageState]):
         mean = new + powers[1:] * state.mean[:, None]
         return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean[:, -1].clone())
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: MovingAverageState
-    ) -> tuple[Float[Tensor, "batch d_model"], MovingAverageState]:
+    def _step(self, x: Tensor, state: MovingAverageState) -> tuple[Tensor, MovingAverageState]:
         """Update the mean with one input."""
         mean = torch.lerp(x.to(state.mean.dtype), state.mean, self.log_memory.sigmoid())
         return self.out_proj(mean.to(x.dtype)), MovingAverageState(mean)

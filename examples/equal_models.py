@@ -37,7 +37,7 @@ def arguments() -> argparse.ArgumentParser:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Keep so many cores busy."""
+    """Keep a number of cores busy."""
     command = [sys.executable, "-c", "while True: pass"]
     burning = [subprocess.Popen(command) for _ in range(processes)]
     try:

@@ -2,7 +2,7 @@
 
 Run it: python examples/layer_speed.py
 
-The layers are those of the Block-State comparison, each with a norm before it, and with
+The layers are the ones of the Block-State comparison, each with a norm before it, and with
 ``--feed_forward`` also with the feed-forward that follows it in a model. On the CPU, the processor
 time of one thread is measured. The layers take turns, so that other programs disturb them alike.
 The shortest time of several rounds is printed.
@@ -66,7 +66,7 @@ def clock(device: str) -> float:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Declare the options; the default sizes are those of the paper, as we understand it."""
+    """Declare the options; the default sizes follow the paper, as we understand it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--d_model", type=int, default=512)
     parser.add_argument("--n_heads", type=int, default=16)

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from stateline.cli.reproduce import RECORDS, find_table
+from stateline.cli.reproduce import RECORDS
 from stateline.errors import InputError
 from stateline.files import write_text
 from stateline.papers.record import TableRecord, read_table
 from stateline.papers.show import cell, number, seeds
-from stateline.papers.table import Table
+from stateline.papers.table import Table, find_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "papers"

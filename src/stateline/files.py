@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from safetensors import SafetensorError, safe_open
 
 from stateline.errors import InputError
@@ -311,3 +313,60 @@ def _object(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"the {what} must be a JSON object, got a {type(value).__name__}")
     return value
+
+
+YAML_BYTES, YAML_DEPTH = 1 << 20, 16
+"""Upper limits on the size of a YAML file of settings, and on its nesting."""
+
+
+def read_yaml(path: str | Path, what: str) -> Any:
+    """The content of a YAML file of settings.
+
+    Args:
+        path: The file.
+        what: What it holds, for messages.
+
+    Raises:
+        InputError: Unless it is YAML of a sane size, without aliases, all its keys text.
+    """
+    file = regular_file(path, what)
+    if file.stat().st_size > YAML_BYTES:
+        raise InputError(f"the {what} {path} must have at most {YAML_BYTES:,} bytes")
+    try:
+        text = file.read_text(encoding="utf-8")
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise InputError(f"the {what} {path} must not use YAML aliases: write it out")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > YAML_DEPTH:
+                raise InputError(f"the {what} {path} must have at most {YAML_DEPTH} nested levels")
+        content = yaml.load(text, Loader=_YamlLoader)  # a SafeLoader
+        _check_keys(f"{what} {path}", content)
+    except InputError:
+        raise
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"the {what} {path} is not valid YAML: {reason}") from error
+    return content
+
+
+class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """Reads ``4e-3`` as a number, as YAML 1.2 does."""
+
+
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _check_keys(where: str, content: Any) -> None:
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if not isinstance(key, str):
+                raise InputError(f"names in the {where} must be text, got {key!r}")
+            _check_keys(where, value)
+    elif isinstance(content, list):
+        for value in content:
+            _check_keys(where, value)

@@ -5,10 +5,11 @@ import importlib.util
 import inspect
 import os
 import re
+import shlex
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -242,3 +243,14 @@ def _broken(kind: str, point: EntryPoint, error: Exception) -> str:
 
 def _home(cls: object) -> str:
     return f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', cls)}"
+
+
+def command_line(command: str, arguments: Sequence[str]) -> str:
+    """A command with its arguments and the code that was imported for it, as a record for a shell.
+
+    Example:
+        >>> command_line("compare", ["h3*2", "lstm"])
+        "stateline compare 'h3*2' lstm"
+    """
+    imports = [word for name in imported() for word in ("--import", name)]
+    return shlex.join(["stateline", *imports, command, *arguments])

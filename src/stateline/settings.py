@@ -3,7 +3,7 @@
 import inspect
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from stateline.errors import InputError, unknown_name
@@ -60,6 +60,27 @@ def check_settings(owner: str, settings: object) -> None:
     for name, hint in get_type_hints(type(settings)).items():
         if get_origin(hint) is not ClassVar:
             _check_type(owner, name, getattr(settings, name), hint)
+
+
+def check_keywords(
+    owner: str, kind: type, given: Mapping[str, Any], *, without: Container[str] = ()
+) -> None:
+    """Check some fields of a dataclass, by name, before there is an instance.
+
+    Args:
+        owner: Whose settings they are, for messages.
+        kind: The dataclass.
+        given: Values by name.
+        without: Fields that cannot be set.
+
+    Raises:
+        InputError: If a name is unknown or a value has the wrong type.
+    """
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in without}
+    for name, value in given.items():
+        if name not in hints:
+            raise unknown_name(f"setting of {owner}", name, hints)
+        _check_type(owner, name, value, hints[name])
 
 
 def _check_type(owner: str, name: str, value: object, hint: Any) -> None:

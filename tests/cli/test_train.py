@@ -196,7 +196,7 @@ def test_resume_tells_of_another_environment(
     capsys.readouterr()
     assert main(["train", recipe, "--resume"]) == 0
     shown = capsys.readouterr().out
-    assert "results may differ in the last bits from those of an uninterrupted run" in shown
+    assert "results may differ in the last bits from an uninterrupted run" in shown
     assert f"threads 99 then, {threads} now" in shown
 
 

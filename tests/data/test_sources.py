@@ -17,7 +17,10 @@ def read(*paths: Path, text_key: str = "text", split_name: str = "train") -> Sou
 
 
 def texts(*paths: Path, **keys: str) -> dict[str, str]:
-    return {document.name: document.text("unify") for document in read(*paths, **keys).documents}
+    return {
+        document.name: "".join(document.pieces("unify"))
+        for document in read(*paths, **keys).documents
+    }
 
 
 def test_a_file_is_a_document(write: Write) -> None:
@@ -119,7 +122,7 @@ def test_newlines_are_made_one_unless_told(
     write: Write, text: str, newlines: str, wanted: str
 ) -> None:
     (document,) = read(write("books", a=text)).documents
-    assert document.text(newlines) == wanted
+    assert "".join(document.pieces(newlines)) == wanted
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ def test_of_a_single_document_the_last_part_is_held_out(
     path.write_bytes(text.encode())
     only = FileDocument(name="a", path=str(path), size=len(text.encode()))
     splits = split_by_hash([only], share)
-    parts = [splits[split][0].text("keep") for split in ("train", "held_out")]
+    parts = ["".join(splits[split][0].pieces("keep")) for split in ("train", "held_out")]
     assert "".join(parts) == text
     assert len(parts[1].encode()) >= share * only.size - 1
-    unified = "".join(splits[split][0].text("unify") for split in ("train", "held_out"))
+    unified = "".join("".join(splits[split][0].pieces("unify")) for split in ("train", "held_out"))
     assert unified == text.replace("\r\n", "\n")
 
 
@@ -123,7 +123,10 @@ def test_a_document_is_cut_at_given_bytes(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"0123456789")
     only = FileDocument(name="a", path=str(tmp_path / "a"), size=10)
     splits = split_by_bytes([only], [6, 2, 2])
-    found = {split: "".join(d.text("keep") for d in chosen) for split, chosen in splits.items()}
+    found = {
+        split: "".join("".join(d.pieces("keep")) for d in chosen)
+        for split, chosen in splits.items()
+    }
     assert found == {"train": "012345", "held_out": "67", "test": "89"}
     for documents_, parts in (([only], [6, 3]), ([only] * 2, [6, 4]), ([only], [9, 1])):
         with pytest.raises(InputError, match="add up to a single document"):

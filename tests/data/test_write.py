@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from stateline.data import Corpus, CorpusSettings, Progress, open_corpus, write_corpus
+from stateline.data.load import load_tokenizer
 from stateline.errors import InputError
 from stateline.tasks import Tokens
 
@@ -89,7 +90,7 @@ def test_shards_are_of_about_the_size_that_was_asked_for(source: Path, tmp_path:
     assert last < 2200
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(256, "<u2"), (65537, "<u4")])
+@pytest.mark.parametrize(("size", "dtype"), [(256, "|u1"), (257, "<u2"), (65537, "<u4")])
 def test_numbers_are_as_wide_as_the_vocabulary_needs(
     tmp_path: Path, write: Write, size: int, dtype: str
 ) -> None:
@@ -178,6 +179,61 @@ def test_what_is_missing_is_written_again(
     path = tmp_path / "out" / name
     path.unlink() if damage == "missing" else path.write_bytes(path.read_bytes()[:-2])
     assert contents(make(source, tmp_path / "out").folder) == whole
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("names", 3), ("names", []), ("bytes", [0]), ("sha256", "x"), ("tokens", "")]
+)
+def test_a_shard_that_was_tampered_with_is_written_again(
+    source: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    out = make(source, tmp_path / "out", shard_tokens=1).folder
+    whole = contents(out)
+    described = json.loads(whole["train-00001.json"])
+    (out / "train-00001.json").write_text(json.dumps({**described, key: value}))
+    make(source, out, shard_tokens=1).verify()
+    assert contents(out) == whole
+
+
+@pytest.mark.parametrize("kind", ["byte", "character", "bpe"])
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+def test_a_file_that_is_read_in_pieces_has_the_same_tokens(
+    tmp_path: Path, bpe: Path, write: Write, monkeypatch: pytest.MonkeyPatch, kind: str, piece: int
+) -> None:
+    drawn = random.Random(piece)
+    words = ["the", "naïve", "日本\r", "fox\r\n", "\n\n", " ", "\r\r\n", "it's", "😀"]
+    text = "\ufeff\r\n" + " ".join(drawn.choices(words, k=1000))
+    broken = b"\xe9\xf0\x9f" if kind != "bpe" else b""
+    source = write("source", a=text.encode() + broken)
+    settings = {"tokenizer": str(bpe) if kind == "bpe" else kind, "shard_tokens": 10_000}
+    whole = contents(make(source, tmp_path / "whole", **settings).folder)
+    monkeypatch.setattr("stateline.data.documents.FileDocument.piece_bytes", piece)
+    assert contents(make(source, tmp_path / "pieces", **settings).folder) == whole
+
+
+def test_a_tokenizer_of_pairs_encodes_long_text_in_pieces(bpe: Path) -> None:
+    tokenizer, text = load_tokenizer(bpe), "the theory of the thing, it's naïve 日本語\n" * 200
+    pieces = [text[at : at + 1000] for at in range(0, len(text), 1000)]
+    parts = list(tokenizer.encode_pieces(pieces))
+    assert len(parts) > 5
+    assert np.concatenate(parts).tolist() == tokenizer.encode(text).tolist()
+
+
+@pytest.mark.slow  # in a process of its own
+def test_a_large_file_takes_no_more_memory_than_a_small_one(tmp_path: Path) -> None:
+    code = """
+import re, sys
+from stateline.data import write_corpus
+write_corpus(sys.argv[1:2], sys.argv[2], workers=1)
+print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
+"""
+    peaks = []
+    for size in (8, 128):
+        (tmp_path / f"{size}.txt").write_bytes((b"0123456789abcde\n" * (1 << 16)) * size)
+        command = [sys.executable, "-c", code, str(tmp_path / f"{size}.txt"), str(tmp_path / "o")]
+        command[-1] += str(size)
+        peaks.append(int(subprocess.run(command, capture_output=True, check=True).stdout))
+    assert peaks[1] < peaks[0] + (32 << 10)
 
 
 def test_shards_of_another_plan_are_not_taken_over(source: Path, tmp_path: Path) -> None:
@@ -390,15 +446,32 @@ class TestOpening:
         assert "\n" not in str(caught.value)
         assert "run the command that made it again" in str(caught.value)
 
-    def test_tokens_outside_the_vocabulary_are_found_before_training(self, out: Path) -> None:
+    def test_tokens_outside_the_vocabulary_are_found_before_training(
+        self, source: Path, tmp_path: Path
+    ) -> None:
+        out = make(source, tmp_path / "characters", tokenizer="character").folder
         file = out / "held_out-00000.bin"
         tokens = bytearray(file.read_bytes())
-        tokens[20:22] = (256).to_bytes(2, "little")
+        tokens[20] = 255
         file.write_bytes(tokens)
         with pytest.raises(
-            InputError, match=r"held_out-00000.bin .* has token 256, .* at 255; del"
+            InputError, match=r"held_out-00000.bin .* has token 255, .* at 2\d; del"
         ):
             Tokens(path=str(out))
+
+    def test_tokens_of_two_bytes_load_and_stay(self, out: Path, source: Path) -> None:
+        """As corpora were that an older version made of bytes."""
+        new = open_corpus(out)
+        index = json.loads((out / "index.json").read_text())
+        (out / "index.json").write_text(json.dumps({**index, "dtype": "<u2"}))
+        for file in out.glob("*.bin"):
+            np.fromfile(file, "|u1").astype("<u2").tofile(file)
+        before, old = contents(out), open_corpus(out)
+        old.verify()
+        assert old.sha256 == new.sha256
+        assert texts(old, "train") == texts(make(source, out.parent / "new"), "train")
+        make(source, out).verify()
+        assert {name for name in before if contents(out)[name] != before[name]} <= {"index.json"}
 
     def test_an_unfinished_corpus_says_so(self, out: Path) -> None:
         (out / "index.json").rename(out / "unfinished.json")

@@ -42,11 +42,11 @@ def gated(part: GatedUpdate, gate: str, r: Tensor, h: Tensor, y: Tensor) -> Tens
 
 def updated(layer: BlockRecurrent, gate: str, r: Tensor, z: Tensor) -> Tensor:
     """The state vectors after a block, from what they have found in it."""
-    if layer.update == "single":
+    if layer.settings.update == "single":
         y = layer.mix.hidden(z).relu()
         return gated(layer.mix, gate, r, layer.mix.propose(y).tanh(), y)
     r = gated(layer.mix, gate, r, layer.mix.propose(z), z)
-    if layer.update == "skip":
+    if layer.settings.update == "skip":
         return r
     y = layer.feed.hidden(rms(r, layer.feed_norm.weight)).relu()
     return gated(layer.feed, gate, r, layer.feed.propose(y), y)

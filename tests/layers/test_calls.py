@@ -127,7 +127,7 @@ class Growing(SequenceLayer[tuple[Tensor]]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Tensor]:
         return (torch.zeros(batch_size, 0, self.d_model),)
 
-    def forward_chunk(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+    def _forward_chunk(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
         seen = torch.cat([state[0], x], dim=1)
         return seen.cumsum(dim=1)[:, -x.shape[1] :], (seen,)
 

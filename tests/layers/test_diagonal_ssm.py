@@ -34,7 +34,7 @@ def kernel(layer: DiagonalSSM, length: int) -> Tensor:
     dt = layer.log_dt.exp()[:, None]
     a = torch.complex(-layer.log_decay.exp(), layer.frequency)
     b, c = as_complex(layer.b), as_complex(layer.c)
-    if layer.discretization == "zoh":
+    if layer.settings.discretization == "zoh":
         a_bar, b_bar = (dt * a).exp(), (torch.exp(dt * a) - 1) / a * b
     else:
         a_bar, b_bar = (1 + dt * a / 2) / (1 - dt * a / 2), dt * b / (1 - dt * a / 2)

@@ -41,10 +41,10 @@ class Decay(SequenceLayer[DecayState]):
         h = self.start.repeat(batch_size, 1)
         return DecayState(h, torch.zeros(batch_size, dtype=torch.int64))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _forward(self, x: Tensor) -> Tensor:
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def forward_chunk(self, x: Tensor, state: DecayState) -> tuple[Tensor, DecayState]:
+    def _forward_chunk(self, x: Tensor, state: DecayState) -> tuple[Tensor, DecayState]:
         outputs, (h, position) = [], state
         for x_t in x.unbind(dim=1):
             h = 0.7 * h + x_t
@@ -65,16 +65,16 @@ class Twin(SequenceLayer[Any]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
         return self.core.init_state(batch_size, capacity=capacity)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _forward(self, x: Tensor) -> Tensor:
         return self.core(x)
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.core.forward_chunk(x, state)
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.core.step(x, state)
 
-    def step_(self, x: Tensor, state: Any) -> Tensor:
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
         return self.core.step_(x, state)
 
     def state_bytes(self, length: int) -> int:
@@ -90,8 +90,8 @@ class AttentionTwin(Twin):
 class LeakAtOnePosition(Twin):
     clause = "no output sees a later input"
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x).clone()
+    def _forward(self, x: Tensor) -> Tensor:
+        y = super()._forward(x).clone()
         y[:, 7] += 1e-3 * x[:, 8]
         return y
 
@@ -99,16 +99,16 @@ class LeakAtOnePosition(Twin):
 class LeakInChunks(Twin):
     clause = "chunks = forward"
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super().forward_chunk(x, state)
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super()._forward_chunk(x, state)
         return y + 1e-3 * torch.cat([x[:, 1:], x[:, -1:]], dim=1), state
 
 
 class StateChangedInPlace(Twin):
     clause = "the given state is unchanged"
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        result = super().forward_chunk(x, pytree.tree_map(torch.clone, state))
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        result = super()._forward_chunk(x, pytree.tree_map(torch.clone, state))
         with torch.no_grad():
             state.position.add_(1)
         return result
@@ -117,8 +117,8 @@ class StateChangedInPlace(Twin):
 class StateChangedInPlaceByAStep(Twin):
     clause = "the given state is unchanged"
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        result = super().step(x, pytree.tree_map(torch.clone, state))
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        result = super()._step(x, pytree.tree_map(torch.clone, state))
         with torch.no_grad():
             state.h.zero_()
         return result
@@ -132,16 +132,16 @@ class StateSharesMemory(Twin):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
         return super().init_state(batch_size), torch.ones(batch_size, 1)
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().forward_chunk(x, state[0])
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state[0])
         return y, (after, state[1])
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().step(x, state[0])
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._step(x, state[0])
         return y, (after, state[1])
 
-    def step_(self, x: Tensor, state: Any) -> Tensor:
-        return super().step_(x, state[0])
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        return super()._step_(x, state[0])
 
     def state_bytes(self, length: int) -> int:
         return super().state_bytes(length) + 4
@@ -165,49 +165,49 @@ class InitialStateIsShared(Twin):
 class RowsMixed(Twin):
     clause = "rows do not mix"
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x - 1e-3 * x.mean(dim=0))
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward(x - 1e-3 * x.mean(dim=0))
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return super().forward_chunk(x - 1e-3 * x.mean(dim=0), state)
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super()._forward_chunk(x - 1e-3 * x.mean(dim=0), state)
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return super().step(x - 1e-3 * x.mean(dim=0), state)
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super()._step(x - 1e-3 * x.mean(dim=0), state)
 
-    def step_(self, x: Tensor, state: Any) -> Tensor:
-        return super().step_(x - 1e-3 * x.mean(dim=0), state)
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        return super()._step_(x - 1e-3 * x.mean(dim=0), state)
 
 
 class RowsMixedInTheState(Twin):
     clause = "rows do not mix"
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().forward_chunk(x, state)
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state)
         return y, after._replace(h=after.h - 1e-3 * after.h.mean(dim=0))
 
 
 class PositionStaysInAStep(Twin):
     clause = "steps = forward"
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().step(x, state)
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._step(x, state)
         return y, after._replace(position=state.position.clone())
 
 
 class PositionAdvancesByOneInAChunk(Twin):
     clause = "chunks = forward"
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().forward_chunk(x, state)
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state)
         return y, after._replace(position=state.position + 1)
 
 
 class RotaryPositionsOffByOneInPlace(AttentionTwin):
     clause = "step_ = step"
 
-    def step_(self, x: Tensor, state: Any) -> Tensor:
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
         slot = state.length[:, None, None, None].expand(-1, 1, *state.k.shape[2:]).clone()
-        y = super().step_(x, state)
+        y = super()._step_(x, state)
         further = torch.ones(len(x), 1, dtype=torch.int64)
         state.k.scatter_(1, slot, rotate(state.k.gather(1, slot), further, dims=2))
         return y
@@ -218,9 +218,9 @@ class PositionOfTheFirstRow(Twin):
 
     clause = "states of different ages join"
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         position = state.position[:1].repeat(len(x))
-        return super().forward_chunk(x, state._replace(position=position))
+        return super()._forward_chunk(x, state._replace(position=position))
 
 
 class HiddenState(Twin):
@@ -232,31 +232,31 @@ class HiddenState(Twin):
         self.hidden = super().init_state(batch_size)
         return pytree.tree_map(torch.clone, self.hidden)
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, self.hidden = super().forward_chunk(x, self.hidden)
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, self.hidden = super()._forward_chunk(x, self.hidden)
         return y, pytree.tree_map(torch.clone, self.hidden)
 
 
 class GradientCutBetweenChunks(Twin):
     clause = "gradients: chunks = forward"
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().forward_chunk(x, state)
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state)
         return y, detach(after)
 
 
 class GradientCutBetweenSteps(Twin):
     clause = "gradients from a state: steps"
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return super().step(x, detach(state))
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return super()._step(x, detach(state))
 
 
 class GradientIsNotANumber(Twin):
     clause = "gradients: chunks = forward"
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().forward_chunk(x, state)
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state)
         return y + (0 * self.core.weight).sqrt(), after
 
 
@@ -275,8 +275,8 @@ class InitialStateCutEverywhere(Twin):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
         return detach(super().init_state(batch_size))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward_chunk(x, self.init_state(len(x)))[0]
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward_chunk(x, self.init_state(len(x)))[0]
 
 
 class AccumulatorInHalfPrecision(Twin):
@@ -290,24 +290,24 @@ class AccumulatorInHalfPrecision(Twin):
 class AccumulatorCastByAChunk(Twin):
     clause = "bfloat16 runs, accumulators float32"
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().forward_chunk(x, state)
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state)
         return y, after._replace(h=after.h.to(x.dtype))
 
 
 class OutputInFloat32(Twin):
     clause = "bfloat16 runs, accumulators float32"
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
+    def _forward(self, x: Tensor) -> Tensor:
+        y = super()._forward(x)
         return y.to(torch.promote_types(y.dtype, torch.float32))
 
 
 class OutputInFloat32InPlace(Twin):
     clause = "bfloat16 runs, accumulators float32"
 
-    def step_(self, x: Tensor, state: Any) -> Tensor:
-        y = super().step_(x, state)
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        y = super()._step_(x, state)
         return y.to(torch.promote_types(y.dtype, torch.float32))
 
 
@@ -318,11 +318,18 @@ class StateLargerThanTold(Twin):
         return super().state_bytes(length) - 8
 
 
+class SettingNotKept(Twin):
+    clause = "settings are kept"
+
+    def __init__(self, *, depth: int = 1) -> None:
+        super().__init__()
+
+
 class StateIsAView(Twin):
     clause = "no chunk stays in memory"
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().forward_chunk(x, state)
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, state)
         return y, after._replace(h=torch.cat([after.h, after.h])[: len(after.h)])
 
 
@@ -336,14 +343,14 @@ class GrowthNotTold(AttentionTwin):
 class StepInPlaceDiffers(Twin):
     clause = "step_ = step"
 
-    def step_(self, x: Tensor, state: Any) -> Tensor:
-        return super().step_(x, state) * (1 + 1e-6)
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        return super()._step_(x, state) * (1 + 1e-6)
 
 
 class StepInPlaceForgets(Twin):
     clause = "step_ = step"
 
-    def step_(self, x: Tensor, state: Any) -> Tensor:
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
         return self.step(x, state)[0]
 
 
@@ -355,16 +362,16 @@ class RetypedState(AttentionTwin):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
         return self.kind(*super().init_state(batch_size, capacity=capacity))
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().forward_chunk(x, AttentionState(*state))
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._forward_chunk(x, AttentionState(*state))
         return y, self.kind(*after)
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, after = super().step(x, AttentionState(*state))
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, after = super()._step(x, AttentionState(*state))
         return y, self.kind(*after)
 
-    def step_(self, x: Tensor, state: Any) -> Tensor:
-        return super().step_(x, AttentionState(*state))
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        return super()._step_(x, AttentionState(*state))
 
 
 class UnpaddedState(NamedTuple):
@@ -424,19 +431,19 @@ class ScaledTwin(Twin):
     def keep(self, scale: Tensor) -> None:
         self.register_buffer("scale", scale)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.scale.to(x.dtype)
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward(x) * self.scale.to(x.dtype)
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super().forward_chunk(x, state)
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super()._forward_chunk(x, state)
         return y * self.scale.to(x.dtype), state
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = super().step(x, state)
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super()._step(x, state)
         return y * self.scale.to(x.dtype), state
 
-    def step_(self, x: Tensor, state: Any) -> Tensor:
-        return super().step_(x, state) * self.scale.to(x.dtype)
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        return super()._step_(x, state) * self.scale.to(x.dtype)
 
 
 class TensorMissingFromTheStateDict(ScaledTwin):
@@ -459,7 +466,7 @@ class OnePositionForAllRows(Twin):
 class StepRaises(Twin):
     clause = "Outputs agree"
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         raise RuntimeError("no such step\n(and much more)")
 
 
@@ -498,14 +505,14 @@ class Sensitive(Twin):
         super().__init__()
         self.large = nn.Parameter(torch.tensor([1.0, 1.0 + 1 / 200]))
 
-    def forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.core.forward_chunk(x, state)
         return y * (self.large[1] - self.large[0]), state
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _forward(self, x: Tensor) -> Tensor:
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.forward_chunk(x[:, None], state)
         return y[:, 0], state
 
@@ -575,10 +582,10 @@ class Sum(SequenceLayer[Tensor]):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Tensor:
         return torch.zeros(batch_size, self.d_model)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _forward(self, x: Tensor) -> Tensor:
         return x.cumsum(dim=1)
 
-    def forward_chunk(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward_chunk(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         total = state[:, None] + x.to(state.dtype).cumsum(dim=1)
         return total.to(x.dtype), total[:, -1].clone()
 

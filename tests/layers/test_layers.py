@@ -73,8 +73,8 @@ def test_s4d_mixes_the_channels_after_the_nonlinearity() -> None:
 
 
 def test_s4d_and_h3_discretise_as_their_papers_do() -> None:
-    assert S4D(WIDTH).ssm.discretization == "zoh"
-    assert H3(WIDTH).diagonal.discretization == "bilinear"
+    assert S4D(WIDTH).ssm.settings.discretization == "zoh"
+    assert H3(WIDTH).diagonal.settings.discretization == "bilinear"
 
 
 def test_a_residual_adds_the_layer_of_the_norm() -> None:

@@ -1,3 +1,4 @@
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -5,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.layers import (
+    ATTENTION_WRAPPERS,
     H3,
+    LAYERS,
     LSTM,
+    WRAPPERS,
     Attention,
     Stack,
     cat_states,
@@ -22,7 +27,7 @@ from stateline.layers import (
     select_rows,
     to,
 )
-from stateline.layers.state import State
+from stateline.layers.state import State, fingerprint, lost_settings, settings_of
 
 WIDTH = 8
 
@@ -180,6 +185,35 @@ def test_a_state_of_another_configuration_is_refused(
     save_state(tmp_path / "state", layer.init_state(1), layer)
     with pytest.raises(InputError, match=r"was saved by a model with (another|other) "):
         load_state(tmp_path / "state", other)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *WRAPPERS])
+def test_every_setting_of_a_layer_is_part_of_its_fingerprint(name: str) -> None:
+    """But for chances of dropout, and what the types of the modules inside tell."""
+    core = LAYERS["attention" if name in ATTENTION_WRAPPERS else "h3"]
+    layer = WRAPPERS[name](core(WIDTH)) if name in WRAPPERS else LAYERS[name](WIDTH)
+    assert lost_settings(layer) == []
+    modules = {child for child, _ in layer.named_children()}
+    parameters = {own for own, _ in layer.named_parameters(recurse=False)}
+    wanted = set(inspect.signature(type(layer)).parameters) - modules - parameters - {"dropout"}
+    assert wanted <= set(settings_of(layer))
+
+
+def test_settings_alone_make_another_fingerprint() -> None:
+    plain, counted = Attention(WIDTH), Attention(WIDTH, double_count=True)
+    counted.load_state_dict(plain.state_dict())
+    assert fingerprint(plain)["weights"] == fingerprint(counted)["weights"]
+    assert fingerprint(plain)["config"] != fingerprint(counted)["config"]
+
+
+def test_a_state_of_an_older_format_is_refused(layer: Stack, tmp_path: Path) -> None:
+    save_state(tmp_path / "state", after(layer, 5), layer)
+    with safe_open(tmp_path / "state", framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() | {"format": "stateline-state-1"}
+    save_file(tensors, tmp_path / "state", metadata=metadata)
+    with pytest.raises(InputError, match=r"saved by another version of Stateline .*compute the st"):
+        load_state(tmp_path / "state", layer)
 
 
 def test_a_state_of_another_kind_is_refused_even_by_force(layer: Stack, tmp_path: Path) -> None:

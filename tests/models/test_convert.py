@@ -270,7 +270,7 @@ def test_the_other_official_models_of_repeat_after_me_count_twice() -> None:
         official(), settings={**SIZES, "position": "hard_alibi", "masked_heads": 1}
     )
     layer = model.stack.links[0].branches[0].layer
-    assert layer.double_count
+    assert layer.settings.double_count
     assert (layer.position, layer.masked_heads) == ("hard_alibi", 1)
 
 

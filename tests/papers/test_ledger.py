@@ -10,10 +10,11 @@ from types import ModuleType
 import pytest
 
 from stateline.cli import COMMANDS, Parser, _underscored
-from stateline.cli.reproduce import RECORDS, find_table
+from stateline.cli.reproduce import RECORDS
 from stateline.cli.train import add_arguments, read_recipe
 from stateline.errors import InputError
 from stateline.papers.record import read_table
+from stateline.papers.table import find_table
 
 ROOT = Path(__file__).parents[2]
 

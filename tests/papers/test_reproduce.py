@@ -113,7 +113,7 @@ def test_tables_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -
     [
         (["nobody/oen"], "unknown table 'nobody/oen': did you mean 'nobody/one'?"),
         (["nobody/one", "--size", "paper"], "nobody/one has no size paper: take --size laptop"),
-        (["nobody/one", "--seeds", "1", "1"], "seeds must be different numbers from 0 on"),
+        (["nobody/one", "--seeds", "1", "1"], "seeds must be different numbers of at least 0"),
         (["nobody/one", "--from", "nothing"], "no folder nothing: --from takes folders"),
         (["--recipes", "nothing"], "no tables in nothing"),
         (["at.yaml"], "row 'H3' is scored at 3, 6, not at 4"),

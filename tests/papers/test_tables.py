@@ -6,9 +6,7 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-import yaml
 
-from stateline.cli.reproduce import find_table
 from stateline.compare import Recipe
 from stateline.errors import InputError
 from stateline.models.classifier import ClassifierConfig
@@ -17,7 +15,7 @@ from stateline.models.pattern import parse_pattern
 from stateline.models.size import count_parameters
 from stateline.papers.plan import check_columns, resolve
 from stateline.papers.record import measure
-from stateline.papers.table import Column, Row, Table, find_tables, make_table
+from stateline.papers.table import Column, Row, Table, find_table, find_tables, make_table
 from stateline.runs.results import CurvePoint, RunRecord, TaskRecord
 from stateline.tasks import TASKS, ClassificationTask, GeneratedTask, LabelledTask, Task, make_task
 from stateline.train.config import TrainConfig
@@ -29,20 +27,12 @@ TABLES = find_tables(RECIPES)
 made_task = cache(make_task)
 
 
-@cache
-def read(name: str) -> tuple[Recipe, str | None]:
-    """A recipe; tests/test_recipes.py reads all of them as the commands do."""
-    found = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
-    model, train = (found.get(part) or {} for part in ("model", "train"))
-    return Recipe(found["pattern"], name, model, train), found.get("task")
-
-
 def resolved(name: str) -> Iterator[tuple[Row, list[Column], Recipe, str]]:
     """Every row of a table at each size, with its columns, its model and its task."""
     _, table = find_table(name, RECIPES)
     for size in table.sizes:
         for row in table.rows_of(size):
-            yield row, table.columns_of(size), *resolve(row, table, size, read)
+            yield row, table.columns_of(size), *resolve(row, table, size, RECIPES)
 
 
 def config(recipe: Recipe, kind: type[Task]) -> ModelConfig:
@@ -70,7 +60,9 @@ def test_the_model_of_every_row_can_be_built(name: str) -> None:
             assert count_parameters(config(recipe, TASKS[parse_pattern(spec)[0].name])) > 0
 
 
-def test_settings_of_a_row_go_over_those_of_its_size_and_these_over_the_recipe() -> None:
+def test_settings_of_a_row_go_over_those_of_its_size_and_these_over_the_recipe(
+    tmp_path: Path,
+) -> None:
     table = make_table(
         {
             **{"paper": "p", "place": "table 1", "claim": "c", "columns": [{}]},
@@ -79,14 +71,12 @@ def test_settings_of_a_row_go_over_those_of_its_size_and_these_over_the_recipe()
         },
         Path("t.yaml"),
     )
-    asked = []
-
-    def own(name: str) -> tuple[Recipe, str]:
-        asked.append(name)
-        return read("block_state/length_sliding")[0], "copying( max_len = 3 )"
-
-    recipe, task = resolve(table.rows[0], table, "laptop", own)
-    assert asked == ["x/laptop"]
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "laptop.yaml").write_text(
+        "{pattern: h3, task: copying( max_len = 3 ), train: {lr: 1e-3, log_every: 20}}"
+    )
+    recipe, task = resolve(table.rows[0], table, "laptop", tmp_path)
+    assert (recipe.pattern, recipe.name) == ("h3", "a")
     assert task == "copying(max_len=3)"
     assert recipe.train["lr"] == 3.0
     assert recipe.train["steps"] == 5

@@ -243,7 +243,7 @@ def test_feedback(case: Case) -> None:
         return (FeedbackState(length, feedback.project(memory, positions)),)
 
     def keep(carried: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
-        both = torch.cat([carried[0], *(first.enter(memory) for memory in made)], dim=1)
+        both = torch.cat([carried[0], *(first.enter(memory)[0] for memory in made)], dim=1)
         made.clear()
         return [both[:, -feedback.window :].detach()]
 

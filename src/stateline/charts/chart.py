@@ -23,7 +23,7 @@ class Axis(NamedTuple):
     Attributes:
         title: What it shows, with the unit.
         scale: Linear, or logarithmic to base 2 or 10.
-        domain: Least and largest value; by default those of the data.
+        domain: Least and largest value; by default of the data.
         ticks: Values with the texts of their ticks; by default Vega-Lite's.
         form: Format of numbers, as in d3-format.
     """

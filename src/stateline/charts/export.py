@@ -66,7 +66,7 @@ def write_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) 
     """Write each chart into a folder, in each of the formats.
 
     Args:
-        charts: What to write; their names are those of the files.
+        charts: The charts to write; the files have their names.
         folder: Where; files of the same names are replaced.
         formats: Keys of :data:`FORMATS`.
 

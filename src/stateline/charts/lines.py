@@ -13,7 +13,7 @@ from stateline.charts.chart import Axis, Chart, Row, by_model, numbers, opacity,
 from stateline.charts.style import INK, Model
 
 WIDEST_GAP = 0.5
-"""Share of all values' range from which on a gap separates outliers."""
+"""Smallest gap, as a share of the range of all values, that separates outliers."""
 
 MOST_OUTLIERS = 0.25
 """Largest share of the values that may be called outliers."""
@@ -24,7 +24,7 @@ class Point(NamedTuple):
 
     Attributes:
         x: Length, step or size.
-        values: One per seed, without those that diverged (NaN); or a median with two quartiles.
+        values: One per seed that did not diverge (NaN); or a median with two quartiles.
         marked: Whether to draw a mark, which shows that something was measured exactly there.
     """
 
@@ -221,7 +221,7 @@ def _levels(levels: Sequence[Level], axes: tuple[Axis, Axis]) -> list[alt.Chart]
 
 
 def length_ticks(lengths: Sequence[float]) -> dict[float, str]:
-    """Ticks of a logarithmic axis at those of the given lengths that fit, the largest first.
+    """Ticks of a logarithmic axis at the given lengths that fit, the largest first.
 
     Example:
         >>> length_ticks([256, 300, 1024])

@@ -1,6 +1,6 @@
 """How charts look: a colour and a shape for each model, and the same axes everywhere.
 
-Colours are those of the light page. A page replaces them by its own: each colour of a chart stands
+Colours are for the light page. A page replaces them by its own: each colour of a chart stands
 as it is in the chart's SVG, so a rule of the style sheet for it serves the light and the dark
 scheme (:data:`VARIABLES`).
 """

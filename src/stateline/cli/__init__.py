@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: Arguments; by default those of the process.
+        argv: Arguments; by default the arguments of the process.
 
     Returns:
         The exit code: 0; 1 if a check failed; 2 if the user must change something.

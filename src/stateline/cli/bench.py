@@ -11,8 +11,8 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stateline.cli.record import command_line
 from stateline.devices import add_device_option
+from stateline.plugins import command_line
 
 LENGTHS = {
     "ops": (256, 1024, 4096, 8192, 65536),
@@ -69,7 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="channels; ops and train 64, layers 256, decode 512",
     )
     option("--vocab_size", type=int, default=256, help="of decode: tokens of the vocabulary")
-    option("--backends", nargs="+", type=str, default=None, help="by default those of the device")
+    option("--backends", nargs="+", type=str, default=None, help="by default all of the device")
     option("--against", nargs="+", type=str, default=[], help="peers, as hf mambapy safari=PATH")
     option("--threads", type=int, default=1, help="threads of a CPU")
     option("--seconds", type=float, default=0.5, help="time for each candidate, after warm-up")

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
+from stateline.cli.budget import add_budget_option, read_budgets
 from stateline.cli.console import wide_console
 from stateline.cli.engine import add_engine_options, add_tracker_option, make_engine, trackers
-from stateline.cli.recipe import SUFFIXES, add_settings, model_of_recipe, without_defaults
-from stateline.cli.record import command_line
+from stateline.cli.recipe import SUFFIXES, add_settings, without_defaults
 from stateline.devices import add_device_option
 from stateline.errors import InputError
+from stateline.plugins import command_line
 
 if TYPE_CHECKING:
     from stateline.compare import Comparison, Recipe
@@ -44,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=str,
         default=None,
         help='for example copying "text(path=books, steps=500)", where training settings hold for '
-        'one task; "copying*5" trains from five seeds; by default those of the recipes, else '
+        'one task; "copying*5" trains from five seeds; by default the tasks of recipes, else '
         f"{' '.join(TASKS)}",
     )
     parser.add_argument(
@@ -97,7 +98,23 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--seeds",
         type=int | None,
         default=None,
-        help="seeds of the scored runs; by default 3, and 1 with --protocol quick",
+        help="seeds of the scored runs; by default 1 with --protocol quick, else as many as "
+        "--decide needs",
+    )
+    parser.add_argument(
+        "--decide",
+        nargs="?",
+        const="best",
+        type=Literal["best", "order", "no"] | None,
+        default=None,
+        help="add seeds, from 3 to 6 or --seeds, until the best model of each task is told apart, "
+        "or the order of all; by default best, or no if the protocol is quick or --seeds is given",
+    )
+    parser.add_argument(
+        "--budget_minutes",
+        type=float | None,
+        default=None,
+        help="time after which --decide adds no seeds",
     )
     parser.add_argument(
         "--steps", type=int | None, default=None, help="training steps; by default the task's own"
@@ -116,6 +133,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_device_option(parser)
     add_engine_options(parser)
     add_tracker_option(parser)
+    add_budget_option(parser)
     parser.add_argument(
         "--timing",
         type=Literal["short", "full", "none"],
@@ -135,6 +153,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.reports import check_report, print_results, write_report
 
     comparison, console, observers = _comparison(given), wide_console(), trackers(given.tracker)
+    budgets = read_budgets(given.budget)
     with results_folder(given.out) as place:
         report = place.folder / "report.html"
         check_report(report)
@@ -148,8 +167,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
                 engine=make_engine(given, place),
                 timing=given.timing,
             )
-        print_results(results, console)
-        write_report(results, report)
+        print_results(results, console, budgets)
+        write_report(results, report, budgets)
     where = f"\nreport: {given.out}/report.html    data: {given.out}/results.json"
     console.print(where, markup=False, soft_wrap=True)
     return 0
@@ -158,25 +177,29 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 def _comparison(given: Any) -> "Comparison":
     """What the options ask for."""
     from stateline.compare import Comparison
-    from stateline.compare.recipe import split_alias
+    from stateline.compare.recipe import read_recipe, split_alias
 
     models: list[str | Recipe] = []
     tasks: dict[str, None] = {}
     for text in given.patterns:
         name, rest = split_alias(text)
         if rest.endswith(SUFFIXES):
-            recipe, task = model_of_recipe(rest, name)
+            recipe, task = read_recipe(rest, name)
             models.append(recipe)
             tasks.update({task: None} if task else {})
         else:
             models.append(text)
     settings = {part: given.get(part, Namespace()).as_dict() for part in ("model", "train")}
-    same = ("d_model", "steps", "lr", "precision", "protocol", "lrs", "weight_decays", "seeds")
+    same = (
+        *("d_model", "steps", "lr", "precision", "protocol", "lrs", "weight_decays", "seeds"),
+        "budget_minutes",
+    )
     return Comparison(
         models,
         given.tasks or list(tasks) or TASKS,
         parameters=None if given.parameters is None else [*map(_number, given.parameters)],
         match=given.match,
+        decide=given.decide or ("no" if given.seeds or given.protocol == "quick" else "best"),
         **{name: given[name] for name in same},
         **settings,
     )

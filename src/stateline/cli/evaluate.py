@@ -44,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="folder with your tasks in YAML; trust it: it may name code and data on a network",
     )
     option("--shots", type=int, default=0, help="solved examples before each question")
-    option("--limit", type=int | None, default=None, help="use only so many examples of a task")
+    option("--limit", type=int | None, default=None, help="largest number of examples of a task")
     option("--batch_size", type=int, default=8, help="contexts of a task that are read together")
     option("--out", type=str | None, default=None, help="JSON file for the scores")
     add_device_option(parser)

@@ -1,29 +1,19 @@
-"""Reading a training recipe: a YAML file of settings, under those of the command line."""
+"""Reading a training recipe: a YAML file of settings, which the command line overrides."""
 
 import argparse
 import dataclasses
 import glob
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from stateline.cli.parser import Parser, add_import_option
 from stateline.errors import InputError
-from stateline.files import regular_file
+from stateline.files import read_yaml
 from stateline.models.config import ModelConfig
 from stateline.models.presets import find_preset
 from stateline.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    from stateline.compare import Recipe
-
-LARGEST, DEEPEST = 1 << 20, 16
-"""Bytes, and levels of nesting, that a recipe may have."""
-
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -47,34 +37,8 @@ def without_defaults(parser: ArgumentParser) -> None:
             action.default = argparse.SUPPRESS
 
 
-def model_of_recipe(path: str, name: str) -> tuple["Recipe", str | None]:
-    """The model that a recipe file describes for a comparison, and its task if it names one.
-
-    Args:
-        path: The file.
-        name: Name of the model in results; by default that of the file.
-
-    Raises:
-        InputError: If the recipe cannot be read or used.
-    """
-    from stateline.compare import Recipe
-
-    parser = Parser(prog="stateline compare", print_config=None)
-    add_import_option(parser)
-    for option in ("pattern", "init", "task", "out"):
-        parser.add_argument(f"--{option}", type=str | None, default=None)
-    add_settings(parser)
-    without_defaults(parser)
-    given = _parse_file(path, [], parser)
-    pattern = given.init or given.pattern
-    if pattern is None:
-        raise InputError(f"the recipe {path} names no pattern: add a line such as pattern: h3*2")
-    model, train = (given.get(part, Namespace()).as_dict() for part in ("model", "train"))
-    return Recipe(pattern, name or Path(path).stem, model, train), given.task
-
-
 def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
-    """The settings of a recipe, overridden by those of the command line.
+    """The settings of a recipe, where the command line gives no others.
 
     A preset in place of a pattern, or the model whose weights the run starts from (``init``), sets
     the defaults of the model's settings.
@@ -105,8 +69,8 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
 
 
 def _parse_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> Any:
-    """The settings of a file under those of the command line."""
-    read_yaml(path)
+    """The settings of a file, where the command line gives no others."""
+    read_yaml(path, "recipe")
     parser.default_config_files = [glob.escape(path)]
     try:
         given = parser.parse_args(arguments)
@@ -128,47 +92,3 @@ def _read_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> A
         if not isinstance(given[name], str):
             raise InputError(f"{name} in the recipe {path} must be text, got {given[name]!r}")
     return given
-
-
-def read_yaml(path: str, what: str = "recipe") -> Any:
-    """The content of a YAML file of settings.
-
-    Args:
-        path: The file.
-        what: What it holds, for messages.
-
-    Raises:
-        InputError: Unless it is YAML of a sane size, without aliases, all its keys text.
-    """
-    file = regular_file(path, what)
-    if file.stat().st_size > LARGEST:
-        raise InputError(f"the {what} {path} must have at most {LARGEST:,} bytes")
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-        depth = 0
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise InputError(f"the {what} {path} must not use YAML aliases: write it out")
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise InputError(f"the {what} {path} must have at most {DEEPEST} nested levels")
-        content = yaml.safe_load(text)
-        _check_keys(f"{what} {path}", content)
-    except InputError:
-        raise
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"the {what} {path} is not valid YAML: {reason}") from error
-    return content
-
-
-def _check_keys(where: str, content: Any) -> None:
-    if isinstance(content, dict):
-        for key, value in content.items():
-            if not isinstance(key, str):
-                raise InputError(f"names in the {where} must be text, got {key!r}")
-            _check_keys(where, value)
-    elif isinstance(content, list):
-        for value in content:
-            _check_keys(where, value)

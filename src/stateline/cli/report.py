@@ -10,6 +10,7 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser
 
+from stateline.cli.budget import add_budget_option, read_budgets
 from stateline.cli.console import wide_console
 
 OUT = "runs/report"
@@ -24,6 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help=f"folder for the report; by default that of the run, and {OUT} for several",
     )
+    add_budget_option(parser)
     parser.add_argument(
         "--export", type=str | None, default=None, help="folder for the charts as files"
     )
@@ -52,6 +54,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         write_report,
     )
 
+    budgets = read_budgets(given.budget)
     if given.export is not None:
         check_writable(Path(given.export) / "chart")
     folders = [Path(name) for name in given.runs]
@@ -60,8 +63,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     merged = merge(dict(zip(names, results, strict=True))) if len(results) > 1 else results[0]
     console = wide_console()
     folder = Path(given.out or (folders[0] if len(folders) == 1 else OUT))
-    write_report(merged, folder / "report.html")
-    print_results(merged, console)
+    write_report(merged, folder / "report.html", budgets)
+    print_results(merged, console, budgets)
     said = [f"report: {folder / 'report.html'}"]
     if given.export is not None:
         files = export_charts(merged, Path(given.export), given.format)

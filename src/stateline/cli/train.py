@@ -16,10 +16,10 @@ from jsonargparse import ArgumentParser
 from stateline.cli.console import announce
 from stateline.cli.engine import add_tracker_option, trackers
 from stateline.cli.recipe import add_settings, read_recipe
-from stateline.cli.record import command_line
 from stateline.devices import add_device_option
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
+from stateline.plugins import command_line
 from stateline.runs.folder import check_imports
 from stateline.train.config import TrainConfig
 
@@ -110,7 +110,7 @@ def _train(
     device: str,
     observers: "Sequence[News]",
 ) -> int:
-    """Train in this process and those that torchrun started beside it: the exit code."""
+    """Train in this process and the others that torchrun started; return the exit code."""
     from stateline.cli.progress import print_metrics
     from stateline.runs.single import run_single
     from stateline.train.processes import join_processes

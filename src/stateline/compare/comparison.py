@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from stateline.compare.recipe import Model, Recipe, read_models
+from stateline.compare.seeds import Wanted
 from stateline.compare.sizes import Size, Sized, choose_widths
 from stateline.errors import InputError, unknown_name
 from stateline.models.pattern import MAX_REPEAT, format_pattern, parse_pattern
@@ -18,6 +19,9 @@ from stateline.train.config import TrainConfig
 
 SEEDS = {"sweep": 3, "quick": 1}
 """Seeds of the scored runs by protocol, where nothing else sets their number."""
+
+SEEDS_TO_DECIDE = 6
+"""Most seeds of a model where seeds are added until the models are told apart."""
 
 _MOST_PARAMETERS = 10**11
 
@@ -51,11 +55,14 @@ class Comparison:
             times that.
         weight_decays: Weight decays to try; by default the model's own.
         seeds: Seeds of the scored runs, where the task has no repeat count; by default 3, and 1
-            for ``quick``.
+            for ``quick``. With ``decide`` the most of each model, by default 6.
+        decide: What seeds are added for, from 3 on: until the ``best`` model of each task is told
+            apart from the others, or the whole ``order``; ``no`` runs a fixed number of seeds.
+        budget_minutes: Time after which no seeds are added.
         match: What the models have in common: ``parameters``, ``flops`` (per token at the
             training length), ``state`` (its bytes at the training length) or ``none``.
-        model: Settings of all model configurations, over those of presets and recipes.
-        train: Settings of all training runs, over those of tasks and recipes.
+        model: Settings of all model configurations; they override presets and recipes.
+        train: Settings of all training runs; they override tasks and recipes.
     """
 
     patterns: Sequence[str | Recipe]
@@ -69,6 +76,8 @@ class Comparison:
     lrs: Sequence[float] = ()
     weight_decays: Sequence[float] = ()
     seeds: int | None = None
+    decide: Wanted = "no"
+    budget_minutes: float | None = None
     match: MatchedBy = "parameters"
     model: Mapping[str, Any] = field(default_factory=dict, hash=False)
     train: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -184,17 +193,25 @@ def _check(comparison: Comparison) -> None:
         if not 1 <= wanted <= _MOST_PARAMETERS:
             bound = "at least 1" if wanted < 1 else f"at most {_MOST_PARAMETERS:,}"
             raise InputError(f"parameters must be {bound}, got {wanted}")
+    _check_protocol(comparison)
+    if "seed" in comparison.train:
+        raise InputError("seed is set by the protocol: give the number of seeds instead")
+    if "d_model" in comparison.model:
+        raise InputError("the width of the first model is d_model, not a setting of all models")
+
+
+def _check_protocol(comparison: Comparison) -> None:
     if comparison.seeds is not None and not 1 <= comparison.seeds <= MAX_REPEAT:
         raise InputError(f"seeds must be from 1 to {MAX_REPEAT}, got {comparison.seeds}")
+    if comparison.budget_minutes is not None and not comparison.budget_minutes >= 0:
+        raise InputError(f"budget_minutes must be at least 0, got {comparison.budget_minutes:g}")
+    if comparison.budget_minutes is not None and comparison.decide == "no":
+        raise InputError("budget_minutes limits the seeds that are added: it needs decide")
     tried = len(comparison.lrs) > 1 or len(comparison.weight_decays) > 1
     if comparison.protocol == "quick" and tried:
         raise InputError("the protocol quick tries nothing: give one rate, or use sweep")
     if comparison.lr is not None and comparison.lrs:
         raise InputError("lr sets the learning rate and lrs those to try: give one of the two")
-    if "seed" in comparison.train:
-        raise InputError("seed is set by the protocol: give the number of seeds instead")
-    if "d_model" in comparison.model:
-        raise InputError("the width of the first model is d_model, not a setting of all models")
 
 
 def _exercises(comparison: Comparison) -> list[_Exercise]:
@@ -209,7 +226,8 @@ def _exercises(comparison: Comparison) -> list[_Exercise]:
         }
         keywords = {key: value for key, value in item.keywords.items() if key not in train}
         spec = format_pattern((item._replace(repeat=1, keywords=keywords), *others))
-        seeds = item.repeat if item.repeat > 1 else comparison.seeds or SEEDS[comparison.protocol]
+        usual = SEEDS[comparison.protocol] if comparison.decide == "no" else SEEDS_TO_DECIDE
+        seeds = item.repeat if item.repeat > 1 else comparison.seeds or usual
         before = exercises.get(spec, _Exercise(spec, 0, train))
         if before.train != train:
             raise InputError(f"{spec} is given twice, trained in other ways: compare them apart")

@@ -11,7 +11,7 @@ class News:
     """Called by a comparison while it runs; override what is of interest."""
 
     def planned(self, jobs: int, done: int) -> None:
-        """There will be so many jobs, and so many of them were done before."""
+        """Numbers of jobs: in all, and done before."""
 
     def starting(self, workers: int) -> None:
         """Worker processes are being started, which takes some seconds."""
@@ -23,7 +23,7 @@ class News:
         """A job is done."""
 
     def timing(self, what: str) -> None:
-        """Speed is being measured: of so many models, in which phase, at which size."""
+        """Speed is being measured: number of models, phase, and size."""
 
     def timed(self, speeds: Sequence[SpeedRecord]) -> None:
         """The speed of all models has been measured."""

@@ -7,12 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stateline.errors import InputError
+from stateline.errors import InputError, unknown_name
+from stateline.files import read_yaml
 from stateline.generate.runs import find_model
 from stateline.models.checkpoint import CONFIG
+from stateline.models.config import ModelConfig
 from stateline.models.pattern import canonical_pattern
 from stateline.models.presets import find_preset
+from stateline.plugins import import_code
 from stateline.runs.initial import initial_config
+from stateline.settings import check_keywords
+from stateline.train.config import TrainConfig
+
+_OF_A_RECIPE = ("pattern", "init", "task", "out", "model", "train")
 
 _ALIAS = re.compile(r"(?P<name>[^\s(),=*\"/][^(),=*\"/]*)=(?P<rest>.*)", re.DOTALL)
 
@@ -83,6 +90,39 @@ def read_models(given: Sequence[str | Recipe]) -> list[Model]:
                 f"'first={model.name}'"
             )
     return list(known.values())
+
+
+def read_recipe(path: str | Path, name: str = "") -> tuple[Recipe, str | None]:
+    """The model that a recipe file of ``stateline train`` describes, and its task if it names one.
+
+    Args:
+        path: The file.
+        name: Name of the model in results; by default that of the file.
+
+    Raises:
+        InputError: If the recipe cannot be read or used.
+    """
+    content, where = read_yaml(path, "recipe"), f"the recipe {path}"
+    if content is not None and not isinstance(content, dict):
+        raise InputError(f"{where} must be a mapping of settings, got {content!r:.40}")
+    given = {key: value for key, value in (content or {}).items() if value is not None}
+    for spec in given.pop("import", ()):
+        import_code(spec)
+    for key, value in given.items():
+        if key not in _OF_A_RECIPE:
+            raise unknown_name(f"setting in {where}", key, _OF_A_RECIPE)
+        kind, words = (dict, "a mapping") if key in ("model", "train") else (str, "text")
+        if not isinstance(value, kind):
+            raise InputError(f"{key} in {where} must be {words}, got {value!r:.40}")
+    pattern = given.get("init") or given.get("pattern")
+    if pattern is None:
+        raise InputError(f"{where} names no pattern: add a line such as pattern: h3*2")
+    model, train = given.get("model", {}), given.get("train", {})
+    model_settings = {key: value for key, value in model.items() if key != "pooling"}
+    fixed = ("pattern", "vocab_size")
+    check_keywords(f"the model in {where}", ModelConfig, model_settings, without=fixed)
+    check_keywords(f"the training in {where}", TrainConfig, train)
+    return Recipe(pattern, name or Path(path).stem, model, train), given.get("task")
 
 
 def _read_model(given: str | Recipe) -> Model:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stateline.compare.comparison import Comparison
+from stateline.compare.seeds import Seeds
 from stateline.models.pattern import MAX_REPEAT
 from stateline.runs.job import Job
 from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
@@ -35,7 +36,7 @@ class Sweep:
         tasks: Its tasks by spec.
 
     Attributes:
-        jobs: The scored runs; their settings are those of the plan until others are chosen.
+        jobs: The scored runs; their settings are the plan's until others are chosen.
             A run with the settings of the plan is never taken for the chosen one, since no job
             is run before its settings are known.
     """
@@ -45,6 +46,8 @@ class Sweep:
     ) -> None:
         self.comparison, self.tasks, self.jobs = comparison, tasks, list(jobs)
         self._models = [_model(job) for job in jobs]
+        self._seeds = Seeds(comparison.decide, jobs, tasks, comparison.budget_minutes)
+        self._named = set[Job]()
         self._trials = {model: self._grid(model) for model in dict.fromkeys(self._models)}
         self._done: dict[Job, RunRecord] = {}
         self._continued = set[Job]()
@@ -60,7 +63,9 @@ class Sweep:
     def after(self, job: Job, run: RunRecord) -> list[Job]:
         """The jobs that can be run now that another one is done."""
         if not job.trial:
-            return []
+            same = [own for own in self.jobs if own == job]  # also under another name
+            more = [self._seeds.after(own, run) for own in same]
+            return self._needed() if any(more) else []
         self._done[job] = run
         model = next(model for model, trials in self._trials.items() if job in trials)
         trials = self._trials[model]
@@ -75,14 +80,14 @@ class Sweep:
         return self._choose(model, max(best, key=lambda trial: self._rank(trial, None)))
 
     def count(self) -> int:
-        """How many jobs there will be."""
+        """How many jobs there will be at most."""
         trials = [len(trials) for trials in self._trials.values() if len(trials) > 1]
         return len(set(self.jobs)) + sum(n + math.ceil(KEPT * n) for n in trials)
 
     def later(self) -> int:
-        """How many jobs will follow those that have been named so far."""
+        """How many jobs will follow the jobs named so far."""
         open_ = [model for model in self._trials if model not in self._chosen]
-        scored = {job for job, model in zip(self.jobs, self._models, strict=True) if model in open_}
+        scored = set(self.jobs) - self._named
         ranked = [self._trials[model] for model in open_]
         waiting = [trials for trials in ranked if not self._continued & set(trials)]
         return len(scored) + sum(math.ceil(KEPT * len(trials)) for trials in waiting)
@@ -119,10 +124,11 @@ class Sweep:
             },
             matched_by=comparison.match,
             sizes=list(comparison.sizes),
+            looks=self._seeds.looks,
         )
 
     def records(self) -> list[TrialRecord]:
-        """All trials that have ended or paused, those of the first model first."""
+        """All trials that have ended or paused, in the order of the models."""
         named = {
             (job.label, model): job for job, model in zip(self.jobs, self._models, strict=True)
         }
@@ -161,19 +167,27 @@ class Sweep:
         ]
 
     def _choose(self, model: Job, trial: Job) -> list[Job]:
-        """Give the settings of a trial to the scored runs of its model."""
+        """Give the settings of a trial to the scored runs of its model; those to begin with."""
         self._chosen[model] = trial
         chosen = {name: getattr(trial.training, name) for name in ("lr", "weight_decay")}
-        scored = []
         for place, own in enumerate(self._models):
             if own == model:
                 job = self.jobs[place]
                 self.jobs[place] = replace(job, training=replace(job.training, **chosen))
-                scored.append(self.jobs[place])
-        return list(dict.fromkeys(scored))
+        return self._needed()
+
+    def _needed(self) -> list[Job]:
+        """The scored runs that are needed and can be run, each named once."""
+        found = [
+            job
+            for job, model in zip(self.jobs, self._models, strict=True)
+            if model in self._chosen and self._seeds.is_asked(job) and job not in self._named
+        ]
+        self._named.update(found)
+        return list(dict.fromkeys(found))
 
     def _rank(self, trial: Job, until: int | None) -> tuple[float, ...]:
-        """How good a trial was after so many updates, or at its end: larger is better.
+        """How good a trial was after a number of updates, or at its end: larger is better.
 
         First the score, of which no more than ``stop_at`` counts; then fewer steps to reach it;
         then the training loss.

@@ -1,17 +1,19 @@
 """A corpus on disk: shards of tokens that are mapped into memory, and their index.
 
 A folder holds ``index.json``, which is written last, and ``tokenizer.json``. Each shard has a file
-of tokens (``train-00000.bin``: little-endian numbers without a header) and a file about its
+of tokens (``train-00000.bin``: little-endian numbers of the smallest size that the vocabulary
+allows, without a header) and a file about its
 documents (``train-00000.json``: their names, tokens and bytes).
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt
 
 from stateline.data.index import (
     FORMAT,
@@ -20,6 +22,7 @@ from stateline.data.index import (
     Index,
     ShardDocuments,
     ShardEntry,
+    TokenHash,
     damaged,
     parse,
 )
@@ -126,18 +129,29 @@ class Corpus:
         """
         assert self.tokenizer
         for shard in self._shards:
-            hashes = {"bin": shard.sha256, "json": shard.documents_sha256}
-            for ending, wanted in hashes.items():
-                path = self.folder / f"{shard.name}.{ending}"
-                if sha256(path) != wanted:
+            tokens, documents = (self.folder / f"{shard.name}.{end}" for end in ("bin", "json"))
+            digest = TokenHash()
+            for block in _blocks(tokens, np.dtype(self.index["dtype"])):
+                digest.update(block)
+            for path, found, wanted in (
+                (tokens, digest.hexdigest(), shard.sha256),
+                (documents, sha256(documents), shard.documents_sha256),
+            ):
+                if found != wanted:
                     raise InputError(f"{path} is damaged: delete it; {REPAIR}")
 
 
 @lru_cache(maxsize=4096)
 def _largest(file: Path, dtype: np.dtype[Any], written: int) -> int:  # noqa: ARG001  # part of the key
-    """The largest token of a file; it is read in blocks."""
-    tokens = np.memmap(file, dtype, "r") if file.stat().st_size else np.zeros(1, dtype)
-    return max(int(tokens[at : at + _BLOCK].max()) for at in range(0, len(tokens), _BLOCK))
+    """The largest token of a file."""
+    return max((int(block.max()) for block in _blocks(file, dtype)), default=0)
+
+
+def _blocks(file: Path, dtype: np.dtype[Any]) -> Iterator[UInt[np.ndarray, " block"]]:
+    """The tokens of a file in blocks."""
+    with file.open("rb") as opened:
+        while len(block := np.fromfile(opened, dtype, _BLOCK)):
+            yield block
 
 
 def open_corpus(folder: str | Path) -> Corpus:

@@ -1,10 +1,11 @@
 """Documents: each has a name and a size, and can be read again in another process."""
 
+import codecs
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from stateline.errors import InputError
 
@@ -30,29 +31,43 @@ class Document(ABC):
     begin: int = 0
     end: int | None = None
 
-    @abstractmethod
-    def contents(self) -> bytes:
-        """The whole text in UTF-8."""
+    piece_bytes: ClassVar[int] = 1 << 62
 
-    def text(self, newlines: Newlines) -> str:
-        r"""The document as a string; bytes that are not UTF-8 are kept by ``surrogateescape``.
+    @abstractmethod
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes of the whole text in UTF-8, from ``start`` up to, not including, ``stop``."""
+
+    def pieces(self, newlines: Newlines) -> Iterator[str]:
+        r"""The document in pieces; bytes that are not UTF-8 are kept by ``surrogateescape``.
 
         Args:
             newlines: ``"unify"`` turns ``\r\n`` into ``\n`` and drops a byte order mark.
         """
-        text = self.contents()[self.begin : self.end].decode(errors="surrogateescape")
-        if newlines == "keep":
-            return text
-        return text.removeprefix(_BYTE_ORDER_MARK).replace("\r\n", "\n")
+        end = self.size if self.end is None else self.end
+        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        mark, held = _BYTE_ORDER_MARK, ""  # held: a \r, which may begin a line end
+        for start in range(self.begin, end, self.piece_bytes):
+            stop = min(start + self.piece_bytes, end)
+            text = held + decoder.decode(self.read(start, stop), final=stop == end)
+            held = ""
+            if newlines == "unify" and text:
+                held = "\r" if text.endswith("\r") and stop < end else ""
+                text = text.removeprefix(mark).removesuffix(held).replace("\r\n", "\n")
+                mark = ""
+            yield text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDocument(Document):
-    """A whole file."""
+    """A whole file, which is read in pieces."""
 
-    def contents(self) -> bytes:
-        """The bytes of the file."""
-        return Path(self.path).read_bytes()
+    piece_bytes: ClassVar[int] = 1 << 22
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes of the file."""
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +84,12 @@ class LineDocument(Document):
     offset: int
     key: str
 
-    def contents(self) -> bytes:
-        """The field of the line."""
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes of the field of the line."""
         with open(self.path, "rb") as file:
             file.seek(self.offset)
-            return field_of_line(file.readline(), self.key, f"{self.path}, line {self.line},")
+            text = field_of_line(file.readline(), self.key, f"{self.path}, line {self.line},")
+        return text[start:stop]
 
 
 def field_of_line(line: bytes, key: str, place: str) -> bytes:

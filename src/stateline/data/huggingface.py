@@ -1,6 +1,7 @@
 """Hugging Face tokenizers; the only file that imports the package ``tokenizers``."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ PADDING = "<|pad|>"
 
 _HALF = "\ufffd"  # replaces bytes that are not, or not yet, a character
 _LONGEST, _KEPT = 32, 8
+
+_CUT = re.compile(r"(?<=\S)(?=\s\S)")
+"""Before a single space: where nearly all tokenizers divide text before they look for tokens."""
+
+_AROUND, _WINDOW, _TRIES = 200, 1 << 14, 20
+"""Characters on both sides of a place that are compared; characters at the end of a text in which a
+place is looked for; places that are tried."""
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -74,6 +82,31 @@ class HuggingFaceTokenizer(Tokenizer):
                 f"{' '.join(str(error).split())}; use one that knows all characters, such as 'byte'"
             ) from error
         return np.array(encoding.ids, dtype=np.int64)
+
+    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[Int[np.ndarray, " length"]]:
+        """The tokens of a text that comes in pieces.
+
+        Text is encoded up to the last place that divides no token: whether the text around it has
+        the tokens of its two sides. Tokenizers that have no such place encode the text as a whole.
+        """
+        rest = ""
+        for piece in pieces:
+            rest += piece
+            if place := self._last_cut(rest):
+                yield self.encode(rest[:place])
+                rest = rest[place:]
+        yield self.encode(rest)
+
+    def _last_cut(self, text: str) -> int:
+        """The last place at which a text may be divided, 0 if none of the last ones serves."""
+        found = _CUT.finditer(text, max(0, len(text) - _WINDOW), max(0, len(text) - _AROUND))
+        places = [match.start() for match in found]
+        for place in reversed(places[-_TRIES:]):
+            left, right = text[max(0, place - _AROUND) : place], text[place : place + _AROUND]
+            parts = np.concatenate([self.encode(left), self.encode(right)])
+            if np.array_equal(parts, self.encode(left + right)):
+                return place
+        return 0
 
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:
         """The text of tokens; bytes that are not a character become U+FFFD."""

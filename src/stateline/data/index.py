@@ -1,9 +1,12 @@
 """The files that describe a corpus, validated before use."""
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
+from jaxtyping import UInt
 
 from stateline.data.documents import Newlines
 from stateline.errors import InputError
@@ -13,8 +16,25 @@ REPAIR = "run the command that made it again, which writes what is missing"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Numbers = Literal["|u1", "<u2", "<u4"]
 SplitName = Literal["train", "held_out", "test"]
 T = TypeVar("T")
+
+
+class TokenHash:
+    """SHA-256 of tokens as little-endian numbers of at least two bytes, however they are stored."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def update(self, tokens: UInt[np.ndarray, " length"]) -> None:
+        """Add tokens."""
+        wide = np.promote_types(tokens.dtype, np.uint16).newbyteorder("<")
+        self._digest.update(tokens.astype(wide).data)
+
+    def hexdigest(self) -> str:
+        """The hash of all tokens."""
+        return self._digest.hexdigest()
 
 
 class ShardEntry(msgspec.Struct, frozen=True):
@@ -62,7 +82,7 @@ class Index(msgspec.Struct, frozen=True):
 
     tokenizer: Hash
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
-    dtype: Literal["<u2", "<u4"]
+    dtype: Numbers
     settings: Settings
     splits: dict[SplitName, Annotated[list[ShardEntry], msgspec.Meta(min_length=1)]]
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +104,7 @@ def make_plan(paths: Sequence[Path], settings: CorpusSettings) -> Plan:
     fixed = None if settings.tokenizer == "character" else load_tokenizer(settings.tokenizer)
     sources = read_sources(paths, settings.text_key, settings.split_name)
     tokenizer = fixed or CharacterTokenizer.of(
-        document.text(settings.newlines) for document in sources.documents
+        piece for document in sources.documents for piece in document.pieces(settings.newlines)
     )
     if settings.parts is not None:
         splits = split_by_bytes(sources.documents, settings.parts)
@@ -144,9 +144,9 @@ def _bytes_per_token(
     for document in documents:
         if n_bytes >= _SAMPLE:
             break
-        text = document.text(newlines)[: _SAMPLE - n_bytes]
+        text = next(document.pieces(newlines), "")[: _SAMPLE - n_bytes]
         n_bytes += len(utf8(text))
-        n_tokens += len(encode_part(tokenizer, text, document))
+        n_tokens += sum(map(len, encode_pieces(tokenizer, [text], document)))
     return max(n_bytes, 1) / max(n_tokens, 1)
 
 
@@ -164,21 +164,27 @@ def _units(split: str, documents: Sequence[Document], size: float) -> Iterator[U
         yield Unit(f"{split}-{number:05}", tuple(shard))
 
 
-def encode_part(tokenizer: Tokenizer, text: str, document: Document) -> Int[np.ndarray, " length"]:
-    """Encode text of a document.
+def encode_pieces(
+    tokenizer: Tokenizer, pieces: Iterable[str], document: Document
+) -> Iterator[Int[np.ndarray, " length"]]:
+    """Encode the text of a document.
 
     Args:
         tokenizer: The tokenizer.
-        text: The text.
+        pieces: The text.
         document: The document that it comes from, for messages.
 
     Raises:
-        InputError: If the text cannot be encoded.
+        InputError: If the text cannot be encoded, or its file cannot be read.
     """
     try:
-        return tokenizer.encode(text)
+        yield from tokenizer.encode_pieces(pieces)
     except InputError as error:
         raise InputError(f"{document.name}: {error}") from error
+    except OSError as error:
+        raise InputError(
+            f"cannot read {document.path}: {error.strerror}; do not change the sources"
+        ) from error
 
 
 def _sha256(text: str) -> str:

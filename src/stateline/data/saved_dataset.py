@@ -35,10 +35,10 @@ class RowDocument(Document):
     row: int
     key: str
 
-    def contents(self) -> bytes:
-        """The field of the row."""
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes of the field of the row."""
         place = f"{self.path}, row {self.row},"
-        return field_of_row(_row(self.path, self.row), self.key, place)
+        return field_of_row(_row(self.path, self.row), self.key, place)[start:stop]
 
 
 def split_folder(folder: Path, split: str) -> Path:

@@ -61,19 +61,23 @@ def split_by_hash(documents: Sequence[Document], share: float) -> Splits:
 
 def _cut(document: Document, share: float) -> Splits:
     """Cut a document in two, between two characters and not within a CR LF."""
-    contents = document.contents()
-    cut = len(contents) - max(2, int(len(contents) * share))
-    while cut > 0 and (contents[cut] & 0xC0 == 0x80 or contents[cut - 1 : cut + 1] == b"\r\n"):
+    cut = document.size - max(2, int(document.size * share))
+    while cut > 0 and _divides(document.read(cut - 1, cut + 1)):
         cut -= 1
     if cut < 1:
         raise InputError(
-            f"{document.name} is too short to hold out a part of it, {len(contents)} bytes: give "
+            f"{document.name} is too short to hold out a part of it, {document.size} bytes: give "
             "more text, or --held_out 0"
         )
     return {
         "train": [dataclasses.replace(document, end=cut)],
         "held_out": [dataclasses.replace(document, begin=cut)],
     }
+
+
+def _divides(around: bytes) -> bool:
+    """Whether a cut between two bytes divides a character or a CR LF."""
+    return around[1] & 0xC0 == 0x80 or around == b"\r\n"
 
 
 def split_by_bytes(documents: Sequence[Document], parts: Sequence[int]) -> Splits:
@@ -86,7 +90,7 @@ def split_by_bytes(documents: Sequence[Document], parts: Sequence[int]) -> Split
     Raises:
         InputError: If there is more than one document, or the parts do not add up to it.
     """
-    sizes = [len(document.contents()) for document in documents[:2]]
+    sizes = [document.size for document in documents[:2]]
     if len(sizes) != 1 or min(parts) < 2 or sum(parts) != sizes[0]:
         found = f"one of {sizes[0]:,} bytes" if len(sizes) == 1 else "more than one"
         raise InputError(

@@ -3,7 +3,7 @@
 import codecs
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +54,10 @@ class Tokenizer(ABC):
         Raises:
             InputError: If the text cannot be encoded.
         """
+
+    def encode_pieces(self, pieces: Iterable[str]) -> Iterator[Int[np.ndarray, " length"]]:
+        """The tokens of a text that comes in pieces; joined, they are those of the whole text."""
+        return map(self.encode, pieces)
 
     @abstractmethod
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:

@@ -1,23 +1,32 @@
 """Writing a corpus: worker processes write shards, each completely or not at all."""
 
-import hashlib
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+import msgspec
 import numpy as np
+from jaxtyping import Int
 
 from stateline.data.corpus import INDEX, UNFINISHED, Corpus, open_corpus
-from stateline.data.documents import Newlines
-from stateline.data.index import FORMAT, VERSION
+from stateline.data.documents import Document, Newlines
+from stateline.data.index import (
+    FORMAT,
+    VERSION,
+    Numbers,
+    ShardDocuments,
+    ShardEntry,
+    TokenHash,
+    parse,
+)
 from stateline.data.load import load_tokenizer
-from stateline.data.plan import CorpusSettings, Plan, Unit, encode_part, make_plan
+from stateline.data.plan import CorpusSettings, Plan, Unit, encode_pieces, make_plan
 from stateline.data.splits import SPLITS
 from stateline.data.tokenizer import FILE, Tokenizer, utf8
 from stateline.errors import InputError
@@ -76,27 +85,42 @@ def write_corpus(
         if folder.resolve().is_relative_to(path.resolve()):
             raise InputError(f"{folder} must not be inside the source {path}: choose another")
     plan = make_plan(paths, settings or CorpusSettings())
-    _claim(folder, plan)
-    done = {unit.name: n for unit in plan.units if (n := _done(folder, unit, plan)) is not None}
+    dtype = _claim(folder, plan)
+    found = {unit.name: _done(folder, unit, plan, dtype) for unit in plan.units}
+    done = {name: entry for name, entry in found.items() if entry is not None}
     missing = [unit for unit in plan.units if unit.name not in done]
-    progress(Progress(len(done), len(plan.units), sum(done.values()), plan.left_out))
-    for name, n_tokens in _write_units(missing, folder, plan, workers or cores()):
-        done[name] = n_tokens
-        progress(Progress(len(done), len(plan.units), sum(done.values()), plan.left_out))
-    _finish(folder, plan)
+
+    def tell() -> None:
+        tokens = sum(entry.tokens for entry in done.values())
+        progress(Progress(len(done), len(plan.units), tokens, plan.left_out))
+
+    tell()
+    for entry in _write_units(missing, folder, plan, dtype, workers or cores()):
+        done[entry.name] = entry
+        tell()
+    _finish(folder, plan, dtype, done)
     return open_corpus(folder)
 
 
-def _claim(folder: Path, plan: Plan) -> None:
-    """Record the settings in the folder, unless it holds something else."""
+def _claim(folder: Path, plan: Plan) -> np.dtype[Any]:
+    """Record the settings in the folder, unless it holds something else.
+
+    Returns:
+        The type of its tokens: the smallest, unless it holds a corpus that has another one.
+    """
+    dtype = np.min_scalar_type(plan.tokenizer.vocab_size - 1).newbyteorder("<")
     for file in (folder / INDEX, folder / UNFINISHED):
         if file.is_file():
-            _compare(folder, _recorded(file), plan.settings)
+            recorded = _recorded(file)
+            _compare(folder, recorded["settings"], plan.settings)
+            if recorded.get("dtype") in get_args(Numbers):
+                dtype = max(dtype, np.dtype(recorded["dtype"]), key=lambda each: each.itemsize)
             break
     else:
         _check_free(folder)
         write_text(folder / UNFINISHED, json.dumps({"settings": plan.settings}, indent=1))
     plan.tokenizer.save(folder / FILE)
+    return dtype
 
 
 def _check_free(folder: Path) -> None:
@@ -115,12 +139,12 @@ def _check_free(folder: Path) -> None:
 
 
 def _recorded(file: Path) -> dict[str, Any]:
-    settings = read_json_object(file, "file of the corpus").get("settings")
+    recorded = read_json_object(file, "file of the corpus")
+    settings = recorded.get("settings")
     sources = settings.get("sources") if isinstance(settings, dict) else None
     if not isinstance(sources, list) or not all(_is_source(source) for source in sources):
         raise InputError(f"{file} is damaged: delete its folder, or choose another one with --out")
-    assert isinstance(settings, dict)
-    return settings
+    return recorded
 
 
 def _is_source(value: object) -> bool:
@@ -145,20 +169,31 @@ def _compare(folder: Path, recorded: dict[str, Any], settings: dict[str, Any]) -
         )
 
 
-def _done(folder: Path, unit: Unit, plan: Plan) -> int | None:
-    """Number of tokens of a shard of this plan that is already complete, or None."""
+def _done(folder: Path, unit: Unit, plan: Plan, dtype: np.dtype[Any]) -> ShardEntry | None:
+    """The index entry of a shard of this plan if it is already complete."""
+    path = folder / f"{unit.name}.json"
     try:
-        described = json.loads((folder / f"{unit.name}.json").read_text(encoding="utf-8"))
-        size = (folder / f"{unit.name}.bin").stat().st_size
-        n_tokens = sum(described["tokens"])
-        whole = described["plan"] == plan.key and size == n_tokens * _dtype(plan).itemsize
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, OverflowError):
+        described = parse(read_json_object(path, "corpus file"), ShardDocuments, path)
+        entry = _entry(path, described)
+        described.check(entry)
+        size = path.with_suffix(".bin").stat().st_size
+    except (OSError, ValueError):
         return None
-    return n_tokens if whole else None
+    names = [document.name for document in unit.documents]
+    wanted = (plan.key, names, entry.tokens * dtype.itemsize)
+    return entry if (described.plan, described.names, size) == wanted else None
 
 
-def _dtype(plan: Plan) -> np.dtype[Any]:
-    return np.dtype("<u2" if plan.tokenizer.vocab_size <= 1 << 16 else "<u4")
+def _entry(path: Path, described: ShardDocuments) -> ShardEntry:
+    """The index entry of a shard, whose documents are described in a file."""
+    return ShardEntry(
+        name=path.stem,
+        documents=len(described.names),
+        tokens=sum(described.tokens),
+        bytes=sum(described.bytes),
+        sha256=described.sha256,
+        documents_sha256=sha256(path),
+    )
 
 
 class _Order(NamedTuple):
@@ -172,11 +207,11 @@ class _Order(NamedTuple):
 
 
 def _write_units(
-    units: Sequence[Unit], folder: Path, plan: Plan, workers: int
-) -> Iterator[tuple[str, int]]:
-    """Name and number of tokens of each shard as it is finished."""
+    units: Sequence[Unit], folder: Path, plan: Plan, dtype: np.dtype[Any], workers: int
+) -> Iterator[ShardEntry]:
+    """The index entry of each shard as it is finished."""
     ended = plan.tokenizer.end_of_text if plan.settings.get("end_of_text") else None
-    order = _Order(folder, plan.settings["newlines"], _dtype(plan).str, plan.key, ended)
+    order = _Order(folder, plan.settings["newlines"], dtype.str, plan.key, ended)
     if min(workers, len(units)) < 2:
         yield from (_write_unit(unit, order) for unit in units)
         return
@@ -194,34 +229,40 @@ def _write_units(
         pool.shutdown(cancel_futures=True)
 
 
-def _write_unit(unit: Unit, order: _Order) -> tuple[str, int]:
+def _write_unit(unit: Unit, order: _Order) -> ShardEntry:
     tokenizer = _load_tokenizer(order.folder / FILE)
-    parts, n_bytes = list[np.ndarray](), list[int]()
-    for document in unit.documents:
-        try:
-            text = document.text(order.newlines)
-        except OSError as error:
-            raise InputError(
-                f"cannot read {document.path}: {error.strerror}; do not change the sources"
-            ) from error
-        n_bytes.append(len(utf8(text)))
-        tokens = encode_part(tokenizer, text, document)
-        if order.end_of_text is not None:
-            tokens = np.append(tokens, order.end_of_text)
-        parts.append(tokens.astype(order.dtype))
-    contents = b"".join(part.tobytes() for part in parts)
-    described = {
-        "plan": order.plan,
-        "sha256": hashlib.sha256(contents).hexdigest(),
-        "names": [document.name for document in unit.documents],
-        "tokens": [len(part) for part in parts],
-        "bytes": n_bytes,
-    }
     path = order.folder / f"{unit.name}.bin"
-    write_atomically(path, lambda temporary: temporary.write_bytes(contents))
+    names, n_tokens, n_bytes = list[str](), list[int](), list[int]()
+    digest = TokenHash()
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            for document in unit.documents:
+                names.append(document.name)
+                n_tokens.append(0)
+                n_bytes.append(0)
+                for tokens in parts(document):
+                    numbers = tokens.astype(order.dtype)
+                    digest.update(numbers)
+                    file.write(numbers.data)
+                    n_tokens[-1] += len(tokens)
+
+    def parts(document: Document) -> Iterator[Int[np.ndarray, " length"]]:
+        def pieces() -> Iterator[str]:
+            for piece in document.pieces(order.newlines):
+                n_bytes[-1] += len(utf8(piece))
+                yield piece
+
+        yield from encode_pieces(tokenizer, pieces(), document)
+        if order.end_of_text is not None:
+            yield np.array([order.end_of_text])
+
+    write_atomically(path, write)
+    described = ShardDocuments(order.plan, digest.hexdigest(), names, n_tokens, n_bytes)
+    path = path.with_suffix(".json")
     # Last: its presence means that the tokens are complete.
-    write_text(path.with_suffix(".json"), json.dumps(described))
-    return unit.name, sum(map(len, parts))
+    write_text(path, json.dumps(msgspec.to_builtins(described)))
+    return _entry(path, described)
 
 
 @lru_cache(maxsize=1)
@@ -229,19 +270,18 @@ def _load_tokenizer(file: Path) -> Tokenizer:
     return load_tokenizer(file)
 
 
-def _finish(folder: Path, plan: Plan) -> None:
+def _finish(folder: Path, plan: Plan, dtype: np.dtype[Any], done: Mapping[str, ShardEntry]) -> None:
     """Write the index, and delete temporary files."""
     splits: dict[str, list[dict[str, Any]]] = {}
-    for split in SPLITS:
-        units = [unit for unit in plan.units if unit.name.rpartition("-")[0] == split]
-        if units:
-            splits[split] = [_entry(folder / f"{unit.name}.json") for unit in units]
+    for unit in plan.units:
+        shards = splits.setdefault(unit.name.rpartition("-")[0], [])
+        shards.append(msgspec.to_builtins(done[unit.name]))
     index = {
         "format": FORMAT,
         "version": VERSION,
         "tokenizer": plan.settings["tokenizer"],
         "vocab_size": plan.tokenizer.vocab_size,
-        "dtype": _dtype(plan).str,
+        "dtype": dtype.str,
         "settings": plan.settings,
         "splits": splits,
     }
@@ -250,15 +290,3 @@ def _finish(folder: Path, plan: Plan) -> None:
     for name in (INDEX, FILE, UNFINISHED, *(f"{unit.name}.*" for unit in plan.units)):
         for temporary in folder.glob(f".{name}.*"):  # of a process that was killed
             temporary.unlink(missing_ok=True)
-
-
-def _entry(described_by: Path) -> dict[str, Any]:
-    described = json.loads(described_by.read_text(encoding="utf-8"))
-    return {
-        "name": described_by.stem,
-        "documents": len(described["names"]),
-        "tokens": sum(described["tokens"]),
-        "bytes": sum(described["bytes"]),
-        "sha256": described["sha256"],
-        "documents_sha256": sha256(described_by),
-    }

@@ -88,7 +88,7 @@ def score_text(
     The state is carried from chunk to chunk, so each token is predicted from all tokens before it:
     the result is that of one forward pass over the whole text. With a ``window``, each window is
     read from an empty state, and windows overlap so that every token is predicted from at least
-    ``window - stride`` tokens, if the text has so many before it.
+    ``window - stride`` tokens, where the text has that number before it.
 
     Args:
         model: A language model in evaluation mode; it computes on its own device.

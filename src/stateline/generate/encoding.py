@@ -25,8 +25,8 @@ def token_chunks(
     """Tokens of a text in UTF-8, in chunks.
 
     A chunk ends before a single space between two words. No byte pair crosses such a place, so the
-    tokens are those of the whole text. If a chunk has no such place it is cut at its end, which
-    can change tokens of byte pairs, but not tokens of bytes or characters.
+    tokens are the same as of the whole text. If a chunk has no such place it is cut at its end,
+    which can change tokens of byte pairs, but not tokens of bytes or characters.
 
     Args:
         read_bytes: Returns at most the given number of next bytes, none at the end, such as a
@@ -58,7 +58,7 @@ def prefill_chunks(
     *,
     seed: int = 0,
 ) -> SessionState:
-    """Read one text that comes in chunks, from its beginning or on from a kept state.
+    """Read one text that comes in chunks, from its beginning or from a kept state.
 
     Args:
         model: A language model in evaluation mode.

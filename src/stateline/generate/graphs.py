@@ -38,7 +38,7 @@ class Graphs:
     A graph is tied to its memory. A state that lies elsewhere is copied there first, which is once
     after rows joined or left or the state got more room. Rows that are missing to the size of the
     batch repeat the last row. A new graph is compared with the step in two steps on copies; if it
-    differs, or the step cannot be recorded, the step itself runs from then on, and the log says so
+    differs, or the step cannot be recorded, the step itself runs afterwards, and the log says so
     once.
 
     Args:

@@ -14,7 +14,7 @@ def uniform(random: Int[Tensor, "batch 3"]) -> Float[Tensor, " batch"]:
     """One number in (0, 1] per row, given by the row's seed, row number and count.
 
     The generator is counter-based, so three integers are all the state that a row needs, and the
-    numbers of one row do not depend on those of another.
+    numbers of one row do not depend on another row.
 
     Example:
         >>> uniform(torch.tensor([[0, 0, 0], [0, 0, 1], [0, 0, 0]]))

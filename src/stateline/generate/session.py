@@ -173,9 +173,9 @@ class Session:
 
     @torch.inference_mode()
     def join(self, state: SessionState) -> None:
-        """Add the rows of a state of the same model after those that are there.
+        """Add the rows of a state of the same model after the present rows.
 
-        Every row continues as it would alone: its random numbers are those of its own seed and row
+        Every row continues as it would alone: its random numbers follow from its own seed and row
         number, see :func:`seeded`.
 
         Raises:
@@ -260,7 +260,7 @@ class Session:
         return self._numbers[:, self._next - 1], random + self._advance
 
     def _watch(self, logits: Tensor) -> None:
-        """Find NaN: at once where that is free, otherwise every so many steps."""
+        """Find NaN: at once where that is free, otherwise at regular steps."""
         length, found = max(self._lengths), logits.isnan().any()
         if values_at_hand(logits):
             if found:
@@ -328,7 +328,7 @@ def extend(
 
 
 def seeded(state: SessionState, seed: int) -> SessionState:
-    """The same state, with the random numbers of ``seed`` from the first on.
+    """The same state, with all random numbers of ``seed``, beginning with the first.
 
     Raises:
         InputError: If the seed is negative, or has more than 63 bits.

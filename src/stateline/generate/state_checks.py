@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 def state_fault(state: Any, template: Callable[[int], Any], *, rows: int) -> str:
     """What is wrong with a state's tensors, in words; empty if nothing is.
 
-    Dtypes and numbers of axes must be those of the model's own states, and so must be the sizes of
+    Dtypes and numbers of axes must equal the model's own states', and so must be the sizes of
     all axes that do not grow. No number may be NaN, and no counter negative.
 
     Args:

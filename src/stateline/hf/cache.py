@@ -18,7 +18,7 @@ class StatelineCache:
 
     It has the attributes that ``generate`` asks of a cache. A recurrent state cannot be cut back,
     so for assisted decoding the cache keeps an earlier state and the tokens read since then, and
-    reads those that remain again.
+    reads the remaining tokens again.
 
     Attributes:
         state: State of the rows; ``None`` before the first token.
@@ -90,7 +90,7 @@ class StatelineCache:
     def advance(
         self, state: LanguageModelState, columns: int, tokens: Int[Tensor, "batch length"]
     ) -> None:
-        """Store the state after the next tokens, which filled so many columns."""
+        """Store the state after the next tokens, and the number of columns that they filled."""
         self.state, self._free = state, 0
         self._count(columns, tokens)
 

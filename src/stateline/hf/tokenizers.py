@@ -1,4 +1,4 @@
-"""Our tokenizers as those of transformers."""
+"""Our tokenizers as tokenizers of transformers."""
 
 from pathlib import Path
 

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.calls import VERBS, checked
+from stateline.layers.calls import call, is_inside
 from stateline.layers.state import leaves_of, nbytes
 from stateline.layers.stored_state import widened
 
@@ -63,12 +62,18 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     is given, so a caller may keep an old one, branch from it, or detach it between segments. The
     one exception carries a trailing underscore: ``step_`` works in place.
 
-    Calls from outside are checked before they run: an input of the wrong width, or a state of
+    A subclass defines ``init_state`` and ``_forward_chunk``, and may define ``_forward``, ``_step``
+    and ``_step_`` where there is a faster way. The methods without underscore, which users and
+    other layers call, check the call and then run these: an input of the wrong width, or a state of
     another layer or another number of rows, raises an :class:`~stateline.errors.InputError` (see
     :mod:`stateline.layers.calls`).
 
     Attributes:
         d_model: Width of the input.
+        d_output: Width of the output.
+        causal: Whether outputs depend on earlier inputs only. A layer that is not causal has
+            ``forward(x, lengths)`` alone, without states: see
+            :class:`~stateline.layers.Bidirectional`.
         wants_feed_forward: Whether a block of this layer is followed by a feed-forward.
         is_mixer: Whether a wrapper stands in a block of its own, as a mixer does, and its core has
             no residual branches.
@@ -79,39 +84,23 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         any_batch_axes: Whether inputs may have any number of batch axes instead of one.
         max_len: Largest number of tokens in a sequence, or ``None`` for no limit. The model around
             the layer enforces it.
+        settings: Dataclass of the constructor's keywords, in layers that have one.
     """
 
     wants_feed_forward: ClassVar[bool] = True
     is_mixer: ClassVar[bool] = False
     optimizer_groups: ClassVar[Mapping[str, str]] = {}
     any_batch_axes: ClassVar[bool] = False
+    causal: bool = True
     max_len: int | None = None
+    settings: Any = None
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name in VERBS:
-            if name in vars(cls):
-                setattr(cls, name, checked(name, vars(cls)[name]))
-
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: int, *, d_output: int | None = None) -> None:
         super().__init__()
         if d_model < 1:
             raise InputError(f"d_model must be at least 1, got {d_model=}")
         self.d_model = d_model
-
-    @property
-    def d_output(self) -> int:
-        """Width of the output. Override where it differs from ``d_model``."""
-        return self.d_model
-
-    @property
-    def causal(self) -> bool:
-        """Whether outputs depend on earlier inputs only.
-
-        A layer that is not causal has ``forward(x, lengths)`` alone, without states: see
-        :class:`~stateline.layers.Bidirectional`.
-        """
-        return True
+        self.d_output = d_model if d_output is None else d_output
 
     @abstractmethod
     def init_state(self, batch_size: int, *, capacity: int = 0) -> StateT:
@@ -123,36 +112,62 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
                 can write in place. ``forward_chunk`` keeps that room free.
         """
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_output"]:
-        """Process a whole sequence from the initial state. Override where there is a faster way."""
-        return self.forward_chunk(x, self.init_state(x.shape[0]))[0]
+    def forward(self, x: Tensor, *more: Any, **options: Any) -> Tensor:
+        """Process whole sequences from the initial state.
 
-    @abstractmethod
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: StateT
-    ) -> tuple[Float[Tensor, "batch length d_output"], StateT]:
-        """Process the next ``length`` tokens of a sequence, and return the state after them."""
+        Args:
+            x: Input (batch, length, d_model).
+            *more: ``lengths`` of the rows, for layers that are not causal.
+            **options: What the layer takes besides.
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: StateT
-    ) -> tuple[Float[Tensor, "batch d_output"], StateT]:
-        """Process the next token. Override where one token has a faster path."""
-        y, state = self.forward_chunk(x[:, None], state)
-        return y[:, 0], state
+        Returns:
+            Output (batch, length, d_output).
+        """
+        if is_inside():
+            return self._forward(x, *more, **options)
+        return call(self, "forward", x, *more, **options)
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: StateT
-    ) -> Float[Tensor, "batch d_output"]:
+    def forward_chunk(self, x: Tensor, state: StateT, **options: Any) -> tuple[Tensor, StateT]:
+        """Process the next ``length`` tokens of sequences.
+
+        Args:
+            x: Input (batch, length, d_model).
+            state: State before it.
+            **options: What the layer takes besides.
+
+        Returns:
+            Output (batch, length, d_output), and the state after it.
+        """
+        if is_inside():
+            return self._forward_chunk(x, state, **options)
+        return call(self, "forward_chunk", x, state, **options)
+
+    def step(self, x: Tensor, state: StateT) -> tuple[Tensor, StateT]:
+        """Process the next token: input (batch, d_model), output (batch, d_output)."""
+        return self._step(x, state) if is_inside() else call(self, "step", x, state)
+
+    def step_(self, x: Tensor, state: StateT) -> Tensor:
         """Process the next token and change the given state in place.
 
         The state must have been made with a capacity; its accumulators may be kept in half
-        precision. Override where that saves a copy.
+        precision.
         """
+        return self._step_(x, state) if is_inside() else call(self, "step_", x, state)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return self._forward_chunk(x, self.init_state(x.shape[0]))[0]
+
+    @abstractmethod
+    def _forward_chunk(self, x: Tensor, state: StateT) -> tuple[Tensor, StateT]: ...
+
+    def _step(self, x: Tensor, state: StateT) -> tuple[Tensor, StateT]:
+        y, state = self._forward_chunk(x[:, None], state)
+        return y[:, 0], state
+
+    def _step_(self, x: Tensor, state: StateT) -> Tensor:
         leaves = leaves_of(state)
         low = any(leaf.dtype in LOW_PRECISION for leaf in leaves)
-        y, after = self.step(x, widened(state) if low else state)
+        y, after = self._step(x, widened(state) if low else state)
         for old, new in zip(leaves, leaves_of(after), strict=True):
             old.copy_(new)
         return y
@@ -177,18 +192,25 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         """Whether the state grows without bound: by at least a byte per token."""
         return self.state_bytes(_VERY_LONG) >= _VERY_LONG
 
-    def flops_per_token(self, length: int) -> float:  # noqa: ARG002
+    def flops_per_token(self, length: int) -> float:
         """Operations of ``forward`` per token of a sequence of ``length`` (multiply-add is two).
 
-        Counts the matrix products of linear maps; override to add the cost of mixing along the
-        sequence.
+        Counts the matrix products of linear maps, and the layers inside. Override to add the cost
+        of mixing along the sequence.
         """
-        return 2.0 * sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        return _flops_inside(self, length)
 
 
-# __init_subclass__ does not see the methods of this class itself.
-for _name in VERBS:
-    setattr(SequenceLayer, _name, checked(_name, vars(SequenceLayer)[_name]))
+def _flops_inside(module: nn.Module, length: int) -> float:
+    """Operations of the modules in a module."""
+    flops = 2.0 * module.weight.numel() if isinstance(module, nn.Linear) else 0.0
+    for child in module.children():
+        if isinstance(child, SequenceLayer):
+            flops += child.flops_per_token(length)
+        else:
+            flops += _flops_inside(child, length)
+    return flops
+
 
 AnyLayer = SequenceLayer[Any]
 

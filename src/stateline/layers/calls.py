@@ -5,10 +5,9 @@ trust their arguments, in corrupted memory. Only shapes and types on the host ar
 between nested layers and calls under ``torch.compile`` are not checked.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,8 +16,6 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.state import State, copied, select_rows
-
-VERBS = ("forward", "forward_chunk", "step", "step_")
 
 _nested: ContextVar[bool] = ContextVar("nested", default=False)
 
@@ -32,45 +29,6 @@ class _LeafSpec(NamedTuple):
 _specs: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
-def checked(name: str, verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of a layer, with a check of its arguments when it is called from outside.
-
-    Batches of zero rows run as one row of zeros, which is then dropped: FFTs and chunked layers
-    need at least one row. A chunk of no tokens returns a copy of the state.
-
-    Args:
-        name: One of ``VERBS``.
-        verb: The method.
-
-    Returns:
-        A method of the same signature. It raises an InputError if the input or the state does not
-        fit the layer.
-    """
-
-    @wraps(verb)
-    def run(layer: Any, x: Tensor, *args: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or _nested.get():
-            return verb(layer, x, *args, **named)
-        token = _nested.set(True)
-        try:
-            _check_input(layer, x, name)
-            if name == "forward":
-                return verb(layer, x, *args, **named) if len(x) else _no_rows(layer, x, **named)
-            state = args[0] if args else named["state"]
-            _check_state(layer, x, state)
-            if not len(x):
-                named.pop("state", None)
-                return _no_rows_chunk(layer, x, name, **named)
-            result = verb(layer, x, *args, **named)
-            if name == "forward_chunk" and not x.shape[1]:
-                return result[0], copied(result[1])  # or writing to it would change the old state
-            return result
-        finally:
-            _nested.reset(token)
-
-    return run
-
-
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Skip the checks of calls whose inputs and states are known to fit, and have rows.
@@ -82,6 +40,43 @@ def unchecked() -> Iterator[None]:
         yield
     finally:
         _nested.reset(token)
+
+
+def is_inside() -> bool:
+    """Whether a call comes from inside another call or from a compiler, and is not checked."""
+    return torch.compiler.is_compiling() or _nested.get()
+
+
+def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
+    """Check a call from outside, and run the layer's own method.
+
+    Batches of zero rows run as one row of zeros, which is then dropped: FFTs and chunked layers
+    need at least one row. A chunk of no tokens returns a copy of the state.
+
+    Args:
+        layer: The layer.
+        name: ``forward``, ``forward_chunk``, ``step`` or ``step_``.
+        x: Input.
+        *more: The state, for all but ``forward``.
+        **options: Further arguments.
+
+    Raises:
+        InputError: If the input or the state does not fit the layer.
+    """
+    run = getattr(layer, f"_{name}")
+    with unchecked():
+        _check_input(layer, x, name)
+        if name == "forward":
+            return run(x, *more, **options) if len(x) else run(_one_row(x), **options)[:0]
+        (state,) = more
+        _check_state(layer, x, state)
+        if not len(x):
+            result = run(_one_row(x), layer.init_state(1, capacity=1), **options)
+            return result[:0] if name == "step_" else (result[0][:0], _no_rows(result[1]))
+        result = run(x, state, **options)
+        if name == "forward_chunk" and not x.shape[1]:
+            return result[0], copied(result[1])  # or writing to it would change the old state
+        return result
 
 
 def _check_input(layer: Any, x: Tensor, name: str) -> None:
@@ -181,16 +176,9 @@ def _name(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _no_rows(layer: Any, x: Tensor, **named: Any) -> Tensor:
-    """Output of ``forward`` for a batch without rows."""
-    return layer(x.new_zeros(1, *x.shape[1:]), **named)[:0]
+def _one_row(x: Tensor) -> Tensor:
+    return x.new_zeros(1, *x.shape[1:])
 
 
-def _no_rows_chunk(layer: Any, x: Tensor, name: str, **named: Any) -> Any:
-    """Result of a verb with a state for a batch without rows."""
-    one = x.new_zeros(1, *x.shape[1:])
-    state = layer.init_state(1, capacity=1)
-    if name == "step_":
-        return layer.step_(one, state)[:0]
-    y, after = getattr(layer, name)(one, state, **named)
-    return y[:0], copied(select_rows(after, []))
+def _no_rows(state: State) -> State:
+    return copied(select_rows(state, []))

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -13,8 +12,55 @@ from stateline.layers.base import AnyLayer, SequenceLayer, require_same_width, r
 from stateline.layers.dropout import Dropout
 
 
-class Branch(SequenceLayer[Any]):
-    """A layer on a residual branch, whose state is that of the layer.
+class Around(SequenceLayer[Any]):
+    """A layer around another one, whose state is that of the inner layer.
+
+    Abstract: subclasses say which layer is inside; by default its input and output are also
+    the whole layer's.
+    """
+
+    @property
+    @abstractmethod
+    def inner(self) -> AnyLayer:
+        """The layer inside."""
+
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Input of the inner layer, and what :meth:`leave` needs besides its output."""
+        return x, x
+
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
+        """Output, from what was kept and the output of the inner layer."""
+        return y
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
+        """Initial state of the inner layer."""
+        return self.inner.init_state(batch_size, capacity=capacity)
+
+    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        entered, kept = self.enter(x)
+        return self.leave(kept, self.inner(*row_inputs(self.inner, entered, lengths)))
+
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        entered, kept = self.enter(x)
+        y, state = self.inner.forward_chunk(entered, state)
+        return self.leave(kept, y), state
+
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        entered, kept = self.enter(x)
+        y, state = self.inner.step(entered, state)
+        return self.leave(kept, y), state
+
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        entered, kept = self.enter(x)
+        return self.leave(kept, self.inner.step_(entered, state))
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of the inner layer's state."""
+        return self.inner.state_bytes(length)
+
+
+class Branch(Around):
+    """A layer on a residual branch.
 
     Abstract: subclasses say how the stream enters the layer and how the layer's output joins it.
 
@@ -30,89 +76,39 @@ class Branch(SequenceLayer[Any]):
     ) -> None:
         super().__init__(layer.d_model)
         require_same_width(layer)
-        self.norm, self.layer = norm, layer
-        self.multiplier = None if multiplier == 1 else multiplier
+        self.norm, self.layer, self.causal = norm, layer, layer.causal
+        self.multiplier = multiplier
         self.dropout = Dropout(dropout)
 
     @property
-    def causal(self) -> bool:
-        """Whether the layer is."""
-        return self.layer.causal
-
-    @abstractmethod
-    def enter(self, x: Tensor) -> Tensor:
-        """Input of the layer, made from the residual stream."""
-
-    @abstractmethod
-    def join(self, x: Tensor, y: Tensor) -> Tensor:
-        """Residual stream after the layer, whose output is ``y``."""
+    def inner(self) -> AnyLayer:
+        """The layer."""
+        return self.layer
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """The stream plus the scaled output of the layer, some of it dropped in training."""
         y = self.dropout(y)
-        return x + (y if self.multiplier is None else y * self.multiplier)
-
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
-        """Initial state of the layer."""
-        return self.layer.init_state(batch_size, capacity=capacity)
-
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"], lengths: Int[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Apply the layer and join its output to the stream."""
-        return self.join(x, self.layer(*row_inputs(self.layer, self.enter(x), lengths)))
-
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: Any
-    ) -> tuple[Float[Tensor, "batch length d_model"], Any]:
-        """Apply the layer and join its output to the stream."""
-        y, state = self.layer.forward_chunk(self.enter(x), state)
-        return self.join(x, y), state
-
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: Any
-    ) -> tuple[Float[Tensor, "batch d_model"], Any]:
-        """Apply the layer and join its output to the stream."""
-        y, state = self.layer.step(self.enter(x), state)
-        return self.join(x, y), state
-
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: Any
-    ) -> Float[Tensor, "batch d_model"]:
-        """Apply the layer and join its output to the stream."""
-        return self.join(x, self.layer.step_(self.enter(x), state))
-
-    def state_bytes(self, length: int) -> int:
-        """Bytes of the layer's state."""
-        return self.layer.state_bytes(length)
-
-    def flops_per_token(self, length: int) -> float:
-        """Operations of the layer."""
-        return self.layer.flops_per_token(length)
+        return x + (y if self.multiplier == 1 else y * self.multiplier)
 
 
 class Residual(Branch):
     """A pre-norm residual branch: ``x + layer(norm(x))``."""
 
-    def enter(self, x: Tensor) -> Tensor:
-        """The normalised stream."""
-        return self.norm(x)
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised stream, and the stream."""
+        return self.norm(x), x
 
-    def join(self, x: Tensor, y: Tensor) -> Tensor:
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:
         """The sum of stream and output."""
-        return self.add(x, y)
+        return self.add(kept, y)
 
 
 class PostNorm(Branch):
     """A post-norm residual branch, as in the first Transformer: ``norm(x + layer(x))``."""
 
-    def enter(self, x: Tensor) -> Tensor:
-        """The stream itself."""
-        return x
-
-    def join(self, x: Tensor, y: Tensor) -> Tensor:
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:
         """The normalised sum of stream and output."""
-        return self.norm(self.add(x, y))
+        return self.norm(self.add(kept, y))
 
 
 class Parallel(SequenceLayer[tuple[Any, ...]]):
@@ -131,52 +127,37 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
     def __init__(self, *branches: Residual) -> None:
         super().__init__(branches[0].d_model)
         self.branches = nn.ModuleList(branches)
-
-    @property
-    def causal(self) -> bool:
-        """Whether all branches are."""
-        return all(branch.causal for branch in self._branches)
+        self.causal = all(branch.causal for branch in branches)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
         """One initial state per branch."""
         return tuple(b.init_state(batch_size, capacity=capacity) for b in self._branches)
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"], lengths: Int[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Add the outputs of all branches to their common input."""
+    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         y = x
         for branch in self._branches:
             entered = row_inputs(branch.layer, branch.norm(x), lengths)
             y = branch.add(y, branch.layer(*entered))
         return y
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: tuple[Any, ...]
-    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Any, ...]]:
+    def _forward_chunk(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+        return self._advance("forward_chunk", x, state)
+
+    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+        return self._advance("step", x, state)
+
+    def _advance(
+        self, verb: str, x: Tensor, state: tuple[Any, ...]
+    ) -> tuple[Tensor, tuple[Any, ...]]:
         """Add the outputs of all branches, each with its own state, to their common input."""
         y, after = x, []
         for branch, before in zip(self._branches, state, strict=True):
-            added, new = branch.layer.forward_chunk(branch.norm(x), before)
+            added, new = getattr(branch.layer, verb)(branch.norm(x), before)
             y = branch.add(y, added)
             after.append(new)
         return y, tuple(after)
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: tuple[Any, ...]
-    ) -> tuple[Float[Tensor, "batch d_model"], tuple[Any, ...]]:
-        """Add the outputs of all branches, each with its own state, to their common input."""
-        y, after = x, []
-        for branch, before in zip(self._branches, state, strict=True):
-            added, new = branch.layer.step(branch.norm(x), before)
-            y = branch.add(y, added)
-            after.append(new)
-        return y, tuple(after)
-
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: tuple[Any, ...]
-    ) -> Float[Tensor, "batch d_model"]:
-        """Add the outputs of all branches, each with its own state, to their common input."""
+    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
         y = x
         for branch, own in zip(self._branches, state, strict=True):
             y = branch.add(y, branch.layer.step_(branch.norm(x), own))
@@ -185,10 +166,6 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
     def state_bytes(self, length: int) -> int:
         """Bytes of all states."""
         return sum(b.state_bytes(length) for b in self._branches)
-
-    def flops_per_token(self, length: int) -> float:
-        """Operations of all branches."""
-        return sum(b.flops_per_token(length) for b in self._branches)
 
     @property
     def _branches(self) -> list[Residual]:
@@ -244,47 +221,30 @@ class Chain(ActivationCheckpointing, SequenceLayer[tuple[Any, ...]]):
     def links(self) -> Sequence[AnyLayer]:
         """The layers in order; one layer may occur several times."""
 
-    @property
-    def causal(self) -> bool:
-        """Whether all links are."""
-        return all(link.causal for link in self.links)
-
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
         """One initial state per link."""
         return tuple(link.init_state(batch_size, capacity=capacity) for link in self.links)
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"], lengths: Int[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Apply the links in order."""
+    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         for link in self.links:
             x = self.run(link, *row_inputs(link, x, lengths))
         return x
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: tuple[Any, ...]
-    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Any, ...]]:
-        """Apply the links in order, each to its own state."""
+    def _forward_chunk(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
         after = []
         for link, before in zip(self.links, state, strict=True):
             x, new = self.run(link.forward_chunk, x, before)
             after.append(new)
         return x, tuple(after)
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: tuple[Any, ...]
-    ) -> tuple[Float[Tensor, "batch d_model"], tuple[Any, ...]]:
-        """Apply the links in order, each to its own state."""
+    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
         after = []
         for link, before in zip(self.links, state, strict=True):
             x, new = link.step(x, before)
             after.append(new)
         return x, tuple(after)
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: tuple[Any, ...]
-    ) -> Float[Tensor, "batch d_model"]:
-        """Apply the links in order, each to its own state."""
+    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
         for link, own in zip(self.links, state, strict=True):
             x = link.step_(x, own)
         return x
@@ -310,6 +270,7 @@ class Stack(Chain):
         for layer in layers:
             require_same_width(layer)
         self.layers = nn.ModuleList(layers)
+        self.causal = all(layer.causal for layer in layers)
 
     @property
     def links(self) -> Sequence[AnyLayer]:

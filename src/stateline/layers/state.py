@@ -1,8 +1,10 @@
 """Functions on the state of any layer, which is a tree of batch-first tensors."""
 
+import dataclasses
 import hashlib
+import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ differ in shape, ``trim(state)`` drops free room, and ``fit(state, like)`` gives
 room as another where the free slots are not the last ones.
 """
 
-_FORMAT = "stateline-state-1"
+_FORMAT = "stateline-state-2"
 
 
 def leaves_of(state: State) -> list[Tensor]:
@@ -154,16 +156,25 @@ def to(
         The moved state.
     """
 
-    def move(part: State, keeps_dtype: bool) -> State:
-        if isinstance(part, Tensor):
-            fixed = keeps_dtype or not part.is_floating_point()
-            return part.to(device=device, dtype=part.dtype if fixed else dtype)
-        names = getattr(part, "_fields", range(len(part)))
-        kept = accumulators(part)
-        moved = [move(p, name in kept) for name, p in zip(names, part, strict=True)]
-        return _like(part, moved)
+    def move(leaf: Tensor, keeps_dtype: bool) -> Tensor:
+        fixed = keeps_dtype or not leaf.is_floating_point()
+        return leaf.to(device=device, dtype=leaf.dtype if fixed else dtype)
 
-    return move(state, False)
+    return map_marked(state, accumulators, move)
+
+
+def map_marked(
+    state: State,
+    fields: Callable[[State], tuple[str, ...]],
+    change: Callable[[Tensor, bool], Tensor],
+    marked: bool = False,
+) -> State:
+    """Change every tensor of a state, given whether it is in a marked field of its named tuple."""
+    if isinstance(state, Tensor):
+        return change(state, marked)
+    names, wanted = getattr(state, "_fields", range(len(state))), fields(state)
+    parts = zip(names, state, strict=True)
+    return _like(state, [map_marked(part, fields, change, name in wanted) for name, part in parts])
 
 
 def nbytes(state: State) -> int:
@@ -245,31 +256,71 @@ def load_state(
 def fingerprint(layer: nn.Module) -> dict[str, str]:
     """Hashes of a layer's configuration and of its weights.
 
-    The configuration includes every number, string and buffer that a module has as an attribute,
-    since layers with the same weights may differ in their settings.
+    The configuration is the type and the settings (:func:`settings_of`) of every module, since
+    layers with the same weights may differ in their settings.
     """
     config, weights = hashlib.sha256(), hashlib.sha256()
-    config.update(f"{getattr(layer, 'config', None)}".encode())
     for path, module in layer.named_modules():
-        if isinstance(module, nn.Dropout):
-            continue  # it acts in training only
-        settings = {
-            name: value
-            for name, value in vars(module).items()
-            if isinstance(value, int | float | str)
-            and name not in ("training", "checkpoints_activations")
-        }
-        config.update(f"{path} {type(module).__name__} {sorted(settings.items())}".encode())
+        if not isinstance(module, nn.Dropout):  # it acts in training only
+            config.update(f"{path} {type(module).__name__} {settings_of(module)}".encode())
     for name, tensor in {**dict(layer.named_buffers()), **layer.state_dict()}.items():
         config.update(json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode())
         weights.update(_bytes(tensor))
     return {"config": config.hexdigest(), "weights": weights.hexdigest()}
 
 
+def settings_of(module: nn.Module) -> dict[str, Any]:
+    """Arguments of a module's constructor that the module has as attributes of the same names.
+
+    A layer may keep them in a dataclass ``settings`` instead. Modules and tensors are left out, and
+    so are the chances of dropout, which acts in training only.
+
+    Example:
+        >>> settings_of(nn.RMSNorm(4, eps=1e-6))
+        {'normalized_shape': (4,), 'eps': 1e-06, 'elementwise_affine': True}
+    """
+    return _plain({name: _kept(module, name) for name in _keywords(module)})
+
+
+def lost_settings(module: nn.Module) -> list[str]:
+    """Keywords of a module's constructor that are no attributes, so saved states lack them."""
+    return [name for name in _keywords(module) if _kept(module, name) is _LOST]
+
+
+_LOST = object()
+_PLAIN = (int, float, str, tuple, Mapping, type(None))
+
+
+def _keywords(module: nn.Module) -> list[str]:
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(type(module)).parameters.values()
+    return [p.name for p in parameters if p.kind not in several]
+
+
+def _kept(module: nn.Module, name: str) -> Any:
+    return getattr(getattr(module, "settings", None), name, getattr(module, name, _LOST))
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are numbers, words and the like; a configuration as its own settings."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found[name] = _plain(dataclasses.asdict(value))
+        elif isinstance(value, _PLAIN) and not name.endswith("dropout"):
+            found[name] = value
+    return found
+
+
 def _check_fingerprint(
     path: Path, found: dict[str, str], wanted: dict[str, str], force: bool
 ) -> None:
-    if found.get("format") != _FORMAT:
+    if (form := found.get("format", "")) != _FORMAT:
+        if form.startswith("stateline-state-"):
+            raise InputError(
+                f"{path} was saved by another version of Stateline ({form}, wanted {_FORMAT}): "
+                "compute the state again"
+            )
         raise InputError(f"{path} is not a state file (wanted format {_FORMAT})")
     for part, meaning in (("config", "another configuration"), ("weights", "other weights")):
         if found.get(part) != wanted[part] and not force:

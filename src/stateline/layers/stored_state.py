@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.layers.state import State, accumulators, nbytes
+from stateline.layers.state import State, accumulators, map_marked, nbytes
 
 
 def stored(state: State, dtype: torch.dtype) -> State:
@@ -26,7 +26,7 @@ def stored(state: State, dtype: torch.dtype) -> State:
         >>> nbytes(stored(state, torch.bfloat16)) / nbytes(state)
         0.5
     """
-    return _change(state, _storable, lambda x: x.to(dtype))
+    return _cast(state, lambda _: dtype)
 
 
 def stored_bytes(layer: Any, length: int, dtype: torch.dtype | None) -> int:
@@ -47,25 +47,18 @@ def stored_bytes(layer: Any, length: int, dtype: torch.dtype | None) -> int:
 
 def widened(state: State) -> State:
     """The state with these tensors in float32 at least."""
-    return _change(state, _storable, lambda x: x.to(torch.promote_types(x.dtype, torch.float32)))
+    return _cast(state, lambda own: torch.promote_types(own, torch.float32))
+
+
+def _cast(state: State, dtype: Callable[[torch.dtype], torch.dtype]) -> State:
+    """Cast what may be stored in another dtype."""
+
+    def change(leaf: Tensor, storable: bool) -> Tensor:
+        return leaf.to(dtype(leaf.dtype)) if storable and leaf.is_floating_point() else leaf
+
+    return map_marked(state, _storable, change)
 
 
 def _storable(part: State) -> tuple[str, ...]:
     further: Callable[[], tuple[str, ...]] = getattr(part, "storable", tuple)
     return (*accumulators(part), *further())
-
-
-def _change(
-    state: State, fields: Callable[[State], tuple[str, ...]], change: Callable[[Tensor], Tensor]
-) -> State:
-    """Change the floating-point tensors in some fields of every named tuple."""
-
-    def visit(part: State, chosen: bool) -> State:
-        if isinstance(part, Tensor):
-            return change(part) if chosen and part.is_floating_point() else part
-        names, wanted = getattr(part, "_fields", range(len(part))), fields(part)
-        parts = [visit(p, name in wanted) for name, p in zip(names, part, strict=True)]
-        make: Callable[..., State] = getattr(part, "_make", tuple)
-        return make(parts)
-
-    return visit(state, False)

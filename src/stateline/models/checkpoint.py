@@ -225,7 +225,7 @@ def _read_checked(folder: Path, parts: Iterable[str], model: nn.Module) -> dict[
 
 
 def _check_precision(folder: Path, tensors: Mapping[str, Tensor], float32: Collection[str]) -> None:
-    """Check that all weights have one dtype, except for those that stay float32."""
+    """Check that all weights have one dtype, but for the parameters that stay float32."""
     dtypes: dict[torch.dtype, str] = {}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not (name in float32 and tensor.dtype == torch.float32):

@@ -15,14 +15,10 @@ from stateline.models.sequence_head import HeadConfig, SequenceHead
 class ClassifierConfig(HeadConfig):
     """Configuration of a classifier: a :class:`~stateline.ModelConfig` with classes as output.
 
-    ``tie_embeddings`` and ``head_bias`` have no effect.
+    The settings of :class:`~stateline.models.sequence_head.HeadConfig` hold for it, too.
 
     Attributes:
-        vocab_size: Number of tokens, if the input is tokens.
-        n_channels: Numbers per position, if the input is numbers; 0 for tokens.
         n_classes: Number of classes.
-        pooling: What the output at a position is computed from: the ``mean`` over all positions up
-            to it, or the ``last`` position alone.
     """
 
     kind: ClassVar[str] = "classifier"

@@ -70,8 +70,8 @@ class ModelConfig:
         head_bias: Add a bias to an output matrix that is not tied.
         max_len: If set, positions have learned embeddings, and longer inputs are refused. If
             ``None``, there are no position embeddings and no limit.
-        layers: Keywords for all layers of a kind, which a pattern may override; those of
-            ``feed_forward`` also apply inside blocks.
+        layers: Keywords for all layers of a kind, which a pattern may override; the
+            keywords of ``feed_forward`` also apply inside blocks.
         embedding_multiplier: Factor of the embeddings of tokens.
         residual_multiplier: Factor of the output of each residual branch.
         logits_divisor: Divisor of the logits.
@@ -97,14 +97,13 @@ class ModelConfig:
     head_bias: bool = False
     max_len: int | None = None
     layers: Mapping[str, Mapping[str, Value]] = field(default_factory=dict, hash=False)
-    # Without repr: the repr identifies saved states, and older ones were saved without these.
-    embedding_multiplier: float = field(default=1.0, repr=False)
-    residual_multiplier: float = field(default=1.0, repr=False)
-    logits_divisor: float = field(default=1.0, repr=False)
-    logits_soft_cap: float | None = field(default=None, repr=False)
-    embedding_dropout: float = field(default=0.0, repr=False)
-    residual_dropout: float = field(default=0.0, repr=False)
-    init: Init = field(default="width", repr=False)
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    logits_soft_cap: float | None = None
+    embedding_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    init: Init = "width"
 
     def __post_init__(self) -> None:
         check_settings("the model configuration", self)

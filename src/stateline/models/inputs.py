@@ -24,7 +24,7 @@ def length_limit(max_len: int | None, layers: nn.Module) -> int | None:
 
 
 def check_length(limit: int | None, new: int, seen: Int[Tensor, " batch"] | None = None) -> None:
-    """Raise InputError if ``new`` tokens after those ``seen`` exceed the limit."""
+    """Raise InputError if ``new`` tokens after the ``seen`` ones exceed the limit."""
     if limit is None or (seen is not None and not values_at_hand(seen)):
         return
     total = new + (0 if seen is None else int(seen.max()))

@@ -55,6 +55,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.max_len else None
         self.dropout = Dropout(config.embedding_dropout)
         self.stack = build_stack(config)
+        self.causal = self.stack.causal  # otherwise the model can only be measured
         self.max_len = length_limit(config.max_len, self.stack)
         normed = config.block == "post_norm"  # already normalised by the last branch
         self.norm = NORMS["none" if normed else config.norm](config.d_model, config.norm_eps)
@@ -62,19 +63,12 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=bias)
         initialise(self, config.d_model, config.init)
 
-    @property
-    def causal(self) -> bool:
-        """Whether all layers are; the model can only be measured otherwise."""
-        return self.stack.causal
-
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
         """State before the first token."""
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device)
         return LanguageModelState(position, self.stack.init_state(batch_size, capacity=capacity))
 
-    def forward(
-        self, x: Int[Tensor, "batch length"], *, keep: int | None = None
-    ) -> Float[Tensor, "batch kept vocab"]:
+    def _forward(self, x: Tensor, *, keep: int | None = None) -> Tensor:
         """Logits of the next token at every position, or at the last ``keep`` positions only."""
         require_causal(self, "the prediction of what follows")
         check_length(self.max_len, x.shape[1])
@@ -91,13 +85,9 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
             states.append(link(states[-1]))
         return tuple(states)
 
-    def forward_chunk(
-        self,
-        x: Int[Tensor, "batch length"],
-        state: LanguageModelState,
-        *,
-        keep: int | None = None,
-    ) -> tuple[Float[Tensor, "batch kept vocab"], LanguageModelState]:
+    def _forward_chunk(
+        self, x: Tensor, state: LanguageModelState, *, keep: int | None = None
+    ) -> tuple[Tensor, LanguageModelState]:
         """Logits of the next token at every position of the next chunk, and the state after it.
 
         Args:
@@ -112,17 +102,13 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         logits = self._logits(_last(h, keep))
         return logits, LanguageModelState(state.position + x.shape[1], layers)
 
-    def step(
-        self, x: Int[Tensor, " batch"], state: LanguageModelState
-    ) -> tuple[Float[Tensor, "batch vocab"], LanguageModelState]:
+    def _step(self, x: Tensor, state: LanguageModelState) -> tuple[Tensor, LanguageModelState]:
         """Logits of the token after this one."""
         check_length(self.max_len, 1, state.position)
         h, layers = self.stack.step(self._embed(x, state.position), state.layers)
         return self._logits(h), LanguageModelState(state.position + 1, layers)
 
-    def step_(
-        self, x: Int[Tensor, " batch"], state: LanguageModelState
-    ) -> Float[Tensor, "batch vocab"]:
+    def _step_(self, x: Tensor, state: LanguageModelState) -> Tensor:
         """Logits of the token after this one; the state is changed in place."""
         check_length(self.max_len, 1, state.position)
         h = self.stack.step_(self._embed(x, state.position), state.layers)

@@ -168,7 +168,7 @@ rotary positions, and three without positions.
 
 No weights of ``bst_*`` (Block-State, small and large, over S4 or ``free`` filters) and of its
 baselines ``brect`` (Block-Recurrent), ``slide``, ``txl`` (Transformer-XL) and ``gss_hybrid`` were
-released. Their widths and windows are those of the official Block-Recurrent code; where the layers
+released. Their widths and windows follow the official Block-Recurrent code; where the layers
 stand and how many states they have is our reading of the paper; the sizes in their names are our
 counts. All have 8 heads, except for the large ``-full`` models, which have 12 of the same width. In
 ``-full``, context states are mapped to the full width first (``lift=full``).

@@ -93,6 +93,7 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         self.positions = nn.Embedding(config.max_len, width) if config.max_len else None
         self.dropout = Dropout(config.embedding_dropout)
         self.stack = build_stack(config)
+        self.causal = self.stack.causal
         self.max_len = length_limit(config.max_len, self.stack)
         self.norm = NORMS[config.norm](width, config.norm_eps)
         self.head = nn.Linear(width, config.n_outputs)
@@ -104,7 +105,7 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
     def outputs(
         self, x: Tensor, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch outputs"]:
-        """Outputs for whole rows: those at the last position of each.
+        """Outputs for whole rows: the outputs at the last position of each.
 
         Args:
             x: Tokens (batch, length) or numbers (batch, length, channels). Pad shorter rows at the
@@ -123,11 +124,6 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
             raise InputError(f"lengths must be from 1 to {x.shape[1]}, got {low} to {high}")
         return self(x, lengths)[torch.arange(len(x), device=x.device), lengths - 1]
 
-    @property
-    def causal(self) -> bool:
-        """Whether all layers are."""
-        return self.stack.causal
-
     def init_state(self, batch_size: int, *, capacity: int = 0) -> HeadState:
         """State before the first position."""
         weight = self.head.weight
@@ -137,18 +133,14 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         total = torch.zeros(batch_size, width, dtype=dtype, device=weight.device)
         return HeadState(position, total, self.stack.init_state(batch_size, capacity=capacity))
 
-    def forward(
-        self, x: Tensor, lengths: Int[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch length outputs"]:
+    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Outputs at every position; only layers that are not causal read the lengths."""
         check_length(self.max_len, x.shape[1])
         places = torch.arange(x.shape[1], device=x.device)
         h = self.norm(self.stack(self._enter(x, places), lengths))
         return self.head(self._pool(h, places + 1, None))
 
-    def forward_chunk(
-        self, x: Tensor, state: HeadState
-    ) -> tuple[Float[Tensor, "batch length outputs"], HeadState]:
+    def _forward_chunk(self, x: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
         """Outputs at every position of the next chunk, and the state after it."""
         check_length(self.max_len, x.shape[1], state.position)
         places = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
@@ -159,13 +151,13 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         total = state.total + h.sum(dim=1, dtype=state.total.dtype) if mean else state.total
         return y, HeadState(state.position + x.shape[1], total, layers)
 
-    def step(self, x: Tensor, state: HeadState) -> tuple[Float[Tensor, "batch outputs"], HeadState]:
+    def _step(self, x: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
         """Outputs at the next position, and the state after it."""
         h, layers = self.stack.step(self._enter_one(x, state), state.layers)
         y, total = self._answer(h, state)
         return y, HeadState(state.position + 1, total, layers)
 
-    def step_(self, x: Tensor, state: HeadState) -> Float[Tensor, "batch outputs"]:
+    def _step_(self, x: Tensor, state: HeadState) -> Tensor:
         """Outputs at the next position; changes the state in place."""
         h = self.stack.step_(self._enter_one(x, state), state.layers)
         y, total = self._answer(h, state)
@@ -185,11 +177,6 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         """Bytes of the layers' states, the sum and the position."""
         total = self.init_state(1).total
         return self.stack.state_bytes(length) + total.numel() * total.element_size() + 8
-
-    def flops_per_token(self, length: int) -> float:
-        """Operations of the layers, the input map and the output map."""
-        input_map = 0 if self.encoder is None else self.encoder.weight.numel()
-        return self.stack.flops_per_token(length) + 2.0 * (input_map + self.head.weight.numel())
 
     def check_input(self, x: Tensor) -> None:
         """Raise InputError unless the input is tokens or finite numbers, as configured."""

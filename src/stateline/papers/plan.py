@@ -1,9 +1,11 @@
 """The jobs behind the rows of a table."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stateline.compare import Comparison, Job, Recipe, plan
+from stateline.compare.recipe import read_recipe
 from stateline.errors import InputError
 from stateline.models.pattern import canonical_pattern, format_pattern, parse_pattern
 from stateline.papers.table import Column, Row, Size, Table
@@ -13,12 +15,9 @@ from stateline.train.config import TrainConfig
 HERE = "data/"
 """What paths of data in recipes begin with."""
 
-Read = Callable[[str], tuple[Recipe, str | None]]
-"""Reads a recipe below ``recipes/``: the model, and its task if it names one."""
-
 
 def plan_table(
-    table: Table, size: Size, seeds: Sequence[int], data: str, read: Read
+    table: Table, size: Size, seeds: Sequence[int], data: str, recipes: Path
 ) -> tuple[list[Job], dict[str, Task]]:
     """The jobs of all rows, one per seed, named after their rows, and their tasks by spec.
 
@@ -27,7 +26,7 @@ def plan_table(
         size: One of its sizes.
         seeds: Seeds of weights and data.
         data: Folder in place of the ``data`` of recipes.
-        read: Reads a recipe.
+        recipes: Folder of the recipes.
 
     Returns:
         Jobs in the order of the rows, and tasks with seed 0.
@@ -38,7 +37,7 @@ def plan_table(
     tasks: dict[str, Task] = {}
     jobs = []
     for row in table.rows_of(size):
-        recipe, task = resolve(row, table, size, read)
+        recipe, task = resolve(row, table, size, recipes)
         spec = with_data(task, data)
         if spec not in tasks:
             tasks[spec] = make_task(spec)
@@ -53,7 +52,7 @@ def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, ta
     """See that the runs of a row will have the scores that the columns ask for.
 
     Raises:
-        InputError: If a length or a number of updates is not among those that are scored.
+        InputError: If a length or a number of updates is not among the scored ones.
     """
     every, steps = training.eval_every, training.steps
     for column in columns:
@@ -68,7 +67,7 @@ def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, ta
             )
 
 
-def resolve(row: Row, table: Table, size: Size, read: Read) -> tuple[Recipe, str]:
+def resolve(row: Row, table: Table, size: Size, recipes: Path) -> tuple[Recipe, str]:
     """The model of a row with all of its settings, and its task.
 
     Raises:
@@ -76,7 +75,8 @@ def resolve(row: Row, table: Table, size: Size, read: Read) -> tuple[Recipe, str
     """
     recipe, task = Recipe(row.pattern, row.name), None
     if row.recipe:
-        recipe, task = read(row.recipe.replace("{size}", size))
+        name = row.recipe.replace("{size}", size)
+        recipe, task = read_recipe(recipes / f"{name}.yaml", name)
     given = table.sizes[size]
     spec = row.task or given.task or task
     if spec is None:

@@ -28,7 +28,7 @@ def stored_runs(jobs: Sequence[Job], folder: Path) -> dict[Job, RunRecord]:
 
 
 def matching_runs(jobs: Sequence[Job], folders: Sequence[Path]) -> dict[Job, RunRecord]:
-    """Finished runs in other folders, such as those that ``stateline train`` wrote.
+    """Finished runs in other folders, such as runs of ``stateline train``.
 
     A run is that of a job if its task, its data, its model and its training, with the seed, are the
     same.
@@ -65,7 +65,7 @@ def run_jobs(
     """Train the jobs that are not done yet.
 
     Args:
-        jobs: Jobs; those that occur twice are run once.
+        jobs: Jobs; a job that occurs twice is run once.
         tasks: Their tasks with seed 0, by spec.
         folder: Where everything is written. Tables share it: a run of several is trained once.
         done: Results that are there.

@@ -16,7 +16,7 @@ For example::
       laptop: {cost: 11 minutes of a core per run}
 
 A row names a recipe below ``recipes/``, where ``{size}`` stands for the size, or a pattern and a
-task. Settings of a size go over those of the recipe, and those of the row over both.
+task. Settings of a size override the recipe, and settings of a row override both.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import field
 
-from stateline.errors import InputError
+from stateline.errors import InputError, unknown_name
+from stateline.files import read_yaml
 
 Size = Literal["laptop", "paper"]
 
@@ -46,7 +47,7 @@ class Column(_Part, frozen=True, kw_only=True):
     Attributes:
         at: Length of the final score, one that the task scores; by default the training length.
         score: Name of the score; by default the task's metric.
-        after: The metric at the training length after so many updates instead.
+        after: Number of updates after which the metric at the training length counts instead.
         updates_to: The updates after which that metric first was as good as this instead.
         count: ``parameters``, ``seconds`` (of the updates) or ``needed_bits`` (per number of the
             state) instead.
@@ -89,7 +90,7 @@ class Row(_Part, frozen=True, kw_only=True):
         label: Its name; rows of one label are one line of a figure over ``x``.
         recipe: A file below ``recipes/``, without its suffix; ``{size}`` stands for the size.
         pattern: The model, over that of the recipe.
-        task: The task, over those of the size and of the recipe.
+        task: The task; it overrides the size and the recipe.
         x: The number that a figure shows it against.
         model: Settings of its configuration.
         train: Settings of its training.
@@ -133,7 +134,7 @@ class SizeSettings(_Part, frozen=True, kw_only=True):
         needs: Which data to make first, as a command; empty if it needs none.
         rows: Rows in place of the table's.
         columns: Columns in place of the table's.
-        task: The task of all rows, over those of the recipes.
+        task: The task of all rows; it overrides the recipes.
         model: Settings of all configurations.
         train: Settings of all trainings.
     """
@@ -223,3 +224,22 @@ def make_table(content: Mapping[str, Any], path: Path) -> Table:
         return msgspec.convert(content, Table)
     except msgspec.ValidationError as error:
         raise InputError(f"the table {path}: {error}") from error
+
+
+def find_table(name: str, recipes: Path) -> tuple[str, Table]:
+    """The name and the content of a table.
+
+    Args:
+        name: Its name, or the path of its file.
+        recipes: Folder of the recipes.
+
+    Raises:
+        InputError: If there is none of that name, or its file cannot be used.
+    """
+    if name.endswith((".yaml", ".yml")):
+        path, name = Path(name), Path(name).stem
+    elif (found := find_tables(recipes).get(name)) is not None:
+        path = found
+    else:
+        raise unknown_name("table", name, find_tables(recipes))
+    return name, make_table(read_yaml(path, "table"), path)

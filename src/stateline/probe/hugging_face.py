@@ -15,7 +15,7 @@ from stateline.hf_check.load import HUGGING_FACE, load_hugging_face, transformer
 from stateline.probe.reader import Reader
 
 LIMIT = 0.05
-"""Relative error of logits from which on a model is not given padded rows, or several rows."""
+"""Relative error of logits above which a model gets no padded rows, or one row at a time."""
 
 _TAIL = 8
 """Last tokens in which a stop string is looked for."""

@@ -21,7 +21,7 @@ CENSUS = ("dist.female.first", "dist.male.first", "dist.all.last")
 """Files of the 1990 census of the United States: a name and its frequency per line."""
 
 DOCUMENT = 2000
-"""Characters from which on a document of a plain text file ends at the next blank line."""
+"""A document of a plain text file ends at the first blank line after this number of characters."""
 
 
 class Names(NamedTuple):

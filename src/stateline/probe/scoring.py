@@ -36,7 +36,7 @@ def exact_match(found: str, accepted: Sequence[str], *, normalise: bool) -> floa
 
 
 def f1(found: str, accepted: Sequence[str]) -> float:
-    """The largest F1 between the words of the answer and those of an accepted one.
+    """The largest F1 between the words of the answer and of an accepted answer.
 
     Words are counted with repetition, after :func:`normalised`. Without a common word it is 0.0,
     also if both are empty.

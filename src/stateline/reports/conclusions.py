@@ -6,10 +6,18 @@ from collections.abc import Sequence
 
 from stateline.reports.costs import STATE, Cost, Measured, common_lengths, disturbance, speed
 from stateline.reports.format import count, listing, short_number, words
-from stateline.reports.records import runs_of, score, scored_runs, solved_runs, task_label
+from stateline.reports.records import (
+    kind_of,
+    looks,
+    runs_of,
+    score,
+    scored_runs,
+    solved_runs,
+    task_label,
+)
 from stateline.reports.sentences import differing_sizes, goal, size_groups
-from stateline.reports.verdict import Verdict, judge
 from stateline.runs.results import Results, TaskRecord
+from stateline.runs.verdict import Verdict, judge
 
 JUDGED = (speed("decode"), speed("prefill"), speed("train"))
 """Speeds that are judged, at the largest length at which all models were measured."""
@@ -25,7 +33,7 @@ def conclusions(results: Results) -> list[tuple[str, list[str]]]:
 def task_conclusion(results: Results, task: TaskRecord) -> list[str]:
     """Which models solved a task, and which are clearly better, at the training length and beyond.
 
-    Models are judged among those of their size. Beyond the training length only models that solved
+    Models are judged among models of their size. Beyond the training length only models that solved
     it are judged.
     """
     trained = [m for m in results.models if runs_of(results, m, task)]
@@ -68,13 +76,13 @@ def _judged(
         alone = "" if len(results.models) == 1 else f"only “{model}” is scored: "
         seeds = f" ({count(len(own), 'seed')})" if len(own) > 1 else ""
         return [f"{at}{seeds}, {alone}{words(task.metric)} {_spread(own)}."]
-    found = judge(scores, higher_is_better=task.higher_is_better, problems=task.problems)
+    found = judge(scores, kind_of(task, length), looks=looks(results))
     metric = words(task.metric)
     numbers = {len(own) for own in scores.values()}
     if len(numbers) == 1 and max(numbers) > 1:
         at += f" ({count(max(numbers), 'seed')})"
     told = [_ranking(found, scores, metric)] if found.groups else []
-    sentences = [f"{at}, {said}" for said in told + _undecided(found, scores, metric)]
+    sentences = [f"{at}, {said}" for said in told + _undecided(found, scores)]
     if found.better and (range_ := differing_sizes(results, list(scores), task)):
         sentences.append(
             f"These models have different sizes ({range_} parameters): this says nothing about "
@@ -84,7 +92,7 @@ def _judged(
 
 
 def ranked(found: Verdict) -> tuple[list[str], list[str]]:
-    """The best model and those that are not clearly worse than it; and those that are."""
+    """The best model and the models not clearly worse than it; and the worse ones."""
     best, *others = [model for group in found.groups for model in group]
     worse = [model for model in others if (best, model) in found.better]
     return [best, *(model for model in others if model not in worse)], worse
@@ -105,16 +113,10 @@ def _ranking(found: Verdict, scores: dict[str, list[float]], metric: str) -> str
     return f"“{best}” is clearly best in {metric}, {end}."
 
 
-def _undecided(found: Verdict, scores: dict[str, list[float]], metric: str) -> list[str]:
-    """What cannot be judged: a model with one seed, or with a seed that diverged."""
-    single = [model for model in found.undecidable if len(scores[model]) == 1]
-    diverged = [model for model in found.undecidable if model not in single]
-    said = []
-    if single:
-        said.append(f"one seed decides nothing about {metric}: {_scores(single, scores)}.")
-    if diverged:
-        said.append(f"nothing is claimed of {_scores(diverged, scores)}.")
-    return said
+def _undecided(found: Verdict, scores: dict[str, list[float]]) -> list[str]:
+    """Models of which nothing is claimed because a seed diverged."""
+    diverged = [model for model in found.undecidable if len(scores[model]) > 1]
+    return [f"nothing is claimed of {_scores(diverged, scores)}."] if diverged else []
 
 
 def _scores(models: Sequence[str], scores: dict[str, list[float]]) -> str:

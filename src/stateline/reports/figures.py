@@ -50,7 +50,7 @@ def sections(results: Results) -> Sections:
 
 
 def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
-    """The charts of one task, without those that no run has data for."""
+    """The charts of one task for which a run has data."""
     metric, levels = words(task.metric).capitalize(), _levels(task)
     here = Level("trained", x=task.train_length)
     steps = Axis("training step", form=",.4~r")

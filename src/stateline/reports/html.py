@@ -11,10 +11,11 @@ from stateline.charts.chart import Chart
 from stateline.charts.export import write_charts
 from stateline.files import check_writable, write_text
 from stateline.reports.conclusions import conclusions
+from stateline.reports.decision import HEADINGS, Budget, decisions, outlook
 from stateline.reports.figures import sections, task_name
 from stateline.reports.format import count, listing, words
 from stateline.reports.page import Key, render
-from stateline.reports.records import drawn_models, families, runs_of, task_label
+from stateline.reports.records import drawn_models, families, looks, runs_of, task_label
 from stateline.reports.sentences import (
     ONE_SEED,
     QUICK,
@@ -35,14 +36,15 @@ from stateline.reports.summary import (
     trials_table,
 )
 from stateline.reports.table_cells import NOT_SOLVED
-from stateline.reports.verdict import ERROR_RATE
 from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import Results, TaskRecord
+from stateline.runs.verdict import ERROR_RATE, SEQUENTIAL_RATE
 
 JUDGED = (
-    "“Clearly”: by Student's t-test over the seeds, with which equal models are told apart in "
-    f"{ERROR_RATE:.1%} of comparisons, over all pairs of a task. The spread over seeds is never "
-    "taken to be smaller than the sampling error of one score."
+    "“Clearly”: by Student's t-test over the seeds, or by the share of seeds that solve the task "
+    "where only some do; equal models are told apart in {rate:.1%} of comparisons, over all pairs "
+    "of a task{looks}. The spread over seeds is never taken to be smaller than the sampling error "
+    "of one score."
 )
 WIDEST, WIDEST_WITH_SPREADS = 14, 10
 """Columns of a table that fit a page of 1,280 pixels, of one seed and of several."""
@@ -54,7 +56,9 @@ ADVICE = {
 }
 
 
-def write_report(results: Results, path: str | os.PathLike[str]) -> None:
+def write_report(
+    results: Results, path: str | os.PathLike[str], budgets: Sequence[Budget] = ()
+) -> None:
     """Write the results as a page.
 
     The file is written atomically. The same results give the same bytes.
@@ -62,13 +66,14 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> None:
     Args:
         results: Results of one comparison, finished or not, or of several, merged.
         path: The file to write.
+        budgets: Limits on the costs of the models that are decided on.
 
     Raises:
         InputError: If it cannot be written.
     """
     target = Path(path)
     check_report(target)
-    write_text(target, page(results))
+    write_text(target, page(results, budgets))
 
 
 def check_report(path: Path) -> None:
@@ -97,7 +102,7 @@ def export_charts(results: Results, folder: Path, formats: Sequence[str]) -> lis
     return write_charts(sections(results).charts(), folder, formats)
 
 
-def page(results: Results) -> str:
+def page(results: Results, budgets: Sequence[Budget] = ()) -> str:
     """The results as a self-contained page."""
     found = sections(results)
     labels = {task.spec: task_label(results, task) for task in results.tasks}
@@ -114,8 +119,12 @@ def page(results: Results) -> str:
         unfinished=unfinished(results),
         caution=said,
         advice=ADVICE.get(said, ""),
+        decisions=decisions(results, budgets),
+        headings=HEADINGS,
+        budget=listing([budget.text for budget in budgets]),
+        outlooks=[(labels[t.spec], said) for t in results.tasks for said in outlook(results, t)],
         conclusions=conclusions(results),
-        how_judged=JUDGED if not said and len(models) > 1 else "",
+        how_judged=_how_judged(results) if not said and len(models) > 1 else "",
         look=drawn_models(results),
         legend=legend(results),
         main_tables=main_table(results).split(widest),
@@ -135,6 +144,13 @@ def page(results: Results) -> str:
         data=[(labels[task.spec], task.data) for task in results.tasks if task.data],
         export=shlex.join(["stateline", "report", *folders, "--export", "charts"]),
     )
+
+
+def _how_judged(results: Results) -> str:
+    several = looks(results) > 1
+    rate = SEQUENTIAL_RATE if several else ERROR_RATE
+    text = " and all looks while seeds were added" if several else ""
+    return JUDGED.format(rate=rate, looks=text)
 
 
 def _machines(results: Results) -> str:

@@ -5,10 +5,12 @@ generalise, so it is not scored at any other length.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from stateline.charts.style import Model, styled
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
+from stateline.runs.verdict import Kind
 
 
 def task_label(results: Results, task: TaskRecord) -> str:
@@ -45,6 +47,12 @@ def score(run: RunRecord, task: TaskRecord, length: int) -> float:
     return math.nan if value is None else value
 
 
+def middle(values: Sequence[float]) -> float:
+    """The median of the values that are numbers; NaN if there is none."""
+    finite = [value for value in values if not math.isnan(value)]
+    return statistics.median(finite) if finite else math.nan
+
+
 def scored_runs(results: Results, model: str, task: TaskRecord, length: int) -> Sequence[RunRecord]:
     """The runs of a model that may be scored at a length."""
     runs = runs_of(results, model, task)
@@ -61,6 +69,17 @@ def solved_runs(runs: Sequence[RunRecord], task: TaskRecord) -> list[RunRecord]:
         return list(runs)
     solved = [run for run in runs if _reached_goal(run, task)]
     return solved if 2 * len(solved) >= len(runs) else []
+
+
+def kind_of(task: TaskRecord, length: int) -> Kind:
+    """What the scores of a task at a length are; only those at its training length solve it."""
+    goal = task.solved_at if length == task.train_length else None
+    return Kind(task.higher_is_better, task.problems, goal)
+
+
+def looks(results: Results) -> int:
+    """How often seeds were looked at while they were added."""
+    return 1 if results.protocol is None else results.protocol.looks
 
 
 def steps_to_solve(run: RunRecord, task: TaskRecord) -> int | None:

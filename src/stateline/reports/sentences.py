@@ -63,7 +63,7 @@ def sizes(results: Results) -> str:
 
 
 def size_groups(results: Results) -> dict[int | None, list[str]]:
-    """Models that may be compared: those of one size, where architectures have several sizes."""
+    """Models that may be compared: of one size, where architectures have several sizes."""
     several = len(set(families(results).values())) < len(results.models)
     sizes_of = {run.model: run.size for run in results.runs} if several else {}
     groups: dict[int | None, list[str]] = {}
@@ -171,7 +171,7 @@ def baselines(task: TaskRecord) -> str:
 
 
 def goal(task: TaskRecord) -> str:
-    """The score from which on a task counts as solved, in words."""
+    """The score at which a task counts as solved, in words."""
     bound = "least" if task.higher_is_better else "most"
     return (
         f"{words(task.metric)} of at {bound} {task.solved_at:g} at the training length, "

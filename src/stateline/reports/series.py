@@ -1,7 +1,6 @@
 """The data of a report's charts: what the runs of a model measured, by length, position or step."""
 
 import math
-import statistics
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal
@@ -72,9 +71,3 @@ def _held(curve: Sequence[tuple[int, float]], step: int) -> float:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-def middle(values: Sequence[float]) -> float:
-    """The median of the values that are numbers; NaN if there is none."""
-    finite = [value for value in values if not math.isnan(value)]
-    return statistics.median(finite) if finite else math.nan

@@ -50,7 +50,7 @@ class Table(NamedTuple):
         return [(name, list(own)) for name, own in groupby(numbered, lambda item: item[1].group)]
 
     def split(self, most: int) -> list["Table"]:
-        """Tables of at most so many columns, or one group; no group is in two of them."""
+        """Tables of a limited number of columns, or of one group; no group is in two of them."""
         parts: list[list[Column]] = [[]]
         for _, group in self.groups():
             columns = [column for _, column, _ in group]

@@ -14,11 +14,19 @@ from msgspec import UNSET
 from stateline.reports.conclusions import ranked
 from stateline.reports.costs import Cost, Measured, best_costs
 from stateline.reports.format import DASH, short_number
-from stateline.reports.records import measured, runs_of, score, scored_runs, steps_to_solve
+from stateline.reports.records import (
+    kind_of,
+    looks,
+    measured,
+    runs_of,
+    score,
+    scored_runs,
+    steps_to_solve,
+)
 from stateline.reports.sentences import size_groups
-from stateline.reports.verdict import judge
 from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
+from stateline.runs.verdict import judge
 
 
 class Cell(NamedTuple):
@@ -64,7 +72,7 @@ def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:
     best: list[str] = []
     for group in size_groups(results).values():
         own = {model: scores[model] for model in group if model in scores}
-        found = judge(own, higher_is_better=task.higher_is_better, problems=task.problems)
+        found = judge(own, kind_of(task, length), looks=looks(results))
         same, worse = ranked(found) if found.groups else ([], [])
         best += same if worse else []
     return [cell._replace(best=model in best) for model, cell in cells.items()]

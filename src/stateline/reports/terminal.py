@@ -1,7 +1,7 @@
 """A comparison as one table in the terminal."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console
@@ -9,7 +9,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from stateline.reports.conclusions import conclusions
-from stateline.reports.format import fold, words
+from stateline.reports.decision import HEADINGS, Budget, decisions, outlook
+from stateline.reports.format import DASH, fold, listing, words
 from stateline.reports.records import task_label
 from stateline.reports.sentences import baselines, caution, headline, unfinished
 from stateline.reports.summary import Column, Table, main_table
@@ -21,30 +22,54 @@ NARROWEST = 10
 """Least width of a model's column; longer cells are wrapped at a space or a dash."""
 
 
-def print_results(results: Results, console: Console) -> None:
-    """Print the main table, how to read it, and what it shows about each task and about costs.
+def print_results(results: Results, console: Console, budgets: Sequence[Budget] = ()) -> None:
+    """Print the decisions, the main table, how to read it, and what it shows.
 
-    The table has a column per model, so that six models on any number of tasks fit into 100
+    The main table has a column per model, so that six models on any number of tasks fit into 100
     characters. Models that do not fit are printed in further tables.
 
     Args:
         results: Results of one comparison, or of several, merged.
         console: Where to print.
+        budgets: Limits on the costs of the models that are decided on.
     """
     table = main_table(results)
     console.print(Text(headline(results), style="bold"))
     for warning in filter(None, (unfinished(results), caution(results))):
         console.print(Text(warning, style="yellow"))
+    _print_decisions(results, console, budgets)
     label_width = max(len(label) for column in table.columns for label in _labels(column))
     for piece in _pieces(table, (console.width - label_width) // (NARROWEST + 1)):
         console.print(_draw(piece, (console.width - label_width) // len(piece.models) - 1))
     if legend := _legend(table):
         console.print(Text(legend, style="dim"))
     about = {task_label(results, task): _about(task) for task in results.tasks}
-    for label, sentences in conclusions(results):
+    said = {label: list[str]() for label in about} | dict(conclusions(results))
+    for label, sentences in said.items():
         console.print(Text.assemble((f"\n{label}", "bold"), about.get(label, "")))
         for sentence in sentences:
             console.print(Text(f"- {sentence}"))
+
+
+def _print_decisions(results: Results, console: Console, budgets: Sequence[Budget]) -> None:
+    """Print which model to take for each task."""
+    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in HEADINGS:
+        drawn.add_column(heading, overflow="fold")
+    above = ""
+    for decision in decisions(results, budgets):
+        label = "" if decision.task == above else decision.task
+        above = decision.task
+        best = Text(decision.best or DASH, style="bold")
+        drawn.add_row(label, decision.length, best, *map(Text, decision[3:]))
+    if drawn.row_count:
+        given = listing([budget.text for budget in budgets])
+        console.print(Text(f"\nWhich one{f', within {given}' if given else ''}", style="bold"))
+        console.print(drawn)
+    for task in results.tasks:
+        for sentence in outlook(results, task):
+            console.print(Text(f"- {task_label(results, task)}: {sentence}"))
+    console.print()
 
 
 def _about(task: TaskRecord) -> str:

@@ -5,8 +5,7 @@ from stateline.charts.scatter import Spot, front, trade_off_chart
 from stateline.reports.axes import cost_axis, score_axis
 from stateline.reports.costs import FLOPS, STATE, Cost, common_lengths, disturbance, speed
 from stateline.reports.format import listing, words
-from stateline.reports.records import drawn_models, runs_of, score
-from stateline.reports.series import middle
+from stateline.reports.records import drawn_models, middle, runs_of, score
 from stateline.runs.folder import slug
 from stateline.runs.results import Results, TaskRecord
 

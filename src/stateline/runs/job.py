@@ -38,7 +38,7 @@ class Job:
         until: Number of updates after which a trial pauses.
         metric: Name of the task's score.
 
-    The attributes from ``alias`` on do not tell jobs apart.
+    ``alias`` and the attributes after it do not tell jobs apart.
     """
 
     task: str

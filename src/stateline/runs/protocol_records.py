@@ -35,6 +35,7 @@ class ProtocolRecord(Record, frozen=True, kw_only=True):
         matched_by: What the models of one size have in common.
         sizes: The sizes that were asked for, as numbers of parameters; empty if the first model
             sets the size.
+        looks: How often one looked while seeds were added; 1 if their number was fixed.
         tolerance: Relative distance from the wanted size up to which a model counts as matched.
     """
 
@@ -48,6 +49,7 @@ class ProtocolRecord(Record, frozen=True, kw_only=True):
     validation: dict[str, str] = field(default_factory=dict)
     matched_by: MatchedBy = "parameters"
     sizes: list[int] = field(default_factory=list)
+    looks: int = 1
     tolerance: float = TOLERANCE
 
 

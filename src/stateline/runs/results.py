@@ -58,13 +58,15 @@ class TaskRecord(Record, frozen=True, kw_only=True):
         about: What its score shows and does not show.
         metric: Name of the score.
         higher_is_better: True if a larger score is better.
-        solved_at: Score from which on the task counts as solved; ``None`` if it never does.
+        solved_at: Score at which the task counts as solved; ``None`` if it never does.
         train_length: Length of the training sequences.
         eval_lengths: Lengths at which models are scored; includes the training length.
         data: Description of the data, with its ``sha256``; empty for generated tasks.
         baselines: Scores of programs that need no training, such as gzip.
         problems: Answers behind each score, where the score is the share that is right; 0 if it
             is not such a share, or not recorded.
+        chance: Share of the answers that are right if one answer, the most frequent, is always
+            given; ``None`` if the score is no share, or if that is not recorded.
     """
 
     spec: str
@@ -79,6 +81,7 @@ class TaskRecord(Record, frozen=True, kw_only=True):
     data: dict[str, Any]
     baselines: dict[str, float]
     problems: int = 0
+    chance: float | None = None
 
     def __post_init__(self) -> None:
         if self.train_length not in self.eval_lengths:

@@ -79,7 +79,7 @@ def run_single(  # noqa: PLR0913
     interrupted: Callable[[], bool] = lambda: False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> RunRecord:
-    """Train and score one model, and write its folder with results like those of a comparison.
+    """Train and score one model, and write its folder with results like a comparison's.
 
     Args:
         job: What to train, from :func:`single_job`.
@@ -151,4 +151,4 @@ def _begin(
         return
     tell(f"continuing from {kept[-1]}")
     if changes := checkpoint.other_environment(kept[-1], here):
-        tell(f"results may differ in the last bits from those of an uninterrupted run: {changes}")
+        tell(f"results may differ in the last bits from an uninterrupted run: {changes}")

@@ -46,7 +46,7 @@ def outline(jobs: Sequence[Job], tasks: Mapping[str, Task], command: str) -> Res
 
 def describe_task(spec: str, task: Task) -> TaskRecord:
     """What results say of a task."""
-    name = parse_pattern(spec)[0].name
+    name, shares = parse_pattern(spec)[0].name, task.metric.endswith("accuracy")
     return TaskRecord(
         spec=spec,
         name=name,
@@ -59,7 +59,8 @@ def describe_task(spec: str, task: Task) -> TaskRecord:
         eval_lengths=list(task.eval_lengths),
         data=json.loads(json.dumps({**task.describe()})),  # lists for tuples, as in the file
         baselines={**task.baselines()},
-        problems=task.problems_scored(EVAL_BATCHES) if task.metric.endswith("accuracy") else 0,
+        problems=task.problems_scored(EVAL_BATCHES) if shares else 0,
+        chance=task.chance() if shares else None,
     )
 
 

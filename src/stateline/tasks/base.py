@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
 
 class ConsecutiveBatch(NamedTuple):
-    """A batch whose rows continue those of the previous batch, except for the fresh rows."""
+    """A batch whose rows continue the previous batch, except for the fresh rows."""
 
     tokens: Int[Tensor, "batch length"]
     targets: Int[Tensor, "batch length"]
@@ -76,7 +76,7 @@ class Task(ABC):
         about: What a good or bad score shows and does not show, in one or two sentences.
         metric: Name of the score that tables show.
         higher_is_better: Whether a larger score is better.
-        solved_at: Score at the training length from which on the task counts as solved and scores
+        solved_at: Score at the training length at which the task counts as solved and scores
             at other lengths as generalisation; ``None`` if the task is never solved.
         training: Keywords of the training configuration that suit the task.
         drawn: Whether the problems that are scored are drawn from the seed, so that there are
@@ -117,7 +117,7 @@ class Task(ABC):
         """Training batch number ``index``."""
 
     def consecutive_batch(self, index: int) -> ConsecutiveBatch:  # noqa: ARG002
-        """Training batch number ``index``; its rows continue those of the previous batch.
+        """Training batch number ``index``; its rows continue the previous batch.
 
         Raises:
             InputError: If the task has no such batches (``carries_state`` is false).
@@ -165,6 +165,16 @@ class Task(ABC):
     def problems_scored(self, batches: int) -> int:  # noqa: ARG002
         """Answers, or rows of them, in some evaluation batches; 0 if that is not known."""
         return 0
+
+    def chance(self, batches: int = 8) -> float:
+        """Share of the answers that are right if one, the most frequent, is always given."""
+        counts = self._answers(batches).unique(dim=0, return_counts=True)[1]
+        return float(counts.max() / counts.sum())
+
+    def _answers(self, batches: int) -> Tensor:
+        """The answers of some batches, a row each: by default the targets of training."""
+        targets = [self.train_batch(index).targets for index in range(batches)]
+        return torch.cat([own[self.asked(own)].flatten() for own in targets])[:, None]
 
     def check(self) -> None:  # noqa: B027  # most tasks need none
         """Check before training that the task can be scored at all its lengths.
@@ -217,6 +227,9 @@ class GeneratedTask(Task):
     def problems_scored(self, batches: int) -> int:
         """Problems in some evaluation batches."""
         return batches * len(self.problems(self.train_length, 0).answers)
+
+    def _answers(self, batches: int) -> Tensor:
+        return torch.cat([self.problems(self.train_length, n).answers for n in range(batches)])
 
     def positions(self, length: int) -> int:
         """Tokens of a prompt and its answer, without the last."""

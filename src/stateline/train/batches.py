@@ -37,9 +37,9 @@ class Batches:
     """The micro-batches of every update, on the device of the process.
 
     Batches are functions of an index, so they can be built before they are needed. On an
-    accelerator a thread builds those of the next updates while the device computes, and on CUDA
-    it pins them, so that the copy to the device does not wait. On the CPU they are built when they
-    are needed: a thread would compete with the model for the same cores.
+    accelerator a thread builds the next batches while the device computes, and on CUDA it pins
+    them, so that the copy to the device does not wait. On the CPU they are built when they are
+    needed: a thread would compete with the model for the same cores.
 
     Only one thread at a time may use a task, since tasks keep the last epoch: call :meth:`settle`
     before using the task elsewhere.

@@ -82,7 +82,7 @@ def checked_progress(path: Path, kept: Any, steps: int) -> Progress:
 def check_tensors(
     kind: str, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, finite: bool = True
 ) -> None:
-    """Compare names, shapes and dtypes with those of other tensors, and refuse NaN."""
+    """Compare names, shapes and dtypes with other tensors', and refuse NaN."""
     for name in {**wanted, **tensors}:
         if name not in tensors:
             raise ValueError(f"its {kind} lack {name!r}")

@@ -26,7 +26,8 @@ class TrainConfig:
             layers; by default the smaller of ``lr`` and 0.001, as in the official H3
             configurations.
         optimizer: ``adamw``, or PyTorch's ``adafactor``, which has no momentum and multiplies
-            ``lr`` by the size of each parameter; ``beta1`` and ``beta2`` are those of ``adamw``.
+            ``lr`` by the size of each parameter; ``beta1`` and ``beta2`` are as for
+            ``adamw``.
         weight_decay: Weight decay of matrices; norms, biases and the parameters under ``ssm_lr``
             are not decayed.
         decay_vectors: Decay norms and biases, too, as the official H3 code does.

@@ -57,7 +57,7 @@ def train(
 ) -> TrainResult:
     """Train a model on a task, from the newest checkpoint in ``folder`` if there is one.
 
-    A run in ``folder`` may have had fewer ``steps``: it continues, from there on with the learning
+    A run in ``folder`` may have had fewer ``steps``: it continues, from that step with the learning
     rates of the longer run.
 
     A run that is stopped and continued ends with the same weights, bit by bit, as one that was not

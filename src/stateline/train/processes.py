@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that train one model together.
+    """This process among the processes that train one model together.
 
     Every process takes its share of the rows of each batch, so the result depends on the number of
     processes only by rounding.

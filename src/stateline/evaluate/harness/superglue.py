@@ -26,7 +26,7 @@ class Question(NamedTuple):
     Attributes:
         text: What stands before the answer.
         choices: The possible answers.
-        right: The numbers of those that are right.
+        right: Numbers of the right ones.
         group: Questions of one group are scored together by some measures.
         names: What the choices stand for, if they are longer texts.
     """

@@ -16,7 +16,7 @@ from stateline.layers.law.outputs import (
 )
 from stateline.layers.law.precision import LOW_PRECISION_LIMIT, precision
 from stateline.layers.law.report import Finding, LawReport
-from stateline.layers.law.states import ages_join, saving, size, state_is_a_value
+from stateline.layers.law.states import ages_join, saving, settings_are_kept, size, state_is_a_value
 
 __all__ = ["LIMITS", "LOW_PRECISION_LIMIT", "Finding", "LawReport", "check_layer"]
 
@@ -29,6 +29,7 @@ _CLAUSES = (
     state_is_a_value,
     ages_join,
     saving,
+    settings_are_kept,
     precision,
     size,
 )
@@ -51,7 +52,8 @@ def check_layer(
     - No output depends on a later input, and rows do not mix.
     - The given state is unchanged, and every initial state is a fresh one.
     - Joined states of different ages give what each gives alone.
-    - Saving and loading a state or a ``state_dict`` changes nothing.
+    - Saving and loading a state or a ``state_dict`` changes nothing; the settings by which a saved
+      state knows its layer are attributes.
     - bfloat16 runs, with accumulators in float32.
     - ``state_bytes`` is true, and a state keeps little more memory than that.
 

@@ -12,7 +12,14 @@ from torch.utils import _pytree as pytree
 from stateline.layers.base import AnyLayer
 from stateline.layers.law.case import Case, relative
 from stateline.layers.law.report import Finding
-from stateline.layers.state import cat_states, load_state, nbytes, save_state, select_rows
+from stateline.layers.state import (
+    cat_states,
+    load_state,
+    lost_settings,
+    nbytes,
+    save_state,
+    select_rows,
+)
 
 
 def state_is_a_value(case: Case) -> Iterator[Finding]:
@@ -71,6 +78,13 @@ def saving(case: Case) -> Iterator[Finding]:
     same = torch.equal(reloaded, wanted)
     note = "" if same or not plain else f"neither parameter nor buffer: {', '.join(plain)}"
     yield Finding("a state_dict loads", 0.0 if same else relative(reloaded, wanted), 0.0, note)
+
+
+def settings_are_kept(case: Case) -> Iterator[Finding]:
+    """The keywords of the constructor are attributes, by which a saved state knows its layer."""
+    lost = lost_settings(case.layer)
+    note = f"keep {', '.join(lost)} as attributes of the layer" if lost else ""
+    yield Finding("settings are kept", float(len(lost)), 0.0, note)
 
 
 def size(case: Case) -> Iterator[Finding]:

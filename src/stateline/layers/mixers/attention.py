@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
 from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.dropout import Dropout
-from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
+from stateline.layers.keywords import keywords_from
+from stateline.layers.mixers.heads import HeadSettings, scaled
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import AttentionMask, LocalWindow, attention, local_attention
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
@@ -22,7 +24,7 @@ Position = Literal["none", "rope", "alibi", "hard_alibi"]
 
 
 class AttentionState(NamedTuple):
-    """Keys and values so far: slot j holds position j; slots from ``length`` on are free."""
+    """Keys and values so far: slot j holds position j; the slots after ``length`` are free."""
 
     k: Float[Tensor, "batch slot kv_head d_head"]
     v: Float[Tensor, "batch slot kv_head d_head"]
@@ -49,6 +51,39 @@ class AttentionState(NamedTuple):
         return AttentionState(state.k[:, :used], state.v[:, :used], state.length)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttentionSettings(HeadSettings):
+    r"""Settings of :class:`~stateline.layers.Attention`.
+
+    It has the settings of :class:`~stateline.layers.mixers.heads.HeadSettings`, too.
+
+    Attributes:
+        position: Position scheme. ``none``: only the causal mask. ``rope``: rotary embedding.
+            ``alibi``: a penalty linear in the distance. ``hard_alibi``: head h of the first
+            ``masked_heads`` heads sees its own position and h earlier ones (h = 0, 1, ...); the
+            other heads see all.
+        masked_heads: For ``hard_alibi``; by default half of the heads.
+        qk_norm: Whether each query and key is divided by its root mean square and multiplied by a
+            learned weight per entry, before the rotation; with ``offset``, the weight is stored as
+            an offset from one.
+        norm_eps: For ``qk_norm``: added to the mean square.
+        gated: Whether each head's output is multiplied by the sigmoid of another projection of the
+            input, whose rows follow the queries of the head.
+        double_count: Whether all but the first quarter of a head's entries count twice in the
+            score, :math:`(q \cdot k + q_{r:} \cdot k_{r:}) / \sqrt d` with
+            :math:`r = \lfloor d / 4 \rfloor`. The official code of "Repeat After Me" computes this
+            for ``none``, ``alibi`` and ``hard_alibi``, and its weights need it.
+    """
+
+    position: Position = "none"
+    masked_heads: int | None = None
+    qk_norm: bool | Literal["offset"] = False
+    norm_eps: float = 1e-6
+    gated: bool = False
+    double_count: bool = False
+
+
+@keywords_from(AttentionSettings)
 class Attention(SequenceLayer[AttentionState], AttendsToContext):
     r"""Multi-head causal attention.
 
@@ -61,38 +96,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
 
     Args:
         d_model: Width of input and output.
-        n_heads: Number of heads; must divide ``d_model`` unless ``d_head`` is given.
-        n_kv_heads: Number of heads of keys and values, which must divide ``n_heads``; by default
-            the same. Groups of consecutive heads share them (grouped queries), and the state is
-            smaller by that factor.
-        d_head: Width of a head; by default ``d_model / n_heads``.
-        position: Position scheme. ``none``: only the causal mask. ``rope``: rotary embedding.
-            ``alibi``: a penalty linear in the distance. ``hard_alibi``: head h of the first
-            ``masked_heads`` heads sees its own position and h earlier ones (h = 0, 1, ...); the
-            other heads see all.
-        masked_heads: For ``hard_alibi``; by default half of the heads.
-        rotary_fraction: For ``rope``: fraction of each head's entries that is rotated.
-        rope_base: For ``rope``: wavelength of the slowest rotation, in units of 2 pi tokens.
-        rope_scaling: For ``rope``: ``none``, or how frequencies are lowered, ``linear`` or
-            ``llama3``, see :class:`stateline.ops.positions.RopeScaling`.
-        rope_factor: For ``rope_scaling``: the factor by which frequencies are divided.
-        rope_low: For ``llama3``: turns in ``rope_original_len`` below which all of it applies.
-        rope_high: For ``llama3``: turns in ``rope_original_len`` above which none of it applies.
-        rope_original_len: For ``llama3``: length of the inputs in pretraining.
-        qk_norm: Whether each query and key is divided by its root mean square and multiplied by a
-            learned weight per entry, before the rotation; with ``offset``, the weight is stored as
-            an offset from one.
-        norm_eps: For ``qk_norm``: added to the mean square.
-        score_scale: Factor of the scores in place of :math:`1 / \sqrt d`.
-        bias: Whether the projections have biases: all, none, only those of ``qkv``, or only
-            ``out``.
-        gated: Whether each head's output is multiplied by the sigmoid of another projection of the
-            input, whose rows follow the queries of the head.
-        double_count: Whether all but the first quarter of a head's entries count twice in the
-            score, :math:`(q \cdot k + q_{r:} \cdot k_{r:}) / \sqrt d` with
-            :math:`r = \lfloor d / 4 \rfloor`. The official code of "Repeat After Me" computes this
-            for ``none``, ``alibi`` and ``hard_alibi``, and its weights need it.
-        dropout: Chance that an attention weight is dropped in training.
+        **settings: See :class:`~stateline.layers.mixers.attention.AttentionSettings`.
 
     Raises:
         InputError: If the numbers of heads do not fit each other or ``d_model``, an option does not
@@ -103,61 +107,24 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         Ainslie et al., "GQA", 2023; ``qk_norm``: Yang et al., "Qwen3 Technical Report", 2025.
     """
 
-    def __init__(  # noqa: PLR0913
-        self,
-        d_model: int,
-        *,
-        n_heads: int = 4,
-        n_kv_heads: int | None = None,
-        d_head: int | None = None,
-        position: Position = "none",
-        masked_heads: int | None = None,
-        rotary_fraction: float = 1.0,
-        rope_base: float = 10_000.0,
-        rope_scaling: Scaling = "none",
-        rope_factor: float = 1.0,
-        rope_low: float = 1.0,
-        rope_high: float = 4.0,
-        rope_original_len: int = 8192,
-        qk_norm: bool | Literal["offset"] = False,
-        norm_eps: float = 1e-6,
-        score_scale: float | None = None,
-        bias: Biases = False,
-        gated: bool = False,
-        double_count: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model)
-        self.dropout = Dropout(dropout)
-        n_kv_heads, self.d_head = head_sizes(d_model, n_heads, n_kv_heads, d_head)
-        if position not in get_args(Position):
-            raise unknown_name("position", position, get_args(Position))
-        self.n_heads, self.position, self.double_count = n_heads, position, double_count
-        self.score_scale, self.rotary, self.rope_scaling = score_scale, None, None
-        if position == "rope":
-            scaling = (rope_factor, rope_low, rope_high, rope_original_len)
-            self.rotary = rotary(self.d_head, rotary_fraction, rope_base, rope_scaling, scaling)
-        self.rotary_dims, self.rope_base = int(self.d_head * rotary_fraction) // 2 * 2, rope_base
-        if self.rotary and self.rotary.scaling:
-            self.rope_scaling = str(self.rotary.scaling)  # numbers and words identify saved states
-        self.masked_heads = n_heads // 2 if masked_heads is None else masked_heads
-        if not 0 <= self.masked_heads <= n_heads:
+        self.settings = its = AttentionSettings(**settings)
+        self.n_heads, self.position = its.n_heads, its.position
+        self.n_kv_heads, self.d_head = its.sizes(d_model)
+        self.rotary, self.dropout = its.rotary(self.d_head), Dropout(its.dropout)
+        self.masked_heads = its.n_heads // 2 if its.masked_heads is None else its.masked_heads
+        if not 0 <= self.masked_heads <= its.n_heads:
             raise InputError(
-                f"masked_heads must be from 0 to n_heads, got {masked_heads=}, {n_heads=}"
+                "masked_heads must be from 0 to n_heads, got "
+                f"masked_heads={its.masked_heads}, n_heads={its.n_heads}"
             )
-        self.output_gate = "sigmoid" if gated else None  # words identify saved states
-        heads = ((1 + gated) * n_heads + 2 * n_kv_heads) * self.d_head
-        self.qkv = nn.Linear(d_model, heads, bias=bias in (True, "qkv"))
-        norm = OffsetRMSNorm if qk_norm == "offset" else nn.RMSNorm
-        self.q_norm = norm(self.d_head, eps=norm_eps) if qk_norm else None
-        self.k_norm = norm(self.d_head, eps=norm_eps) if qk_norm else None
-        self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=bias in (True, "out"))
-
-    @property
-    def n_kv_heads(self) -> int:
-        """Number of heads of keys and values."""
-        others = self.n_heads * (1 if self.output_gate is None else 2)
-        return (self.qkv.out_features // self.d_head - others) // 2
+        heads = ((1 + its.gated) * its.n_heads + 2 * self.n_kv_heads) * self.d_head
+        self.qkv = nn.Linear(d_model, heads, bias=its.has_bias("qkv"))
+        norm = OffsetRMSNorm if its.qk_norm == "offset" else nn.RMSNorm
+        self.q_norm = norm(self.d_head, eps=its.norm_eps) if its.qk_norm else None
+        self.k_norm = norm(self.d_head, eps=its.norm_eps) if its.qk_norm else None
+        self.out_proj = nn.Linear(its.n_heads * self.d_head, d_model, bias=its.has_bias("out"))
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> AttentionState:
         """Empty cache with ``capacity`` free slots."""
@@ -165,18 +132,12 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
         return AttentionState(free, free.clone(), length)
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Attend to all earlier positions and the own one."""
+    def _forward(self, x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)[None]
         q, k, v, gate = self._project(x, positions)
         return self._merge(self._mixed(q, k, v), gate)
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: AttentionState
-    ) -> tuple[Float[Tensor, "batch length d_model"], AttentionState]:
-        """Attend to the cache and causally to the chunk; append the chunk to the cache."""
+    def _forward_chunk(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
         length = x.shape[1]
         positions = state.length[:, None] + torch.arange(length, device=x.device)
         q, k, v, gate = self._project(x, positions)
@@ -188,10 +149,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         after = AttentionState(append(state.k, k), append(state.v, v), state.length + length)
         return self._attend(q, after, state.length, gate), after
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: AttentionState
-    ) -> Float[Tensor, "batch d_model"]:
-        """Write the key and value of the token into the first free slot."""
+    def _step_(self, x: Tensor, state: AttentionState) -> Tensor:
         slot = state.length[:, None]
         if values_at_hand(slot) and int(slot.max()) >= state.k.shape[1]:
             raise InputError(
@@ -206,9 +164,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         state.length.add_(1)
         return y[:, 0]
 
-    def project_context(
-        self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "batch length"]
-    ) -> Context:
+    def project_context(self, x: Tensor, positions: Tensor) -> Context:
         """Keys and values of given vectors."""
         _, k, v, _ = self._project(x, positions)
         return Context(k, v)
@@ -221,13 +177,13 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
 
     def attend(
         self,
-        x: Float[Tensor, "batch length d_model"],
-        positions: Int[Tensor, "batch length"],
+        x: Tensor,
+        positions: Tensor,
         context: Context,
-        valid: Int[Tensor, " batch"],
+        valid: Tensor,
         *,
         to_itself: bool = True,
-    ) -> tuple[Float[Tensor, "batch length d_model"], Context]:
+    ) -> tuple[Tensor, Context]:
         """Attend to a context and causally to the input itself."""
         first = context.slots - valid.clamp(max=context.slots)
         q, k, v, gate = self._project(x, positions)
@@ -257,17 +213,16 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         parts = joint.split_with_sizes([joint.shape[-1] - 2 * width, width, width], dim=-1)
         d = self.d_head
         q, k, v = (part.view(*x.shape[:-1], part.shape[-1] // d, d) for part in parts)
-        if self.output_gate is not None:
+        if self.settings.gated:
             q, gate = q.unflatten(2, (self.n_heads, 2)).unbind(dim=3)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
             q, k = self.rotary(positions, q, k)
-        if self.score_scale is not None:  # the op divides by the square root
-            q = q * (self.score_scale * self.d_head**0.5)
+        q = scaled(q, self.settings.score_scale)
         # Differs from the official code of "Repeat After Me", which always does this. Its paper
         # does not mention it, and scaled query entries give the same family of functions.
-        if self.double_count:
+        if self.settings.double_count:
             once, twice = q.tensor_split([self.d_head // 4], dim=-1)
             q = torch.cat([once, 2 * twice], dim=-1)
         return q, k, v, gate

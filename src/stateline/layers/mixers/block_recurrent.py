@@ -1,22 +1,22 @@
 """Block-recurrent layer: recurrent state vectors exchange information with blocks of tokens."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
 from stateline.layers.context import Context
+from stateline.layers.keywords import check_choice, check_counts, keywords_from
 from stateline.layers.mixers.cross_attention import (
-    CrossAttention,
+    TokenSettings,
     attend_by_block,
     attend_to_all,
     scaled_queries,
 )
-from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.norm import unit_length
 
 Gate = Literal["fixed", "lstm"]
@@ -78,6 +78,32 @@ class GatedUpdate(nn.Module):
         return r * (forget + 1).sigmoid() + h * (enter - 1).sigmoid()
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlockRecurrentSettings(TokenSettings):
+    """Settings of :class:`~stateline.layers.BlockRecurrent`.
+
+    It has the settings of :class:`~stateline.layers.mixers.cross_attention.TokenSettings`, too.
+
+    Attributes:
+        n_states: Number of state vectors.
+        gate: ``fixed`` (a constant per entry) or ``lstm``: see :class:`GatedUpdate`.
+        update: ``skip``: the gated update of the layer. ``dual``: a feed-forward with its own gate
+            follows it. ``single``: a feed-forward, bounded by tanh, replaces W.
+        d_hidden: Hidden width of that feed-forward; by default 4 ``d_model``.
+    """
+
+    n_states: int = 128
+    gate: Gate = "fixed"
+    update: Update = "skip"
+    d_hidden: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("gate", self.gate, get_args(Gate))
+        check_choice("update", self.update, get_args(Update))
+        check_counts(n_states=self.n_states, d_hidden=1 if self.d_hidden is None else self.d_hidden)
+
+
+@keywords_from(BlockRecurrentSettings)
 class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
     r"""Sliding attention plus attention to recurrent state vectors, updated once per block.
 
@@ -97,19 +123,7 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
 
     Args:
         d_model: Width of input and output.
-        n_heads: Number of heads; must divide ``d_model``.
-        window: Length of a block, and window of the sliding attention.
-        n_states: Number of state vectors.
-        gate: ``fixed`` (a constant per entry) or ``lstm``: see :class:`GatedUpdate`.
-        update: ``skip``: the gated update above. ``dual``: a feed-forward with its own gate follows
-            it. ``single``: a feed-forward, bounded by tanh, replaces W.
-        d_hidden: Hidden width of that feed-forward; by default 4 ``d_model``.
-        includes_self: Whether the sliding attention sees the position itself.
-        qk_norm: Whether queries and keys have unit length and learned scales replace
-            :math:`1 / \sqrt d`.
-        zeros_before: Whether a block of zeros precedes the first block, for its tokens and for the
-            state vectors, as in the official code.
-        dropout: Chance that a weight of the tokens' attention is dropped in training.
+        **settings: See :class:`~stateline.layers.mixers.block_recurrent.BlockRecurrentSettings`.
 
     Raises:
         InputError: If a size does not fit, or a name is unknown.
@@ -120,49 +134,18 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
 
     optimizer_groups: ClassVar[Mapping[str, str]] = {"scales": "no_decay"}
 
-    def __init__(  # noqa: PLR0913
-        self,
-        d_model: int,
-        *,
-        n_heads: int = 4,
-        window: int = 128,
-        n_states: int = 128,
-        gate: Gate = "fixed",
-        update: Update = "skip",
-        d_hidden: int | None = None,
-        includes_self: bool = False,
-        qk_norm: bool = True,
-        zeros_before: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model)
-        if gate not in get_args(Gate):
-            raise unknown_name("gate", gate, get_args(Gate))
-        if update not in get_args(Update):
-            raise unknown_name("update", update, get_args(Update))
-        d_hidden = 4 * d_model if d_hidden is None else d_hidden
-        if min(n_states, d_hidden) < 1:
-            raise InputError(
-                f"n_states and d_hidden must be at least 1, got {n_states=} and {d_hidden=}"
-            )
-        self.window, self.update = window, update
-        self.local = SlidingAttention(
-            d_model,
-            n_heads=n_heads,
-            window=window,
-            position="t5",
-            includes_self=includes_self,
-            qk_norm=qk_norm,
-            zeros_before=zeros_before,
-            dropout=dropout,
-        )
-        self.cross = CrossAttention(d_model, n_heads=n_heads, qk_norm=qk_norm, dropout=dropout)
-        self.initial = nn.Parameter(torch.randn(n_states, d_model) * 0.1)
-        self.ids = nn.Parameter(torch.randn(n_states, d_model))
+        self.settings = its = BlockRecurrentSettings(**settings)
+        d_hidden = 4 * d_model if its.d_hidden is None else its.d_hidden
+        self.window, update, gate = its.window, its.update, its.gate
+        self.local, self.cross = its.attentions(d_model)
+        self.initial = nn.Parameter(torch.randn(its.n_states, d_model) * 0.1)
+        self.ids = nn.Parameter(torch.randn(its.n_states, d_model))
         self.norm = nn.RMSNorm(d_model, eps=1e-6)
         self.qq_proj = nn.Linear(d_model, 2 * d_model, bias=False)
         self.kv_proj = nn.Linear(d_model, 2 * d_model, bias=False)
-        self.scales = nn.Parameter(torch.ones(2, n_heads)) if qk_norm else None
+        self.scales = nn.Parameter(torch.ones(2, its.n_heads)) if its.qk_norm else None
         hidden = d_hidden if update == "single" else 0
         self.mix = GatedUpdate(
             2 * d_model, d_model, gate=gate, d_hidden=hidden, bounded=update == "single"
@@ -179,9 +162,9 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         vectors = self.initial.to(torch.promote_types(self.initial.dtype, torch.float32))
         return BlockRecurrentState(k, k.clone(), length, vectors.repeat(batch_size, 1, 1))
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: BlockRecurrentState
-    ) -> tuple[Float[Tensor, "batch length d_model"], BlockRecurrentState]:
+    def _forward_chunk(
+        self, x: Tensor, state: BlockRecurrentState
+    ) -> tuple[Tensor, BlockRecurrentState]:
         """Process all tokens at once, around a loop over the updates.
 
         Rows may be at different offsets in their blocks.
@@ -202,14 +185,12 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
 
     def flops_per_token(self, length: int) -> float:
         """Projections and attentions of a token, and its share of the update of its block."""
-        own = [self.local.kv_proj, self.local.q_proj, self.local.out_proj]
-        tokens = 2.0 * sum(m.weight.numel() for m in [*own, self.cross.q_proj, self.cross.out_proj])
+        maps = self.cross.q_proj, self.cross.out_proj
+        tokens = self.local.flops_per_token(length) + 2.0 * sum(m.weight.numel() for m in maps)
         vectors = super().flops_per_token(length) - tokens
         n_states, pairs = len(self.initial), 4.0 * self.d_model
         scores = pairs * n_states * (n_states + 2 * self.window)
-        seen = self.local.flops_per_token(length) - 2.0 * sum(m.weight.numel() for m in own)
-        update = (n_states * vectors + scores) / self.window
-        return tokens + seen + pairs * n_states + update
+        return tokens + pairs * n_states + (n_states * vectors + scores) / self.window
 
     def _recur(
         self, tokens: Context, state: BlockRecurrentState, length: int

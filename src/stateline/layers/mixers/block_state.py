@@ -1,6 +1,7 @@
 """Block-State layer: tokens attend to a sliding window and to outputs of an SSM."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -8,15 +9,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
-from stateline.layers.mixers.cross_attention import CrossAttention, attend_by_block, attend_to_all
+from stateline.layers.keywords import check_choice, check_counts, keywords_from
+from stateline.layers.mixers.cross_attention import TokenSettings, attend_by_block, attend_to_all
 from stateline.layers.mixers.diagonal_ssm import ChannelSSM, DiagonalSSM
 from stateline.layers.mixers.dss import DSS
 from stateline.layers.mixers.long_conv import ImplicitFilters
 from stateline.layers.mixers.s4 import S4SSM
 from stateline.layers.mixers.s5 import S5SSM
-from stateline.layers.mixers.sliding_attention import SlidingAttention, SlidingAttentionState
+from stateline.layers.mixers.sliding_attention import SlidingAttentionState
 from stateline.ops import LocalWindow, attention, local_attention
 
 Variant = Literal["sh", "mh", "mf"]
@@ -28,7 +30,7 @@ class BlockStateState(NamedTuple):
     """States of the state space model and of the sliding attention; context keys and values.
 
     ``k`` and ``v`` belong to the context states of the last positions, the latest last (``sh`` and
-    ``mh``), or to those that the current block sees (``mf``).
+    ``mh``), or to the context states that the current block sees (``mf``).
     """
 
     ssm: Any
@@ -37,6 +39,57 @@ class BlockStateState(NamedTuple):
     v: Float[Tensor, "batch slot head d_head"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlockStateSettings(TokenSettings):
+    r"""Settings of :class:`~stateline.layers.BlockState`.
+
+    It has the settings of :class:`~stateline.layers.mixers.cross_attention.TokenSettings`, too.
+
+    Attributes:
+        d_head: Width of a head; by default ``d_model / n_heads``.
+        variant: Kind of context states: ``sh``, ``mh`` or ``mf``.
+        ssm: State space model: ``s4d`` (lin, zoh), ``s4``, ``s5``, ``dss`` (exp), or ``long_conv``
+            (free filters).
+        d_ssm: Width of the state space model; by default a quarter of ``d_model``, for ``mf`` an
+            eighth.
+        d_state: State size per channel, for ``s5`` of all channels; ``long_conv`` ignores it.
+        n_states: For ``mf``: number of context states.
+        independent: For ``mh`` and ``mf``: whether each output has its own state space model,
+            instead of a readout of a common one; not with ``s5``. Models of ``dss`` still share
+            their transition. Free filters are always independent.
+        filter_len: For ``long_conv``: taps of the filters.
+        lift: ``narrow``: keys and values are computed from context states at the width of the state
+            space model. ``full``: these are first mapped to ``d_model``, normalised and given their
+            IDs there; not for ``mh``.
+    """
+
+    d_head: int | None = None
+    variant: Variant = "sh"
+    ssm: SSM = "s4d"
+    d_ssm: int | None = None
+    d_state: int = 16
+    n_states: int = 32
+    independent: bool = False
+    filter_len: int = 1024
+    lift: Lift = "narrow"
+
+    def __post_init__(self) -> None:
+        variant, ssm, lift = self.variant, self.ssm, self.lift
+        check_choice("variant", variant, get_args(Variant))
+        check_choice("ssm", ssm, get_args(SSM))
+        if self.independent and (variant == "sh" or ssm == "s5"):
+            raise InputError(
+                "independent is for several outputs (mh, mf), and not for s5, whose outputs all "
+                f"read one state: got {variant=} and {ssm=}"
+            )
+        if lift not in get_args(Lift) or (lift == "full" and variant == "mh"):
+            raise InputError(
+                f"lift must be narrow, or full for sh and mf, got {lift=} and {variant=}"
+            )
+        check_counts(d_ssm=1 if self.d_ssm is None else self.d_ssm, n_states=self.n_states)
+
+
+@keywords_from(BlockStateSettings)
 class BlockState(SequenceLayer[BlockStateState]):
     r"""Sliding attention plus attention to context states from a state space model.
 
@@ -60,30 +113,7 @@ class BlockState(SequenceLayer[BlockStateState]):
 
     Args:
         d_model: Width of input and output.
-        n_heads: Number of heads of both attentions; must divide ``d_model`` unless ``d_head`` is
-            given.
-        d_head: Width of a head; by default ``d_model / n_heads``.
-        window: Length of a block, and window of the sliding attention.
-        variant: Kind of context states: ``sh``, ``mh`` or ``mf``.
-        ssm: State space model: ``s4d`` (lin, zoh), ``s4``, ``s5``, ``dss`` (exp), or ``long_conv``
-            (free filters).
-        d_ssm: Width of the state space model; by default a quarter of ``d_model``, for ``mf`` an
-            eighth.
-        d_state: State size per channel, for ``s5`` of all channels; ``long_conv`` ignores it.
-        n_states: For ``mf``: number of context states.
-        independent: For ``mh`` and ``mf``: whether each output has its own state space model,
-            instead of a readout of a common one; not with ``s5``. Models of ``dss`` still share
-            their transition. Free filters are always independent.
-        filter_len: For ``long_conv``: taps of the filters.
-        lift: ``narrow``: keys and values are computed from context states at the width of the state
-            space model. ``full``: these are first mapped to ``d_model``, normalised and given their
-            IDs there; not for ``mh``.
-        includes_self: Whether the sliding attention sees the position itself.
-        qk_norm: Whether queries and keys have unit length and a learned scale :math:`\lambda` per
-            head replaces :math:`1 / \sqrt d`.
-        zeros_before: Whether a block of zeros precedes the first block, as in the official code of
-            Block-Recurrent models.
-        dropout: Chance that a weight of the tokens' attention is dropped in training.
+        **settings: See :class:`~stateline.layers.mixers.block_state.BlockStateSettings`.
 
     Raises:
         InputError: If a size does not fit, a name is unknown, or the outputs cannot be independent.
@@ -98,64 +128,19 @@ class BlockState(SequenceLayer[BlockStateState]):
     # The size of the paper's models suggests what ``lift=full`` does. By default, keys and values
     # come from the reduced width directly. Without IDs and with keys of unit length, the keys are
     # the same functions; the values are, up to a factor per context state.
-    def __init__(  # noqa: PLR0913
-        self,
-        d_model: int,
-        *,
-        n_heads: int = 4,
-        d_head: int | None = None,
-        window: int = 128,
-        variant: Variant = "sh",
-        ssm: SSM = "s4d",
-        d_ssm: int | None = None,
-        d_state: int = 16,
-        n_states: int = 32,
-        independent: bool = False,
-        filter_len: int = 1024,
-        lift: Lift = "narrow",
-        includes_self: bool = False,
-        qk_norm: bool = True,
-        zeros_before: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model)
-        if variant not in get_args(Variant):
-            raise unknown_name("variant", variant, get_args(Variant))
-        if ssm not in _SSMS:
-            raise unknown_name("ssm", ssm, _SSMS)
-        if independent and (variant == "sh" or ssm == "s5"):
-            raise InputError(
-                "independent is for several outputs (mh, mf), and not for s5, whose outputs all "
-                f"read one state: got {variant=} and {ssm=}"
-            )
-        if lift not in get_args(Lift) or (lift == "full" and variant == "mh"):
-            raise InputError(
-                f"lift must be narrow, or full for sh and mf, got {lift=} and {variant=}"
-            )
-        d_ssm = max(1, d_model // (8 if variant == "mf" else 4)) if d_ssm is None else d_ssm
-        if d_ssm < 1 or n_states < 1:
-            raise InputError(f"d_ssm and n_states must be at least 1, got {d_ssm=} and {n_states=}")
-        self.variant, self.window, self.d_ssm = variant, window, d_ssm
-        self.local = SlidingAttention(
-            d_model,
-            n_heads=n_heads,
-            d_head=d_head,
-            window=window,
-            position="t5",
-            includes_self=includes_self,
-            qk_norm=qk_norm,
-            zeros_before=zeros_before,
-            dropout=dropout,
-        )
-        self.cross = CrossAttention(
-            d_model, n_heads=n_heads, d_head=d_head, qk_norm=qk_norm, dropout=dropout
-        )
+        self.settings = its = BlockStateSettings(**settings)
+        variant, n_heads, n_states = its.variant, its.n_heads, its.n_states
+        narrow = max(1, d_model // (8 if variant == "mf" else 4))
+        d_ssm = narrow if its.d_ssm is None else its.d_ssm
+        self.variant, self.window, self.d_ssm = variant, its.window, d_ssm
+        self.local, self.cross = its.attentions(d_model, its.d_head)
         outputs = {"sh": 1, "mh": n_heads, "mf": n_states}[variant]
-        self.copies = outputs if independent and ssm != "long_conv" else 1
+        self.copies = outputs if its.independent and its.ssm != "long_conv" else 1
         self.narrow = nn.Linear(d_model, d_ssm, bias=False)
-        sizes = _Sizes(self.copies * d_ssm, outputs // self.copies, d_state, filter_len)
-        self.ssm: AnyLayer = _SSMS[ssm](sizes)
-        full, heads = lift == "full", n_heads * self.cross.d_head
+        self.ssm = _SSMS[its.ssm](self.copies * d_ssm, outputs // self.copies, its)
+        full, heads = its.lift == "full", n_heads * self.cross.d_head
         self.w_lift = nn.Parameter(torch.randn(d_ssm, d_model) / d_ssm**0.5) if full else None
         width, readers = d_model if full else d_ssm, n_heads if variant == "mh" else 1
         self.norm = nn.RMSNorm(width, eps=1e-6)
@@ -174,10 +159,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         k, v = (t.repeat(batch_size, 1, 1, 1) for t in self._keys_and_values(self.initial[None]))
         return BlockStateState(ssm, local, k, v)
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Compute all blocks at once."""
+    def _forward(self, x: Tensor) -> Tensor:
         if not x.shape[1]:
             return x
         k, v = (t.flatten(0, 1) for t in self._keys_and_values(self.context_states(x)))
@@ -204,9 +186,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         initial = self.initial.expand(len(x), 1, -1, -1).to(ends.dtype)
         return torch.cat([initial, self._outputs(ends)], dim=1)
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: BlockStateState
-    ) -> tuple[Float[Tensor, "batch length d_model"], BlockStateState]:
+    def _forward_chunk(self, x: Tensor, state: BlockStateState) -> tuple[Tensor, BlockStateState]:
         """Continue from a state; rows may be at different offsets in their blocks."""
         if not x.shape[1]:
             return x, state
@@ -215,10 +195,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         heads, k, v = self._read(self.cross.queries(x), self._outputs(c), state)
         return y + self.cross.merge(heads), BlockStateState(ssm, local, k, v)
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: BlockStateState
-    ) -> tuple[Float[Tensor, "batch d_model"], BlockStateState]:
-        """Process one token."""
+    def _step(self, x: Tensor, state: BlockStateState) -> tuple[Tensor, BlockStateState]:
         y, local = self.local.step(x, state.local)
         c, ssm = self.ssm.step(self._narrowed(x), state.ssm)
         heads, k, v = self._read(self.cross.queries(x)[:, None], self._outputs(c)[:, None], state)
@@ -226,19 +203,17 @@ class BlockState(SequenceLayer[BlockStateState]):
 
     def flops_per_token(self, length: int) -> float:
         """Projections, both attentions, and the state space model."""
-        products = SequenceLayer.flops_per_token(self, length)
+        flops = super().flops_per_token(length)
         seen = (min(length, self.window) + 1) / 2
         states = 1.0
         if self.ids is not None:
             seen, states = len(self.ids), len(self.ids) / self.window
-        own = products - SequenceLayer.flops_per_token(self.local, length)
         lift = 0 if self.w_lift is None else self.w_lift.numel()
-        own += 2.0 * states * (self.w_kv.numel() + lift)
-        own += 4.0 * self.cross.n_heads * self.cross.d_head * seen
-        own += self.local.flops_per_token(length)
+        flops += 2.0 * states * (self.w_kv.numel() + lift)
+        flops += 4.0 * self.cross.n_heads * self.cross.d_head * seen
         if self.ids is not None and isinstance(self.ssm, ChannelSSM):
-            return own + self.ssm.flops_of_every(self.window)
-        return own + self.ssm.flops_per_token(length)
+            flops += self.ssm.flops_of_every(self.window) - self.ssm.flops_per_token(length)
+        return flops
 
     def _narrowed(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch width"]:
         """Input of the state space model, repeated for independent ones."""
@@ -295,23 +270,16 @@ class BlockState(SequenceLayer[BlockStateState]):
         return found, k[row, last][:, 0], v[row, last][:, 0]
 
 
-class _Sizes(NamedTuple):
-    """Sizes of a state space model."""
-
-    width: int
-    outputs: int
-    d_state: int
-    filter_len: int
-
-
-_SSMS: Mapping[str, Callable[[_Sizes], AnyLayer]] = {
-    "dss": lambda s: DSS(s.width, d_state=s.d_state, n_outputs=s.outputs).ssm,
-    "long_conv": lambda s: ImplicitFilters(s.width, n_filters=s.outputs, filter_len=s.filter_len),
-    "s4": lambda s: S4SSM(s.width, d_state=s.d_state, n_outputs=s.outputs),
-    "s4d": lambda s: DiagonalSSM(
-        s.width, d_state=s.d_state, n_outputs=s.outputs, discretization="zoh"
+_SSMS: Mapping[SSM, Callable[[int, int, BlockStateSettings], AnyLayer]] = {
+    "dss": lambda width, n, its: DSS(width, d_state=its.d_state, n_outputs=n).ssm,
+    "long_conv": lambda width, n, its: ImplicitFilters(
+        width, n_filters=n, filter_len=its.filter_len
     ),
-    "s5": lambda s: S5SSM(s.width, d_state=s.d_state, n_outputs=s.outputs),
+    "s4": lambda width, n, its: S4SSM(width, d_state=its.d_state, n_outputs=n),
+    "s4d": lambda width, n, its: DiagonalSSM(
+        width, d_state=its.d_state, n_outputs=n, discretization="zoh"
+    ),
+    "s5": lambda width, n, its: S5SSM(width, d_state=its.d_state, n_outputs=n),
 }
 
 

@@ -1,12 +1,55 @@
 """Attention of tokens to other vectors: context states, or a recurrent state."""
 
+from dataclasses import dataclass, fields
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from stateline.layers.dropout import Dropout
+from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.norm import unit_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSettings:
+    r"""Settings of how tokens attend, to each other in a window and to other vectors.
+
+    Attributes:
+        n_heads: Number of heads of both attentions; must divide ``d_model`` unless a width of the
+            heads is given.
+        window: Length of a block, and window of the sliding attention.
+        includes_self: Whether the sliding attention sees the position itself.
+        qk_norm: Whether queries and keys have unit length and a learned scale :math:`\lambda` per
+            head replaces :math:`1 / \sqrt d`.
+        zeros_before: Whether a block of zeros precedes the first block, as in the official code of
+            Block-Recurrent models.
+        dropout: Chance that a weight of the tokens' attention is dropped in training.
+    """
+
+    n_heads: int = 4
+    window: int = 128
+    includes_self: bool = False
+    qk_norm: bool = True
+    zeros_before: bool = False
+    dropout: float = 0.0
+
+    def attentions(
+        self, d_model: int, d_head: int | None = None
+    ) -> "tuple[SlidingAttention, CrossAttention]":
+        """Attention of tokens to each other, and to other vectors."""
+        own = [field.name for field in fields(TokenSettings)]
+        shared = {name: getattr(self, name) for name in own} | {"d_head": d_head}
+        local = SlidingAttention(d_model, position="t5", **shared)
+        cross = CrossAttention(
+            d_model,
+            n_heads=self.n_heads,
+            d_head=d_head,
+            qk_norm=self.qk_norm,
+            dropout=self.dropout,
+        )
+        return local, cross
 
 
 class CrossAttention(nn.Module):

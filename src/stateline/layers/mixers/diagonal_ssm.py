@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
-from stateline.layers.mixers.ssm_settings import DiagonalSettings, RealTransform, keywords_from
+from stateline.layers.keywords import keywords_from
+from stateline.layers.mixers.ssm_settings import DiagonalSettings, RealTransform
 from stateline.layers.mixers.step_sizes import uniform_log_dt
 from stateline.ops import (
     DiagonalWeights,
@@ -75,11 +76,6 @@ class ChannelSSM(SequenceLayer[DiagonalSSMState]):
     c: Float[Tensor, "output mode 2"]
     skip: Float[Tensor, " output"]
 
-    @property
-    def d_output(self) -> int:
-        """``n_outputs`` signals per channel."""
-        return len(self.skip)
-
     @abstractmethod
     def weights(self) -> tuple[Tensor, ...]:
         """Weights of the state space models, as the ops take them."""
@@ -88,10 +84,7 @@ class ChannelSSM(SequenceLayer[DiagonalSSMState]):
         """Zero state."""
         return DiagonalSSMState(zeros(self.c, batch_size, self.d_model, *self.c.shape[1:]))
 
-    def forward(
-        self, x: Float[Tensor, "*batch length d_model"]
-    ) -> Float[Tensor, "*batch length output"]:
-        """Response to a whole sequence, from the zero state."""
+    def _forward(self, x: Tensor) -> Tensor:
         return self.operators.response(x, self.weights())[0] + skipped(x, self.skip)
 
     def every(
@@ -101,17 +94,11 @@ class ChannelSSM(SequenceLayer[DiagonalSSMState]):
         y = self.operators.every(x, self.weights(), stride)
         return y + skipped(x[..., stride - 1 :: stride, :], self.skip)
 
-    def forward_chunk(
-        self, x: Float[Tensor, "*batch length d_model"], state: DiagonalSSMState
-    ) -> tuple[Float[Tensor, "*batch length output"], DiagonalSSMState]:
-        """Response to the chunk, from the state before it."""
+    def _forward_chunk(self, x: Tensor, state: DiagonalSSMState) -> tuple[Tensor, DiagonalSSMState]:
         y, h = self.operators.response(x, self.weights(), state.h)
         return y + skipped(x, self.skip), DiagonalSSMState(h)
 
-    def step(
-        self, x: Float[Tensor, "*batch d_model"], state: DiagonalSSMState
-    ) -> tuple[Float[Tensor, "*batch output"], DiagonalSSMState]:
-        """Advance the recurrence by one input."""
+    def _step(self, x: Tensor, state: DiagonalSSMState) -> tuple[Tensor, DiagonalSSMState]:
         y, h = self.operators.step(x, self.weights(), state.h)
         return y + skipped(x, self.skip), DiagonalSSMState(h)
 
@@ -132,11 +119,8 @@ class DiagonalRecurrence(ChannelSSM):
     def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
 
-    def step_(
-        self, x: Float[Tensor, "*batch d_model"], state: DiagonalSSMState
-    ) -> Float[Tensor, "*batch output"]:
-        """Advance the recurrence by one input; the state is changed in place."""
-        return super().step_(x, state) if records(x) else self.stepper()(x, state.h)
+    def _step_(self, x: Tensor, state: DiagonalSSMState) -> Tensor:
+        return super()._step_(x, state) if records(x) else self.stepper()(x, state.h)
 
     @derived
     def stepper(self) -> Stepper:
@@ -187,10 +171,10 @@ class DiagonalSSM(DiagonalRecurrence):
     )
 
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model)
         its = DiagonalSettings(**settings)
         copies, modes, outputs = its.transitions(d_model), its.d_state // 2, its.n_outputs * d_model
-        self.discretization, self.real_transform = its.discretization, its.real_transform
+        super().__init__(d_model, d_output=outputs)
+        self.settings = its
         self.log_dt = nn.Parameter(uniform_log_dt(its.dt_min, its.dt_max, d_model))
         self.log_decay = nn.Parameter(torch.full((copies, modes), _DECAYS[its.real_transform][1]))
         self.frequency = nn.Parameter(torch.empty(copies, modes))
@@ -203,6 +187,6 @@ class DiagonalSSM(DiagonalRecurrence):
     @derived
     def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
-        decay = _DECAYS[self.real_transform][0](self.log_decay)
+        decay = _DECAYS[self.settings.real_transform][0](self.log_decay)
         inputs = (self.log_dt, decay, self.frequency, self.b)
-        return DiagonalWeights(*discretize(*inputs, self.discretization), self.c)
+        return DiagonalWeights(*discretize(*inputs, self.settings.discretization), self.c)

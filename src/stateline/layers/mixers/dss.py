@@ -10,10 +10,11 @@ from torch.nn.functional import pad
 
 from stateline.layers.base import SequenceLayer, StateT
 from stateline.layers.derived import derived
+from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence, DiagonalSSMState
 from stateline.layers.mixers.finite_filter import FiniteFilter, FiniteFilterState
 from stateline.layers.mixers.ssm_layer import SSMLayer
-from stateline.layers.mixers.ssm_settings import DSSSettings, Output, keywords_from
+from stateline.layers.mixers.ssm_settings import DSSSettings, Output
 from stateline.layers.mixers.step_sizes import uniform_log_dt
 from stateline.ops import DiagonalWeights, diagonal_ssm
 from stateline.ops.hippo import normal_form
@@ -42,9 +43,8 @@ class DSSModes(SequenceLayer[StateT]):
     }
 
     def __init__(self, d_model: int, settings: DSSSettings) -> None:
-        super().__init__(d_model)
-        self.kernel, self.scale = settings.kernel, settings.scale
-        self.exp_frequency, self.filter_len = settings.exp_frequency, settings.filter_len
+        super().__init__(d_model, d_output=settings.n_outputs * d_model)
+        self.settings, self.filter_len = settings, settings.filter_len
         modes, outputs = settings.d_state, settings.n_outputs * d_model
         real = torch.full((modes,), 0.5)
         frequency = -normal_form("legs", 2 * modes).values[:, 1]
@@ -58,17 +58,12 @@ class DSSModes(SequenceLayer[StateT]):
         self.c = nn.Parameter(torch.randn(outputs, modes, 2))
         self.skip = nn.Parameter(torch.randn(outputs))
 
-    @property
-    def d_output(self) -> int:
-        """``n_outputs`` signals per channel."""
-        return len(self.skip)
-
     def modes(self) -> tuple[Float[Tensor, "mode 2"], Float[Tensor, "d_model mode 2"]]:
         """Lambda, and Delta: its real and imaginary parts times the steps."""
-        real = -self.real.exp() if self.kernel == "exp" else self.real
-        if self.kernel == "clip":
+        real = -self.real.exp() if self.settings.kernel == "exp" else self.real
+        if self.settings.kernel == "clip":
             real = real.clamp(max=_MOST)
-        frequency = self.frequency.exp() if self.exp_frequency else self.frequency
+        frequency = self.frequency.exp() if self.settings.exp_frequency else self.frequency
         spectrum = torch.stack([real, frequency], dim=-1)
         return spectrum, self.log_dt.exp()[:, None] * spectrum
 
@@ -81,7 +76,7 @@ class DSSRecurrence(DSSModes[DiagonalSSMState], DiagonalRecurrence):
         """Logarithm of the transition, input vector and output vector of the recurrence."""
         spectrum, log_a = self.modes()
         one = torch.tensor([1.0, 0.0], dtype=log_a.dtype, device=log_a.device)
-        gain = divide(exponential_minus_one(log_a), spectrum) if self.scale else one
+        gain = divide(exponential_minus_one(log_a), spectrum) if self.settings.scale else one
         # Halved, because the op counts each mode twice, for its conjugate.
         return DiagonalWeights(log_a, gain.expand_as(log_a), self.c / 2)
 
@@ -137,7 +132,7 @@ class DSS(SSMLayer):
 
     References:
         Gupta et al., "Diagonal State Spaces are as Effective as Structured State Spaces", NeurIPS
-        2022; the variants are those of its official code.
+        2022, with the variants of its official code.
     """
 
     def __init__(self, d_model: int, *, output: Output = "linear", **settings: Any) -> None:

@@ -3,7 +3,6 @@
 from typing import Literal, get_args
 
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
@@ -67,13 +66,13 @@ class FeedForward(SequenceLayer[tuple[()]]):
         super().__init__(d_model)
         if activation not in get_args(Activation):
             raise unknown_name("activation", activation, get_args(Activation))
-        self.activation = activation
         gated = activation in GATED
         bias = not gated if bias is None else bias
         if d_hidden is None:
             d_hidden = default_hidden(d_model, activation)
         if d_hidden < 1:
             raise InputError(f"d_hidden must be at least 1, got {d_hidden=}")
+        self.activation, self.d_hidden, self.bias = activation, d_hidden, bias
         self.in_proj = nn.Linear(d_model, 2 * d_hidden if gated else d_hidden, bias=bias)
         self.out_proj = nn.Linear(d_hidden, d_model, bias=bias)
         self.dropout = Dropout(dropout)
@@ -82,8 +81,7 @@ class FeedForward(SequenceLayer[tuple[()]]):
         """Empty: the layer has no memory."""
         return ()
 
-    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Map each position."""
+    def _forward(self, x: Tensor) -> Tensor:
         a, b = self.in_proj, self.out_proj
         if self.activation == "gelu" and not self.dropout.rate and is_plain(a) and is_plain(b):
             return feed_forward(x, FeedForwardWeights(a.weight, a.bias, b.weight, b.bias))
@@ -100,22 +98,11 @@ class FeedForward(SequenceLayer[tuple[()]]):
             return h if self.activation == "relu" else h.square()
         return F.gelu(h, approximate="tanh" if self.activation == "gelu" else "none")
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: tuple[()]
-    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[()]]:
-        """Map each position."""
+    def _forward_chunk(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
         return self(x), state
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: tuple[()]
-    ) -> tuple[Float[Tensor, "batch d_model"], tuple[()]]:
-        """Map the position."""
+    def _step(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
         return self(x), state
 
-    def step_(
-        self,
-        x: Float[Tensor, "batch d_model"],
-        state: tuple[()],  # noqa: ARG002
-    ) -> Float[Tensor, "batch d_model"]:
-        """Map the position."""
+    def _step_(self, x: Tensor, state: tuple[()]) -> Tensor:  # noqa: ARG002
         return self(x)

@@ -50,32 +50,22 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         parameter = next(self.parameters())
         return FiniteFilterState(zeros(parameter, batch_size, self.filter_len - 1, self.d_model))
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length output"]:
-        """Filter the sequence."""
+    def _forward(self, x: Tensor) -> Tensor:
         return self.finish(short_conv(x, self.taps())).to(x.dtype)
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: FiniteFilterState
-    ) -> tuple[Float[Tensor, "batch length output"], FiniteFilterState]:
-        """Filter the chunk after the past inputs."""
+    def _forward_chunk(
+        self, x: Tensor, state: FiniteFilterState
+    ) -> tuple[Tensor, FiniteFilterState]:
         y = self.finish(short_conv(x, self.taps(), state.past))
         return y.to(x.dtype), FiniteFilterState(slide(state.past, x))
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: FiniteFilterState
-    ) -> tuple[Float[Tensor, "batch output"], FiniteFilterState]:
-        """Weigh the latest inputs by the taps."""
+    def _step(self, x: Tensor, state: FiniteFilterState) -> tuple[Tensor, FiniteFilterState]:
         y, past = short_conv_step(x, self.weights(), state.past)
         return self.finish(y).to(x.dtype), FiniteFilterState(past)
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: FiniteFilterState
-    ) -> Float[Tensor, "batch output"]:
-        """Weigh the latest inputs by the taps; the state is changed in place."""
+    def _step_(self, x: Tensor, state: FiniteFilterState) -> Tensor:
         if records(x) or self.d_output != self.d_model:
-            return super().step_(x, state)
+            return super()._step_(x, state)
         return self.finish(self.stepper()(x, state.past)).to(x.dtype)
 
     @derived

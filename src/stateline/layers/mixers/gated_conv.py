@@ -3,8 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.base import SequenceLayer
-from stateline.layers.mixers.finite_filter import FiniteFilterState
+from stateline.layers.base import AnyLayer
+from stateline.layers.compose import Around
 from stateline.layers.mixers.short_conv import ShortConv
 
 
@@ -16,7 +16,7 @@ class PlainConv(ShortConv):
         return y if self.bias is None else y + self.bias
 
 
-class GatedConv(SequenceLayer[FiniteFilterState]):
+class GatedConv(Around):
     r"""A short causal convolution between two gates.
 
     .. math::
@@ -40,30 +40,21 @@ class GatedConv(SequenceLayer[FiniteFilterState]):
 
     def __init__(self, d_model: int, *, taps: int = 3, bias: bool = False) -> None:
         super().__init__(d_model)
+        self.taps, self.bias = taps, bias
         self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
         self.conv = PlainConv(d_model, taps=taps, bias=bias)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> FiniteFilterState:  # noqa: ARG002
-        """Zeros in place of past inputs."""
-        return self.conv.init_state(batch_size)
+    @property
+    def inner(self) -> AnyLayer:
+        """The convolution."""
+        return self.conv
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: FiniteFilterState
-    ) -> tuple[Float[Tensor, "batch length d_model"], FiniteFilterState]:
-        """Gate, filter after the past inputs, gate again."""
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The gated input of the convolution, and the other gate."""
         b, c, u = self.in_proj(x).chunk(3, dim=-1)
-        y, state = self.conv.forward_chunk(b * u, state)
-        return self.out_proj(c * y), state
+        return b * u, c
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: FiniteFilterState
-    ) -> tuple[Float[Tensor, "batch d_model"], FiniteFilterState]:
-        """Gate, weigh the latest inputs by the taps, gate again."""
-        b, c, u = self.in_proj(x).chunk(3, dim=-1)
-        y, state = self.conv.step(b * u, state)
-        return self.out_proj(c * y), state
-
-    def flops_per_token(self, length: int) -> float:
-        """Linear maps and the convolution."""
-        return super().flops_per_token(length) + self.conv.flops_per_token(length)
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:
+        """Gate the output of the convolution, and map it."""
+        return self.out_proj(kept * y)

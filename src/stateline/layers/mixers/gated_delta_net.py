@@ -1,7 +1,7 @@
 """Gated DeltaNet: linear attention that overwrites the old value of a key, with decay."""
 
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +90,8 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
             )
         if query_scale is not None and query_scale <= 0:
             raise InputError(f"query_scale must be positive, got {query_scale=}")
-        self.n_heads = n_heads
+        self.n_heads, self.n_key_heads, self.expand_v = n_heads, n_key_heads, expand_v
+        self.d_conv, self.norm_eps = d_conv, norm_eps
         self.query_scale = self.d_key**-0.5 if query_scale is None else query_scale
         self.d_values = n_heads * self.d_value
         mixed = 2 * n_key_heads * self.d_key + self.d_values
@@ -111,22 +112,24 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         s = zeros(self.a_log, batch_size, self.n_heads, self.d_key, self.d_value)
         return GatedDeltaNetState(self.conv.init_state(batch_size), s)
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: GatedDeltaNetState
-    ) -> tuple[Float[Tensor, "batch length d_model"], GatedDeltaNetState]:
-        """Process the chunk from a state."""
-        mixed, z, log_decay, beta = self._project(x)
-        mixed, conv = self.conv.forward_chunk(mixed, state.conv)
-        y, s = gated_delta_rule(*self._split(mixed), log_decay, beta, state.s)
-        return self._read(y, z), GatedDeltaNetState(conv, s)
+    def _forward_chunk(
+        self, x: Tensor, state: GatedDeltaNetState
+    ) -> tuple[Tensor, GatedDeltaNetState]:
+        return self._advance(x, state, self.conv.forward_chunk, gated_delta_rule)
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: GatedDeltaNetState
-    ) -> tuple[Float[Tensor, "batch d_model"], GatedDeltaNetState]:
-        """Write one key and value, and read."""
+    def _step(self, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
+        return self._advance(x, state, self.conv.step, gated_delta_rule_step)
+
+    def _advance(
+        self,
+        x: Tensor,
+        state: GatedDeltaNetState,
+        convolve: Callable[..., Any],
+        scan: Callable[..., Any],
+    ) -> tuple[Tensor, GatedDeltaNetState]:
         mixed, z, log_decay, beta = self._project(x)
-        mixed, conv = self.conv.step(mixed, state.conv)
-        y, s = gated_delta_rule_step(*self._split(mixed), log_decay, beta, state.s)
+        mixed, conv = convolve(mixed, state.conv)
+        y, s = scan(*self._split(mixed), log_decay, beta, state.s)
         return self._read(y, z), GatedDeltaNetState(conv, s)
 
     def step_(
@@ -144,8 +147,7 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         keys = self.n_heads * self.d_key
         inside = min(length, CHUNK) * (4.0 * keys + 3.0 * self.d_values)
         between = 6.0 * self.d_key * self.d_values
-        projections = super().flops_per_token(length)
-        return projections + self.conv.flops_per_token(length) + inside + between
+        return super().flops_per_token(length) + inside + between
 
     @derived
     def rate(self) -> Float[Tensor, " head"]:

@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer
+from stateline.layers.base import AnyLayer
+from stateline.layers.compose import Around
 from stateline.layers.derived import derived
-from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence, DiagonalSSMState
+from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence
 from stateline.ops import DiagonalWeights
 from stateline.ops.planes import divide, exponential_minus_one
 
@@ -41,7 +41,7 @@ class SimplifiedDSS(DiagonalRecurrence):
         super().__init__(d_model)
         if d_state < 1:
             raise InputError(f"d_state must be at least 1, got {d_state=}")
-        self.exp_frequency = exp_frequency
+        self.d_state, self.exp_frequency = d_state, exp_frequency
         self.log_decay = nn.Parameter(torch.randn(d_state))
         self.frequency = nn.Parameter(torch.randn(d_state))
         self.c = nn.Parameter(torch.randn(d_model, d_state, 2))
@@ -57,7 +57,7 @@ class SimplifiedDSS(DiagonalRecurrence):
         return DiagonalWeights(log_a[None], b.expand_as(self.c), self.c / 2)
 
 
-class GSS(SequenceLayer[DiagonalSSMState]):
+class GSS(Around):
     r"""Gated state space layer.
 
     .. math::
@@ -98,6 +98,8 @@ class GSS(SequenceLayer[DiagonalSSMState]):
         d_ssm = max(1, d_model // 4) if d_ssm is None else d_ssm
         if d_ssm < 1 or expand < 1:
             raise InputError(f"d_ssm and expand must be at least 1, got {d_ssm=} and {expand=}")
+        self.d_ssm, self.expand = d_ssm, expand
+        self.d_state, self.exp_frequency = d_state, exp_frequency
         d_gate = expand * d_model
         self.gate = nn.Linear(d_model, d_gate, bias=False)
         self.narrow = nn.Linear(d_model, d_ssm, bias=False)
@@ -106,42 +108,15 @@ class GSS(SequenceLayer[DiagonalSSMState]):
         self.widen = nn.Linear(d_ssm, d_gate, bias=False)
         self.out_proj = nn.Linear(d_gate, d_model)
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> DiagonalSSMState:
-        """Initial state of the state space model."""
-        return self.ssm.init_state(batch_size, capacity=capacity)
+    @property
+    def inner(self) -> AnyLayer:
+        """The state space model."""
+        return self.ssm
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Narrow, mix along the sequence, widen, gate."""
-        return self._gated(x, self.ssm(self._narrowed(x)))
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The narrow input of the state space model, and the input."""
+        return self.norm(F.gelu(self.narrow(x))), x
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: DiagonalSSMState
-    ) -> tuple[Float[Tensor, "batch length d_model"], DiagonalSSMState]:
-        """Continue from a state."""
-        y, state = self.ssm.forward_chunk(self._narrowed(x), state)
-        return self._gated(x, y), state
-
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: DiagonalSSMState
-    ) -> tuple[Float[Tensor, "batch d_model"], DiagonalSSMState]:
-        """Process one token."""
-        y, state = self.ssm.step(self._narrowed(x), state)
-        return self._gated(x, y), state
-
-    def flops_per_token(self, length: int) -> float:
-        """Operations of the projections and of the state space model."""
-        return super().flops_per_token(length) + self.ssm.flops_per_token(length)
-
-    def _narrowed(
-        self, x: Float[Tensor, "batch *length d_model"]
-    ) -> Float[Tensor, "batch *length d_ssm"]:
-        return self.norm(F.gelu(self.narrow(x)))
-
-    def _gated(
-        self,
-        x: Float[Tensor, "batch *length d_model"],
-        mixed: Float[Tensor, "batch *length d_ssm"],
-    ) -> Float[Tensor, "batch *length d_model"]:
-        return self.out_proj(self.widen(mixed) * F.gelu(self.gate(x)))
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:
+        """Widen the output of the state space model, and gate it by the input."""
+        return self.out_proj(self.widen(y) * F.gelu(self.gate(kept)))

@@ -1,17 +1,19 @@
-"""What the attention layers have in common: heads, biases of projections, rotary positions."""
+"""What attention layers share: heads, biases of projections, rotary positions."""
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args, get_type_hints
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.layers.keywords import check_choice
 from stateline.ops import rotary as turn
 from stateline.ops.positions import RopeScaling, rotation
 
 Biases = bool | Literal["qkv", "out"]
-"""Projections with a bias: all, none, those of queries, keys and values, or the last one."""
+"""Projections with a bias: all, none, the first (queries, keys, values) or the last one."""
 
 Scaling = Literal["none", "linear", "llama3"]
 
@@ -60,37 +62,86 @@ class Rotary(NamedTuple):
         return [turn(x, *angles) for x in vectors]
 
 
-def rotary(
-    d_head: int,
-    fraction: float,
-    base: float,
-    kind: Scaling,
-    scaling: tuple[float, float, float, int],
-) -> Rotary:
-    """Rotary positions, from the options of a layer.
+@dataclass(frozen=True, kw_only=True)
+class HeadSettings:
+    r"""Settings that all kinds of attention share.
 
-    Args:
-        d_head: Width of a head.
-        fraction: Fraction of a head's entries that is rotated.
-        base: See :class:`Rotary`.
-        kind: How frequencies are scaled.
-        scaling: Factor, low, high and original length of :class:`RopeScaling`.
-
-    Raises:
-        InputError: If the entries to rotate are not pairs, or the scaling is impossible.
+    Attributes:
+        n_heads: Number of heads; must divide ``d_model`` unless ``d_head`` is given.
+        n_kv_heads: Number of heads of keys and values, which must divide ``n_heads``; by default
+            the same. Groups of consecutive heads share them (grouped queries), and the state is
+            smaller by that factor.
+        d_head: Width of a head; by default ``d_model / n_heads``.
+        position: Position scheme: see the layer.
+        rotary_fraction: For ``rope``: fraction of each head's entries that is rotated.
+        rope_base: For ``rope``: wavelength of the slowest rotation, in units of 2 pi tokens.
+        rope_scaling: For ``rope``: ``none``, or how frequencies are lowered, ``linear`` or
+            ``llama3``, see :class:`stateline.ops.positions.RopeScaling`.
+        rope_factor: For ``rope_scaling``: the factor by which frequencies are divided.
+        rope_low: For ``llama3``: turns in ``rope_original_len`` below which all of it applies.
+        rope_high: For ``llama3``: turns in ``rope_original_len`` above which none of it applies.
+        rope_original_len: For ``llama3``: length of the inputs in pretraining.
+        score_scale: Factor of the scores in place of :math:`1 / \sqrt d`.
+        bias: Whether the projections have biases: all, none, only the projections of queries, keys
+            and values (``qkv``), or only the last one (``out``).
+        dropout: Chance that an attention weight is dropped in training.
     """
-    dims = int(d_head * fraction) // 2 * 2
-    if not 2 <= dims <= d_head:
-        raise InputError(
-            "rope rotates pairs of entries: rotary_fraction * d_head must be from 2 to d_head, "
-            f"got rotary_fraction={fraction} and {d_head=}"
-        )
-    if kind == "none":
-        return Rotary(dims, base, None)
-    factor, low, high, original = scaling
-    if factor <= 0 or original < 1 or (kind == "llama3" and not 0 < low < high):
-        raise InputError(
-            "rope_scaling needs a positive rope_factor and rope_original_len, and "
-            f"0 < rope_low < rope_high, got {factor}, {original:g}, {low} and {high}"
-        )
-    return Rotary(dims, base, RopeScaling(kind, factor, low, high, int(original)))
+
+    n_heads: int = 4
+    n_kv_heads: int | None = None
+    d_head: int | None = None
+    position: str = "none"
+    rotary_fraction: float = 1.0
+    rope_base: float = 10_000.0
+    rope_scaling: Scaling = "none"
+    rope_factor: float = 1.0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
+    rope_original_len: int = 8192
+    score_scale: float | None = None
+    bias: Biases = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        schemes = get_args(get_type_hints(type(self))["position"])
+        check_choice("position", self.position, schemes)
+
+    def sizes(self, d_model: int) -> tuple[int, int]:
+        """Number of heads of keys and values, and width of a head; see :func:`head_sizes`."""
+        return head_sizes(d_model, self.n_heads, self.n_kv_heads, self.d_head)
+
+    def has_bias(self, part: Literal["qkv", "out"]) -> bool:
+        """Whether a projection has a bias."""
+        return self.bias in (True, part)
+
+    def rotary(self, d_head: int) -> Rotary | None:
+        """Rotary positions, for ``rope``.
+
+        Raises:
+            InputError: If the entries to rotate are not pairs, or the scaling is impossible.
+        """
+        if self.position != "rope":
+            return None
+        dims = int(d_head * self.rotary_fraction) // 2 * 2
+        if not 2 <= dims <= d_head:
+            raise InputError(
+                "rope rotates pairs of entries: rotary_fraction * d_head must be from 2 to d_head, "
+                f"got rotary_fraction={self.rotary_fraction} and {d_head=}"
+            )
+        if self.rope_scaling == "none":
+            return Rotary(dims, self.rope_base, None)
+        factor, low, high = self.rope_factor, self.rope_low, self.rope_high
+        original = self.rope_original_len
+        ordered = self.rope_scaling == "linear" or 0 < low < high
+        if factor <= 0 or original < 1 or not ordered:
+            raise InputError(
+                "rope_scaling needs a positive rope_factor and rope_original_len, and "
+                f"0 < rope_low < rope_high, got {factor}, {original}, {low} and {high}"
+            )
+        scaling = RopeScaling(self.rope_scaling, factor, low, high, original)
+        return Rotary(dims, self.rope_base, scaling)
+
+
+def scaled(q: Float[Tensor, "*batch d_head"], score_scale: float | None) -> Tensor:
+    """Queries for scores with another factor than that of the op, 1 / sqrt(d_head)."""
+    return q if score_scale is None else q * (score_scale * q.shape[-1] ** 0.5)

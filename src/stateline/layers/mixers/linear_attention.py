@@ -51,7 +51,7 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         \phi(x)_i = \exp\left( w_i \cdot x' - \frac{\|x'\|^2}{2} \right), \qquad
         x' = \frac{x}{d_{head}^{1/4}}
 
-    the weights of earlier tokens approach those of softmax attention as the number of features
+    the weights of earlier tokens approach softmax attention's as the number of features
     grows. The :math:`w_i` are normal vectors, orthogonal to each other in groups of
     :math:`d_{head}`; the heads share them. They are drawn with the initial weights, and not drawn
     again in training, as official code can do.
@@ -115,17 +115,13 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         s = zeros(self.qkv.weight, batch_size, self.n_heads, self.n_features, values)
         return LinearAttentionState(s.to(torch.promote_types(s.dtype, torch.float32)))
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: LinearAttentionState
-    ) -> tuple[Float[Tensor, "batch length d_model"], LinearAttentionState]:
-        """Read the state and the prefix of the chunk."""
+    def _forward_chunk(
+        self, x: Tensor, state: LinearAttentionState
+    ) -> tuple[Tensor, LinearAttentionState]:
         y, s = linear_attention(*self._project(x), None, state.s)
         return self._merge(y), LinearAttentionState(s)
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: LinearAttentionState
-    ) -> tuple[Float[Tensor, "batch d_model"], LinearAttentionState]:
-        """Write one key and value, and read."""
+    def _step(self, x: Tensor, state: LinearAttentionState) -> tuple[Tensor, LinearAttentionState]:
         y, s = linear_attention_step(*self._project(x), None, state.s)
         return self._merge(y), LinearAttentionState(s)
 

@@ -10,9 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.derived import derived
+from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.finite_filter import FiniteFilter
 from stateline.layers.mixers.ssm_layer import SSMLayer
-from stateline.layers.mixers.ssm_settings import FilterSettings, keywords_from
+from stateline.layers.mixers.ssm_settings import FilterSettings
 from stateline.ops.dispatch import own_precision
 
 _SLOWEST, _FASTEST = 1.5, 0.3
@@ -57,10 +58,10 @@ class ImplicitFilters(FiniteFilter):
     rates: Tensor
 
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model)
         its = FilterSettings(**settings)
-        self.filter_len, self.shift = its.filter_len, its.shift
         outputs, hidden, level = its.n_filters * d_model, its.d_hidden, -math.log(0.01)
+        super().__init__(d_model, d_output=outputs)
+        self.settings, self.filter_len = its, its.filter_len
         self.register_buffer("times", torch.linspace(0, 1, its.filter_len))
         self.register_buffer("rates", torch.linspace(level / _SLOWEST, level / _FASTEST, outputs))
         self.features = nn.Parameter(_features(its.filter_len, its.n_features))
@@ -72,11 +73,6 @@ class ImplicitFilters(FiniteFilter):
         self.w_out = _linear(outputs, hidden)
         self.skip = nn.Parameter(torch.randn(outputs))
 
-    @property
-    def d_output(self) -> int:
-        """``n_filters`` signals per channel."""
-        return len(self.skip)
-
     def flops_per_token(self, length: int) -> float:
         """The convolution of each output, and the network, shared by all tokens."""
         weights = self.w_in.numel() + self.w_hidden.numel() + self.w_out.numel()
@@ -87,7 +83,7 @@ class ImplicitFilters(FiniteFilter):
         """All filters; the skip connection is added to the first tap."""
         layers = (self.w_in, self.b_in, self.w_hidden, self.b_hidden, self.w_out)
         values = _network(self.features, *layers, self.frequency)
-        windows = torch.exp(-self.times[:, None] * self.rates) + self.shift
+        windows = torch.exp(-self.times[:, None] * self.rates) + self.settings.shift
         first = F.pad(self.skip[:, None], (0, self.filter_len - 1))
         return (values * windows).mT + first
 

@@ -73,10 +73,7 @@ class LSTM(SequenceLayer[LSTMState]):
         h = zeros(weight, batch_size, self.n_layers, self.d_model)
         return LSTMState(h, h.clone())
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: LSTMState
-    ) -> tuple[Float[Tensor, "batch length d_model"], LSTMState]:
-        """Run the recurrence from a state."""
+    def _forward_chunk(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         weights = list(self.parameters(recurse=False))
         y, after = x.to(weights[0].dtype), []
         for layer, (h, c) in enumerate(

@@ -1,8 +1,8 @@
 """Mamba: a state space model that chooses by its input what to remember."""
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +81,8 @@ class Mamba(SequenceLayer[MambaState]):
         norm_eps: float | None = None,
     ) -> None:
         super().__init__(d_model)
+        self.d_conv, self.conv_bias = d_conv, conv_bias
+        self.expand, self.bias = expand, bias
         self.norm_eps = norm_eps
         self.d_inner, self.d_state = int(expand * d_model), d_state
         self.dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
@@ -107,32 +109,24 @@ class Mamba(SequenceLayer[MambaState]):
         h = zeros(self.a_log, batch_size, self.d_inner, self.d_state)
         return MambaState(self.conv.init_state(batch_size), h)
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: MambaState
-    ) -> tuple[Float[Tensor, "batch length d_model"], MambaState]:
-        """Scan the chunk from a state."""
+    def _forward_chunk(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
+        return self._advance(x, state, self.conv.forward_chunk, selective_scan)
+
+    def _step(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
+        return self._advance(x, state, self.conv.step, selective_scan_step)
+
+    def _advance(
+        self, x: Tensor, state: MambaState, convolve: Callable[..., Any], scan: Callable[..., Any]
+    ) -> tuple[Tensor, MambaState]:
         u, z = self.in_proj(x).chunk(2, dim=-1)
-        u, conv = self.conv.forward_chunk(u, state.conv)
+        u, conv = convolve(u, state.conv)
         dt, b, c = self._select(u)
-        y, h = selective_scan(u, dt, self.transition(), b, c, state.h)
+        y, h = scan(u, dt, self.transition(), b, c, state.h)
         return self._read(y, u, z), MambaState(conv, h)
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: MambaState
-    ) -> tuple[Float[Tensor, "batch d_model"], MambaState]:
-        """Advance the recurrence by one input."""
-        u, z = self.in_proj(x).chunk(2, dim=-1)
-        u, conv = self.conv.step(u, state.conv)
-        dt, b, c = self._select(u)
-        y, h = selective_scan_step(u, dt, self.transition(), b, c, state.h)
-        return self._read(y, u, z), MambaState(conv, h)
-
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: MambaState
-    ) -> Float[Tensor, "batch d_model"]:
-        """Advance the recurrence by one input; the state is changed in place."""
+    def _step_(self, x: Tensor, state: MambaState) -> Tensor:
         if records(x):
-            return super().step_(x, state)
+            return super()._step_(x, state)
         u, z = self.in_proj(x).chunk(2, dim=-1)
         u = self.conv.step_(u, state.conv)
         dt, b, c = self._select(u)
@@ -141,7 +135,7 @@ class Mamba(SequenceLayer[MambaState]):
     def flops_per_token(self, length: int) -> float:
         """Projections, convolution, and about 7 operations per entry of the state."""
         steps = 2.0 * self.dt_weight.numel() + 7.0 * self.a_log.numel()
-        return super().flops_per_token(length) + self.conv.flops_per_token(length) + steps
+        return super().flops_per_token(length) + steps
 
     @derived
     def transition(self) -> Float[Tensor, "d_inner d_state"]:

@@ -1,7 +1,7 @@
 """Mamba-2: a selective state space model with one decay per head, computed like attention."""
 
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -100,6 +100,8 @@ class Mamba2(SequenceLayer[Mamba2State]):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(d_model)
+        self.d_conv, self.conv_bias = d_conv, conv_bias
+        self.expand, self.bias = expand, bias
         inner = int(expand * d_model)
         if min(inner, d_state, n_groups) < 1:
             raise InputError(
@@ -129,24 +131,19 @@ class Mamba2(SequenceLayer[Mamba2State]):
         h = zeros(self.a_log, batch_size, self.n_heads, self.d_state, self.d_head)
         return Mamba2State(self.conv.init_state(batch_size), h)
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: Mamba2State
-    ) -> tuple[Float[Tensor, "batch length d_model"], Mamba2State]:
-        """Process the chunk from a state."""
-        z, mixed, dt = self._project(x)
-        mixed, conv = self.conv.forward_chunk(mixed, state.conv)
-        u, b, c = self._split(mixed)
-        y, h = linear_attention(c, b, dt[..., None] * u, dt * self.transition(), state.h)
-        return self._read(y, u, z), Mamba2State(conv, h)
+    def _forward_chunk(self, x: Tensor, state: Mamba2State) -> tuple[Tensor, Mamba2State]:
+        return self._advance(x, state, self.conv.forward_chunk, linear_attention)
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: Mamba2State
-    ) -> tuple[Float[Tensor, "batch d_model"], Mamba2State]:
-        """Advance the recurrence by one input."""
+    def _step(self, x: Tensor, state: Mamba2State) -> tuple[Tensor, Mamba2State]:
+        return self._advance(x, state, self.conv.step, linear_attention_step)
+
+    def _advance(
+        self, x: Tensor, state: Mamba2State, convolve: Callable[..., Any], scan: Callable[..., Any]
+    ) -> tuple[Tensor, Mamba2State]:
         z, mixed, dt = self._project(x)
-        mixed, conv = self.conv.step(mixed, state.conv)
+        mixed, conv = convolve(mixed, state.conv)
         u, b, c = self._split(mixed)
-        y, h = linear_attention_step(c, b, dt[..., None] * u, dt * self.transition(), state.h)
+        y, h = scan(c, b, dt[..., None] * u, dt * self.transition(), state.h)
         return self._read(y, u, z), Mamba2State(conv, h)
 
     def step_(
@@ -164,8 +161,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
         """Projections, convolution, products with the state, and attention inside a chunk."""
         inside = 2.0 * min(length, CHUNK) * (self.n_groups * self.d_state + self.d_inner)
         between = 4.0 * self.d_state * self.d_inner
-        projections = super().flops_per_token(length)
-        return projections + self.conv.flops_per_token(length) + inside + between
+        return super().flops_per_token(length) + inside + between
 
     @derived
     def transition(self) -> Float[Tensor, " head"]:

@@ -73,7 +73,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         self.d_inner = d_model if d_inner is None else d_inner
         if self.d_inner < 1 or n_heads < 1 or self.d_inner % n_heads:
             raise InputError(f"n_heads must divide d_inner, got {n_heads=}, d_inner={self.d_inner}")
-        self.n_heads, width = n_heads, self.d_inner // n_heads
+        self.n_heads, self.d_conv, width = n_heads, d_conv, self.d_inner // n_heads
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner)
         self.conv = PlainConv(self.d_inner, taps=d_conv)
         blocks = (n_heads, width, width)
@@ -91,10 +91,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         length = torch.zeros(batch_size, dtype=torch.int64, device=h.device)
         return RGLRUState(self.conv.init_state(batch_size), h, length)
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: RGLRUState
-    ) -> tuple[Float[Tensor, "batch length d_model"], RGLRUState]:
-        """Scan the chunk from a state."""
+    def _forward_chunk(self, x: Tensor, state: RGLRUState) -> tuple[Tensor, RGLRUState]:
         z, u = self.in_proj(x).chunk(2, dim=-1)
         u, conv = self.conv.forward_chunk(u, state.conv)
         position = state.length[:, None] + torch.arange(x.shape[1], device=x.device)
@@ -103,10 +100,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         after = RGLRUState(conv, h[..., 0], state.length + x.shape[1])
         return self._read(y, z), after
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: RGLRUState
-    ) -> tuple[Float[Tensor, "batch d_model"], RGLRUState]:
-        """Advance the recurrence by one input."""
+    def _step(self, x: Tensor, state: RGLRUState) -> tuple[Tensor, RGLRUState]:
         z, u = self.in_proj(x).chunk(2, dim=-1)
         u, conv = self.conv.step(u, state.conv)
         v, decay = self._gates(u, state.length)
@@ -128,7 +122,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
     def flops_per_token(self, length: int) -> float:
         """Maps, gates, convolution, and about 10 operations per channel."""
         gates = 4.0 * self.decay_weight.numel() + 10.0 * self.d_inner
-        return super().flops_per_token(length) + self.conv.flops_per_token(length) + gates
+        return super().flops_per_token(length) + gates
 
     @derived
     def rates(self) -> Float[Tensor, " d_inner"]:

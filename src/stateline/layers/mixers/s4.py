@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from stateline.layers.derived import derived
+from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.diagonal_ssm import ChannelSSM, Operators
 from stateline.layers.mixers.ssm_layer import SSMLayer
-from stateline.layers.mixers.ssm_settings import ChannelSSMSettings, Output, keywords_from
+from stateline.layers.mixers.ssm_settings import ChannelSSMSettings, Output
 from stateline.layers.mixers.step_sizes import uniform_log_dt
 from stateline.ops import DPLRWeights, dplr_ssm, dplr_ssm_every, dplr_ssm_step
 from stateline.ops.fft_conv import convolution_flops
@@ -53,9 +54,10 @@ class S4SSM(ChannelSSM):
     operators = Operators(dplr_ssm, dplr_ssm_every, dplr_ssm_step)
 
     def __init__(self, d_model: int, **settings: Any) -> None:
-        super().__init__(d_model)
         its = ChannelSSMSettings(**settings)
         copies, modes, outputs = its.transitions(d_model), its.d_state // 2, its.n_outputs * d_model
+        super().__init__(d_model, d_output=outputs)
+        self.settings = its
         values, low_rank, b = diagonal_plus_low_rank("legs", its.d_state)
         self.log_dt = nn.Parameter(uniform_log_dt(its.dt_min, its.dt_max, d_model))
         self.log_decay = nn.Parameter(torch.empty(copies, modes))

@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
+from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.diagonal_ssm import DiagonalSSM
 from stateline.layers.mixers.ssm_layer import SSMLayer
-from stateline.layers.mixers.ssm_settings import Output, S4DSettings, keywords_from
+from stateline.layers.mixers.ssm_settings import Output, S4DSettings
 from stateline.ops.hippo import diagonal_plus_low_rank
 
 _LARGEST_B = 2.0

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
+from stateline.layers.keywords import check_counts, keywords_from
 from stateline.layers.mixers.ssm_layer import SSMLayer
-from stateline.layers.mixers.ssm_settings import Output, S5Settings, check_counts, keywords_from
+from stateline.layers.mixers.ssm_settings import Output, S5Settings
 from stateline.layers.mixers.step_sizes import uniform_log_dt
 from stateline.ops import MIMOWeights, mimo_ssm, mimo_ssm_step
 from stateline.ops.convolution import skipped
@@ -63,13 +64,12 @@ class S5SSM(SequenceLayer[S5State]):
     )
 
     def __init__(self, d_model: int, *, n_outputs: int = 1, **settings: Any) -> None:
-        super().__init__(d_model)
-        its = S5Settings(**settings)
+        super().__init__(d_model, d_output=n_outputs * d_model)
+        self.settings = its = S5Settings(**settings)
+        self.n_outputs = n_outputs
         check_counts(n_outputs=n_outputs)
         # Differs from the official code, which by default lets Re Lambda become positive, so that
         # the state explodes: clip_eigs=False does the same.
-        self.conj_sym, self.clip_eigs = its.conj_sym, its.clip_eigs
-        self.discretization, self.n_blocks = its.discretization, its.n_blocks
         size = its.d_state // its.n_blocks
         values, vectors = _basis(size, its.conj_sym)
         modes = its.n_blocks * len(values)
@@ -86,32 +86,18 @@ class S5SSM(SequenceLayer[S5State]):
             self.frequency.copy_(values[:, 1].repeat(its.n_blocks))
             self.b.copy_(torch.einsum("nmz,jnh->jmhz", conjugate.to(b), b).flatten(0, 1))
 
-    @property
-    def d_output(self) -> int:
-        """``n_outputs`` signals per channel."""
-        return len(self.skip)
-
     def init_state(self, batch_size: int, *, capacity: int = 0) -> S5State:  # noqa: ARG002
         """Zero state."""
         return S5State(zeros(self.c, batch_size, *self.c.shape[1:]))
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length output"]:
-        """Scan the sequence."""
+    def _forward(self, x: Tensor) -> Tensor:
         return mimo_ssm(x, self.weights())[0] + skipped(x, self.skip)
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: S5State
-    ) -> tuple[Float[Tensor, "batch length output"], S5State]:
-        """Scan on from the state."""
+    def _forward_chunk(self, x: Tensor, state: S5State) -> tuple[Tensor, S5State]:
         y, h = mimo_ssm(x, self.weights(), state.h)
         return y + skipped(x, self.skip), S5State(h)
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: S5State
-    ) -> tuple[Float[Tensor, "batch output"], S5State]:
-        """Advance the recurrence by one input."""
+    def _step(self, x: Tensor, state: S5State) -> tuple[Tensor, S5State]:
         y, h = mimo_ssm_step(x, self.weights(), state.h)
         return y + skipped(x, self.skip), S5State(h)
 
@@ -122,24 +108,26 @@ class S5SSM(SequenceLayer[S5State]):
     @derived
     def weights(self) -> MIMOWeights:
         """Logarithm of the transition, input matrix and output matrix of the recurrence."""
-        log_a, gain = DISCRETIZATIONS[self.discretization](self.log_dt.exp()[:, None] * self._a())
+        log_a, gain = DISCRETIZATIONS[self.settings.discretization](
+            self.log_dt.exp()[:, None] * self._a()
+        )
         b = multiply((self.log_dt.exp()[:, None] * gain)[:, None], self.b)
         return MIMOWeights(log_a, b, self.counted(self.c))
 
     def random_readout(self, n_outputs: int) -> Float[Tensor, "output mode 2"]:
         """A random initial matrix C in the basis of HiPPO, block by block."""
-        size = len(self.real) // self.n_blocks * (2 if self.conj_sym else 1)
-        _, vectors = _basis(size, self.conj_sym)
-        c = torch.randn(n_outputs * self.d_model, self.n_blocks, size, 1, 2)
-        c = c / (self.n_blocks * size) ** 0.5
+        its = self.settings
+        size = its.d_state // its.n_blocks
+        _, vectors = _basis(size, its.conj_sym)
+        c = torch.randn(n_outputs * self.d_model, its.n_blocks, size, 1, 2) / its.d_state**0.5
         return multiply(c, vectors.to(c)).sum(dim=2).flatten(1, 2)
 
     def counted(self, c: Float[Tensor, "output mode 2"]) -> Float[Tensor, "output mode 2"]:
         """Halve C without conjugate symmetry, since the op counts each mode twice."""
-        return c if self.conj_sym else c / 2
+        return c if self.settings.conj_sym else c / 2
 
     def _a(self) -> Float[Tensor, "mode 2"]:
-        real = self.real.clamp(max=-1e-4) if self.clip_eigs else self.real
+        real = self.real.clamp(max=-1e-4) if self.settings.clip_eigs else self.real
         return torch.stack([real, self.frequency], dim=-1)
 
 

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.derived import derived
+from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.finite_filter import FiniteFilter
-from stateline.layers.mixers.ssm_settings import check_counts
 from stateline.ops import shift_taps
 
 
@@ -40,7 +40,7 @@ class ShiftSSM(FiniteFilter):
     def __init__(self, d_model: int, *, d_state: int = 64) -> None:
         super().__init__(d_model)
         check_counts(d_state=d_state)
-        self.filter_len = d_state
+        self.filter_len = self.d_state = d_state
         self.b = nn.Parameter(torch.zeros(d_model, d_state))
         with torch.no_grad():
             self.b[:, 0] = 1

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.finite_filter import FiniteFilter
-from stateline.layers.mixers.ssm_settings import check_counts
 
 
 class ShortConv(FiniteFilter):

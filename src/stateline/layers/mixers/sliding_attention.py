@@ -1,18 +1,20 @@
 """Causal softmax attention with a sliding window."""
 
 import math
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.dropout import Dropout
-from stateline.layers.mixers.heads import Biases, Scaling, head_sizes, rotary
+from stateline.layers.keywords import keywords_from
+from stateline.layers.mixers.heads import HeadSettings, scaled
 from stateline.layers.norm import unit_length
 from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import alibi_slopes, t5_buckets
@@ -30,6 +32,44 @@ class SlidingAttentionState(NamedTuple):
     length: Int[Tensor, " batch"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlidingSettings(HeadSettings):
+    r"""Settings of :class:`~stateline.layers.SlidingAttention`.
+
+    It has the settings of :class:`~stateline.layers.mixers.heads.HeadSettings`, too.
+
+    Attributes:
+        window: Number of positions that a position sees, w.
+        position: Position scheme. ``none``: only the mask. ``rope``: rotary embedding. ``alibi``: a
+            penalty linear in the distance. ``relative``: a learned key p for each distance, shared
+            by all heads. ``t5``: a learned bias b for each head and bucket of distances, see
+            :func:`stateline.ops.positions.t5_buckets`.
+        includes_self: Whether a position sees itself; if not, the window ends right before it.
+        blocks: Whether windows start at the boundaries of blocks of ``window`` positions.
+        qk_norm: Whether queries and keys have unit length and a learned scale per head, initially
+            1, replaces :math:`1 / \sqrt d`; the scale also multiplies the biases. Not with
+            ``score_scale``.
+        zeros_before: Whether a window of zeros before the first position takes part in the softmax,
+            as in Transformer-XL and Block-Recurrent training code. Wrappers that keep their own
+            context start without it.
+    """
+
+    window: int = 128
+    position: WindowPosition = "none"
+    includes_self: bool = True
+    blocks: bool = False
+    qk_norm: bool = False
+    zeros_before: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 1:
+            raise InputError(f"window must be at least 1, got window={self.window}")
+        if self.qk_norm and self.score_scale is not None:
+            raise InputError("qk_norm learns the scale of the scores: leave score_scale out")
+
+
+@keywords_from(SlidingSettings)
 class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
     r"""Multi-head causal attention in which a position sees the last ``window`` positions.
 
@@ -50,34 +90,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
 
     Args:
         d_model: Width of input and output.
-        n_heads: Number of heads; must divide ``d_model`` unless ``d_head`` is given.
-        n_kv_heads: Number of heads of keys and values, which must divide ``n_heads``; by default
-            the same. Groups of consecutive heads share them (grouped queries).
-        d_head: Width of a head; by default ``d_model / n_heads``.
-        window: Number of positions that a position sees, w.
-        position: Position scheme. ``none``: only the mask. ``rope``: rotary embedding. ``alibi``: a
-            penalty linear in the distance. ``relative``: a learned key p for each distance, shared
-            by all heads. ``t5``: a learned bias b for each head and bucket of distances, see
-            :func:`stateline.ops.positions.t5_buckets`.
-        rotary_fraction: For ``rope``: fraction of each head's entries that is rotated.
-        rope_base: For ``rope``: wavelength of the slowest rotation, in units of 2 pi tokens.
-        rope_scaling: For ``rope``: ``none``, or how frequencies are lowered, ``linear`` or
-            ``llama3``, see :class:`stateline.ops.positions.RopeScaling`.
-        rope_factor: For ``rope_scaling``: the factor by which frequencies are divided.
-        rope_low: For ``llama3``: turns in ``rope_original_len`` below which all of it applies.
-        rope_high: For ``llama3``: turns in ``rope_original_len`` above which none of it applies.
-        rope_original_len: For ``llama3``: length of the inputs in pretraining.
-        includes_self: Whether a position sees itself; if not, the window ends right before it.
-        blocks: Whether windows start at the boundaries of blocks of ``window`` positions.
-        qk_norm: Whether queries and keys have unit length and a learned scale per head, initially
-            1, replaces :math:`1 / \sqrt d`; the scale also multiplies the biases.
-        zeros_before: Whether a window of zeros before the first position takes part in the softmax,
-            as in Transformer-XL and Block-Recurrent training code. Wrappers that keep their own
-            context start without it.
-        score_scale: Factor of the scores in place of :math:`1 / \sqrt d`; not with ``qk_norm``.
-        bias: Whether the projections have biases: all, none, only those of queries, keys and values
-            (``qkv``), or only the last one (``out``).
-        dropout: Chance that an attention weight is dropped in training.
+        **settings: See :class:`~stateline.layers.mixers.sliding_attention.SlidingSettings`.
 
     Raises:
         InputError: If the numbers of heads do not fit each other or ``d_model``, the window is
@@ -89,65 +102,30 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         sliding window of Hutchins et al., "Block-Recurrent Transformers", 2022.
     """
 
-    def __init__(  # noqa: PLR0913
-        self,
-        d_model: int,
-        *,
-        n_heads: int = 4,
-        n_kv_heads: int | None = None,
-        d_head: int | None = None,
-        window: int = 128,
-        position: WindowPosition = "none",
-        rotary_fraction: float = 1.0,
-        rope_base: float = 10_000.0,
-        rope_scaling: Scaling = "none",
-        rope_factor: float = 1.0,
-        rope_low: float = 1.0,
-        rope_high: float = 4.0,
-        rope_original_len: int = 8192,
-        includes_self: bool = True,
-        blocks: bool = False,
-        qk_norm: bool = False,
-        zeros_before: bool = False,
-        score_scale: float | None = None,
-        bias: Biases = False,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model)
-        self.dropout = Dropout(dropout)
-        n_kv_heads, self.d_head = head_sizes(d_model, n_heads, n_kv_heads, d_head)
-        if window < 1:
-            raise InputError(f"window must be at least 1, got window={window}")
-        if position not in get_args(WindowPosition):
-            raise unknown_name("position", position, get_args(WindowPosition))
-        if position == "rope" and rotary_fraction == 1 and self.d_head % 2:
+        self.settings = its = SlidingSettings(**settings)
+        self.n_heads, self.position, self.blocks = its.n_heads, its.position, its.blocks
+        self.window, self.includes_self = its.window, its.includes_self
+        n_kv_heads, self.d_head = its.sizes(d_model)
+        self.rotary, self.dropout = its.rotary(self.d_head), Dropout(its.dropout)
+        if self.rotary is not None and its.rotary_fraction == 1 and self.d_head % 2:
             raise InputError(
                 "rope rotates pairs of entries: d_model / n_heads must be even, "
-                f"got {d_model=} and {n_heads=}"
+                f"got {d_model=} and n_heads={its.n_heads}"
             )
-        if qk_norm and score_scale is not None:
-            raise InputError("qk_norm learns the scale of the scores: leave score_scale out")
-        self.score_scale, self.rotary, self.rope_scaling = score_scale, None, None
-        if position == "rope":
-            scaling = (rope_factor, rope_low, rope_high, rope_original_len)
-            self.rotary = rotary(self.d_head, rotary_fraction, rope_base, rope_scaling, scaling)
-            if self.rotary != (self.d_head, 10_000.0, None):
-                self.rope_scaling = str(self.rotary)  # numbers and words identify saved states
-        self.n_heads, self.window = n_heads, window
-        self.position, self.includes_self, self.blocks = position, includes_self, blocks
-        self.zeros_before = zeros_before
-        width, on_qkv = n_heads * self.d_head, bias in (True, "qkv")
-        self.q_proj = nn.Linear(d_model, width, bias=on_qkv)
-        self.kv_proj = nn.Linear(d_model, 2 * n_kv_heads * self.d_head, bias=on_qkv)
-        self.out_proj = nn.Linear(width, d_model, bias=bias in (True, "out"))
+        width = its.n_heads * self.d_head
+        self.q_proj = nn.Linear(d_model, width, bias=its.has_bias("qkv"))
+        self.kv_proj = nn.Linear(d_model, 2 * n_kv_heads * self.d_head, bias=its.has_bias("qkv"))
+        self.out_proj = nn.Linear(width, d_model, bias=its.has_bias("out"))
         self._kv_shape = (2, n_kv_heads, self.d_head)
         self.position_keys: nn.Parameter | None = None
-        if position == "relative":
+        if its.position == "relative":
             self.position_keys = nn.Parameter(torch.randn(self.reach, self.d_head))
         self.bucket_bias: nn.Parameter | None = None
-        if position == "t5":
-            self.bucket_bias = nn.Parameter(torch.randn(n_heads, _BUCKETS) * d_model**-0.5)
-        self.scale = nn.Parameter(torch.ones(n_heads)) if qk_norm else None
+        if its.position == "t5":
+            self.bucket_bias = nn.Parameter(torch.randn(its.n_heads, _BUCKETS) * d_model**-0.5)
+        self.scale = nn.Parameter(torch.ones(its.n_heads)) if its.qk_norm else None
 
     @property
     def reach(self) -> int:
@@ -162,32 +140,26 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
     def init_state(self, batch_size: int, *, capacity: int = 0) -> SlidingAttentionState:  # noqa: ARG002
         """Empty cache; with ``zeros_before``, it counts as filled with zeros."""
         free = zeros(self.q_proj.weight, batch_size, self.span, *self._kv_shape[1:])
-        seen = 2 * self.window if self.zeros_before else 0
+        seen = 2 * self.window if self.settings.zeros_before else 0
         length = torch.full((batch_size,), seen, dtype=torch.int64, device=free.device)
         return SlidingAttentionState(free, free.clone(), length)
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Attend to the window at every position."""
+    def _forward(self, x: Tensor) -> Tensor:
         if not x.shape[1]:
             return x
-        if self.zeros_before:
+        if self.settings.zeros_before:
             return self.forward_chunk(x, self.init_state(len(x)))[0]
         positions = torch.arange(x.shape[1], device=x.device)[None]
         return self._attend(self._queries(x, positions), self.project_context(x, positions), None)
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: SlidingAttentionState
-    ) -> tuple[Float[Tensor, "batch length d_model"], SlidingAttentionState]:
-        """Attend to the cache and to the chunk within the window; update the cache."""
+    def _forward_chunk(
+        self, x: Tensor, state: SlidingAttentionState
+    ) -> tuple[Tensor, SlidingAttentionState]:
         positions = state.length[:, None] + torch.arange(x.shape[1], device=x.device)
         y, seen = self.attend(x, positions, Context(state.k, state.v), state.length)
         return y, SlidingAttentionState(*seen.with_slots(self.span), state.length + x.shape[1])
 
-    def project_context(
-        self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "rows length"]
-    ) -> Context:
+    def project_context(self, x: Tensor, positions: Tensor) -> Context:
         """Keys and values of given vectors."""
         k, v = self.kv_proj(x).unflatten(-1, self._kv_shape).unbind(dim=2)
         k = k if self.scale is None else unit_length(k)
@@ -204,13 +176,13 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
 
     def attend(
         self,
-        x: Float[Tensor, "batch length d_model"],
-        positions: Int[Tensor, "batch length"],
+        x: Tensor,
+        positions: Tensor,
         context: Context,
-        valid: Int[Tensor, " batch"],
+        valid: Tensor,
         *,
         to_itself: bool = True,
-    ) -> tuple[Float[Tensor, "batch length d_model"], Context]:
+    ) -> tuple[Tensor, Context]:
         """Attend to the context and to the input itself, within the window."""
         first = (context.slots - valid).clamp(min=0)
         if to_itself:
@@ -235,9 +207,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head))
         if self.scale is not None:  # the op divides by the square root
             q = unit_length(q) * (self.scale * self.d_head**0.5)[:, None]
-        elif self.score_scale is not None:
-            q = q * (self.score_scale * self.d_head**0.5)
-        return self._rotated(q, positions)
+        return self._rotated(scaled(q, self.settings.score_scale), positions)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         return x if self.rotary is None else self.rotary(positions, x)[0]

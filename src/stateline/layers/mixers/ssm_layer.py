@@ -1,17 +1,18 @@
 """State space layers: a state space model per channel, then a map across channels."""
 
-from typing import Any, get_args
+from typing import get_args
 
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import AnyLayer, SequenceLayer
-from stateline.layers.mixers.ssm_settings import Output, check_choice
+from stateline.layers.base import AnyLayer
+from stateline.layers.compose import Around
+from stateline.layers.keywords import check_choice
+from stateline.layers.mixers.ssm_settings import Output
 
 
-class SSMLayer(SequenceLayer[Any]):
+class SSMLayer(Around):
     r"""A state space model per channel, a nonlinearity, and a map across channels.
 
     With :math:`z = \mathrm{gelu}(\mathrm{SSM}(x))`, the output is :math:`W z + b` (``linear``),
@@ -37,50 +38,18 @@ class SSMLayer(SequenceLayer[Any]):
                 f"signal per channel: got {ssm.d_output} signals and d_model={ssm.d_model}; take "
                 "'glu'"
             )
-        self.ssm, self.output = ssm, output
+        self.ssm, self.output, self.settings = ssm, output, ssm.settings
         self.out_proj = nn.Linear(ssm.d_output, ssm.d_model * (2 if output == "glu" else 1))
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
-        """Initial state of the state space model."""
-        return self.ssm.init_state(batch_size, capacity=capacity)
+    @property
+    def inner(self) -> AnyLayer:
+        """The state space model."""
+        return self.ssm
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Mix along the sequence, then across the channels."""
-        return mix_channels(self.ssm(x), self.out_proj, self.output)
-
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: Any
-    ) -> tuple[Float[Tensor, "batch length d_model"], Any]:
-        """Continue from the state: mix along the sequence, then across the channels."""
-        y, state = self.ssm.forward_chunk(x, state)
-        return mix_channels(y, self.out_proj, self.output), state
-
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: Any
-    ) -> tuple[Float[Tensor, "batch d_model"], Any]:
-        """Advance the recurrence by one token, then mix the channels."""
-        y, state = self.ssm.step(x, state)
-        return mix_channels(y, self.out_proj, self.output), state
-
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: Any
-    ) -> Float[Tensor, "batch d_model"]:
-        """Advance the recurrence in place by one token, then mix the channels."""
-        return mix_channels(self.ssm.step_(x, state), self.out_proj, self.output)
-
-    def flops_per_token(self, length: int) -> float:
-        """Operations of the state space model and of the map."""
-        return super().flops_per_token(length) + self.ssm.flops_per_token(length)
-
-
-def mix_channels(
-    y: Float[Tensor, "*batch width"], out_proj: nn.Linear, output: Output
-) -> Float[Tensor, "*batch d_model"]:
-    """Apply the nonlinearity and the map across channels."""
-    z = F.gelu(y)
-    mixed: Tensor = out_proj(z)
-    if output == "glu":
-        return F.glu(mixed)
-    return z * mixed.sigmoid() if output == "half_glu" else mixed
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
+        """The nonlinearity and the map across channels."""
+        z = F.gelu(y)
+        mixed: Tensor = self.out_proj(z)
+        if self.output == "glu":
+            return F.glu(mixed)
+        return z * mixed.sigmoid() if self.output == "half_glu" else mixed

@@ -1,79 +1,16 @@
-"""Settings of state space models, each written once: fields, defaults, checks.
+"""Settings of state space models, each written once: fields, defaults, checks."""
 
-Layers take these fields as keywords; :func:`keywords_from` publishes them in the constructor's
-signature, where patterns, type checks and documentation read them.
-"""
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
-
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError
+from stateline.layers.keywords import check_choice, check_counts
 from stateline.ops.discretization import DISCRETIZATIONS, Discretization
 from stateline.ops.hippo import Init
 
 Output = Literal["linear", "glu", "half_glu"]
 RealTransform = Literal["exp", "none", "relu", "sigmoid", "softplus"]
 Kernel = Literal["exp", "clip", "softmax"]
-LayerT = TypeVar("LayerT")
-
-
-def keywords_from(settings: type) -> Callable[[type[LayerT]], type[LayerT]]:
-    """Class decorator: publish the fields of a settings dataclass as keywords of the constructor.
-
-    The constructor itself takes ``**settings``. ``inspect.signature`` and ``typing.get_type_hints``
-    then show each field with its default and annotation.
-
-    Args:
-        settings: A dataclass whose fields all have defaults.
-
-    Example:
-        >>> @keywords_from(FilterSettings)
-        ... class Layer:
-        ...     def __init__(self, d_model: int, **settings: Any) -> None:
-        ...         self.settings = FilterSettings(**settings)
-        >>> str(inspect.signature(Layer))[:37]
-        '(d_model: int, *, n_filters: int = 1,'
-    """
-
-    def publish(kind: type[LayerT]) -> type[LayerT]:
-        hints, keyword = get_type_hints(settings), inspect.Parameter.KEYWORD_ONLY
-        published = [
-            inspect.Parameter(
-                field.name, keyword, default=field.default, annotation=hints[field.name]
-            )
-            for field in fields(settings)
-        ]
-        own = list(inspect.signature(kind).parameters.values())[:-1]  # without **settings
-        signature: Any = inspect.Signature([own[0], *published, *own[1:]])
-        kind.__signature__ = signature  # type: ignore[attr-defined]
-        constructor: Any = kind.__init__
-        constructor.__annotations__ = {**constructor.__annotations__, **hints}
-        return kind
-
-    return publish
-
-
-def check_counts(**counts: int) -> None:
-    """Refuse counts below one.
-
-    Raises:
-        InputError: If one is; the message shows all.
-    """
-    if min(counts.values()) < 1:
-        shown = [f"{name}={count}" for name, count in counts.items()]
-        raise InputError(f"{_listed([*counts])} must be at least 1, got {_listed(shown)}")
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse a name that is not among the choices.
-
-    Raises:
-        InputError: If it is not.
-    """
-    if value not in choices:
-        raise unknown_name(name, value, choices)
 
 
 def check_steps(dt_min: float, dt_max: float) -> None:
@@ -84,10 +21,6 @@ def check_steps(dt_min: float, dt_max: float) -> None:
     """
     if not 0 < dt_min <= dt_max:
         raise InputError(f"steps must have 0 < dt_min <= dt_max, got {dt_min=} and {dt_max=}")
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ DT_MIN, DT_MAX = 1e-3, 1e-1
 
 
 def uniform_log_dt(dt_min: float, dt_max: float, *shape: int) -> Float[Tensor, "*shape"]:
-    """Logarithms of steps, drawn uniformly between those of the limits."""
+    """Logarithms of steps, drawn uniformly between the logarithms of the limits."""
     return torch.empty(shape).uniform_(math.log(dt_min), math.log(dt_max))
 
 

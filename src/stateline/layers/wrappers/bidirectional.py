@@ -47,6 +47,7 @@ class Bidirectional(SequenceLayer[Any]):
     """
 
     is_mixer: ClassVar[bool] = True
+    causal = False
 
     def __init__(self, core: AnyLayer, *, combine: Combine = "project") -> None:
         super().__init__(core.d_model)
@@ -58,18 +59,11 @@ class Bidirectional(SequenceLayer[Any]):
                 "combine=sum needs a core of one or two signals per channel, got "
                 f"{core.d_output} signals and d_model={core.d_model}: take combine=project"
             )
-        self.core = core
+        self.core, self.combine = core, combine
         project = combine == "project"
         self.out_proj = nn.Linear(2 * core.d_output, core.d_model) if project else None
 
-    @property
-    def causal(self) -> bool:
-        """It is not."""
-        return False
-
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"], lengths: Int[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch length d_model"]:
+    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Read the rows in both directions.
 
         Args:
@@ -86,8 +80,7 @@ class Bidirectional(SequenceLayer[Any]):
         require_causal(self, "a state")
         raise AssertionError
 
-    def forward_chunk(self, x: Tensor, state: Any) -> NoReturn:  # noqa: ARG002
-        """Refused: there is no state."""
+    def _forward_chunk(self, x: Tensor, state: Any) -> NoReturn:  # noqa: ARG002
         self.init_state(len(x))
 
     def state_bytes(self, length: int) -> int:  # noqa: ARG002

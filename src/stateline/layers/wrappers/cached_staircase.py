@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -121,23 +121,17 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
             live=self._fitted(state.live),
         )
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
+    def _forward(self, x: Tensor) -> Tensor:
         """Run all wavefronts."""
         return self._advance(x, self._blank(len(x)), 0)[0]
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: State
-    ) -> tuple[Float[Tensor, "batch length d_model"], State]:
+    def _forward_chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Finish the current chunk, run whole chunks, and start the next one."""
         if not x.shape[1]:
             return x, state
         return by_phase(self._advance, x, state, state.length % self.chunk_len)
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: State
-    ) -> Float[Tensor, "batch d_model"]:
+    def _step_(self, x: Tensor, state: State) -> Tensor:
         """Run all passes of one token in place; the slots move by one."""
         slots = state.cache[0].slots
         if self.steps is None and values_at_hand(x) and int(state.length.max()) >= slots:
@@ -182,7 +176,7 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
 
     @property
     def _kept(self) -> int:
-        """Slots of a limited cache: those visible to the first pass, and the current chunk."""
+        """Slots of a limited cache: visible to the first pass, or of the current chunk."""
         assert self.steps is not None
         return self.steps * self.chunk_len if self.steps > self._runs else 0
 

@@ -30,7 +30,7 @@ class ContextLink:
 
     def project(self, x: Tensor, positions: Tensor) -> Context:
         """Keys and values that the layer computes from vectors of the residual stream."""
-        entered = self.link.enter(x) if isinstance(self.link, Branch) else x
+        entered = self.link.enter(x)[0] if isinstance(self.link, Branch) else x
         return cast("AttendsToContext", self.layer).project_context(entered, positions)
 
     def context_flops(self) -> float:
@@ -64,8 +64,9 @@ class ContextLink:
         attend = cast("AttendsToContext", self.layer).attend
         if not isinstance(self.link, Branch):
             return attend(x, positions, context, valid, to_itself=to_itself)
-        y, after = attend(self.link.enter(x), positions, context, valid, to_itself=to_itself)
-        return self.link.join(x, y), after
+        entered, kept = self.link.enter(x)
+        y, after = attend(entered, positions, context, valid, to_itself=to_itself)
+        return self.link.leave(kept, y), after
 
 
 def mean_visible(length: int | float, window: int | float) -> float:

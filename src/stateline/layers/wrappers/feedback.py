@@ -86,9 +86,7 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
         memory = self.project(x, length[:, None].expand(-1, 0))
         return FeedbackState(length, tuple(its.with_slots(self.window) for its in memory))
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: FeedbackState
-    ) -> tuple[Float[Tensor, "batch length d_model"], FeedbackState]:
+    def _forward_chunk(self, x: Tensor, state: FeedbackState) -> tuple[Tensor, FeedbackState]:
         """Process one token after the other."""
         if not x.shape[1]:
             return x, state
@@ -98,9 +96,7 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
             outputs.append(y)
         return torch.cat(outputs, dim=1), state
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: FeedbackState
-    ) -> tuple[Float[Tensor, "batch d_model"], FeedbackState]:
+    def _step(self, x: Tensor, state: FeedbackState) -> tuple[Tensor, FeedbackState]:
         """Apply the layers to a token and add its memory."""
         positions = state.length[:, None]
         h = x[:, None]

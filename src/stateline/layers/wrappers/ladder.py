@@ -32,7 +32,7 @@ class Ladder(Chain):
         require_same_width(core)
         if passes < 1:
             raise InputError(f"passes must be at least 1, got passes={passes}")
-        self.core, self.passes = core, passes
+        self.core, self.passes, self.causal = core, passes, core.causal
 
     @property
     def links(self) -> Sequence[AnyLayer]:

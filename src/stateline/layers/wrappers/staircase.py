@@ -83,24 +83,18 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
         passes = (self.core.init_state(batch_size, capacity=room) for _ in range(self.passes))
         return StaircaseState(phase, torch.full_like(phase, room), tuple(passes))
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
+    def _forward(self, x: Tensor) -> Tensor:
         """Run all wavefronts."""
         chunks = list(x.split(self.chunk_len, dim=1))
         return climb(chunks, self.passes, lambda _, h: self.run(self.core, h))
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: StaircaseState
-    ) -> tuple[Float[Tensor, "batch length d_model"], StaircaseState]:
+    def _forward_chunk(self, x: Tensor, state: StaircaseState) -> tuple[Tensor, StaircaseState]:
         """Finish the current chunk, run whole chunks, and start the next one."""
         if not x.shape[1]:
             return x, state
         return by_phase(self._advance, x, state, state.phase)
 
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: StaircaseState
-    ) -> tuple[Float[Tensor, "batch d_model"], StaircaseState]:
+    def _step(self, x: Tensor, state: StaircaseState) -> tuple[Tensor, StaircaseState]:
         """Run all passes of one token; rows may be at different offsets in their chunks."""
         after = []
         for before in state.passes:
@@ -114,9 +108,7 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
         phase = (state.phase + 1) % self.chunk_len
         return x, StaircaseState(phase, state.room, tuple(after))
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: StaircaseState
-    ) -> Float[Tensor, "batch d_model"]:
+    def _step_(self, x: Tensor, state: StaircaseState) -> Tensor:
         """Run all passes of one token in place; at the end of a chunk, states move by one pass."""
         for own in state.passes:
             x = self.core.step_(x, own)
@@ -145,9 +137,9 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
     ) -> tuple[Tensor, StaircaseState]:
         """Run the wavefronts of an input whose rows are all at the same offset in their chunks.
 
-        Wavefront s continues from state s, which has seen the chunks before the input; wavefronts
-        from the N-th on see no such chunk. The last N wavefronts, in which the last chunk was at
-        pass 1, ..., N, leave the new states.
+        Wavefront s continues from state s, which has seen the chunks before the input; the N-th
+        and later wavefronts see no such chunk. The last N wavefronts, in which the last chunk was
+        at pass 1, ..., N, leave the new states.
         """
         chunks = cut(x, self.chunk_len, phase)
         begun = self._begun(state)

@@ -3,21 +3,20 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers.base import AnyLayer, SequenceLayer, require_causal, require_same_width
-from stateline.layers.compose import ActivationCheckpointing
+from stateline.layers.base import AnyLayer, require_causal, require_same_width
+from stateline.layers.compose import ActivationCheckpointing, Around
 
 
-class StatePassing(ActivationCheckpointing, SequenceLayer[Any]):
+class StatePassing(ActivationCheckpointing, Around):
     r"""Cut every input into chunks, and pass the core's state from chunk to chunk.
 
     .. math::
         y^{(c)}, s^{(c)} = \mathrm{core}\!\left(x^{(c)}, s^{(c-1)}\right)
 
-    Outputs and gradients are those of the core on the whole sequence, since the state is all that
+    Outputs and gradients equal the core's on the whole sequence, since the state is all that
     later positions need. What the core computes in between, such as the padded transforms of a long
     convolution, exists for one chunk at a time: this memory does not grow with the length. With
     activation checkpointing (``train.checkpoint_activations``) that also holds in training, which
@@ -34,8 +33,8 @@ class StatePassing(ActivationCheckpointing, SequenceLayer[Any]):
 
     References:
         Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 4.2 and algorithm 2, for a diagonal
-        state space model. Differs from the algorithm as printed, whose exponents begin at 0: those
-        of the state's contribution begin at 1.
+        state space model. Differs from the algorithm as printed, whose exponents begin at 0: in the
+        state's contribution they begin at 1.
     """
 
     def __init__(self, core: AnyLayer, *, chunk_len: int = 8192) -> None:
@@ -46,41 +45,22 @@ class StatePassing(ActivationCheckpointing, SequenceLayer[Any]):
             raise InputError(f"chunk_len must be at least 1, got {chunk_len=}")
         self.core, self.chunk_len = core, chunk_len
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
-        """Initial state of the core."""
-        return self.core.init_state(batch_size, capacity=capacity)
+    @property
+    def inner(self) -> AnyLayer:
+        """The core."""
+        return self.core
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Compute one chunk after the other."""
+    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         if x.shape[1] <= self.chunk_len:
             return self.run(self.core, x)
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def forward_chunk(
-        self, x: Float[Tensor, "batch length d_model"], state: Any
-    ) -> tuple[Float[Tensor, "batch length d_model"], Any]:
-        """Compute one chunk after the other, from a state on."""
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         outputs = []
         for chunk in x.split(self.chunk_len, dim=1):
             y, state = self.run(self.core.forward_chunk, chunk, state)
             outputs.append(y)
         return torch.cat(outputs, dim=1), state
-
-    def step(
-        self, x: Float[Tensor, "batch d_model"], state: Any
-    ) -> tuple[Float[Tensor, "batch d_model"], Any]:
-        """A step of the core."""
-        return self.core.step(x, state)
-
-    def step_(self, x: Float[Tensor, "batch d_model"], state: Any) -> Tensor:
-        """A step of the core in place."""
-        return self.core.step_(x, state)
-
-    def state_bytes(self, length: int) -> int:
-        """Bytes of the core's state."""
-        return self.core.state_bytes(length)
 
     def flops_per_token(self, length: int) -> float:
         """Operations of the core on a chunk."""

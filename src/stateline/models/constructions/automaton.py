@@ -50,13 +50,11 @@ class Automaton(SequenceLayer[AutomatonState]):
         """State 0 for every row."""
         return AutomatonState(self.output.new_zeros(batch_size))
 
-    def forward(self, x: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length token"]:
+    def _forward(self, x: Tensor) -> Tensor:
         """Logits of the next token at every position."""
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
-    def forward_chunk(
-        self, x: Int[Tensor, "batch length"], state: AutomatonState
-    ) -> tuple[Float[Tensor, "batch length token"], AutomatonState]:
+    def _forward_chunk(self, x: Tensor, state: AutomatonState) -> tuple[Tensor, AutomatonState]:
         """Logits of the next token at every position of the next chunk."""
         numbers = [state.number]
         for token in x.unbind(dim=1):
@@ -64,9 +62,7 @@ class Automaton(SequenceLayer[AutomatonState]):
         visited = torch.stack(numbers, dim=1)[:, 1:]
         return self._logits(visited), AutomatonState(numbers[-1])
 
-    def step(
-        self, x: Int[Tensor, " batch"], state: AutomatonState
-    ) -> tuple[Float[Tensor, "batch token"], AutomatonState]:
+    def _step(self, x: Tensor, state: AutomatonState) -> tuple[Tensor, AutomatonState]:
         """Logits of the token after this one."""
         number = self.update[state.number, x]
         return self._logits(number), AutomatonState(number)

@@ -19,8 +19,8 @@ class EEG(ClassificationTask):
     """Classify recordings of one EEG channel (23.6 s, 4,097 samples at 173.61 Hz).
 
     The five sets of the Bonn data are Z and O (healthy, eyes open and closed), N and F (between
-    seizures) and S (during a seizure). Of each set, the segments from number ``held_out_from`` on
-    are held out. The data do not identify patients, so one patient may be in both parts.
+    seizures) and S (during a seizure). Of each set, segment number ``held_out_from`` and the
+    later ones are held out. The data do not identify patients, so one patient may be in both parts.
 
     Args:
         seed: Fixes the order.

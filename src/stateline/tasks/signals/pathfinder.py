@@ -24,13 +24,13 @@ _PARTS = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}
 class Pathfinder(ClassificationTask):
     """Read the pixels of an image row by row, and say whether a path joins its two dots.
 
-    Images of 32 x 32 pixels are Pathfinder, those of 128 x 128 are Path-X. In a line of the
+    Images of 32 x 32 pixels are Pathfinder, images of 128 x 128 are Path-X. In a line of the
     metadata, the first two words are the folder and the name of an image, and the fourth is its
     class. Reading them needs Pillow, which is in ``stateline[images]``.
 
     As in the Long Range Arena, 80 % of the images are trained on, and 10 % each are for validation
     and test. The files do not say which: here a random order, the same for all seeds, divides them,
-    so the parts are not those of other code.
+    so the parts differ from other code's.
 
     Args:
         seed: Fixes the order.

@@ -63,7 +63,7 @@ class Algorithm(StreamTask):
     References:
         Fan et al., "Addressing Some Limitations of Transformers with Feedback Memory", 2020; Ju et
         al., "Staircase Attention for Recurrent Processing of Sequences", 2021; the grammar and the
-        probabilities are those of their released generator, which they call slightly different
+        probabilities are taken from their released generator, which they call slightly different
         from the one used for their tables.
     """
 

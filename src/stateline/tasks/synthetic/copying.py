@@ -23,7 +23,7 @@ class CopyTask(StringTask):
         return self._size(self.min_len)
 
     def _size(self, letters: int) -> int:
-        """Number of tokens in an example with a string of so many letters."""
+        """Number of tokens in an example, given the letters of its string."""
         return letters + min(letters, self.answer_len or letters) + 3
 
     def _answered(self, letters: Numbers) -> Numbers:
@@ -78,9 +78,9 @@ class Copying(CopyTask):
             lengths up to four times ``max_len``.
         teacher_forcing: Predict each letter of the answer from the true letters before it, instead
             of the decoded ones.
-        mixed: Score the training length on strings whose lengths are spread evenly over those of
-            training, one for each batch, as the paper does in its first figure, instead of on the
-            longest.
+        mixed: Score the training length on strings whose lengths are spread evenly over the
+            training's, one length for each batch, as the paper does in its first figure, instead
+            of on the longest.
         metric: ``string_accuracy`` or ``character_accuracy``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""N-gram lookup: find letters in a string and give those that follow."""
+"""N-gram lookup: find letters in a string and give the letters that follow."""
 
 from typing import Literal, get_args
 
@@ -21,7 +21,7 @@ class NgramLookup(StringTask):
         prefix: example := BOS key SEP x SEP answer EOS
 
     x is a string of l random letters. The key is an n-gram that occurs in x only once, drawn
-    uniformly from those that are followed by enough letters. The answer is the ``answer_len``
+    uniformly from the n-grams that enough letters follow. The answer is the ``answer_len``
     letters after the key, or all letters after it. With the key first, a state needs to hold only
     the key and the answer; with the key last, it must hold all of x.
 
@@ -90,7 +90,7 @@ class NgramLookup(StringTask):
 
     @property
     def _around(self) -> int:
-        """Number of tokens of an example other than those of the string and the answer."""
+        """Number of tokens of an example besides the string and the answer."""
         return self.n + (3 if self.key == "suffix" else 4)
 
     @property

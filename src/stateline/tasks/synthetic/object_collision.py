@@ -30,9 +30,9 @@ class ObjectCollision(LabelledTask):
     A particle starts at a uniform place, with a normal velocity of standard deviation 0.5 in each
     direction. In every step it moves by its velocity, which is drawn again if the particle would
     reach the border; its cell is the nearest one. With probability 1/20 per step its colour is
-    drawn again. With probability 2/5 the two colours in question are those of the last meeting of
-    all (if there was none, the id below those of colours in question stands twice); otherwise they
-    are uniform.
+    drawn again. With probability 2/5 the two colours in question are the colours of the last
+    meeting of all (if there was none, the id below the ids of colours in question stands twice);
+    otherwise they are uniform.
 
     Rows have the first ids, followed by columns, colours, colours in question, and the quadrants:
     upper left, upper right, lower left, lower right.
@@ -54,7 +54,7 @@ class ObjectCollision(LabelledTask):
 
     References:
         Sukhbaatar et al., "Not All Memories are Created Equal: Learning to Forget by Expiring",
-        ICML 2021; the semantics are those of ``ParticleCollisionData`` in
+        ICML 2021; the semantics follow ``ParticleCollisionData`` in
         facebookresearch/transformer-sequential, where all rows are parts of one world.
     """
 

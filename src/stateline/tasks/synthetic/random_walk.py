@@ -27,7 +27,7 @@ class RandomWalk(StreamTask):
     cell * 4 + heading, where the headings are right, down, left and up. With it, a label says the
     whole state, as in a word problem, which takes far fewer updates to learn.
 
-    Actions have the ids 0 to 2 in the order above, reset has 3, and cells follow from 4 on.
+    Actions have the ids 0 to 2 in the order above, reset has 3, and cells have 4 and more.
 
     The paper says that an agent turns or moves forward in a small grid, that its location is to be
     predicted after each action, and that the length is 400. The rest is our definition: the size of
@@ -102,6 +102,6 @@ class RandomWalk(StreamTask):
         return Episode(np.concatenate([[RESET], actions]), 4 + labels)
 
     def _walk(self, moves: Int[np.ndarray, " n"]) -> list[int]:
-        """Places along one side of the grid, from the first on."""
+        """Places along one side of the grid, beginning with the first."""
         last = self.grid - 1
         return list(accumulate(moves.tolist(), lambda at, m: min(max(at + m, 0), last), initial=0))

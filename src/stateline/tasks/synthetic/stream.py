@@ -35,8 +35,8 @@ class StreamTask(LabelledTask):
     Every row begins with a new episode and is cut when it is full. With ``reset``, every episode
     begins at the start of a segment and from an empty state, and the rest of the segment before it
     is padded, with ``IGNORE`` as targets. An independent row, as in evaluation, then holds a
-    single episode. With ``episodes``, training draws from so many; evaluation always draws new
-    ones.
+    single episode. With ``episodes``, training draws from this number of episodes; evaluation
+    always draws new ones.
     """
 
     carries_state = True
@@ -56,7 +56,7 @@ class StreamTask(LabelledTask):
         return Batch(torch.from_numpy(rows.tokens[:, 0]), torch.from_numpy(rows.targets[:, 0]))
 
     def consecutive_batch(self, index: int) -> ConsecutiveBatch:
-        """Training batch number ``index``: its rows continue those of the previous batch.
+        """Training batch number ``index``: its rows continue the rows of the previous batch.
 
         After 64 batches an epoch ends, and every row starts again.
         """
@@ -90,7 +90,7 @@ class StreamTask(LabelledTask):
         return SegmentedRows(tokens.reshape(shape), targets.reshape(shape), fresh)
 
     def _drawn(self, rng: np.random.Generator, known: int | None) -> Episode:
-        """A new episode, or one of so many that are known."""
+        """A new episode, or one of a limited number of known ones."""
         if known is None:
             return self.episode(rng)
         return self.episode(generator(self.seed, "episode", int(rng.integers(known))))

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from stateline.reports.verdict import ERROR_RATE, _two_sided, judge
+from stateline.runs.verdict import ERROR_RATE, Kind, _two_sided, judge
 
 PROBLEMS = 1024
+SHARES = Kind(higher_is_better=True, problems=PROBLEMS)
 
 
 def drawn(rng: np.random.Generator, mean: float, spread: float, seeds: int) -> list[float]:
@@ -25,7 +26,7 @@ def test_equal_models_are_not_told_apart_in_20_trials(
     rng = np.random.default_rng([seeds, round(1000 * mean), round(1000 * spread)])
     for _ in range(20):
         scores = {name: drawn(rng, mean, spread, seeds) for name in "ab"}
-        assert judge(scores, higher_is_better=True, problems=PROBLEMS).groups in (
+        assert judge(scores, SHARES).groups in (
             [["a", "b"]],
             [["b", "a"]],
         )
@@ -35,7 +36,7 @@ def test_equal_models_that_solve_from_some_seeds_only_are_not_told_apart_in_20_t
     rng = np.random.default_rng(0)
     for _ in range(20):
         scores = {name: list(np.where(rng.random(5) < 0.5, 0.99, 0.1)) for name in "ab"}
-        assert not judge(scores, higher_is_better=True, problems=PROBLEMS).better
+        assert not judge(scores, SHARES).better
 
 
 @pytest.mark.parametrize("seeds", [3, 5])
@@ -44,7 +45,7 @@ def test_the_rate_of_false_claims_over_all_pairs_is_as_stated(seeds: int) -> Non
     trials, false = 1000, 0
     for _ in range(trials):
         scores = {name: list(rng.normal(0, 1, seeds)) for name in "abcd"}
-        false += bool(judge(scores, higher_is_better=True).better)
+        false += bool(judge(scores, Kind(True)).better)
     assert false <= 3 * ERROR_RATE * trials
 
 
@@ -53,7 +54,7 @@ def test_a_real_difference_is_found_in_every_one_of_20_trials() -> None:
     for _ in range(20):
         scores = {"worse": drawn(rng, 0.5, 0.02, 3), "better": drawn(rng, 0.97, 0.01, 3)}
         scores["same"] = drawn(rng, 0.97, 0.01, 3)
-        verdict = judge(scores, higher_is_better=True, problems=PROBLEMS)
+        verdict = judge(scores, SHARES)
         assert [set(group) for group in verdict.groups] == [{"better", "same"}, {"worse"}]
         assert verdict.winner is None
         assert {("better", "worse"), ("same", "worse")} == verdict.better
@@ -61,18 +62,18 @@ def test_a_real_difference_is_found_in_every_one_of_20_trials() -> None:
 
 def test_a_lower_score_wins_where_lower_is_better() -> None:
     scores = {"a": [2.1, 2.11, 2.1], "b": [1.5, 1.51, 1.5]}
-    assert judge(scores, higher_is_better=False).winner == "b"
-    assert judge(scores, higher_is_better=True).winner == "a"
+    assert judge(scores, Kind(False)).winner == "b"
+    assert judge(scores, Kind(True)).winner == "a"
 
 
 def test_scores_that_are_identical_tie() -> None:
-    verdict = judge({"a": [1.0, 1.0, 1.0], "b": [1.0, 1.0, 1.0]}, higher_is_better=True)
+    verdict = judge({"a": [1.0, 1.0, 1.0], "b": [1.0, 1.0, 1.0]}, Kind(True))
     assert (verdict.groups, verdict.better, verdict.winner) == ([["a", "b"]], set(), None)
 
 
 @pytest.mark.parametrize("own", [[], [0.99], [0.99, None, 0.99], [math.nan, 0.99]])
 def test_nothing_is_claimed_without_a_spread_or_a_score(own: list[float | None]) -> None:
-    verdict = judge({"a": own, "b": [0.1, 0.1, 0.11]}, higher_is_better=True, problems=PROBLEMS)
+    verdict = judge({"a": own, "b": [0.1, 0.1, 0.11]}, SHARES)
     assert (verdict.groups, verdict.undecidable, verdict.better) == ([["b"]], ["a"], set())
     assert verdict.winner is None
 

@@ -1,0 +1,106 @@
+"""Seeds where they are needed: models that are not told apart get more, the others do not.
+
+Every model begins with :data:`~stateline.runs.verdict.FIRST_LOOK` seeds. When all seeds that were
+asked for on a task are done, its models are judged. Those that are not told apart, but must be, get
+one more seed each, up to the most. The test allows for a look after every seed: its error rate over
+all looks and pairs is :data:`~stateline.runs.verdict.SEQUENTIAL_RATE`.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+from stateline.runs.job import Job
+from stateline.runs.results import RunRecord
+from stateline.runs.score import EVAL_BATCHES
+from stateline.runs.verdict import FIRST_LOOK, Kind, judge
+from stateline.tasks import Task
+
+Wanted = Literal["best", "order", "no"]
+"""What is to be decided: the best model of each task, the order of all, or nothing."""
+
+
+class _Group(NamedTuple):
+    """The models of a task that have one size."""
+
+    task: str
+    size: int | None
+
+
+class Seeds:
+    """Decides which seeds of a comparison are run, from the scores of those that are done.
+
+    Args:
+        wanted: What is to be decided; with ``no`` all seeds are run.
+        jobs: The scored runs, all seeds of each model.
+        tasks: The tasks by spec.
+        minutes: Time after which no seeds are added; ``None`` is no limit.
+    """
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        jobs: Sequence[Job],
+        tasks: Mapping[str, Task],
+        minutes: float | None = None,
+    ) -> None:
+        self.wanted, self.tasks = wanted, tasks
+        self.most = max(job.training.seed for job in jobs) + 1
+        self.asked = {_model(job): min(FIRST_LOOK, self.most) for job in jobs}
+        self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self._scores: dict[tuple[_Group, str], dict[int, float]] = {}
+
+    @property
+    def looks(self) -> int:
+        """How often one may look; 1 if the number of seeds is fixed."""
+        return 1 if self.wanted == "no" else max(1, self.most - FIRST_LOOK + 1)
+
+    def is_asked(self, job: Job) -> bool:
+        """Whether a scored run is needed as far as is known."""
+        return self.wanted == "no" or job.training.seed < self.asked[_model(job)]
+
+    def after(self, job: Job, run: RunRecord) -> bool:
+        """Note the score of a run that is done; whether more seeds are asked for since then."""
+        if self.wanted == "no":
+            return False
+        task = self.tasks[job.task]
+        value = run.by_length[task.train_length][task.metric]
+        own = self._scores.setdefault(_model(job), {})
+        own[job.training.seed] = math.nan if value is None else value
+        group = _group(job)
+        asked = {model: n for model, n in self.asked.items() if model[0] == group}
+        waiting = any(len(self._scores.get(model, ())) < n for model, n in asked.items())
+        if waiting or time.monotonic() > self.end:
+            return False
+        open_ = set(self._undecided(group, task))
+        fewest = min((asked[group, label] for label in open_), default=self.most)
+        more = {(group, label) for label in open_ if asked[group, label] == fewest < self.most}
+        self.asked |= dict.fromkeys(more, fewest + 1)
+        return bool(more)
+
+    def _undecided(self, group: _Group, task: Task) -> Iterator[str]:
+        """The models that are not told apart from others, as far as that is asked for."""
+        scores = {
+            label: [own[seed] for seed in sorted(own)]
+            for (of, label), own in self._scores.items()
+            if of == group
+        }
+        shares = task.metric.endswith("accuracy")
+        problems = task.problems_scored(EVAL_BATCHES) if shares else 0
+        kind = Kind(task.higher_is_better, problems, task.solved_at)
+        found = judge(scores, kind, looks=self.looks)
+        order = [label for labels in found.groups for label in labels]
+        pairs = list(combinations(order, 2))
+        for first, second in pairs if self.wanted == "order" else pairs[: len(order) - 1]:
+            if (first, second) not in found.better:
+                yield from (first, second)
+
+
+def _group(job: Job) -> _Group:
+    return _Group(job.task, job.size if job.family else None)
+
+
+def _model(job: Job) -> tuple[_Group, str]:
+    return _group(job), job.label

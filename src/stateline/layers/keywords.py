@@ -1,0 +1,79 @@
+"""Keywords of layers that stand in a dataclass, which several layers can share.
+
+Such a layer takes the fields as keywords; :func:`keywords_from` publishes them in the constructor's
+signature, where patterns, type checks and documentation read them.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar, get_type_hints
+
+from stateline.errors import InputError, unknown_name
+
+LayerT = TypeVar("LayerT")
+
+
+def keywords_from(settings: type) -> Callable[[type[LayerT]], type[LayerT]]:
+    """Class decorator: publish the fields of a settings dataclass as keywords of the constructor.
+
+    The constructor itself takes ``**settings``. ``inspect.signature`` and ``typing.get_type_hints``
+    then show each field with its default and annotation.
+
+    Args:
+        settings: A dataclass whose fields all have defaults.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Settings:
+        ...     n_heads: int = 4
+        >>> @keywords_from(Settings)
+        ... class Layer:
+        ...     def __init__(self, d_model: int, **settings: Any) -> None:
+        ...         self.settings = Settings(**settings)
+        >>> str(inspect.signature(Layer))
+        '(d_model: int, *, n_heads: int = 4)'
+    """
+
+    def publish(kind: type[LayerT]) -> type[LayerT]:
+        hints, keyword = get_type_hints(settings), inspect.Parameter.KEYWORD_ONLY
+        published = [
+            inspect.Parameter(
+                field.name, keyword, default=field.default, annotation=hints[field.name]
+            )
+            for field in fields(settings)
+        ]
+        constructor: Any = kind.__init__  # its own: a subclass may have another constructor
+        itself, first, *own = inspect.signature(constructor).parameters.values()
+        parameters = [itself, first, *published, *own[:-1]]  # without **settings
+        constructor.__signature__ = inspect.Signature(parameters)
+        constructor.__annotations__ = {**constructor.__annotations__, **hints}
+        return kind
+
+    return publish
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse counts below one.
+
+    Raises:
+        InputError: If one is; the message shows all.
+    """
+    if min(counts.values()) < 1:
+        shown = [f"{name}={count}" for name, count in counts.items()]
+        raise InputError(f"{_listed([*counts])} must be at least 1, got {_listed(shown)}")
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse a name that is not among the choices.
+
+    Raises:
+        InputError: If it is not.
+    """
+    if value not in choices:
+        raise unknown_name(name, value, choices)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

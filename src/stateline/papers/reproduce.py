@@ -1,0 +1,109 @@
+"""Run a table or figure of a paper: train what is missing of it, and keep what it gave."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from stateline.charts.chart import Chart
+from stateline.charts.export import write_charts
+from stateline.compare.news import News
+from stateline.compare.pool import Local, worker_devices
+from stateline.devices import resolve_device
+from stateline.errors import InputError
+from stateline.papers.chart import draw
+from stateline.papers.plan import plan_table
+from stateline.papers.record import FILE, TableRecord, record_table, write_table
+from stateline.papers.run import keep_runs, matching_runs, run_jobs, stored_runs
+from stateline.papers.table import Size, Table, find_table
+from stateline.plugins import command_line
+from stateline.runs.results import Results
+from stateline.runs.store import outline, write_results
+
+
+class Reproduced(NamedTuple):
+    """What a table gave.
+
+    Attributes:
+        table: The table.
+        record: Its figures.
+        results: Its runs.
+        charts: Its charts.
+        folder: Where all of them are written.
+    """
+
+    table: Table
+    record: TableRecord
+    results: Results
+    charts: list[Chart]
+    folder: Path
+
+
+def reproduce(  # noqa: PLR0913
+    name: str,
+    *,
+    size: Size = "laptop",
+    seeds: Sequence[int] = (0, 1, 2),
+    recipes: Path | str = "recipes",
+    data: str = "data",
+    folder: Path | str = "runs/papers",
+    taken_from: Sequence[Path | str] = (),
+    train: bool = True,
+    workers: int | None = None,
+    device: str = "auto",
+    news: News | None = None,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Reproduced:
+    """Train what is missing of a table, and write it as ``table.json``, with its runs and charts.
+
+    The same call continues where it was stopped. Tables share the runs that they have in common.
+
+    Args:
+        name: The table, such as ``h3/table_12``, or the path of a file.
+        size: ``laptop`` (for two cores) or ``paper``.
+        seeds: Seeds of the runs of each row.
+        recipes: Folder of the recipes.
+        data: Folder in place of the ``data`` of recipes.
+        folder: Folder for the runs of all tables.
+        taken_from: Folders with finished runs of other commands, which are taken over.
+        train: Whether to train what is missing; otherwise, only the runs that are there are shown.
+        workers: Number of worker processes, see :func:`stateline.compare.compare`.
+        device: Where to train.
+        news: Is called while jobs run.
+        tell: Called with lines on the data and on the runs that are taken over.
+
+    Raises:
+        InputError: If the table, a recipe, a task or a device cannot be used, or no run is there.
+    """
+    name, table = find_table(name, Path(recipes))
+    if size not in table.sizes:
+        raise InputError(f"{name} has no size {size}: take --size {next(iter(table.sizes))}")
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise InputError(f"seeds must be different numbers of at least 0, got {[*seeds]}")
+    engine = Local(worker_devices(device, workers), resolve_device(device))
+    if needs := table.sizes[size].needs:
+        tell(f"data: {needs}")
+    folder = Path(folder)
+    jobs, tasks = plan_table(table, size, seeds, data, Path(recipes))
+    done = stored_runs(jobs, folder)
+    taken = matching_runs([job for job in jobs if job not in done], [*map(Path, taken_from)])
+    if taken_from:
+        tell(f"runs taken over: {len(taken)}")
+    done |= taken
+    if train:
+        done = run_jobs(jobs, tasks, folder, done, engine, news or News())
+    if not done:
+        raise InputError(f"no run of {name} is there yet: leave out --as_is")
+    given = [name, "--size", size, "--seeds", *map(str, seeds)]
+    runs = [replace(done[job], model=job.label) for job in jobs if job in done]
+    begun = outline(jobs, tasks, command_line("reproduce", given))
+    results = replace(begun, runs=runs, finished=len(runs) == len(jobs))
+    record = record_table(name, table, size, results)
+    keep_runs(taken, folder)
+    home = folder / name / size
+    write_table(home / FILE, record)
+    write_results(home, results)
+    charts = draw(table, record, results)
+    write_charts(charts, home, ["svg", "csv"])
+    return Reproduced(table, record, results, charts, home)

@@ -1,0 +1,327 @@
+"""The decision that a comparison allows: the best model within a budget, and how sure that is.
+
+Models are scored at the training length, and at the longest length at which any is above chance.
+"""
+
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from stateline.errors import InputError
+from stateline.reports.costs import FLOPS, STATE, Cost, Measured, common_lengths, speed
+from stateline.reports.format import DASH, count, listing, short_bytes, short_number, words
+from stateline.reports.records import (
+    kind_of,
+    looks,
+    middle,
+    runs_of,
+    score,
+    scored_runs,
+    solved_runs,
+    task_label,
+)
+from stateline.reports.sentences import size_groups
+from stateline.runs.results import Results, RunRecord, SpeedRecord, TaskRecord
+from stateline.runs.verdict import judge
+
+COSTS = {
+    "state": STATE,
+    "flops": FLOPS,
+    "decode": speed("decode"),
+    "prefill": speed("prefill"),
+    "train": speed("train"),
+}
+"""Costs that a budget may limit, by name."""
+
+CLOSE = 0.01
+"""Scores that differ by no more of the range, or of the best, are taken as equal: cost decides."""
+
+CHEAPER = 0.5
+"""Share of the best model's state that the next choice may have, if any has so little."""
+
+FIT_POINTS = 4
+"""Fewest points of the second half of a curve for a fit."""
+
+_BUDGET = re.compile(
+    r"(?P<name>[a-z]+)(@(?P<length>\d+))?(?P<side><=|>=)(?P<number>[\d.]+) ?(?P<unit>[a-zA-Z]*)"
+)
+_UNITS = {"": 1, "b": 1, "k": 1e3, "m": 1e6, "g": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+class Budget(NamedTuple):
+    """A limit on a cost.
+
+    Attributes:
+        text: As it was given.
+        cost: What is limited.
+        length: The length at which it is; ``None`` is the longest at which all models have it.
+        bound: The limit: the most, or for a speed the least.
+    """
+
+    text: str
+    cost: Cost
+    length: int | None
+    bound: float
+
+    def allows(self, results: Results, entry: SpeedRecord | None) -> bool:
+        """Whether a model is within the limit; without a measured cost it is not."""
+        paid = cost_at(results, entry, self.cost, self.length)
+        if paid is None:
+            return False
+        higher = self.cost.higher_is_better
+        return paid.middle >= self.bound if higher else paid.middle <= self.bound
+
+
+def read_budget(text: str) -> Budget:
+    """A limit such as ``state<=64KiB``, ``decode>=1k`` or ``state@4096<=64KiB``.
+
+    Raises:
+        InputError: If it is malformed, or the cost has its limit on the other side.
+    """
+    found = _BUDGET.fullmatch(text.replace(" ", ""))
+    cost = COSTS.get(found["name"]) if found else None
+    unit = _UNITS.get(found["unit"].lower()) if found else None
+    try:
+        bound = float(found["number"]) * unit if found and unit else None
+    except ValueError:
+        bound = None
+    if found is None or cost is None or bound is None:
+        raise InputError(
+            f"a budget must be {', '.join(COSTS)}, perhaps @LENGTH, a sign and a number, as "
+            f"state<=64KiB or decode>=1k, got {text!r:.60}"
+        )
+    if cost.higher_is_better != (found["side"] == ">="):
+        side = ">=" if cost.higher_is_better else "<="
+        raise InputError(f"a budget of {found['name']} needs {side}, got {text!r:.60}")
+    return Budget(text, cost, int(found["length"]) if found["length"] else None, bound)
+
+
+class Decision(NamedTuple):
+    """A row of the table of decisions.
+
+    Attributes:
+        task: Name of the task, with the size of the models if there are several.
+        length: Length of the sequences.
+        best: The model; empty if none is within the budget.
+        score: Its score.
+        costs: Its state, and its speed of decoding.
+        sure: How sure the choice is.
+        following: The next choice: what it would save and lose.
+    """
+
+    task: str
+    length: str
+    best: str
+    score: str
+    costs: str
+    sure: str
+    following: str
+
+
+HEADINGS = ("task", "length", "best", "score", "state, decoding", "how sure", "next choice")
+
+
+def decisions(results: Results, budgets: Sequence[Budget] = ()) -> list[Decision]:
+    """For each task, size and length the best model within the budgets."""
+    return [
+        _decide(results, task, length, label, models, budgets)
+        for task in results.tasks
+        for size, models in size_groups(results).items()
+        for label in [task_label(results, task) + (f", {short_number(size)}" if size else "")]
+        for length in decided_lengths(results, task, models)
+    ]
+
+
+def decided_lengths(results: Results, task: TaskRecord, models: Sequence[str]) -> Iterator[int]:
+    """The training length, and the longest at which a model is above chance."""
+    scores = {length: _scores(results, task, length, models) for length in task.eval_lengths}
+    if not scores[task.train_length]:
+        return
+    yield task.train_length
+    above = [n for n, own in scores.items() if any(above_chance(task, v) for v in own.values())]
+    if above and max(above) > task.train_length:
+        yield max(above)
+
+
+def above_chance(task: TaskRecord, scores: Sequence[float]) -> bool:
+    """Whether the median of scores is above what the best constant answer gets.
+
+    Four standard errors of a guess count as chance, and at least two percent of the range. Without
+    a known chance every score of another kind is above it.
+    """
+    if not task.problems or not task.higher_is_better:
+        return True
+    guess = task.chance or 0.0
+    error = (guess * (1 - guess) / task.problems) ** 0.5
+    return middle(scores) > guess + max(0.02, 4 * error)
+
+
+def cost_at(
+    results: Results, entry: SpeedRecord | None, cost: Cost, length: int | None = None
+) -> Measured | None:
+    """A cost of a model at a length, by default at the longest at which all models have it."""
+    lengths = common_lengths(results, cost)
+    if entry is None or not lengths:
+        return None
+    return cost.values(entry).get(lengths[-1] if length is None else length)
+
+
+def _scores(
+    results: Results, task: TaskRecord, length: int, models: Sequence[str]
+) -> dict[str, list[float]]:
+    """The scores of each model; a model whose seeds all diverged has none."""
+    found = {
+        model: [score(run, task, length) for run in scored_runs(results, model, task, length)]
+        for model in models
+    }
+    return {model: own for model, own in found.items() if middle(own) == middle(own)}
+
+
+def _decide(
+    results: Results,
+    task: TaskRecord,
+    length: int,
+    label: str,
+    models: Sequence[str],
+    budgets: Sequence[Budget],
+) -> Decision:
+    scores = _scores(results, task, length, models)
+    entries = {entry.model: entry for entry in results.speed}
+    found = judge(scores, kind_of(task, length), looks=looks(results))
+    side = 1 if task.higher_is_better else -1
+    order = sorted(scores, key=lambda model: side * middle(scores[model]), reverse=True)
+    allowed = [m for m in order if all(b.allows(results, entries.get(m)) for b in budgets)]
+    at = f"{length:,}" + (" (trained)" if length == task.train_length else "")
+    if not allowed:
+        first = f"without it {_offer(results, entries, scores, order[0])}"
+        return Decision(label, at, "", DASH, DASH, "no model is within the budget", first)
+
+    def state(model: str) -> float:
+        paid = cost_at(results, entries.get(model), STATE)
+        return float("inf") if paid is None else paid.middle
+
+    leader = allowed[0]
+    close = CLOSE * (1.0 if task.problems else abs(middle(scores[leader])))
+    equal = [m for m in allowed if abs(middle(scores[m]) - middle(scores[leader])) <= close]
+    best = min((m for m in equal if (leader, m) not in found.better), key=state)
+    others = [m for m in order if m != best]
+    beyond = [m for m in others if m not in allowed and order.index(m) < order.index(best)]
+    cheap = [m for m in others if state(m) <= CHEAPER * state(best)]
+    following = next(iter(beyond or cheap or others), None)
+    seeds, scored = len(runs_of(results, best, task)), len(scores[best])
+    share = f", {scored} of {seeds} seeds" if scored < seeds else ""
+    sure = _sure(scores, best, [m for m in allowed if m != best], found.better)
+    return Decision(
+        label,
+        at,
+        best,
+        f"{middle(scores[best]):.3f} {words(task.metric)}{share}",
+        _costs(results, entries.get(best)),
+        sure if above_chance(task, scores[best]) else "no better than a guess",
+        "" if following is None else _offer(results, entries, scores, following, best),
+    )
+
+
+def _sure(
+    scores: Mapping[str, list[float]],
+    best: str,
+    others: Sequence[str],
+    better: set[tuple[str, str]],
+) -> str:
+    seeds = count(len(scores[best]), "seed")
+    if not others:
+        return f"no other to choose ({seeds})"
+    if min(len(scores[model]) for model in (best, *others)) < 2:
+        return "one seed: not decided"
+    same = [model for model in others if (best, model) not in better]
+    if not same:
+        return f"clearly best ({seeds})"
+    return f"not told apart from {listing([f'“{model}”' for model in same])} ({seeds})"
+
+
+def _costs(results: Results, entry: SpeedRecord | None) -> str:
+    state, decode = (cost_at(results, entry, COSTS[name]) for name in ("state", "decode"))
+    told = [DASH if state is None else short_bytes(state.middle)]
+    told += [] if decode is None else [f"{short_number(decode.middle)} tok/s"]
+    return ", ".join(told)
+
+
+def _offer(
+    results: Results,
+    entries: Mapping[str, SpeedRecord],
+    scores: Mapping[str, list[float]],
+    model: str,
+    best: str = "",
+) -> str:
+    """A model with its score, what that is more or less than the best one's, and its costs."""
+    value = middle(scores[model])
+    change = f" ({value - middle(scores[best]):+.3f})" if best else ""
+    change = change.replace("-", "\N{MINUS SIGN}")
+    return f"“{model}” {value:.3f}{change}, {_costs(results, entries.get(model))}"
+
+
+def outlook(results: Results, task: TaskRecord) -> list[str]:
+    """What longer training would change: models at chance, and curves that have not ended.
+
+    The score of each seed is fitted by a line in the logarithm of the steps, over the second half
+    of its curve. It is rising if the slope is more than two standard errors, and more than
+    :data:`CLOSE` for twice the steps.
+    """
+    runs = {model: runs_of(results, model, task) for model in results.models}
+    runs = {model: own for model, own in runs.items() if own}
+    if not runs:
+        return []
+    said = []
+    scores = _scores(results, task, task.train_length, list(runs))
+    if scores and not any(above_chance(task, own) for own in scores.values()):
+        guess = "" if task.chance is None else f" ({task.chance:.3f} by one answer to everything)"
+        said.append(f"no model is better than a guess{guess}: the scores say nothing yet.")
+    open_ = {
+        m: own for m, own in runs.items() if task.solved_at is None or not solved_runs(own, task)
+    }
+    rising = {m: steps for m, own in open_.items() if (steps := _steps_asked(own, task))}
+    if rising:
+        told = listing([f"“{model}” {_steps(*asked)}" for model, asked in rising.items()])
+        said.append(
+            f"still improving when training ended, so more steps may change the order: {told}."
+        )
+    elif said:
+        said.append("no curve has begun to improve: try more steps or other learning rates.")
+    return said
+
+
+def _steps(trained: float, asked: float) -> str:
+    """Steps that a curve asks for, in words."""
+    if asked > 10 * trained:
+        return "(more than 10 times the steps)"
+    return f"(about {float(f'{asked:.1g}'):,.0f} steps more)"
+
+
+def _steps_asked(runs: Sequence[RunRecord], task: TaskRecord) -> tuple[float, float] | None:
+    """Steps done, and more steps asked for, by the median seed; ``None`` if most do not rise."""
+    asked = [found for run in runs if (found := _asked(run, task)) is not None]
+    if 2 * len(asked) <= len(runs):
+        return None
+    return statistics.median(run.steps for run in runs), statistics.median_low(asked)
+
+
+def _asked(run: RunRecord, task: TaskRecord) -> float | None:
+    """Steps until a curve that goes on would reach the goal; without a goal, the steps done."""
+    curve = [(p.step, p.metric) for p in run.curve if p.metric is not None and p.step > 0]
+    late = [(math.log(step), own) for step, own in curve if 2 * step >= run.steps]
+    if len(late) < FIT_POINTS or len({x for x, _ in late}) < FIT_POINTS:
+        return None
+    side = 1 if task.higher_is_better else -1
+    x, y = [x for x, _ in late], [side * own for _, own in late]
+    slope, intercept = statistics.linear_regression(x, y)
+    squares = sum((b - slope * a - intercept) ** 2 for a, b in zip(x, y, strict=True))
+    error = math.sqrt(squares / (len(x) - 2) / ((len(x) - 1) * statistics.variance(x)))
+    enough = CLOSE if task.problems else CLOSE * abs(y[-1])
+    if slope <= 2 * error or slope * math.log(2) <= enough:
+        return None
+    if task.solved_at is None:
+        return float(run.steps)
+    missing = max(0.0, side * (task.solved_at - score(run, task, task.train_length)))
+    return run.steps * math.expm1(min(50.0, missing / slope))

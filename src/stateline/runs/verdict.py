@@ -1,0 +1,220 @@
+"""Which models are clearly better than others, judged by the spread over their seeds.
+
+Every pair of models is compared by Student's t-test of the difference of their mean scores. The
+error rate over all pairs is held at :data:`ERROR_RATE` (Bonferroni: each pair gets its share). The
+standard deviation over seeds is never taken to be smaller than the sampling error of one score, so
+that a few seeds that agree by chance do not decide.
+
+The t-test assumes scores that spread evenly around their mean. Where some seeds of a model solve a
+task and others do not, the models are compared by the share of seeds that solve it, by Barnard's
+exact test.
+
+**One may look after every seed** if the number of looks is fixed before (:func:`judge` with
+``looks``). A pair is then told apart if it is after any number of seeds that both have; each look
+gets its share of :data:`SEQUENTIAL_RATE`. Only the first n seeds of both count at look n, so the
+rate holds whichever models get more seeds, and whatever decides on that. All seeds of one model and
+none of another may solve a task by luck: such a pair needs the exact test, too.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+import numpy as np
+
+ERROR_RATE = 0.002
+"""Probability that a pair of equal models is told apart, over all pairs of a task."""
+
+SEQUENTIAL_RATE = 0.05
+"""The same where seeds are added until models are told apart, over all looks, too."""
+
+FIRST_LOOK = 3
+"""Seeds of each model at the first look."""
+
+SPLIT = 0.1
+"""Least distance at which seeds that solve a task and seeds that do not are two kinds, relative to
+the score that counts as solved."""
+
+
+class Verdict(NamedTuple):
+    """The outcome of a comparison of scores.
+
+    Attributes:
+        groups: Models from best to worst. In each group, no model is clearly worse than the first.
+        better: Pairs of models of which the first is clearly better than the second.
+        undecidable: Models that have no spread (fewer than two seeds) or a seed without a score;
+            nothing is claimed of them.
+    """
+
+    groups: list[list[str]]
+    better: set[tuple[str, str]]
+    undecidable: list[str]
+
+    @property
+    def winner(self) -> str | None:
+        """The one model that is clearly better than every other; ``None`` if there is none."""
+        models = [model for group in self.groups for model in group] + self.undecidable
+        beaten = len(models) - 1
+        wins = (m for m in models if sum(first == m for first, _ in self.better) == beaten)
+        return next(wins, None) if beaten else None
+
+
+class Kind(NamedTuple):
+    """What scores are.
+
+    Attributes:
+        higher_is_better: Whether a larger score is better.
+        problems: Number of answers behind each score, if a score is the share that is right; its
+            sampling error is then sqrt(p (1 - p) / problems), p being the mean of the seeds.
+        solved_at: Score at which a seed has solved the task; ``None`` if there is none.
+    """
+
+    higher_is_better: bool
+    problems: int = 0
+    solved_at: float | None = None
+
+    def solved(self, scores: Sequence[float]) -> list[float]:
+        """The scores of seeds that have solved the task."""
+        goal = self.solved_at
+        if goal is None:
+            return []
+        return [own for own in scores if (own >= goal if self.higher_is_better else own <= goal)]
+
+    def apart(self, first: Sequence[float], second: Sequence[float]) -> bool:
+        """Whether scores that solve a task lie far from scores that do not."""
+        if not first or not second or self.solved_at is None:
+            return False
+        gap = max(min(first) - max(second), min(second) - max(first))
+        return gap > SPLIT * abs(self.solved_at)
+
+    def split(self, scores: Sequence[float]) -> bool:
+        """Whether some seeds have solved the task and others are far from it."""
+        solved = self.solved(scores)
+        return self.apart(solved, [own for own in scores if own not in solved])
+
+
+def judge(scores: Mapping[str, Sequence[float | None]], kind: Kind, *, looks: int = 1) -> Verdict:
+    """Judge models by their scores.
+
+    Args:
+        scores: One score per seed, in the order of the seeds, by model; ``None`` or NaN where
+            training diverged.
+        kind: What the scores are.
+        looks: Number of looks that were allowed, the first after :data:`FIRST_LOOK` seeds; 1 for a
+            number of seeds that was fixed before.
+
+    Returns:
+        Groups of models, best first, and the pairs that are told apart.
+
+    Example:
+        >>> verdict = judge({"a": [0.9, 0.91, 0.92], "b": [0.2, 0.21, 0.2]}, Kind(True))
+        >>> verdict.groups, verdict.winner
+        ([['a'], ['b']], 'a')
+    """
+    usable = {
+        model: [float(value) for value in own if value is not None and math.isfinite(value)]
+        for model, own in scores.items()
+    }
+    known = [m for m in scores if len(usable[m]) == len(scores[m]) >= 2]
+    split = any(kind.split(usable[model]) for model in known)
+
+    def rank(model: str) -> tuple[float, float]:
+        own, side = usable[model], 1 if kind.higher_is_better else -1
+        return (len(kind.solved(own)) / len(own) if split else 0.0), side * fmean(own)
+
+    known.sort(key=rank, reverse=True)
+    pairs = list(combinations(known, 2))
+    rate = (ERROR_RATE if looks == 1 else SEQUENTIAL_RATE / looks) / max(1, len(pairs))
+    better = {
+        (first, second)
+        for first, second in pairs
+        if _least_chance(usable[first], usable[second], kind, split=split, looks=looks) < rate
+    }
+    groups: list[list[str]] = []
+    for model in known:
+        if groups and (groups[-1][0], model) not in better:
+            groups[-1].append(model)
+        else:
+            groups.append([model])
+    return Verdict(groups, better, [model for model in scores if model not in known])
+
+
+def _least_chance(
+    first: Sequence[float], second: Sequence[float], kind: Kind, *, split: bool, looks: int
+) -> float:
+    """The chance of a pair, with several looks the least after any common number of seeds."""
+    if looks == 1:
+        return _chance(first, second, kind, by_share=split)
+    least = 1.0
+    for seeds in range(FIRST_LOOK, min(len(first), len(second), FIRST_LOOK + looks - 1) + 1):
+        one, other = first[:seeds], second[:seeds]
+        solved = kind.solved(one), kind.solved(other)
+        lucky = {*map(len, solved)} == {0, seeds} and kind.apart(one, other)
+        chance = _chance(one, other, kind, by_share=split)
+        if lucky and not split:
+            chance = max(chance, _chance(one, other, kind, by_share=True))
+        least = min(least, chance)
+    return least
+
+
+def _chance(
+    first: Sequence[float], second: Sequence[float], kind: Kind, *, by_share: bool
+) -> float:
+    """Probability of such a difference, or a larger one, between equal models."""
+    if by_share:
+        return _barnard(*((len(kind.solved(own)), len(own)) for own in (first, second)))
+    difference = abs(fmean(first) - fmean(second))
+    free = [len(own) - 1 for own in (first, second)]
+    squares = [_deviation(own, kind.problems) ** 2 for own in (first, second)]
+    pooled = sum(n * square for n, square in zip(free, squares, strict=True)) / sum(free)
+    error = math.sqrt(pooled * (1 / len(first) + 1 / len(second)))
+    if difference == 0 or error == 0:
+        return 1.0 if difference == 0 else 0.0
+    return _two_sided(difference / error, sum(free))
+
+
+def _barnard(first: tuple[int, int], second: tuple[int, int]) -> float:
+    """Barnard's test: the largest chance, over all shares, of as large a difference of shares.
+
+    Args:
+        first: Seeds that solved the task, and all seeds, of a model.
+        second: The same of another model.
+
+    Example:
+        >>> round(_barnard((6, 6), (0, 6)), 6) == round(2 * 0.5**12, 6)
+        True
+    """
+    (solved, n), (others, m) = first, second
+    shares = np.linspace(0.005, 0.995, 199)
+
+    def chances(most: int) -> np.ndarray:
+        k = np.arange(most + 1)[:, None]
+        ways = np.array([math.comb(most, int(own)) for own in k[:, 0]])[:, None]
+        return ways * shares**k * (1 - shares) ** (most - k)
+
+    differences = np.abs(np.arange(n + 1)[:, None] / n - np.arange(m + 1) / m)
+    extreme = differences >= abs(solved / n - others / m) - 1e-9
+    return float(np.einsum("ip,jp,ij->p", chances(n), chances(m), extreme).max())
+
+
+def _deviation(scores: Sequence[float], problems: int) -> float:
+    """Standard deviation over seeds, but at least the sampling error of one score."""
+    floor = 0.0
+    if problems:
+        share = (fmean(scores) * problems + 1) / (problems + 2)  # an error even at 0 and 1
+        floor = math.sqrt(max(0.0, share * (1 - share)) / problems)
+    return max(stdev(scores), floor)
+
+
+def _two_sided(t: float, freedom: int) -> float:
+    """Probability that Student's t is at least as far from 0.
+
+    With t = sqrt(freedom) tan(a), the density of a is proportional to cos(a)^(freedom - 1).
+    """
+    edges = np.linspace(math.atan(t / math.sqrt(freedom)), math.pi / 2, 501)
+    middles, width = (edges[:-1] + edges[1:]) / 2, edges[1] - edges[0]
+    beyond = float((np.cos(middles) ** (freedom - 1)).sum() * width)
+    log_whole = math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2) + math.log(math.pi) / 2
+    return 2 * beyond / math.exp(log_whole)

@@ -1,0 +1,193 @@
+"""Seeds are added until models are told apart: errors as promised, and seeds that are spent."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stateline.compare import Comparison, Job, compare, plan
+from stateline.compare.seeds import Seeds
+from stateline.errors import InputError
+from stateline.runs.results import RunRecord, to_json
+from stateline.runs.verdict import SEQUENTIAL_RATE, Kind, judge
+from stateline.tasks import make_task
+
+TRIALS, MOST, PROBLEMS = 200, 6, 1024
+
+Draw = Callable[[np.random.Generator, int], Any]
+
+
+def task(**changes: Any) -> Any:
+    known = {"metric": "accuracy", "train_length": 8, "higher_is_better": True, "solved_at": 0.95}
+    return SimpleNamespace(**known | {"problems_scored": lambda _: PROBLEMS} | changes)
+
+
+def planted(draws: dict[str, Draw], seed: int, of: Any, wanted: Any = "best") -> tuple[Any, int]:
+    """Run a comparison of models whose scores are drawn: the verdict, and the seeds spent."""
+    rng = np.random.default_rng(seed)
+    jobs: list[Any] = [
+        SimpleNamespace(task="t", size=None, family="", label=m, training=SimpleNamespace(seed=s))
+        for m in draws
+        for s in range(MOST)
+    ]
+    scores = {m: [float(v) for v in draw(rng, MOST)] for m, draw in draws.items()}
+    seeds, done = Seeds(wanted, jobs, {"t": of}), list[Any]()
+    while waiting := [job for job in jobs if seeds.is_asked(job) and job not in done]:
+        for job in waiting:
+            value = scores[job.label][job.training.seed]
+            seeds.after(job, SimpleNamespace(by_length={8: {of.metric: value}}))  # type: ignore[arg-type]
+            done.append(job)
+    spent = {m: own[: sum(job.label == m for job in done)] for m, own in scores.items()}
+    kind = Kind(of.higher_is_better, PROBLEMS, of.solved_at)
+    return judge(spent, kind, looks=seeds.looks), len(done)
+
+
+def normal(mean: float, spread: float) -> Draw:
+    return lambda rng, n: np.clip(rng.normal(mean, spread, n), 0, 1)
+
+
+def lucky(share: float) -> Draw:
+    """Some seeds solve the task and the others do not."""
+    return lambda rng, n: np.where(rng.random(n) < share, 0.99, 0.3) + rng.normal(0, 0.003, n)
+
+
+def measured(mean: float) -> Draw:
+    return lambda rng, n: rng.binomial(PROBLEMS, np.full(n, mean)) / PROBLEMS
+
+
+EQUAL: dict[str, Draw] = {
+    "spread": normal(0.6, 0.05),
+    "exact": measured(0.9),
+    "half of the seeds solve it": lucky(0.5),
+    "most of the seeds solve it": lucky(0.8),
+}
+UNEQUAL: dict[str, tuple[Draw, Draw]] = {
+    "far": (measured(0.99), normal(0.6, 0.02)),
+    "near": (normal(0.97, 0.004), normal(0.90, 0.01)),
+    "solved or not": (measured(0.999), measured(0.4)),
+    "one decimal": (normal(0.80, 0.01), normal(0.70, 0.02)),
+}
+
+
+@pytest.mark.parametrize("models", [2, 4])
+def test_equal_models_are_told_apart_as_rarely_as_promised(models: int) -> None:
+    """200 planted comparisons; more than 19 wrong ones have a chance below 0.3 % at 5 %."""
+    wrong = 0
+    for trial in range(TRIALS):
+        draw = list(EQUAL.values())[trial % len(EQUAL)]
+        found, _ = planted(dict.fromkeys("abcd"[:models], draw), trial, task())
+        wrong += bool(found.better)
+    assert wrong <= 19
+    assert SEQUENTIAL_RATE * TRIALS == 10
+
+
+def test_unequal_models_are_told_apart_with_fewer_seeds_than_six_for_all() -> None:
+    right, spent = 0, 0
+    for trial in range(TRIALS):
+        best, other = list(UNEQUAL.values())[trial % len(UNEQUAL)]
+        found, seeds = planted({"best": best, "other": other}, trial, task())
+        assert ("other", "best") not in found.better
+        right += found.winner == "best"
+        spent += seeds
+    assert right >= 0.95 * TRIALS
+    assert spent <= 0.75 * TRIALS * 2 * MOST
+
+
+def test_models_that_are_clearly_worse_get_no_more_seeds() -> None:
+    draws = {"a": normal(0.6, 0.02), "b": normal(0.6, 0.02), "far": measured(0.1)}
+    _, best = planted(draws, 0, task(solved_at=None))
+    assert best < 3 * MOST
+
+
+def test_the_order_of_all_asks_for_more_than_the_best() -> None:
+    draws = {"best": measured(0.9), "c": normal(0.3, 0.02), "d": normal(0.3, 0.02)}
+    spent = {
+        wanted: planted(draws, 1, task(solved_at=None), wanted)[1] for wanted in ("best", "order")
+    }
+    assert spent["best"] < spent["order"]
+
+
+def test_without_a_decision_all_seeds_are_run() -> None:
+    _, spent = planted({"a": measured(0.9), "b": measured(0.1)}, 0, task(), "no")
+    assert spent == 2 * MOST
+
+
+def test_no_seed_is_added_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stateline.compare.seeds.time.monotonic", iter(range(10**6)).__next__)
+    jobs: list[Any] = [
+        SimpleNamespace(task="t", size=None, family="", label=m, training=SimpleNamespace(seed=s))
+        for m in "ab"
+        for s in range(MOST)
+    ]
+    seeds = Seeds("best", jobs, {"t": task()}, minutes=0)
+    run: Any = SimpleNamespace(by_length={8: {"accuracy": 0.5}})
+    assert not any(seeds.after(job, run) for job in jobs if job.training.seed < 3)
+
+
+SCORES = {"attention": [0.9, 0.91, 0.92, 0.9, 0.9, 0.9], "lstm": [0.1, 0.5, 0.9, 0.1, 0.1, 0.1]}
+
+
+def test_a_comparison_adds_seeds_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second model varies too much for three seeds; a comparison that goes on ends the same."""
+    recall = "associative_recall(length=4, batch_size=4)"
+    comparison = Comparison(
+        [*SCORES], [recall], d_model=8, steps=1, lr=1e-3, decide="best", match="none"
+    )
+    trained: list[str] = []
+
+    def run_job(job: Job, folder: Path, *_: object, **__: object) -> RunRecord:
+        if len(trained) == 7:
+            raise KeyboardInterrupt
+        trained.append(job.name)
+        value = SCORES[job.label][job.training.seed]
+        lengths = make_task(job.task).eval_lengths
+        run = RunRecord(
+            model=job.label,
+            task=job.task,
+            seed=job.training.seed,
+            d_model=8,
+            parameters=1,
+            parameters_wanted=1,
+            steps=1,
+            stopped="finished",
+            seconds=0.0,
+            tokens_per_second=0.0,
+            steps_to_solve=None,
+            curve=[],
+            by_length={length: {"accuracy": value} for length in lengths},
+        )
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(to_json(run))
+        return run
+
+    monkeypatch.setattr("stateline.compare.pool.run_job", run_job)
+    with pytest.raises(KeyboardInterrupt):
+        compare(comparison, tmp_path, workers=0, timing="none")
+    first = list(trained)
+    trained.clear()
+    trained += ["resumed"] * 8  # so that nothing is interrupted again
+    results = compare(comparison, tmp_path, workers=0, timing="none")
+    assert len(first) == 7
+    assert not set(first) & set(trained)
+    seeds = {m: [run.seed for run in results.runs if run.model == m] for m in SCORES}
+    assert seeds["attention"] == seeds["lstm"] == list(range(len(seeds["lstm"])))
+    assert 3 < len(seeds["lstm"]) <= 6
+    assert results.protocol is not None
+    assert results.protocol.looks == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget_minutes": 1.0}, "budget_minutes limits the seeds that are added"),
+        ({"budget_minutes": -1.0, "decide": "best"}, "budget_minutes must be at least 0"),
+    ],
+)
+def test_a_time_without_a_decision_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan(Comparison(["lstm"], ["copying"], **changes))

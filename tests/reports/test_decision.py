@@ -1,0 +1,136 @@
+"""Which model a report decides on, at which cost, and how surely."""
+
+import pytest
+
+from stateline.errors import InputError
+from stateline.reports import decision, read_results
+from stateline.reports.decision import Budget, Decision, outlook, read_budget
+from stateline.runs.results import Results
+from tests.reports.typed import typed, with_task
+
+CURVE = {"step": 1, "loss": 1.0, "metric": 0.1}
+
+
+@pytest.fixture(scope="module")
+def gallery() -> Results:
+    return read_results("docs/gallery/hybrids")
+
+
+def decided(results, *budgets: str) -> dict[tuple[str, str], Decision]:
+    found = decision.decisions(typed(results), [read_budget(text) for text in budgets])
+    return {(row.task, row.length.partition(" ")[0]): row for row in found}
+
+
+def runs_at(make, task, scores):
+    """A run per seed of models whose scores at the training length are given."""
+    lengths = [str(length) for length in task["eval_lengths"]]
+    return [
+        make.run(model, task, dict.fromkeys(lengths, value), seed=seed)
+        for model, own in scores.items()
+        for seed, value in enumerate(own)
+    ]
+
+
+def test_five_questions_are_answered_by_the_gallery(gallery):
+    """Each answer is that of six seeds; the last, that nothing is within the budget."""
+    best = decided(gallery)
+    assert best["Word problem", "64"].best == "lstm"
+    assert best["Associative recall", "80"].best == "lstm+attention"
+    small = decided(gallery, "state<=64KiB")
+    assert small["Copying", "8"].best == "h3"
+    assert small["Copying", "8"].sure == "clearly best (6 seeds)"
+    assert small["Copying", "8"].following.startswith("“h3+attention” 0.990 (+0.003), 20 MiB")
+    assert small["Associative recall", "80"].best == "lstm"
+    none = decided(gallery, "state<=100")
+    assert {row.sure for row in none.values()} == {"no model is within the budget"}
+    assert {row.best for row in none.values()} == {""}
+
+
+def test_the_longest_length_is_the_last_at_which_a_model_is_above_chance(gallery):
+    assert [length for task, length in decided(gallery) if task == "Copying"] == ["8", "16"]
+
+
+def test_what_is_best_within_a_budget_may_still_be_a_guess(gallery):
+    row = decided(gallery, "state<=64KiB")["Copying", "16"]
+    assert row.sure == "no better than a guess"
+    assert row.following.startswith("“attention” 0.099 (+0.099), 48 MiB")
+
+
+def test_of_equal_scores_the_smallest_state_is_taken(make):
+    task = make.task(problems=1024, eval_lengths=[10])
+    scores = {"h3*2": [1.0, 0.99, 1.0], "lstm*2": [0.995, 0.995, 0.99]}
+    costs = [make.speed("h3*2"), make.speed("lstm*2", state_bytes={"256": 900, "1024": 900})]
+    results = make.results(tasks=[task], models=[*scores], runs=runs_at(make, task, scores))
+    (row,) = decided(results | {"speed": costs}).values()
+    assert (row.best, row.costs) == ("lstm*2", "900 B, 290 tok/s")
+    assert row.sure == "not told apart from “h3*2” (3 seeds)"
+
+
+def test_one_seed_decides_nothing(make):
+    assert {row.sure for row in decided(make.results()).values()} == {"one seed: not decided"}
+
+
+def test_a_speed_or_a_state_at_a_length_can_be_limited(make):
+    slow = make.speed("lstm*2", decode_tokens_per_second={"256": 90.0, "1024": 80.0})
+    results = make.results()
+    results["speed"][2] = slow
+    results["speed"][0]["state_bytes"] = {"256": 10, "1024": 1e9}
+
+    def within(*budgets: str) -> set[str]:
+        limits = [read_budget(text) for text in budgets]
+        entries = typed(results).speed
+        allowed = [e for e in entries if all(b.allows(typed(results), e) for b in limits)]
+        return {entry.model for entry in allowed}
+
+    attention, h3, lstm = make.models
+    assert within("decode>=100") == {attention, h3}
+    assert within("state<=1MiB") == {h3, lstm}
+    assert within("state@256<=64") == {attention}
+    assert within("state<=1MiB", "decode >= 0.1k") == {h3}
+    assert within("prefill>=1") == set()  # nobody measured it
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"), [("state<=64KiB", 65536), ("decode>=1.5k", 1500), ("flops<=2M", 2e6)]
+)
+def test_a_budget_is_read(text: str, bound: float) -> None:
+    assert read_budget(text) == Budget(text, read_budget(text).cost, None, bound)
+
+
+@pytest.mark.parametrize("text", ["", "state", "state<64", "size<=3", "state<=1.2.3", "flops<=3x"])
+def test_a_malformed_budget_is_one_line(text: str) -> None:
+    with pytest.raises(InputError, match="a budget must be state, flops, decode"):
+        read_budget(text)
+
+
+def test_a_limit_on_the_wrong_side_is_refused() -> None:
+    with pytest.raises(InputError, match="a budget of decode needs >=, got 'decode<=5'"):
+        read_budget("decode<=5")
+
+
+def test_models_that_only_guess_are_said_to(make):
+    task = make.task(problems=1024, chance=0.25)
+    runs = runs_at(make, task, {"h3*2": [0.26, 0.24], "lstm*2": [0.25, 0.27]})
+    results = make.results(tasks=[task], models=["h3*2", "lstm*2"], runs=runs)
+    assert {row.sure for row in decided(results).values()} == {"no better than a guess"}
+    guess, flat = outlook(*with_task(results, task))
+    assert guess.startswith("no model is better than a guess (0.250 by one answer to everything)")
+    assert flat == "no curve has begun to improve: try more steps or other learning rates."
+
+
+@pytest.mark.parametrize(
+    ("slope", "asked"), [(0.1, "about 600 steps more"), (0.02, "more than 10 times"), (0.0, "")]
+)
+def test_a_curve_that_still_rises_asks_for_the_steps_to_its_goal(make, slope, asked):
+    """The score is 0.9 at step 1000, and rises by ``slope`` per factor e of the steps."""
+    import math
+
+    task = make.task(problems=1024)
+    points = [(step, 0.9 + slope * math.log(step / 1000)) for step in range(500, 1001, 50)]
+    curve = [CURVE | {"step": step, "metric": value} for step, value in points]
+    runs = runs_at(make, task, {"h3*2": [0.9, 0.9]})
+    runs = [run | {"curve": curve, "steps": 1000} for run in runs]
+    goal = math.expm1(0.05 / 0.1) * 1000
+    assert 600 < goal < 700
+    said = outlook(*with_task(make.results(tasks=[task], models=["h3*2"], runs=runs), task))
+    assert said == [] if not asked else asked in said[0]
