@@ -16,7 +16,6 @@ if [ -n "${SMOKE:-}" ]; then
   SIZES=(--device cpu --rows 1 --d_model 32 --seconds 0 --force) LENGTHS="128" LONG="128" FEW="16 32"
   DECODE=(--device cpu --d_model 32 --vocab_size 64 --batches 1 2 --lengths 8 --force)
   TEXT="text(length=16, batch_size=2, held_out_bytes=200, path=pyproject.toml)"
-  CASES=("fft_conv diagonal_ssm h3_core attention selective_scan short_conv linear_attention gated_delta_rule")
   LAYERS=("h3 attention s4d mamba mamba2") VARIANTS="mf"
   TRAIN=(--device cpu --train.steps 1) HYBRID=(--model.d_model 24) COMPARE=(--parameters 30k --steps 1 --timing none)
 else
@@ -24,7 +23,6 @@ else
   SIZES=(--device cuda --rows 8 --d_model 1024 --force) LENGTHS="1024 2048 8192 32768" LONG="4096 16384" FEW="1024 2048 8192"
   DECODE=(--device cuda --d_model 2048 --vocab_size 50304 --batches 1 64 --lengths 512 1536 --force)
   TEXT="text(length=1024, batch_size=32${DATA:+, path=$DATA})"
-  CASES=(fft_conv diagonal_ssm h3_core attention selective_scan short_conv linear_attention gated_delta_rule)
   LAYERS=("h3 attention" s4d mamba mamba2) VARIANTS="mf sh"
   TRAIN=(--device cuda) HYBRID=(--model.d_model 768 --train.precision bfloat16 --train.compile true --train.steps 1000)
   COMPARE=(--parameters 30m --steps 2000 --precision bfloat16)
@@ -66,9 +64,10 @@ fi
 
 # Convolutions against cuFFT (backend torch); the core of H3 against the memory floor and FlashAttention; selective scans
 # against mamba-ssm.
+OPS=$("$BIN/python" -c "from stateline.ops import OPS; print(*OPS)")
 for dtype in $DTYPES; do
-  for cases in "${CASES[@]}"; do
-    bench "ops-$dtype-${cases%% *}" ops --only $cases --dtype "$dtype" --lengths $LENGTHS "${SIZES[@]}"
+  for op in $OPS; do
+    bench "ops-$dtype-$op" ops --only "$op" --dtype "$dtype" --lengths $LENGTHS "${SIZES[@]}"
   done
 done
 for layers in "${LAYERS[@]}"; do
