@@ -447,6 +447,16 @@ def test_all_probes_run_from_the_command_line(
     assert page.count('data-chart="probe-') == len(PROBES)
 
 
+def test_a_length_that_the_data_do_not_have_is_skipped_and_the_rest_is_measured(
+    sources: Path,
+) -> None:
+    plan = Plan(["a", "b"], ["letters", "squad", "phone_book"], [9], Settings(1, 2))
+    points = run_probes(plan, Material(sources), Oracle, Path("out")).points
+    assert [(p.model, p.task) for p in points] == [(m, t) for m in plan.models for t in plan.tasks]
+    assert [bool(point.exact_match) for point in points] == [True, False, True] * 2
+    assert points[1].skipped.startswith("no passage has 1 to 9 tokens")
+
+
 def test_a_page_that_cannot_be_written_is_found_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -467,6 +477,8 @@ def test_a_page_that_cannot_be_written_is_found_before_anything_is_measured(
         ("bytes --tasks copy", "give --data a folder that holds text/"),
         ("bytes --tasks copy --data bytes", "there are no .txt or .jsonl files in bytes/text"),
         ("bytes --lengths 0", "lengths must be positive"),
+        ("bytes --tasks letters phone_book --lengths 2", "at least 3 for phone_book, got 2"),
+        ("bytes --lengths 1000000000", "640 examples of letters may have up to 33,554,432 letters"),
         ("bytes --examples 0", "examples must be at least 1"),
         ("bytes --tasks letters --tokenizer nowhere.json", "nowhere.json"),
     ],

@@ -1,8 +1,9 @@
 """Score a model on text files of any length, on a training task with --task, or with --tasks.
 
 If the model's state does not grow, it is carried through each file. If it grows, the file is read
-in overlapping windows, by default of 2,048 tokens with a stride of half a window. Tasks are run by
-lm-evaluation-harness: SuperGLUE, LAMBADA, WikiText and the probes from local files, or your own.
+in overlapping windows, by default of 2,048 tokens with a stride of half a window. Tasks are the
+probes, or are run by lm-evaluation-harness: SuperGLUE, LAMBADA and WikiText from local files, or
+your own.
 """
 
 import json
@@ -63,9 +64,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 
     check_imports(user_path(given.run, "model"))
     if given.tasks:
-        from stateline.evaluate.harness import check_installed
-
-        check_installed()
+        _check_tasks(given)
     out = None if given.out is None else user_path(given.out, "file to write")
     if out is not None:
         check_writable(out)
@@ -73,6 +72,21 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if out is not None:
         write_text(out, json.dumps(record, indent=2) + "\n")
     return 0
+
+
+def _check_tasks(given: Namespace) -> None:
+    """Raise InputError for tasks that are unknown, or need a package that is missing."""
+    from stateline.evaluate.harness import LOCAL_TASKS, check_installed
+    from stateline.probe import PROBES, is_probe
+
+    for name in ("limit", "batch_size"):
+        if given[name] is not None and given[name] < 1:
+            raise InputError(f"{name} must be at least 1, got {given[name]}")
+    for name in given.tasks:
+        if not (is_probe(name) or name in LOCAL_TASKS or given.tasks_path):
+            raise unknown_name("task", name, [*LOCAL_TASKS, *PROBES])
+    if not all(map(is_probe, given.tasks)):
+        check_installed()
 
 
 def _score(given: Namespace) -> dict[str, Any]:
@@ -108,20 +122,18 @@ def _score_files(
 def _score_tasks(
     given: Namespace, model: "LanguageModel", tokenizer: "Tokenizer"
 ) -> dict[str, Any]:
-    from stateline.evaluate.harness import LOCAL_TASKS, run_suite
-    from stateline.probe import PROBES, Material, StatelineReader
-    from stateline.probe.harness import probe_tasks
+    from stateline.evaluate.harness import run_suite
+    from stateline.probe import Material, StatelineReader, is_probe, score_probe
 
-    reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
-    chosen: list[Any] = []
-    for name in given.tasks:
-        probes = probe_tasks(name, material, reader, limit=given.limit)
-        if not (probes or name in LOCAL_TASKS or given.tasks_path):
-            raise unknown_name("task", name, [*LOCAL_TASKS, *PROBES])
-        chosen += probes or [name]
     names = ("data", "tasks_path", "shots", "limit", "batch_size")
     settings = {name: given[name] for name in names}
-    metrics = run_suite(model, tokenizer, chosen, **settings)
+    suites = [name for name in given.tasks if not is_probe(name)]
+    metrics = run_suite(model, tokenizer, suites, **settings) if suites else []
+    reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
+    for name in given.tasks:
+        if is_probe(name):
+            some = {"limit": given.limit, "rows": given.batch_size}
+            metrics += score_probe(reader, name, material, **some)
     _print_metrics(metrics)
     scores = [metric._asdict() for metric in metrics]
     return {"tasks": given.tasks, **settings, "scores": scores}

@@ -1,6 +1,8 @@
 """Running probes: one point after the other, each written as soon as it is there."""
 
 import json
+import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,17 +14,19 @@ from typing import NamedTuple
 import msgspec
 
 from stateline.errors import InputError, unknown_name
+from stateline.evaluate.harness import Metric
 from stateline.files import check_writable, regular_file, write_text
 from stateline.probe.load import fingerprint
 from stateline.probe.material import Material
 from stateline.probe.prompts import Example
 from stateline.probe.reader import Reader
 from stateline.probe.results import FORMAT, Point, ProbeResults, Sample
-from stateline.probe.tasks import PROBES, Probe, make_examples
+from stateline.probe.tasks import PROBES, NoExamples, Probe, check_length, make_examples
 from stateline.runs.results import from_json, to_json
 from stateline.train.environment import environment
 
 FILE = "probes.json"
+_NAMED = re.compile(rf"({'|'.join(PROBES)})(?:_([1-9]\d*))?")
 _SHOWN = 200
 """Characters of a prompt that are kept as a sample."""
 
@@ -65,11 +69,11 @@ class Plan(NamedTuple):
         for task in self.tasks:
             if task not in PROBES:
                 raise unknown_name("probe", task, PROBES)
-        if any(length < 1 for length in self.lengths):
-            raise InputError(f"lengths must be positive, got {list(self.lengths)}")
         for name in ("batches", "examples", "rows"):
             if (value := getattr(self.settings, name)) < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        for _, task, length in self.points():
+            check_length(task, length, self.settings.batches * self.settings.examples)
 
     def points(self) -> Iterator[tuple[str, str, int]]:
         """Model, probe and length of every point, in order."""
@@ -139,11 +143,28 @@ def read_probes(folder: Path) -> ProbeResults:
         ) from error
 
 
-def _measure(
-    reader: Reader, task: str, length: int, settings: Settings, material: Material, key: str
-) -> Point:
-    """The point of one model, probe and length."""
-    start, n = time.perf_counter(), settings.batches * settings.examples
+class Asked(NamedTuple):
+    """What a model answered to the examples of a probe at one length.
+
+    Attributes:
+        examples: The examples.
+        prompt_tokens: Tokens of the longest prompt.
+        texts: The answers; empty if the probe was skipped.
+        scores: Exact match and F1 of each.
+        skipped: Why the model was not asked; empty if it was.
+    """
+
+    examples: list[Example]
+    prompt_tokens: int
+    texts: list[str]
+    scores: list[tuple[float, float]]
+    skipped: str
+
+
+def ask(
+    reader: Reader, task: str, length: int, n: int, material: Material, *, rows: int, seed: int = 0
+) -> Asked:
+    """Ask a model the first ``n`` examples of a probe, ``rows`` of them at a time."""
     examples = make_examples(
         task,
         length,
@@ -151,11 +172,72 @@ def _measure(
         material=material,
         encode=reader.encode,
         decode=reader.decode,
-        seed=str(settings.seed),
+        seed=str(seed),
     )
     prompts = [reader.prompt(example.prompt) for example in examples]
+    limits, skipped = _answer_limits(reader, PROBES[task], examples, prompts)
     longest = max(map(len, prompts))
-    limits, skipped = answer_limits(reader, PROBES[task], examples, prompts)
+    if skipped:
+        return Asked(examples, longest, [], [], skipped)
+    texts = _answers(reader, PROBES[task], prompts, limits, rows)
+    scores = [PROBES[task].score(*pair) for pair in zip(examples, texts, strict=True)]
+    return Asked(examples, longest, texts, scores, "")
+
+
+def is_probe(name: str) -> bool:
+    """Whether a task of an evaluation is a probe: ``copy``, or ``copy_50`` for one length."""
+    return _NAMED.fullmatch(name) is not None
+
+
+def score_probe(
+    reader: Reader, name: str, material: Material, *, limit: int | None = None, rows: int = 16
+) -> list[Metric]:
+    """The scores of a probe, as metrics of an evaluation suite.
+
+    Args:
+        reader: The model.
+        name: ``copy`` for each of the probe's own lengths, ``copy_50`` for one length.
+        material: Names, documents and questions.
+        limit: Only the first examples; by default as many as ``stateline probe`` draws.
+        rows: Prompts that the model reads at a time.
+
+    Raises:
+        InputError: If the limit is not positive, data is missing or too short for a length, or the
+            model cannot read so long a prompt.
+    """
+    if (named := _NAMED.fullmatch(name)) is None:
+        raise unknown_name("probe", name, PROBES)
+    probe, length = named.groups()
+    n = Settings().batches * Settings().examples if limit is None else limit
+    if n < 1:
+        raise InputError(f"limit must be at least 1, got {n}")
+    metrics = []
+    for size in [int(length)] if length else PROBES[probe].lengths:
+        check_length(probe, size, n)
+        asked = ask(reader, probe, size, n, material, rows=rows)
+        if asked.skipped:
+            lower = f"take a lower length, as {probe}_{size // 2 or 1}"
+            raise InputError(f"{probe}_{size} {asked.skipped}: {lower}")
+        columns = zip(("exact_match", "f1"), zip(*asked.scores, strict=True), strict=True)
+        metrics += [_metric(f"{probe}_{size}", *column) for column in columns]
+    return metrics
+
+
+def _metric(task: str, name: str, scores: Sequence[float]) -> Metric:
+    n = len(scores)
+    error = statistics.stdev(scores) / math.sqrt(n) if n > 1 else None
+    return Metric(task, name, statistics.fmean(scores), error, n)
+
+
+def _measure(
+    reader: Reader, task: str, length: int, settings: Settings, material: Material, key: str
+) -> Point:
+    """The point of one model, probe and length."""
+    start, n = time.perf_counter(), settings.batches * settings.examples
+    try:
+        asked = ask(reader, task, length, n, material, rows=settings.rows, seed=settings.seed)
+    except NoExamples as error:
+        asked = Asked([], 0, [], [], str(error))
     point = Point(
         model=reader.name,
         task=task,
@@ -163,28 +245,28 @@ def _measure(
         key=key,
         exact_match=[],
         f1=[],
-        prompt_tokens=longest,
+        prompt_tokens=asked.prompt_tokens,
         seconds=0.0,
-        skipped=skipped,
+        skipped=asked.skipped,
     )
-    if skipped:
+    if asked.skipped:
         return point
-    texts = _answers(reader, PROBES[task], prompts, limits, settings.rows)
-    scores = [PROBES[task].score(*pair) for pair in zip(examples, texts, strict=True)]
-    batches = [scores[i : i + settings.examples] for i in range(0, n, settings.examples)]
-    first = examples[0]
+    batches = [asked.scores[i : i + settings.examples] for i in range(0, n, settings.examples)]
+    first = asked.examples[0]
     return msgspec.structs.replace(
         point,
         exact_match=[statistics.fmean(match for match, _ in batch) for batch in batches],
         f1=[statistics.fmean(f1 for _, f1 in batch) for batch in batches],
         seconds=time.perf_counter() - start,
         sample=Sample(
-            prompt=first.prompt[-_SHOWN:], accepted=list(first.accepted), text=texts[0][:_SHOWN]
+            prompt=first.prompt[-_SHOWN:],
+            accepted=list(first.accepted),
+            text=asked.texts[0][:_SHOWN],
         ),
     )
 
 
-def answer_limits(
+def _answer_limits(
     reader: Reader, probe: Probe, examples: Sequence[Example], prompts: Sequence[Sequence[int]]
 ) -> tuple[list[int], str]:
     """New tokens of each answer, and why a model cannot give them; empty if it can."""

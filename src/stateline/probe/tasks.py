@@ -24,6 +24,11 @@ DOCUMENTS = 10
 TRIES = 100
 """Windows that are drawn until one has two words: a copy of one word leaves nothing to write."""
 
+_COPIED = (20, 50, 100, 200, 300)
+
+MOST = 1 << 25
+"""Upper limit on the length of all examples together; it turns typos into messages."""
+
 BIN = 50
 """Passages of SQuAD are binned by their length in tokens; this is the width of a bin."""
 
@@ -61,6 +66,7 @@ class Probe(NamedTuple):
         new_tokens: Largest number of tokens of an answer, from the number of tokens of the prompt.
         normalise: Whether exact match ignores case, punctuation and articles.
         never_empty: Whether the end of the text may not be the first token of an answer.
+        least: The smallest length.
     """
 
     title: str
@@ -72,6 +78,7 @@ class Probe(NamedTuple):
     new_tokens: Callable[[int], int]
     normalise: bool = False
     never_empty: bool = False
+    least: int = 1
 
     def score(self, example: Example, text: str) -> tuple[float, float]:
         """Exact match and F1 of the text that a model wrote after the prompt."""
@@ -102,7 +109,8 @@ def make_examples(
         seed: Seed of the random choices.
 
     Raises:
-        InputError: If data is missing, or too short for the length.
+        InputError: If data is missing.
+        NoExamples: If the data are too short for the length.
 
     Example:
         >>> encode, decode = lambda text: [*text.encode()], lambda ids: bytes(ids).decode()
@@ -120,10 +128,29 @@ def make_examples(
     return [PROBES[name].make(draw) for _ in range(n)]
 
 
+class NoExamples(InputError):
+    """The data hold no example of a length, in the tokens of a model."""
+
+
+def check_length(name: str, length: int, n: int) -> None:
+    """Check, before a model is read, that ``n`` examples of a length can be drawn.
+
+    Raises:
+        InputError: If the length is out of range.
+    """
+    probe = PROBES[name]
+    if length < probe.least:
+        wanted = "positive" if probe.least == 1 else f"at least {probe.least} for {name}"
+        raise InputError(f"lengths must be {wanted}, got {length}")
+    if length * n > MOST:
+        raise InputError(
+            f"{n:,} examples of {name} may have up to {MOST:,} {probe.unit} together, got {n:,} of "
+            f"length {length:,}: lower the lengths or the number of examples"
+        )
+
+
 def _phone_book(draw: Draw) -> Example:
     rng = draw.rng
-    if draw.length < 3:
-        raise InputError(f"a phone book must have at least 3 entries, got {draw.length}")
     female, male, last = draw.material.names
     entries = []
     for _ in range(draw.length):
@@ -143,7 +170,7 @@ def _copy(draw: Draw, *, shuffled: bool = False) -> Example:
         text = prompts.one_line(draw.decode(window))
         if " " in text:
             return prompts.copy(text)
-    raise InputError(f"no {draw.length} tokens of the text hold two words: raise the lengths")
+    raise NoExamples(f"no {draw.length} tokens of the text hold two words: raise the lengths")
 
 
 def _window(draw: Draw) -> list[int]:
@@ -151,7 +178,7 @@ def _window(draw: Draw) -> list[int]:
     documents = draw.material.documents
     tokens = draw.encode("".join(draw.rng.choice(documents) for _ in range(DOCUMENTS)))
     if len(tokens) < draw.length:
-        raise InputError(
+        raise NoExamples(
             f"{DOCUMENTS} documents have {len(tokens)} tokens, fewer than the {draw.length} to "
             "copy: give longer texts or lower lengths"
         )
@@ -169,8 +196,8 @@ def _squad(draw: Draw) -> Example:
     sizes = draw.passage_sizes()
     fit = [i for i, size in enumerate(sizes) if low < size <= high]
     if not fit:
-        raise InputError(
-            f"no passage has {low + 1} to {high} tokens: the {len(sizes)} passages have "
+        raise NoExamples(
+            f"no passage has {max(low + 1, 1)} to {high} tokens: the {len(sizes)} passages have "
             f"{min(sizes)} to {max(sizes)}"
         )
     passage = draw.material.passages[draw.rng.choice(fit)]
@@ -185,29 +212,23 @@ def _half_more(prompt_tokens: int) -> int:
 
 PROBES: Mapping[str, Probe] = {
     "phone_book": Probe(
-        "Phone book", "entries", "names", (20, 50, 100, 150, 200), _phone_book, "\n", lambda _: 50
+        "Phone book",
+        *("entries", "names", (20, 50, 100, 150, 200), _phone_book, "\n"),
+        new_tokens=lambda _: 50,
+        least=3,
     ),
-    "copy": Probe(
-        "Copy of text", "tokens", "text", (20, 50, 100, 200, 300), _copy, "\n\n", _half_more
-    ),
+    "copy": Probe("Copy of text", "tokens", "text", _COPIED, _copy, "\n\n", _half_more),
     "shuffled_copy": Probe(
         "Copy of shuffled tokens",
-        *(
-            "tokens",
-            "text",
-            (20, 50, 100, 200, 300),
-            partial(_copy, shuffled=True),
-            "\n\n",
-            _half_more,
-        ),
+        *("tokens", "text", _COPIED, partial(_copy, shuffled=True), "\n\n", _half_more),
     ),
-    "letters": Probe(
-        "Copy of letters", "letters", "", (20, 50, 100, 200, 300), _letters, "\n\n", _half_more
-    ),
+    "letters": Probe("Copy of letters", "letters", "", _COPIED, _letters, "\n\n", _half_more),
     "squad": Probe(
         "Questions on a passage",
         *("tokens of the passage", "qa", (100, 150, 200, 250, 300), _squad, "\n\n"),
-        *(lambda _: 200, True, True),
+        new_tokens=lambda _: 200,
+        normalise=True,
+        never_empty=True,
     ),
 }
 """The probes of Repeat After Me, section 4, by name."""

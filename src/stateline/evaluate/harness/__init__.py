@@ -47,7 +47,7 @@ def check_installed() -> None:
 def run_suite(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    names: Sequence[str | Any],
+    names: Sequence[str],
     *,
     data: str | Path | None = None,
     tasks_path: str | Path | None = None,
@@ -60,8 +60,7 @@ def run_suite(
     Args:
         model: A language model in evaluation mode; it computes on its own device.
         tokenizer: Its tokenizer.
-        names: Tasks: names in ``LOCAL_TASKS``, or of YAML files below ``tasks_path``, or task
-            objects of lm-evaluation-harness, which set their number of shots themselves.
+        names: Tasks: names in ``LOCAL_TASKS``, or of YAML files below ``tasks_path``.
         data: Folder with the files of local tasks.
         tasks_path: Folder with tasks in the format of lm-evaluation-harness. It must be trusted:
             its YAML may name data on a network, and code that is run.
@@ -88,7 +87,7 @@ def run_suite(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     tasks = _tasks(tokenizer, names, data, tasks_path)
     for task in tasks.values():
-        if task not in names and (shots or task.get_config("num_fewshot") is None):
+        if shots or task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=0)
     found = evaluator.evaluate(
@@ -103,7 +102,7 @@ def run_suite(
 
 def _tasks(
     tokenizer: Tokenizer,
-    names: Sequence[str | Any],
+    names: Sequence[str],
     data: str | Path | None,
     tasks_path: str | Path | None,
 ) -> dict[str, Any]:
@@ -117,9 +116,7 @@ def _tasks(
         theirs = TaskManager(include_path=str(tasks_path), include_defaults=False)
     tasks: dict[str, Any] = {}
     for name in names:
-        if not isinstance(name, str):
-            tasks[name.task_name] = name
-        elif theirs is not None and name in theirs.all_tasks:
+        if theirs is not None and name in theirs.all_tasks:
             tasks |= theirs.load([name])["tasks"]
         elif name in LOCAL_TASKS:
             tasks[name] = ConfigurableTask(config=task_settings(name, data, tokenizer))
