@@ -84,6 +84,7 @@ def test_it_is_the_recurrence_over_blocks(update: str, gate: str, qk_norm: bool)
 
 @pytest.mark.parametrize("update", ["skip", "dual", "single"])
 @pytest.mark.parametrize("gate", ["fixed", "lstm"])
+@pytest.mark.usefixtures("windows_without_operations")
 @torch.no_grad()
 def test_operations_are_those_that_pytorch_counts(update: str, gate: str) -> None:
     """It counts all but the window."""

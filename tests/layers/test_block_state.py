@@ -169,6 +169,7 @@ def test_the_state_has_a_constant_size() -> None:
 
 
 @pytest.mark.parametrize("variant", ["sh", "mh", "mf"])
+@pytest.mark.usefixtures("windows_without_operations")
 @torch.no_grad()
 def test_operations_are_those_that_pytorch_counts(variant: str) -> None:
     """It counts whole blocks for ``sh`` and ``mh``, and neither the window nor a filter."""

@@ -28,6 +28,9 @@ LONGEST_CHECKED = 8192
 PRECISE_LENGTH = 2048
 """The same on a GPU, where batches are larger and all scores of attention must fit."""
 
+_LEAF = object()
+"""Stands in the place of a leaf."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -53,7 +56,7 @@ class Case:
         example = OPS[op].example(sizes)
         values, structure = tree_flatten(example.inputs)
         leaves = tuple(x.requires_grad_() for x in values if _is_leaf(x))
-        others = tuple(None if _is_leaf(x) else x for x in values)
+        others = tuple(_LEAF if _is_leaf(x) else x for x in values)
         return cls(op, example.function or op, leaves, example.flops, others, structure)
 
     @property
@@ -64,7 +67,7 @@ class Case:
     def inputs(self, leaves: Sequence[Tensor]) -> tuple[Any, ...]:
         """The arguments of the function, with these tensors."""
         each = iter(leaves)
-        values = [next(each) if x is None else x for x in self._others]
+        values = [next(each) if x is _LEAF else x for x in self._others]
         return tuple(tree_unflatten(values, self._structure))
 
     def run(self, leaves: Sequence[Tensor], backend: str) -> Tensor:
