@@ -229,12 +229,21 @@ def test_weights_that_are_no_numbers_are_not_kept(text: Text, tmp_path: Path) ->
     assert not checkpoint.found(tmp_path)
 
 
-def test_a_run_with_adafactor_goes_on_to_the_bit(text: Text, tmp_path: Path) -> None:
-    run(text, tmp_path / "whole", optimizer="adafactor")
-    run(text, tmp_path / "halves", until=4, optimizer="adafactor")
-    run(text, tmp_path / "halves", optimizer="adafactor")
+@pytest.mark.parametrize(
+    ("optimizer", "kept"),
+    [
+        ("adafactor", {"step", "row_var", "col_var", "variance"}),
+        ("muon", {"step", "exp_avg", "exp_avg_sq", "momentum_buffer"}),
+    ],
+)
+def test_a_run_with_another_optimizer_goes_on_to_the_bit(
+    text: Text, tmp_path: Path, optimizer: str, kept: set[str]
+) -> None:
+    run(text, tmp_path / "whole", optimizer=optimizer)
+    run(text, tmp_path / "halves", until=4, optimizer=optimizer)
+    run(text, tmp_path / "halves", optimizer=optimizer)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "halves"))
     kinds = {name.rpartition("/")[2] for name in tensors(tmp_path / "whole") if "moments" in name}
-    assert kinds == {"step", "row_var", "col_var", "variance"}
+    assert kinds == kept
     with pytest.raises(InputError, match="with another optimizer"):
         run(text, tmp_path / "halves")
