@@ -128,7 +128,7 @@ REFUSED = [
     ("recurrent_gemma", {"hidden_activation": "silu"}, "hidden_activation='silu' is not supported"),
     (
         "qwen3",
-        {"layer_types": ["sliding_attention"] * 2},
+        {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True},
         "sliding windows with normalised queries and keys are not supported",
     ),
 ]

@@ -69,6 +69,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
         bias: Whether the first and the last map have biases.
         conv_bias: Whether the convolution has biases.
         norm_eps: Added to the mean square in the norm.
+        min_step: Smaller steps :math:`\Delta` are raised to this, as in Nemotron-H.
 
     Raises:
         InputError: If a size is not positive, or one does not divide the other.
@@ -98,10 +99,11 @@ class Mamba2(SequenceLayer[Mamba2State]):
         bias: bool = False,
         conv_bias: bool = True,
         norm_eps: float = 1e-5,
+        min_step: float = 0.0,
     ) -> None:
         super().__init__(d_model)
         self.d_conv, self.conv_bias = d_conv, conv_bias
-        self.expand, self.bias = expand, bias
+        self.expand, self.bias, self.min_step = expand, bias, min_step
         inner = int(expand * d_model)
         if min(inner, d_state, n_groups) < 1:
             raise InputError(
@@ -167,7 +169,8 @@ class Mamba2(SequenceLayer[Mamba2State]):
         """Gate, input of the convolution, and steps."""
         sizes = [self.d_inner, self.conv.d_model, self.n_heads]
         z, mixed, dt = self.in_proj(x).split(sizes, dim=-1)
-        return z, mixed, F.softplus(dt + self.dt_bias)
+        dt = F.softplus(dt + self.dt_bias)
+        return z, mixed, dt.clamp(min=self.min_step) if self.min_step else dt
 
     def _split(
         self, mixed: Float[Tensor, "batch *length mixed"]
