@@ -61,7 +61,7 @@ FILES = (CONFIG, WEIGHTS, TENSORS, RECORD)
 
 
 class Wanted(NamedTuple):
-    """What a checkpoint must fit.
+    """Requirements on a checkpoint.
 
     Attributes:
         run: What defines the run, as plain data.
@@ -332,7 +332,7 @@ class _Contents(NamedTuple):
 
 
 class _Damage(ValueError):
-    """What is wrong with a checkpoint."""
+    """A fault of a checkpoint."""
 
 
 _BROKEN = OSError, SafetensorError, ValueError, KeyError, TypeError
@@ -373,7 +373,8 @@ def _checked(
         now["train"]["steps"] = before["train"]["steps"]
     if different := _difference(before, now):
         raise InputError(
-            f"{path} is of a run with another {different}: give the same, or choose another folder"
+            f"{path} comes from a run with other settings: {different}; give the same, or choose "
+            "another folder"
         )
     problem, contents = "", None
     try:

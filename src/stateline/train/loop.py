@@ -141,7 +141,7 @@ class Trainer:
         self.processes.on_main(lambda: write_text(folder / METRICS, "".join(lines)))
 
     def _wanted(self) -> Wanted:
-        """What a checkpoint must fit for this run to continue from it."""
+        """Requirements on a checkpoint from which this run can continue."""
         config, run = self.config, self.defined_by["run"]
         defaults: dict[str, Any] = {"train": _defaults(config)}
         if isinstance(run, dict) and "model" in run:

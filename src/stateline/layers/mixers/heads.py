@@ -1,4 +1,4 @@
-"""What attention layers share: heads, biases of projections, rotary positions."""
+"""Shared parts of attention layers: heads, biases of projections, rotary positions."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args, get_type_hints

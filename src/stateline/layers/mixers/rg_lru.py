@@ -125,7 +125,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
     def _gates(
         self, u: Float[Tensor, "batch *length d_inner"], position: Int[Tensor, "batch *length"]
     ) -> tuple[Float[Tensor, "batch *length d_inner"], Float[Tensor, "batch *length d_inner"]]:
-        """What enters the scan, over the decay by which the scan multiplies it, and the decay."""
+        """Scan input divided by the decay (the scan multiplies it back), and the decay."""
         heads = u.to(self.rate.dtype).unflatten(-1, (self.n_heads, 1, -1))
         r, i = (
             (heads @ weight).squeeze(-2).add(bias).sigmoid().flatten(-2)
