@@ -266,10 +266,7 @@ RESUMED = [
         change(RECORD, "train", "lr", to=9),
         f"{BROKEN}training.json is not as it was written; remove it to go on",
     ),
-    (
-        put("book.txt", "Another text. " * 99),
-        f"other settings: data (",
-    ),
+    (put("book.txt", "Another text. " * 99), "other settings: data ("),
     (cut(TENSORS, 0), f"{BROKEN}training.safetensors is not as it was written; remove"),
     (cut(TENSORS, 5000), f"{BROKEN}training.safetensors is not as it was written; remove"),
     (instead("state", TENSORS), f"{BROKEN}training.safetensors is not as it was written; remove"),
