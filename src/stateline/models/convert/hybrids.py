@@ -1,5 +1,6 @@
-"""Hybrids of attention with Mamba-2 or gated convolutions: Bamba, Granite 4 and LFM2."""
+"""Hybrids of attention with Mamba, Mamba-2 or gated convolutions: Jamba, Bamba, Granite 4, LFM2."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from stateline.models.convert.decoders import (
     granite_scores,
     granite_scores_back,
 )
-from stateline.models.convert.mamba import unlimited
+from stateline.models.convert.mamba import dt_rank, unlimited
 from stateline.models.convert.parts import first_keywords, groups, inner_width
 from stateline.models.convert.settings import (
     FULL,
@@ -51,6 +52,7 @@ _GRANITE = NAMES._replace(
     down="shared_mlp.output_linear",
     inner="mamba.",
 )
+_JAMBA = _BAMBA._replace(mixers=("mamba", "attention"))
 _LFM2 = NAMES._replace(
     mixers=("gated_conv", "attention"),
     norm="model.embedding_norm",
@@ -102,6 +104,26 @@ FIELDS = {
         f"{_READS} {_TYPES} num_local_experts position_embedding_type attention_multiplier",
         _ONLY,
         f"{_INERT} intermediate_size num_experts_per_tok normalization_function",
+    ),
+    "jamba": Fields(
+        (
+            VOCABULARY,
+            WIDTH,
+            HIDDEN,
+            TIED,
+            NORM,
+            NORM._replace(ours="mamba.norm_eps"),
+            Field("mamba_d_state", "mamba.d_state", 16),
+            Field("mamba_d_conv", "mamba.d_conv", 4),
+            Field("mamba_expand", "mamba.expand", 2),
+            Field("mamba_conv_bias", "mamba.conv_bias", True),
+            Field("mamba_proj_bias", "mamba.bias", False),
+        ),
+        f"{HEADS} mamba_dt_rank attn_layer_period attn_layer_offset num_experts "
+        "expert_layer_period expert_layer_offset",
+        SILU,
+        "max_position_embeddings num_experts_per_tok output_router_logits router_aux_loss_coef "
+        "use_associative_scan use_mamba_kernels use_mambapy",
     ),
     "lfm2": Fields(
         (
@@ -161,14 +183,18 @@ def mamba2_hybrid_config(settings: Settings, kind: str) -> ModelConfig:
         )
     layers["mamba2"] |= {"expand": float(expand), "d_head": d_head}
     layers["feed_forward"]["activation"] = "swiglu"
-    mixers = ["attention" if full else "mamba2" for full in _full(settings, granite)]
     return ModelConfig(
-        runs([n for m in mixers for n in ([m] if m == "attention" else [m, "feed_forward"])]),
+        _pattern(_full(settings, granite), "mamba2"),
         norm="rms",
         feed_forward="swiglu",
         layers=layers,
         **model,
     )
+
+
+def _pattern(full: Sequence[bool], other: str) -> str:
+    """The pattern of attention in some layers and a Mamba in the others, with feed-forwards."""
+    return runs([n for f in full for n in (["attention"] if f else [other, "feed_forward"])])
 
 
 def _full(settings: Settings, granite: bool) -> list[bool]:
@@ -207,6 +233,69 @@ def mamba2_hybrid_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
         "position_embedding_type": "rope" if attention["position"] == "rope" else None,
         "num_local_experts": 0,
         "layer_types": ["full_attention" if f else "linear_attention" for f in is_attention],
+    }
+
+
+def jamba_config(settings: Settings) -> ModelConfig:
+    """Our configuration of a Jamba without experts.
+
+    Raises:
+        InputError: If a setting is missing, or one that is there has no counterpart.
+    """
+    model, layers = FIELDS["jamba"].read(settings)
+    n, experts = layer_count(settings), count(settings, "num_experts", 16)
+    every, first = _every(settings, "expert_layer", 2, 1)
+    if experts > 1 and first < n:
+        raise InputError(
+            f"mixtures of experts are not supported, got a jamba with num_experts={experts} in "
+            f"every layer {every} from layer {first}"
+        )
+    every, first = _every(settings, "attn_layer", 8, 4)
+    layers["attention"] = heads(settings, 8)
+    layers["mamba"] |= {
+        "expand": float(layers["mamba"]["expand"]),
+        "dt_rank": dt_rank(settings, "mamba_dt_rank"),
+        "learned_norms": True,
+    }
+    layers["feed_forward"]["activation"] = "swiglu"
+    return ModelConfig(
+        _pattern([i % every == first for i in range(n)], "mamba"),
+        norm="rms",
+        feed_forward="swiglu",
+        layers=layers,
+        **model,
+    )
+
+
+def _every(settings: Settings, name: str, period: int, offset: int) -> tuple[int, int]:
+    """The distance between layers of a kind, and the first of them."""
+    period, first = (
+        count(settings, f"{name}_period", period),
+        settings.get(f"{name}_offset", offset),
+    )
+    if type(first) is not int or not 0 <= first < period:
+        raise InputError(f"{name}_offset must be from 0 to {period - 1}, got {first!r:.40}")
+    return period, first
+
+
+def jamba_settings(config: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` of our model; the inverse of :func:`jamba_config`.
+
+    Raises:
+        InputError: If the model does not consist of Mamba, attention and feed-forwards.
+    """
+    blocks = groups(config, _JAMBA)
+    full = [i for i, (mixer, _) in enumerate(blocks) if mixer.name == "attention"]
+    settings = FIELDS["jamba"].write(config, blocks)
+    return {
+        **settings,
+        "num_hidden_layers": len(blocks),
+        "mamba_expand": int(settings["mamba_expand"]),
+        "mamba_dt_rank": first_keywords(blocks, "mamba")["dt_rank"],
+        **heads_back(first_keywords(blocks, "attention")),
+        "attn_layer_period": full[1] - full[0] if len(full) > 1 else len(blocks),
+        "attn_layer_offset": full[0],
+        "num_experts": 1,
     }
 
 
@@ -287,6 +376,13 @@ CONVERTERS = {
         partial(mamba2_hybrid_config, kind="granitemoehybrid"),
         partial(mamba2_hybrid_settings, kind="granitemoehybrid"),
         {"granitemoehybrid": "GraniteMoeHybridForCausalLM"},
+    ),
+    "jamba": Converter(
+        "Jamba without experts of Hugging Face transformers",
+        _JAMBA,
+        jamba_config,
+        jamba_settings,
+        {"jamba": "JambaForCausalLM"},
     ),
     "lfm2": Converter(
         "LFM2 of Hugging Face transformers",

@@ -145,7 +145,7 @@ def mamba_config(settings: Settings) -> ModelConfig:
                 f"{layers[name]['expand']:g}"
             )
     else:
-        layers[name]["dt_rank"] = _rank(settings, "time_step_rank")
+        layers[name]["dt_rank"] = dt_rank(settings, "time_step_rank")
         if settings.get("intermediate_size") is not None:  # transformers then ignores expand
             inner = count(settings, "intermediate_size")
             layers[name]["expand"] = inner / model["d_model"]
@@ -179,7 +179,7 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
     if kind == "mamba2":
         unlimited(ssm, "dt_limit")
     else:
-        layers["mamba"]["dt_rank"] = _rank(ssm, "dt_rank")
+        layers["mamba"]["dt_rank"] = dt_rank(ssm, "dt_rank")
     multiple = count(settings, "pad_vocab_size_multiple", 8)
     return ModelConfig(
         f"{kind}*{layer_count(settings, 'n_layer')}",
@@ -191,8 +191,8 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
     )
 
 
-def _rank(settings: Settings, name: str) -> int | None:
-    """``auto`` is the default of our layer."""
+def dt_rank(settings: Settings, name: str) -> int | None:
+    """The rank of the steps; ``auto`` is the default of our layer."""
     return None if settings.get(name, "auto") == "auto" else count(settings, name)
 
 
