@@ -133,14 +133,8 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
             mixing += 4.0 * self.n_features * self.d_model
         return super().flops_per_token(length) + mixing
 
-    def _project(
-        self, x: Float[Tensor, "batch *length d_model"]
-    ) -> tuple[
-        Float[Tensor, "batch *length head feature"],
-        Float[Tensor, "batch *length head feature"],
-        Float[Tensor, "batch *length head d_value"],
-    ]:
-        """Features of queries and of keys, and values."""
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of queries and of keys (..., head, feature), and values (..., head, d_value)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
         feature = FEATURES.get(self.feature, self._random_features)
         return feature(q), feature(k), F.pad(v, (0, 1), value=1.0) if self.normalise else v

@@ -149,14 +149,8 @@ class Mamba(SequenceLayer[MambaState]):
         """A, which is negative, so that states decay."""
         return -self.a_log.exp()
 
-    def _select(
-        self, u: Float[Tensor, "batch *length d_inner"]
-    ) -> tuple[
-        Float[Tensor, "batch *length d_inner"],
-        Float[Tensor, "batch *length 1 d_state"],
-        Float[Tensor, "batch *length 1 d_state"],
-    ]:
-        """Steps, input and output vectors."""
+    def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Steps (..., d_inner), input and output vectors (..., 1, d_state)."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
         r, b, c = self.x_proj(u).split_with_sizes(sizes, dim=-1)
         if (eps := self.norm_eps) is not None:
