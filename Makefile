@@ -1,16 +1,18 @@
-# make demo | test | test-all | fuzz | lint | ledger | docs
+# make demo | test | test-avx2 | test-sse | test-all | fuzz | lint | ledger | docs
 # Each sets up .venv by itself; nothing is written outside this folder.
 PYTHON ?= python3
 # Elsewhere than the default: make TORCH="torch==2.13.0 --index-url ..." picks another build.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test test-all fuzz lint ledger docs clean
+.PHONY: demo test test-avx2 test-sse test-all fuzz lint ledger docs clean
 .DEFAULT_GOAL := test
 
 # Less than three minutes on two idle cores, after the set-up. Started again, it goes on where it stopped.
 HEADS := attention(position=hard_alibi, n_heads=8)
-demo: .venv/ready
+demo: .venv/run
 	$(BIN)/stateline compare --protocol quick --d_model 48 \
 	  "attention=$(HEADS)*2" "lstm=lstm*2" "s4d=s4d*2" "h3=h3*2" \
 	  "h3+attention=h3 $(HEADS)" "lstm+attention=lstm $(HEADS)" \
@@ -21,11 +23,21 @@ demo: .venv/ready
 
 # The quick tests: at most four minutes on two idle cores.
 test: .venv/ready
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(PYTEST)
+
+# The quick tests as on a processor with AVX2 alone, and the numerical ones as on one with plain SSE.
+# NUMBA_CPU_NAME alone leaves numba the instructions of this processor.
+test-avx2: .venv/ready
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+	  NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma $(PYTEST)
+
+test-sse: .venv/ready
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
+	  NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES= $(PYTEST) tests/ops tests/layers tests/models
 
 # All tests, slow ones too, with the types of every call checked (an int may be a float).
 test-all: .venv/ready
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "" \
+	$(PYTEST) -m "" \
 	  --jaxtyping-packages='stateline,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))'
 
 # Wrong inputs for the command line, drawn from a seed: make fuzz COUNT=1000 SEED=7
@@ -47,12 +59,18 @@ docs: .venv/ready
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "the documentation is in docs/_build/html/index.html"
 
-.venv/ready: pyproject.toml constraints.txt
+# What running needs.
+.venv/run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  "stateline needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) $(TORCH)
+	$(PIP) -c constraints.txt -e ".[images]"
+	@touch $@
+
+# What tests, linters and the documentation need besides.
+.venv/ready: .venv/run
+	$(PIP) -c constraints.txt -e ".[dev]"
 	@touch $@
 
 clean:

@@ -89,15 +89,15 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
     except (OSError, ValueError) as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     temporary = Path(name)
     try:
         write(temporary)
         temporary.chmod(0o644)
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -116,16 +116,16 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     except (OSError, ValueError) as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     try:
         write(temporary)
         temporary.chmod(0o755)
         for file in (*temporary.iterdir(), temporary):
-            _sync(file)
+            sync(file)
         shutil.rmtree(path, ignore_errors=True)
         os.replace(temporary, path)
     except (OSError, SafetensorError, InputError) as error:
-        raise _cannot_write(path, error.__cause__ or error) from error
+        raise cannot_write(path, error.__cause__ or error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -150,7 +150,7 @@ def check_writable(path: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=above, prefix=f".{longest}."):
             pass
     except (OSError, ValueError) as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     except (OSError, ValueError) as error:
-        raise _cannot_write(folder, error) from error
+        raise cannot_write(folder, error) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -193,7 +193,7 @@ def append_line(path: Path, line: str) -> None:
         with open(path, "a", encoding="utf-8", opener=_open_at_once) as file:
             file.write(f"{line}\n")
     except (OSError, ValueError) as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -201,7 +201,7 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Flush a file or folder to disk, so that a rename never points to missing data."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -217,7 +217,8 @@ def _cannot_read(path: str | Path, what: str, reason: BaseException | str) -> In
     )
 
 
-def _cannot_write(path: Path, error: BaseException) -> InputError:
+def cannot_write(path: Path, error: BaseException) -> InputError:
+    """The error that says why a file or folder could not be written."""
     reason = getattr(error, "strerror", None) or error
     return InputError(f"cannot write {path}: {reason}; choose another folder")
 

@@ -58,7 +58,7 @@ def import_code(spec: str, *, record: bool = True) -> ModuleType:
 
 
 def imported() -> tuple[str, ...]:
-    """What ``import_code`` has imported so far: absolute paths and module names, in order."""
+    """Absolute paths and module names that ``import_code`` has imported so far, in order."""
     return tuple(_imported)
 
 

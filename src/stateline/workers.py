@@ -1,4 +1,4 @@
-"""What this machine offers, and worker processes, which end with their parent."""
+"""Cores of this machine, and worker processes, which end with their parent."""
 
 import multiprocessing
 import os

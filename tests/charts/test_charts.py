@@ -8,6 +8,7 @@ import struct
 import altair as alt
 import pytest
 
+from stateline.charts import draw
 from stateline.charts.chart import Axis
 from stateline.charts.export import FORMATS, svg, write_charts
 from stateline.charts.lines import Level, Line, Point, limits, line_chart
@@ -137,11 +138,31 @@ def test_a_chart_is_written_in_every_format(tmp_path):
 
 def test_the_same_chart_gives_the_same_bytes(tmp_path):
     for folder in "ab":
+        draw._drawn.clear()
         write_charts([chart()], tmp_path / folder, list(FORMATS))
     for form in FORMATS:
         assert (tmp_path / f"a/bits.{form}").read_bytes() == (
             tmp_path / f"b/bits.{form}"
         ).read_bytes()
+
+
+def test_charts_are_drawn_in_one_process(tmp_path, monkeypatch):
+    draw._drawn.clear()
+    calls = []
+    run = draw.subprocess.run
+    monkeypatch.setattr(draw.subprocess, "run", lambda *a, **k: calls.append(a) or run(*a, **k))
+    charts = [chart()._replace(name="a", title="a"), chart()._replace(name="b", title="b")]
+    assert len(write_charts(charts, tmp_path, ["png", "svg"])) == 4
+    assert len(calls) == 1
+
+
+def test_without_vl_convert_images_are_refused_in_one_line(tmp_path, monkeypatch):
+    draw._drawn.clear()
+    monkeypatch.setattr(draw.importlib.util, "find_spec", lambda _: None)
+    for form in ("png", "svg"):
+        with pytest.raises(InputError, match=r"pip install 'stateline\[images\]'; the formats csv"):
+            write_charts([chart()], tmp_path, [form])
+    assert len(write_charts([chart()], tmp_path, ["csv", "json"])) == 2
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

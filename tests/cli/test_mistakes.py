@@ -113,13 +113,13 @@ RESUME = "train recipe.yaml --out run --resume "
     [
         (
             "--train.lr 0.1",
-            "is of a run with another lr (0.004 then, 0.1 now): give the same",
+            "other settings: lr (0.004 then, 0.1 now); give the same",
         ),
-        ("--train.steps 3", "is of a run with another steps (4 then, 3 now): give the same, or ch"),
-        ("--model.d_model 16", "is of a run with another d_model (8 then, 16 now): give the same"),
-        ("--pattern lstm", "is of a run with another pattern (h3(d_state=4) then, lstm now): give"),
-        ("--task 'tokens(path=corpus, length=16)'", "is of a run with another "),
-        ("--task copying", "is of a run with another task (text(path=book.txt, length=16, batch_s"),
+        ("--train.steps 3", "other settings: steps (4 then, 3 now); give the same, or ch"),
+        ("--model.d_model 16", "other settings: d_model (8 then, 16 now); give the same"),
+        ("--pattern lstm", "other settings: pattern (h3(d_state=4) then, lstm now); give"),
+        ("--task 'tokens(path=corpus, length=16)'", "other settings: "),
+        ("--task copying", "other settings: task (text(path=book.txt, length=16, batch_s"),
     ],
 )
 def test_another_run_does_not_go_on_from_a_checkpoint(

@@ -32,8 +32,8 @@ def make(pattern: str = PATTERN, seed: int = 0) -> LanguageModel:
     return LanguageModel(ModelConfig(pattern, 11, d_model=16)).eval()
 
 
-def trained(model: LanguageModel, **settings: bool) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **settings)
+def trained(model: LanguageModel, *, fused: bool = False) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
     model(PROMPT).square().sum().backward()
     optimizer.step()
 
@@ -173,8 +173,8 @@ def test_graphs_of_old_weights_are_not_replayed() -> None:
 
 
 @pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

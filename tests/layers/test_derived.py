@@ -26,8 +26,8 @@ def test_outside_nothing_is_remembered() -> None:
 
 
 def test_inside_it_is_computed_once_for_each_layer() -> None:
-    layers = nn.ModuleList(ShiftSSM(2, d_state=4) for _ in range(2))
-    memory = Memory(layers)
+    layers = [ShiftSSM(2, d_state=4) for _ in range(2)]
+    memory = Memory(nn.ModuleList(layers))
     with torch.no_grad(), remembering(memory):
         before = [layer.taps() for layer in layers]
         change(layers[0])

@@ -526,7 +526,9 @@ def test_rounded_weights_are_not_held_against_a_computation() -> None:
 def test_a_leak_is_located() -> None:
     report = check(LeakAtOnePosition)
     notes = {finding.clause: finding.note for finding in report.findings}
-    assert notes["no output sees a later input"] == "an input at position 8 shows earlier"
+    assert (
+        notes["no output sees a later input"] == "the input at position 8 changes earlier outputs"
+    )
 
 
 def test_a_missing_tensor_is_named() -> None:

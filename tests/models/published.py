@@ -72,6 +72,15 @@ GRANITE4 = {
     "shared_intermediate_size": 48,
     "layer_types": ["linear_attention", "full_attention"],
 }
+JAMBA = {
+    **BASE,
+    "num_hidden_layers": 4,
+    "num_experts": 1,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 3,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+}
 QWEN = {
     **BASE,
     "head_dim": 16,
@@ -149,6 +158,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         {**GRANITE4, "position_embedding_type": "rope", "tie_word_embeddings": True},
     ),
+    "jamba": ("jamba", JAMBA),
+    "jamba with biases": (
+        "jamba",
+        {**JAMBA, "mamba_conv_bias": False, "mamba_proj_bias": True, "attn_layer_offset": 0},
+    ),
     "lfm2": ("lfm2", {**BASE, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
     "lfm2 with biases": (
         "lfm2",
@@ -222,10 +236,12 @@ def official_model(name: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **{**settings, **changes})
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         with torch.no_grad():
             noise = torch.randn_like(parameter)
             parameter.mul_(3) if parameter.dim() == 2 else parameter.add_(noise, alpha=0.1)
+            if name.endswith("dt_bias"):
+                parameter[0] = -8.0  # smaller steps than Nemotron-H's smallest
     return model
 
 

@@ -36,6 +36,7 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "state_size": 3,
         "head_dim": 4,
+        "num_heads": 4,
         "n_groups": 2,
         "tie_word_embeddings": True,
     },
@@ -197,12 +198,12 @@ def test_infinity_may_be_written_in_any_way() -> None:
         ({**OFFICIAL["mamba"], "ssm_cfg": [1]}, r"'ssm_cfg' to be an object, got \[1\]"),
         ({**OFFICIAL["mamba"], "rms_norm": "no"}, "'rms_norm' to be true or false, got 'no'"),
         ({**HUGGING_FACE["mamba"], "hidden_size": "8"}, "'hidden_size', an integer"),
-        ({**OFFICIAL["mamba"], "attn_layer_idx": [1]}, r"got attn_layer_idx=\[1\]"),
-        ({**OFFICIAL["mamba"], "d_intermediate": 16}, "got d_intermediate=16"),
+        ({**OFFICIAL["mamba"], "attn_layer_idx": [1]}, r"attn_layer_idx=\[1\] is not supp"),
+        ({**OFFICIAL["mamba"], "d_intermediate": 16}, "d_intermediate=16 is not supported"),
         ({**OFFICIAL["mamba"], "ssm_cfg": {"layer": "Mamba3"}}, "'Mamba1' or 'Mamba2', got 'Ma"),
         (
             {**OFFICIAL["mamba2"], "ssm_cfg": {"layer": "Mamba2", "rmsnorm": False}},
-            "only rmsn",
+            "rmsnorm=False is not supported",
         ),
     ],
 )

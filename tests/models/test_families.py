@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from stateline.cli import main
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
+from stateline.models.convert import table
 from stateline.models.convert.table import (
     CONVERTERS,
     MISSING,
@@ -86,6 +87,21 @@ def test_shards_and_half_precision_are_read_and_written_back(name: str, tmp_path
     assert_near(wide(x), again.eval()(x).logits)
 
 
+@torch.no_grad()
+def test_large_models_are_written_in_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    official = saved("qwen3", tmp_path / "hf")
+    monkeypatch.setattr(table, "SHARD_BYTES", 20_000)
+    write_pretrained(load_pretrained(tmp_path / "hf"), tmp_path / "back", "qwen3")
+    files = sorted(path.name for path in (tmp_path / "back").glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    assert len(files) > 3
+    assert_same_tensors(tmp_path / "back", tmp_path / "hf")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert again(tokens()).logits.equal(official(tokens()).logits)
+
+
 def test_pickled_weights_without_the_first_part_of_their_names_are_read(tmp_path: Path) -> None:
     official = saved("gpt2", tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -128,7 +144,7 @@ REFUSED = [
     ("recurrent_gemma", {"hidden_activation": "silu"}, "hidden_activation='silu' is not supported"),
     (
         "qwen3",
-        {"layer_types": ["sliding_attention"] * 2},
+        {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True},
         "sliding windows with normalised queries and keys are not supported",
     ),
 ]

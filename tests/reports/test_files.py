@@ -1,7 +1,10 @@
 """What a report leaves on the disk: the page, and its charts as files if they are asked for."""
 
+import resource
+
 import pytest
 
+from stateline.charts import draw
 from stateline.errors import InputError
 from stateline.reports import export_charts
 from tests.reports.typed import merge, page_of, typed, write_report
@@ -14,6 +17,7 @@ def contents(folder):
 @pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(make, tmp_path):
     for name in ("a", "b"):
+        draw._drawn.clear()
         write_report(make.results(), tmp_path / name / "report.html")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
@@ -49,3 +53,22 @@ def test_a_page_tells_how_to_export_its_charts(make):
     assert ">stateline report . --export charts</pre>" in page_of(one)
     both = merge({"my runs": one, "b": make.results(tasks=[make.task()], speed=[])})
     assert ">stateline report &#39;my runs&#39; b --export charts</pre>" in page_of(both)
+
+
+def test_images_that_cannot_be_drawn_never_cost_the_page(make, tmp_path, caplog):
+    """V8 dies where address space is limited, as by batch systems."""
+    draw._drawn.clear()
+    results, (soft, hard) = typed(make.results()), resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (20 << 30, hard))
+    try:
+        write_report(make.results(), tmp_path / "report.html")
+        with pytest.raises(InputError, match=r"^the process that draws images ended with code"):
+            export_charts(results, tmp_path, ["svg"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    page = (tmp_path / "report.html").read_text()
+    assert "The charts are given as numbers: the process that draws images ended" in page
+    assert "ulimit -v unlimited" in caplog.text
+    assert page.count("model,x,y") == page.count("<figcaption>") > 5
+    assert "<svg" not in page
+    assert "vegaEmbed = " not in page

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 from rich.console import Console
 
@@ -28,8 +28,11 @@ def page_of(results: Plain | Results, *, pictures: bool = False) -> str:
     """The page of results; without pictures and the script of Vega it is made in no time."""
     if pictures:
         return html.page(typed(results))
-    empty = {"picture": "<svg></svg>", "bundle": "/* Vega */"}
-    with patch.multiple(page, **{name: Mock(return_value=text) for name, text in empty.items()}):
+    empty: dict[str, Any] = {
+        "pictures": lambda specs: ["<svg></svg>" for _ in specs],
+        "bundle": lambda: "/* Vega */",
+    }
+    with patch.multiple(page, **empty):
         return html.page(typed(results))
 
 

@@ -13,7 +13,7 @@ from stateline.train.config import TrainConfig
 from stateline.train.loop import train
 from stateline.train.processes import Processes, join_processes
 
-MODES = ("ddp", "fsdp")
+MODES = {"ddp": {"parallel": "ddp"}, "fsdp": {"parallel": "fsdp"}}
 PATTERN = """
     h3 attention ladder(lstm, passes=2)
     block_recurrent(window=4, n_states=2) block_state(window=4, variant=mf, n_states=2, d_ssm=2)
@@ -28,7 +28,8 @@ def run(home: Path, mode: str, until: int, processes: Processes) -> None:
     settings = {"log_every": 1, "eval_every": 3, "save_every": 0, "warmup_steps": 2, "lr": 1e-3}
     carry = {"carry_state": True, "carry_cap": 48, "segment_len": 7, "accumulate": 2}
     carry["checkpoint_activations"] = True
-    config = TrainConfig(steps=9, parallel=mode, **settings, **carry)  # type: ignore[arg-type]
+    parallel = MODES[mode]
+    config = TrainConfig(steps=9, **parallel, **settings, **carry)  # type: ignore[arg-type]
     done = iter(range(until // 3 * 3 - 2, 99)) if until < 9 else iter([])
     train(
         model,

@@ -1,16 +1,23 @@
 import math
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import (
+    OPTIMIZERS,
+    Muon,
     learning_rate_share,
     make_optimizer,
+    moments_like,
     parameter_groups,
     set_learning_rate,
 )
@@ -169,5 +176,76 @@ def test_adafactor_has_the_rates_of_the_groups(model: LanguageModel) -> None:
     set_learning_rate(optimizer, config, 0)
     rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
     assert rates == {"decay": 1e-2, "no_decay": 1e-2, "ssm": 1e-3}
-    with pytest.raises(InputError, match="adafactor works with whole parameters"):
-        TrainConfig(optimizer="adafactor", parallel="fsdp")
+    for settings in ({"parallel": "fsdp"}, {"shard": 2}):
+        with pytest.raises(InputError, match="adafactor works with whole parameters"):
+            TrainConfig(optimizer="adafactor", **settings)
+
+
+def test_every_optimizer_of_the_table_can_be_chosen() -> None:
+    assert get_args(TrainConfig.__annotations__["optimizer"]) == tuple(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_table_says_what_each_optimizer_keeps(kind: str) -> None:
+    trained = LanguageModel(ModelConfig(PATTERN, vocab_size=10, d_model=8))
+    optimizer = make_optimizer(trained, TrainConfig(optimizer=kind))
+    trained(torch.tensor([[1, 2, 3]])).square().sum().backward()
+    optimizer.step()
+    for name, likes in moments_like(trained, optimizer, kind).items():
+        kept = optimizer.state[trained.get_parameter(name)]
+        assert {k: (x.shape, x.dtype) for k, x in kept.items()} == {
+            k: (x.shape, x.dtype) for k, x in likes.items()
+        }
+
+
+def test_muon_updates_the_linear_maps_of_blocks_and_nothing_else(model: LanguageModel) -> None:
+    groups = grouped(model, TrainConfig(optimizer="muon", lr=1e-2, muon_lr=3e-2))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found = {names[parameter] for parameter in groups["matrices"]["params"]}
+    assert {"stack.layers.2.layer.qkv.weight", "stack.layers.1.layer.in_proj.weight"} <= found
+    assert all(name.endswith("proj.weight") or "qkv" in name for name in found)
+    assert "embedding.weight" not in found
+    peaks = {name: group["peak"] for name, group in groups.items()}
+    assert peaks == {"decay": 1e-2, "matrices": 3e-2, "no_decay": 1e-2, "ssm": 1e-3}
+    with pytest.raises(InputError, match="muon_lr is for optimizer=muon, got optimizer=adamw"):
+        TrainConfig(muon_lr=0.1)
+
+
+def test_muon_moves_matrices_by_the_polar_factor_of_the_momentum() -> None:
+    """From zero, the singular values of the first update lie around 0.2 sqrt(width) lr."""
+    linear = nn.Linear(32, 32, bias=False)
+    made = nn.Module()
+    made.stack = nn.Sequential(linear)
+    nn.init.zeros_(linear.weight)
+    config = TrainConfig(optimizer="muon", lr=1.0, warmup_steps=0)
+    optimizer = make_optimizer(made, config)
+    set_learning_rate(optimizer, config, 0)
+    linear(torch.randn(64, 32)).mul(torch.randn(64, 32)).sum().backward()
+    optimizer.step()
+    sizes = torch.linalg.svdvals(linear.weight.detach()) / (0.2 * 32**0.5)
+    assert sizes.min() > 0.3  # of Newton and Schulz, whose five steps end between 0.5 and 1.5
+    assert sizes.max() < 1.6
+
+
+def test_muon_of_a_sharded_matrix_is_that_of_the_whole_one(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/s", rank=0, world_size=1)
+    try:
+        for shape in ((16, 48), (48, 16), (1, 8)):
+            whole = nn.Parameter(torch.randn(shape))
+            sharded = nn.Module()
+            sharded.weight = nn.Parameter(whole.detach().clone())
+            fully_shard(sharded)
+            muons = [Muon([p], lr=0.1, weight_decay=0.1) for p in (whole, sharded.weight)]
+            for _ in range(3):
+                whole.grad = torch.randn(shape)
+                gradient = distribute_tensor(whole.grad, *placed(sharded.weight))
+                sharded.weight.grad = gradient
+                for muon in muons:
+                    muon.step()
+            torch.testing.assert_close(sharded.weight.full_tensor(), whole.detach())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def placed(tensor: DTensor) -> tuple[Any, Any]:
+    return tensor.device_mesh, tensor.placements

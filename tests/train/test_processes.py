@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from stateline.errors import InputError
 from stateline.train.checkpoint import found
 from stateline.train.loop import ALONE
 from stateline.train.metrics import METRICS
 from stateline.train.processes import Processes, join_processes
+from tests.train.held import held
 
 SCRIPT = Path(__file__).with_name("several.py")
 _spec = importlib.util.spec_from_file_location("several", SCRIPT)
@@ -67,11 +67,8 @@ def test_losses_and_scores_are_those_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", several.MODES)
-@pytest.mark.parametrize("file", ["model.safetensors", "training.safetensors"])
-def test_checkpoints_hold_what_those_of_one_process_hold(
-    homes: dict[str, Path], mode: str, file: str
-) -> None:
-    ours, alone = (load_file(found(homes[name])[-1] / file) for name in (mode, "alone"))
+def test_checkpoints_hold_what_those_of_one_process_hold(homes: dict[str, Path], mode: str) -> None:
+    ours, alone = (held(found(homes[name])[-1]) for name in (mode, "alone"))
     assert ours.keys() == alone.keys()
     for name, wanted in alone.items():
         assert ours[name].shape == wanted.shape

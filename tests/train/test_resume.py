@@ -66,7 +66,7 @@ def test_a_finished_run_goes_on_for_more_steps_as_one_planned_for_them(
     run(text, tmp_path / "b", steps=8, **settings)
     assert same(tensors(tmp_path / "a"), tensors(tmp_path / "b"))
     assert learned(tmp_path / "a") == learned(tmp_path / "b")
-    with pytest.raises(InputError, match=r"another steps \(8 then, 7 now\)"):
+    with pytest.raises(InputError, match=r"settings: steps \(8 then, 7 now\)"):
         run(text, tmp_path / "a", steps=7, **settings)
 
 
@@ -134,8 +134,8 @@ def test_lines_after_the_checkpoint_are_taken_back(text: Text, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lr": 0.5}, r"step-00000004 is of a run with another lr \(0.001 then, 0.5 now\)"),
-        ({"steps": 7}, r"of a run with another steps \(8 then, 7 now\)"),
+        ({"lr": 0.5}, r"step-00000004 comes .* settings: lr \(0.001 then, 0.5 now\)"),
+        ({"steps": 7}, r"other settings: steps \(8 then, 7 now\)"),
         ({"of": model("h3")}, "is damaged: its weights have .*, which the model does not have"),
     ],
 )
@@ -229,12 +229,21 @@ def test_weights_that_are_no_numbers_are_not_kept(text: Text, tmp_path: Path) ->
     assert not checkpoint.found(tmp_path)
 
 
-def test_a_run_with_adafactor_goes_on_to_the_bit(text: Text, tmp_path: Path) -> None:
-    run(text, tmp_path / "whole", optimizer="adafactor")
-    run(text, tmp_path / "halves", until=4, optimizer="adafactor")
-    run(text, tmp_path / "halves", optimizer="adafactor")
+@pytest.mark.parametrize(
+    ("optimizer", "kept"),
+    [
+        ("adafactor", {"step", "row_var", "col_var", "variance"}),
+        ("muon", {"step", "exp_avg", "exp_avg_sq", "momentum_buffer"}),
+    ],
+)
+def test_a_run_with_another_optimizer_goes_on_to_the_bit(
+    text: Text, tmp_path: Path, optimizer: str, kept: set[str]
+) -> None:
+    run(text, tmp_path / "whole", optimizer=optimizer)
+    run(text, tmp_path / "halves", until=4, optimizer=optimizer)
+    run(text, tmp_path / "halves", optimizer=optimizer)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "halves"))
     kinds = {name.rpartition("/")[2] for name in tensors(tmp_path / "whole") if "moments" in name}
-    assert kinds == {"step", "row_var", "col_var", "variance"}
-    with pytest.raises(InputError, match="with another optimizer"):
+    assert kinds == kept
+    with pytest.raises(InputError, match="settings: optimizer"):
         run(text, tmp_path / "halves")

@@ -1,18 +1,18 @@
 """Charts as files and as parts of a page."""
 
+import base64
 import csv
 import io
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-import vl_convert
-
 from stateline.charts.chart import Chart
+from stateline.charts.draw import Call, CannotDrawError, draw
+from stateline.errors import InputError
 from stateline.files import write_atomically
 
 SCALE = 300 / 72
@@ -21,16 +21,24 @@ SCALE = 300 / 72
 _COLUMNS = ("model", "x", "y", "low", "high", "values")
 
 
-def picture(spec: dict[str, Any]) -> str:
-    """A Vega-Lite specification as an SVG document; the same one gives the same text."""
-    text = vl_convert.vegalite_to_svg(spec)
-    ids = list(dict.fromkeys(re.findall(r'id="(clip\d+)"', text)))  # counted over all pictures
+def pictures(specs: Iterable[dict[str, Any]]) -> list[str]:
+    """Vega-Lite specifications as SVG documents; the same one gives the same text.
+
+    Raises:
+        CannotDrawError: If nothing can be drawn here.
+    """
+    return [_numbered(text) for text in draw(("vegalite_to_svg", {"vl_spec": s}) for s in specs)]
+
+
+def _numbered(text: str) -> str:
+    """An SVG document whose ids are counted in it alone, not over all pictures."""
+    ids = list(dict.fromkeys(re.findall(r'id="(clip\d+)"', text)))
     return re.sub(r'(id="|#)(clip\d+)', lambda m: f"{m[1]}clip-{ids.index(m[2])}", text)
 
 
 def svg(chart: Chart) -> str:
     """A chart as an SVG document."""
-    return picture(chart.spec())
+    return pictures([chart.spec()])[0]
 
 
 def table(chart: Chart) -> str:
@@ -45,7 +53,15 @@ def table(chart: Chart) -> str:
 
 def png(chart: Chart) -> bytes:
     """A chart as a PNG of 300 dots per inch."""
-    return vl_convert.vegalite_to_png(chart.spec(), scale=SCALE, ppi=72)
+    return base64.b64decode(draw([_png_call(chart)])[0])
+
+
+def _png_call(chart: Chart) -> Call:
+    return "vegalite_to_png", {"vl_spec": chart.spec(), "scale": SCALE, "ppi": 72}
+
+
+def _svg_call(chart: Chart) -> Call:
+    return "vegalite_to_svg", {"vl_spec": chart.spec()}
 
 
 def specification(chart: Chart) -> str:
@@ -62,6 +78,9 @@ FORMATS: dict[str, Callable[[Chart], str | bytes]] = {
 """How a chart is written, by the suffix of the file."""
 
 
+_CALLS = {"png": _png_call, "svg": _svg_call}
+
+
 def write_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write each chart into a folder, in each of the formats.
 
@@ -74,9 +93,14 @@ def write_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) 
         The files.
 
     Raises:
-        InputError: If a file cannot be written.
+        InputError: If a file cannot be written, or images cannot be drawn.
     """
-    written = []
+    charts, written = list(charts), []
+    calls = [_CALLS[form] for form in formats if form in _CALLS]
+    try:
+        draw(call(chart) for chart in charts for call in calls)  # all in one process
+    except CannotDrawError as error:
+        raise InputError(f"{error}; the formats csv and json need nothing") from error
     for chart in charts:
         for form in formats:
             content = FORMATS[form](chart)
@@ -87,7 +111,10 @@ def write_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) 
     return written
 
 
-@cache
 def bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script, which sets ``window.vegaEmbed``."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    """Vega, Vega-Lite and Vega-Embed in one script, which sets ``window.vegaEmbed``.
+
+    Raises:
+        CannotDrawError: If it cannot be made here.
+    """
+    return draw([("javascript_bundle", {"snippet": "window.vegaEmbed = vegaEmbed;"})])[0]

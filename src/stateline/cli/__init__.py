@@ -105,7 +105,7 @@ def _command(name: str) -> tuple[Any, Parser]:
 
 
 def _message(error: Exception) -> str:
-    """What the user can do about an error; empty for a bug, which shows its traceback."""
+    """Advice about an error; empty for a bug, which shows its traceback."""
     text = str(error)
     if isinstance(error, InputError):
         return text

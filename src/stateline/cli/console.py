@@ -1,4 +1,4 @@
-"""What commands print to: at once, and as wide as the reader says."""
+"""The console of the commands: unbuffered, as wide as the reader says."""
 
 import os
 import sys

@@ -104,7 +104,7 @@ def resolve(text: str, given: Mapping[str, Any], vocab_size: int = 256) -> Model
 def measure(
     config: ModelConfig, dtype: str | None, state_dtype: str | None, device: str
 ) -> dict[str, Any]:
-    """What ``--json`` prints of one model."""
+    """The record of one model that ``--json`` prints."""
     from stateline.devices import resolve_device, resolve_dtype
     from stateline.layers.compose import title
     from stateline.layers.stored_state import stored_bytes

@@ -148,7 +148,7 @@ def _starting(workers: int) -> str:
 
 
 def _disturbed(speeds: Sequence[SpeedRecord]) -> str:
-    """What to say if other programs used the machine while speeds were measured."""
+    """A warning if other programs used the machine while speeds were measured."""
     shares = [entry.busy for entry in speeds if entry.disturbed and entry.busy is not None]
     if not shares:
         return ""

@@ -173,7 +173,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _whole(path: Path) -> bool:
     """Whether all files of a checkpoint have arrived."""
     try:
-        check_manifest(path, checkpoint.FILES)
+        names = checkpoint.files(path)
+        check_manifest(path, names, names)
     except (OSError, ValueError):
         return False
     return (path / MANIFEST).exists()

@@ -43,7 +43,7 @@ class Model:
 
     @property
     def config(self) -> ModelConfig:
-        """What the model is made of."""
+        """The configuration of the model."""
         return self.module.config
 
     def generate(
@@ -79,7 +79,7 @@ class Model:
     def hidden_states(
         self, text: str | Int[Tensor, "batch length"]
     ) -> tuple[Float[Tensor, "batch length d_model"], ...]:
-        """What enters the first layer, and what comes out of each, at every position.
+        """Input of the first layer and output of each layer, at every position.
 
         Args:
             text: A text, or tokens.

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 
 def state_fault(state: Any, template: Callable[[int], Any], *, rows: int) -> str:
-    """What is wrong with a state's tensors, in words; empty if nothing is.
+    """The first fault of a state's tensors, in words; empty if there is none.
 
     Dtypes and numbers of axes must equal the model's own states', and so must be the sizes of
     all axes that do not grow. No number may be NaN, and no counter negative.

@@ -57,7 +57,7 @@ def load_kept(path: str | Path, model: LanguageModel, *, force: bool = False) ->
 
 
 def _range_fault(kept: Kept, model: LanguageModel) -> str:
-    """What is out of range, in words; empty if nothing is."""
+    """The value that is out of range, in words; empty if none is."""
     limits = [
         ("token", kept.session.token, model.config.vocab_size),
         ("held text", kept.text.text, 256),

@@ -17,7 +17,7 @@ _CONTEXT = 32
 
 
 class HeldText(NamedTuple):
-    """What an interrupted text needs to continue.
+    """All that an interrupted text needs to continue.
 
     Attributes:
         tokens: Its last tokens.
@@ -79,7 +79,7 @@ class TextStream:
         return certain + rest
 
     def hold(self) -> HeldText:
-        """What another stream needs to continue this one; not after :meth:`finish`."""
+        """All that another stream needs to continue this one; not after :meth:`finish`."""
         text = list(self._text.encode(errors="surrogatepass"))
         return HeldText(
             torch.tensor([list(self._recent)], dtype=torch.int64),

@@ -16,7 +16,8 @@ _SOURCE = Path(__file__).parents[2]
 _ROOTS = ("stateline.hf.config", "stateline.hf.model")
 _BACKEND = re.compile(r"stateline\.ops(\.\w+)+")
 _LEFT_OUT = re.compile(r"stateline\.(generate|hf|ops\.numba_common|ops\.\w+\.numba_\w+)")
-"""What two packages import for users, and compiled kernels: PyTorch's are used instead."""
+"""Modules left out of the bundle: convenience imports and numba kernels, for which PyTorch's
+kernels are used."""
 
 
 def bundled_code(model: LanguageModel) -> str:
@@ -50,7 +51,7 @@ def _needed() -> set[str]:
 
 
 def _imported(source: str) -> Iterator[str]:
-    """What a module imports as soon as it is imported, and backends that it names."""
+    """Modules that a module imports at once, and backends that it names."""
     tree = ast.parse(source)
     for statement in tree.body:
         if isinstance(statement, ast.ImportFrom) and statement.module:

@@ -64,6 +64,6 @@ class StatelineConfig(_Settings):  # type: ignore[misc, valid-type]
         return ModelConfig(**{**values, "layers": self.layers or {}})
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """What is written to ``config.json``."""
+        """The settings that are written to ``config.json``."""
         settings = {name: getattr(self, name) for name in _FIELDS}
         return {**super().to_diff_dict(), **settings}

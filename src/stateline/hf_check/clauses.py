@@ -1,4 +1,4 @@
-"""What is compared: each clause reads the same text in another way and measures the difference."""
+"""Clauses: each reads the same text in another way and measures the difference."""
 
 import copy
 from collections.abc import Callable, Sequence

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.calls import call, is_inside
+from stateline.layers.keywords import check_counts
 from stateline.layers.state import leaves_of, nbytes
 from stateline.layers.stored_state import widened
 
@@ -97,8 +98,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
 
     def __init__(self, d_model: int, *, d_output: int | None = None) -> None:
         super().__init__()
-        if d_model < 1:
-            raise InputError(f"d_model must be at least 1, got {d_model=}")
+        check_counts(d_model=d_model)
         self.d_model = d_model
         self.d_output = d_model if d_output is None else d_output
 

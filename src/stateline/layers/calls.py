@@ -106,7 +106,7 @@ def _check_state(layer: Any, x: Tensor, state: State) -> None:
 
 @torch.no_grad()
 def _spec(layer: Any) -> Any:
-    """What any state of a layer looks like."""
+    """Structure and shapes of all states of a layer."""
     least, roomy = layer.init_state(1), layer.init_state(1, capacity=1)
     ignores_capacity = layer.state_grows and _shapes(least) == _shapes(roomy)
     return _tree_spec(least, roomy, ignores_capacity)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,27 +43,29 @@ PREFIX = "model."
 
 
 def save_model(
-    model: AnyModel, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
+    model: AnyModel, folder: str | Path, *, write: Callable[[Path], object] | None = None
 ) -> None:
     """Write a model into a folder, each file atomically.
 
     Args:
         model: The model.
         folder: Where its files are written; it is made if it does not exist.
-        weights: Parameters and buffers by name, if the model holds only a shard of them.
+        write: Writes the weights into a file; by default from the model.
 
     Raises:
         InputError: If the folder cannot be written to.
     """
-    named = model.state_dict() if weights is None else weights
-    tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
     hashes = Path(folder) / HASHES
 
-    def write(file: Path) -> None:
-        save_file(tensors, file)
+    def replace(file: Path) -> None:
+        if write is not None:
+            write(file)
+        else:
+            tensors = model.state_dict()
+            save_file({name: x.detach().contiguous() for name, x in tensors.items()}, file)
         hashes.unlink(missing_ok=True)  # they are of the model that is about to be replaced
 
-    write_atomically(Path(folder) / WEIGHTS, write)
+    write_atomically(Path(folder) / WEIGHTS, replace)
     write_text(Path(folder) / CONFIG, model.config.to_json())
     write_manifest(Path(folder), (CONFIG, WEIGHTS))
 

@@ -21,7 +21,7 @@ MAX_SIZE = 1 << 24
 
 
 PRESET_NAME = re.compile(r"\w+-[\w.-]+")
-"""What can only be the name of a preset: no name in a pattern has a hyphen."""
+"""Form of the name of a preset: no name in a pattern has a hyphen."""
 
 TRANSFORMERS_SETTINGS = {
     "architectures",
@@ -43,7 +43,7 @@ TRANSFORMERS_SETTINGS = {
     "transformers_version",
     "use_cache",
 }
-"""What transformers adds to the ``config.json`` of an exported model; not needed here."""
+"""Settings that transformers adds to the ``config.json`` of an exported model; ignored here."""
 
 
 @dataclass(frozen=True)

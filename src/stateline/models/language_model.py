@@ -78,7 +78,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     def hidden_states(
         self, x: Int[Tensor, "batch length"]
     ) -> tuple[Float[Tensor, "batch length d_model"], ...]:
-        """What enters the first layer, and what comes out of each layer, at every position."""
+        """Input of the first layer and output of each layer, at every position."""
         check_length(self.max_len, x.shape[1])
         states = [self._embed(x, torch.arange(x.shape[1], device=x.device))]
         for link in self.stack.links:

@@ -22,7 +22,7 @@ Pooling = Literal["mean", "last"]
 
 @dataclass(frozen=True)
 class HeadConfig(ModelConfig):
-    """What classifiers and regressors have in common; use one of these.
+    """Settings that classifiers and regressors share; use one of these.
 
     ``tie_embeddings``, ``head_bias``, ``embedding_multiplier``, ``logits_divisor`` and
     ``logits_soft_cap`` have no effect.

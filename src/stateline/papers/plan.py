@@ -13,7 +13,7 @@ from stateline.tasks import Task, make_task
 from stateline.train.config import TrainConfig
 
 HERE = "data/"
-"""What paths of data in recipes begin with."""
+"""Beginning of paths of data in recipes."""
 
 
 def plan_table(

@@ -1,4 +1,4 @@
-"""What a table gave: every figure of every seed, with the paper's own."""
+"""The result of a table: every figure of every seed, with the paper's own."""
 
 import statistics
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ from stateline.runs.store import outline, write_results
 
 
 class Reproduced(NamedTuple):
-    """What a table gave.
+    """The result of a table.
 
     Attributes:
         table: The table.

@@ -42,7 +42,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Column(_Part, frozen=True, kw_only=True):
-    """What is measured of a run; one of ``after``, ``updates_to`` and ``count``, or a final score.
+    """The measurement of a run; one of ``after``, ``updates_to`` and ``count``, or a final score.
 
     Attributes:
         at: Length of the final score, one that the task scores; by default the training length.
@@ -127,7 +127,7 @@ def row_name(label: str, x: float | None) -> str:
 
 
 class SizeSettings(_Part, frozen=True, kw_only=True):
-    """What is particular to a size.
+    """Settings of one size.
 
     Attributes:
         cost: What a run costs, in words.

@@ -1,4 +1,4 @@
-"""What prompts are made of: names, documents, and passages with questions, from a local folder."""
+"""Material of prompts: names, documents, and passages with questions, from a local folder."""
 
 import math
 from collections.abc import Iterator

@@ -48,7 +48,7 @@ class Settings(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is measured.
+    """The measurements of a run.
 
     Attributes:
         models: Models by the names under which they are loaded.

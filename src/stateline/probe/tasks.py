@@ -34,7 +34,7 @@ BIN = 50
 
 
 class Draw(NamedTuple):
-    """What an example is drawn from.
+    """The source of an example.
 
     Attributes:
         rng: Source of random choices.

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import logging
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -11,10 +12,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from stateline.charts.chart import Chart
-from stateline.charts.export import bundle, picture
+from stateline.charts.draw import CannotDrawError
+from stateline.charts.export import bundle, pictures, table
 from stateline.charts.style import COLOURS, DARK_COLOURS, VARIABLES, Model
 from stateline.reports.format import words
 
+_log = logging.getLogger("stateline")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -38,18 +41,31 @@ def render(template: str, charts: Iterable[Chart], **content: Any) -> str:
 
     Args:
         template: Name of the template; it extends ``base.html``.
-        charts: All charts of the page; a script makes them interactive.
+        charts: All charts of the page; a script makes them interactive. Where nothing can be drawn,
+            the page has their numbers, and says why.
         content: What the template shows.
     """
+    charts = list(charts)
     specs = {chart.name: _spec(chart) for chart in charts}
+    inline: dict[str, Markup] = {}
+    scripts: list[Script] = []
+    undrawn = ""
+    try:
+        inline = dict(zip(specs, map(_inline, specs, pictures(specs.values())), strict=True))
+        scripts = [_script(bundle())]
+    except CannotDrawError as error:
+        undrawn = f"The charts are given as numbers: {error}."
+        _log.warning("the page has numbers in the place of charts: %s", error)
     templates = _environment()
     own = templates.get_template("page.js").render()
     text = templates.get_template(template).render(
         **content,
         style=Markup(_style()),
         specs=specs,
-        pictures={name: _inline(name, spec) for name, spec in specs.items()},
-        scripts=[_script(bundle()), _script(own)],
+        pictures=inline,
+        numbers={} if inline else {chart.name: table(chart) for chart in charts},
+        undrawn=undrawn,
+        scripts=[*scripts, _script(own)],
     )
     return printable(text)
 
@@ -100,9 +116,9 @@ def _spec(chart: Chart) -> dict[str, Any]:
     return spec
 
 
-def _inline(name: str, spec: dict[str, Any]) -> Markup:
+def _inline(name: str, picture: str) -> Markup:
     """A chart as a picture for readers without scripts; its ids begin with its name."""
-    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", picture(spec))
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", picture)
     return Markup(re.sub(r'(\bid="|url\(#)', rf"\g<1>{name}-", text))
 
 

@@ -1,4 +1,4 @@
-"""What a training run costs, before it is started."""
+"""Costs of a training run, before it is started."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from stateline.tasks import Task
 
 @dataclass(frozen=True)
 class TrainingCosts:
-    """What a training run costs.
+    """Costs of a training run.
 
     Attributes:
         parameters: Number of parameters.

@@ -1,4 +1,4 @@
-"""What a run records beside its scores: bits of the state that it needs, text that it writes."""
+"""Records of a run beside its scores: bits of the state that it needs, text that it writes."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -7,11 +7,11 @@ from msgspec import field
 from stateline.runs.record import Record
 
 MatchedBy = Literal["parameters", "flops", "state", "none"]
-"""What the models of one size have in common: parameters, FLOPs per token or state bytes at the
+"""The size that all models of a comparison share: parameters, FLOPs per token or state bytes at the
 training length, or nothing."""
 
 MATCHED = {"parameters": "parameters", "flops": "FLOPs per token", "state": "state bytes"}
-"""What models are matched by, in words."""
+"""The quantity in which models are matched, in words."""
 
 TOLERANCE = 0.05
 """Relative distance from the wanted size up to which a model is called matched."""

@@ -1,4 +1,4 @@
-"""What all records of results have in common."""
+"""The base of all records of results."""
 
 from typing import Annotated, NoReturn, TypeVar
 

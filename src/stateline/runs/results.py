@@ -149,7 +149,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the run was given, apart from its seed."""
+        """The inputs of the run, apart from its seed."""
         names = ("model", "task", "d_model", "parameters", "parameters_wanted")
         return {name: getattr(self, name) for name in names} | {
             "training": self.training | {"seed": 0}
@@ -189,7 +189,7 @@ class TimingRecord(Record, frozen=True, kw_only=True):
 
 
 class SpeedRecord(Record, frozen=True, kw_only=True):
-    """What one model costs, by length in tokens.
+    """Costs of one model, by length in tokens.
 
     Attributes:
         model: Name of the model.

@@ -50,7 +50,7 @@ class _Together(Record, frozen=True, kw_only=True):
 
 
 def cells(detail: Detail) -> list[Cell]:
-    """What is timed.
+    """The measurements.
 
     Args:
         detail: ``short`` (prefill at the longer, decoding and training at both of 256 and 1,024

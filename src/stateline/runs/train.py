@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from stateline.data.tokenizer import FILE
 from stateline.files import write_text
 from stateline.generate import load_run
-from stateline.models.checkpoint import save_model
 from stateline.models.factory import AnyModel, make_model
 from stateline.models.size import count_parameters
 from stateline.plugins import imported
@@ -22,7 +21,7 @@ from stateline.runs.results import CurvePoint, RunRecord, to_json
 from stateline.runs.score import diverged_scores, score_by_length, score_by_position
 from stateline.runs.store import record_imports, writing
 from stateline.tasks import Task, make_task
-from stateline.train.checkpoint import whole_weights
+from stateline.train.checkpoint import save_whole
 from stateline.train.folder import found
 from stateline.train.loop import ALONE, train
 from stateline.train.metrics import Metrics, TrainingDiverged, TrainResult
@@ -81,9 +80,7 @@ def train_and_score(
         return run
     if not job.trial and ended.stopped in ("finished", "solved"):
         run = _scored(run, task, model)
-        weights = whole_weights(model)
-        if processes.main:
-            save_model(model, folder, weights=weights)
+        save_whole(model, folder, processes)
     elif not job.trial:
         run = replace(run, by_length=diverged_scores(task))
     if processes.main:

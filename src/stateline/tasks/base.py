@@ -20,7 +20,7 @@ IGNORE = -100
 """Target of a position that no loss or score counts (``ignore_index`` in PyTorch)."""
 
 DRAWN = "problems drawn from another seed"
-"""What a drawn task is scored on when settings are chosen."""
+"""Problems on which a drawn task is scored when settings are chosen."""
 
 Inputs = Int[Tensor, "batch length"] | Float[Tensor, "batch length channels"]
 """Tokens, or numbers."""
@@ -141,7 +141,7 @@ class Task(ABC):
         return configure(pattern, vocab_size=self.vocab_size, **given)
 
     def describe(self) -> Mapping[str, object]:
-        """What a report should record of the task's data; nothing for generated tasks."""
+        """Facts about the task's data for the report; none for generated tasks."""
         return {}
 
     def asked(self, targets: Targets) -> Bool[Tensor, "..."]:

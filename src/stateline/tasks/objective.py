@@ -1,4 +1,4 @@
-"""What a model should output for the rows of a data set, how that is trained and scored."""
+"""Objectives: the outputs that a data set asks of a model, how they are trained and scored."""
 
 import math
 from abc import ABC, abstractmethod
@@ -56,7 +56,7 @@ class Objective(ABC):
         """Sums over the targets that count, from which ``score`` computes the scores."""
 
     def total(self, tallies: Sequence[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
-        """What ``score`` takes, from the tallies of all batches: their sum."""
+        """The sum of the tallies of all batches, which ``score`` takes."""
         return torch.stack([*tallies]).sum(dim=0)
 
     @abstractmethod

@@ -3,66 +3,65 @@
 A checkpoint is a folder ``checkpoints/step-00000500`` with the model (``config.json`` and
 ``model.safetensors``, so that it can be used by itself), ``training.safetensors`` (the optimizer's
 moments, the carried state, the random state), ``training.json`` (everything else) and
-``manifest.json`` (a hash of each file). It is written atomically, nothing in it is pickled, and it
-does not depend on the number of processes. It is checked as a whole before anything is changed.
+``manifest.json`` (a hash of each file). Several processes divide the tensors among
+``model-00001-of-00002.safetensors`` and so on, as transformers divides large models, and
+``training-00001-of-00002.safetensors``. Each tensor is whole in one file, so any number of
+processes can read a checkpoint, each only the parts that it needs. It becomes visible when all
+files are complete, nothing in it is pickled, and it is checked as a whole before anything is
+changed.
 """
 
 import json
 import math
+import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict
+import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.files import read_json_object, regular_file, write_folder, write_text
-from stateline.layers.state import to
-from stateline.models.checkpoint import CONFIG, WEIGHTS, save_model
-from stateline.models.factory import AnyModel
+from stateline.files import (
+    cannot_write,
+    read_json_object,
+    regular_file,
+    sha256,
+    sync,
+    write_text,
+)
+from stateline.layers.state import cat_states, select_rows, to
+from stateline.models.checkpoint import CONFIG, HASHES, INDEX, WEIGHTS, save_model
+from stateline.models.factory import AnyModel, meta_model
 from stateline.train.checkpoint_checks import (
     Progress,
     check_manifest,
     check_moments,
     check_random,
     check_tensors,
+    check_values,
     checked_carried,
     checked_progress,
     write_manifest,
 )
 from stateline.train.folder import CHECKPOINTS, found
+from stateline.train.optimizer import Moments, moments_like, set_moments
+from stateline.train.processes import Processes, gathered, own_rows
+from stateline.train.tensor_files import Entry, entries, ordered, write_tensors
 
-__all__ = ["Progress", "Snapshot", "found", "other_environment", "read", "whole_weights", "write"]
+__all__ = ["Progress", "Save", "found", "other_environment", "read", "save_whole"]
 
 TENSORS, RECORD = "training.safetensors", "training.json"
 FILES = (CONFIG, WEIGHTS, TENSORS, RECORD)
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-class Snapshot(NamedTuple):
-    """Everything that changes in training, unsharded, on the main process's CPU."""
-
-    weights: Mapping[str, Tensor]
-    moments: Mapping[str, Tensor]
-    carried: Any
-    progress: Progress
 
 
 class Wanted(NamedTuple):
-    """What a checkpoint must fit.
+    """Requirements on a checkpoint.
 
     Attributes:
         run: What defines the run, as plain data.
@@ -77,66 +76,193 @@ class Wanted(NamedTuple):
     rows: int | None
 
 
-class _Contents(NamedTuple):
-    """A checkpoint that has been read and checked."""
+class Save:
+    """A checkpoint in the making, of which every process writes its part.
 
-    snapshot: Snapshot
-    random: Tensor
-
-
-def whole_weights(model: AnyModel) -> dict[str, Tensor]:
-    """All weights, unsharded, on the main process; all processes must call this."""
-    weights: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
-    return weights
-
-
-def whole_moments(model: AnyModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by parameter and kind, likewise."""
-    state: Any = get_optimizer_state_dict(model, optimizer, options=_WHOLE).get("state", {})
-    return {
-        f"{parameter}/{kind}": value
-        for parameter, kinds in state.items()
-        for kind, value in kinds.items()
-    }
-
-
-def write(folder: Path, model: AnyModel, snapshot: Snapshot, run: Any, keep: int) -> Path:
-    """Write a checkpoint into a run's folder, and remove all but the newest ``keep``.
+    One process on the CPU writes at once, from the tensors themselves. Otherwise every process
+    copies its part to memory, and a thread writes it while training goes on: no process waits for
+    a disk. The checkpoint exists after :meth:`commit`.
 
     Args:
         folder: Folder of the run.
-        model: Gives the configuration.
-        snapshot: What to keep.
-        run: What defines the run, as plain data (only the same run continues from here), and
-            under ``environment`` where it ran.
-        keep: Number of checkpoints to keep, including this one.
-
-    Returns:
-        Folder of the checkpoint.
+        model: The model.
+        optimizer: Its optimizer.
+        carried: The carried state of this process's rows, or ``None``.
+        record: What else is kept, as plain data: ``progress``, what defines the run (only the same
+            run continues from here), and under ``environment`` where it ran.
+        processes: The processes; each makes a ``Save``.
 
     Raises:
-        InputError: If it cannot be written; the older ones stay as they are.
+        InputError: If it cannot be written; older checkpoints stay as they are.
     """
-    tensors = {f"moments/{name}": tensor for name, tensor in snapshot.moments.items()}
-    leaves = [] if snapshot.carried is None else pytree.tree_leaves(snapshot.carried)
-    for number, leaf in enumerate(leaves):
-        tensors[f"carried/{number}"] = leaf.detach().cpu()
-    tensors["random"] = torch.get_rng_state()
-    record = {"progress": asdict(snapshot.progress), **run}
 
-    def fill(draft: Path) -> None:
-        save_model(model, draft, weights=snapshot.weights)
-        save_file({n: t.contiguous().clone() for n, t in tensors.items()}, draft / TENSORS)
-        write_text(draft / RECORD, json.dumps(record))
-        write_manifest(draft)
+    def __init__(
+        self,
+        folder: Path,
+        model: AnyModel,
+        optimizer: torch.optim.Optimizer,
+        carried: Any,
+        record: Mapping[str, Any],
+        processes: Processes,
+    ) -> None:
+        self.processes = processes
+        self.path = folder / CHECKPOINTS / f"step-{record['progress']['steps']:08}"
+        self._draft = self.path.with_name(f".{self.path.name}.new")
+        self._texts = {CONFIG: model.config.to_json(), RECORD: json.dumps(record)}
+        self._hashes: dict[str, str] = {}
+        self._problem = ""
+        processes.on_main(self._begin)
+        at_once = processes.count == 1 and processes.device.type == "cpu"
+        parts = self._parts(model, optimizer, carried, copy=not at_once)
+        self._thread = threading.Thread(target=self._write, args=[parts], name="checkpoint")
+        self._thread.start()
+        if at_once:
+            self._thread.join()
 
-    path = folder / CHECKPOINTS / f"step-{snapshot.progress.steps:08}"
-    write_folder(path, fill)
-    for old in found(folder)[:-keep]:
-        old.rename(old.with_name(f".{old.name}"))  # a half-removed folder is not a checkpoint
-    for leftover in (folder / CHECKPOINTS).glob(".step-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    return path
+    @property
+    def written(self) -> bool:
+        """Whether this process has written its part."""
+        return not self._thread.is_alive()
+
+    def commit(self, keep: int) -> None:
+        """Make the checkpoint visible, and remove all but the newest ``keep``.
+
+        All processes must call this; those that have not written their part wait for it.
+
+        Raises:
+            InputError: If a part could not be written.
+        """
+        self._thread.join()
+        parts = self.processes.share((self._problem, self._hashes))
+        problems = [problem for problem, _ in parts if problem]
+        hashes = {name: value for _, own in parts for name, value in own.items()}
+        self.processes.on_main(lambda: self._publish(problems, hashes, keep))
+
+    def _begin(self) -> None:
+        """Make an empty draft, and remove what an earlier run has left."""
+        try:
+            for leftover in self.path.parent.glob(".step-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            self._draft.mkdir(parents=True)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def _parts(
+        self, model: AnyModel, optimizer: torch.optim.Optimizer, carried: Any, *, copy: bool
+    ) -> dict[str, dict[str, Tensor]]:
+        """The tensors that this process writes, by file and name."""
+        items = [(WEIGHTS, name, tensor) for name, tensor in model.state_dict().items()]
+        for name, parameter in model.named_parameters():
+            for kind, moment in optimizer.state.get(parameter, {}).items():
+                items.append((TENSORS, f"moments/{name}/{kind}", moment))
+        count, rank = self.processes.count, self.processes.rank
+        owners = _owners([tensor for _, _, tensor in items], count)
+        files = {whole: _part(whole, rank, count) for whole in (WEIGHTS, TENSORS)}
+        parts: dict[str, dict[str, Tensor]] = {name: {} for name in files.values()}
+        for (file, name, tensor), owner in zip(items, owners, strict=True):
+            if isinstance(tensor, DTensor):
+                own = gathered(tensor, owner)
+            else:
+                own = _kept(tensor, copy=copy) if owner == rank else None
+            if own is not None:
+                parts[files[file]][name] = own
+        leaves = [] if carried is None else pytree.tree_leaves(carried)
+        others = {f"carried/{number}": leaf for number, leaf in enumerate(leaves)}
+        if rank == 0:
+            others["random"] = torch.get_rng_state()
+        parts[files[TENSORS]] |= {name: _kept(leaf, copy=copy) for name, leaf in others.items()}
+        if count > 1:
+            places = [
+                (name, tensor.nbytes, _part(WEIGHTS, owner, count))
+                for (file, name, tensor), owner in zip(items, owners, strict=True)
+                if file == WEIGHTS
+            ]
+            self._texts[INDEX] = _index(places)
+        return parts
+
+    def _write(self, parts: dict[str, dict[str, Tensor]]) -> None:
+        """Write this process's files, and free their tensors."""
+        try:
+            while parts:
+                name, tensors = parts.popitem()
+                self._hashes[name] = write_tensors(self._draft / name, tensors)
+        except OSError as error:
+            self._problem = error.strerror or str(error)
+
+    def _publish(self, problems: list[str], hashes: dict[str, str], keep: int) -> None:
+        """Complete the draft, and give it its name."""
+        try:
+            if problems:
+                raise OSError(problems[0])
+            for name, text in self._texts.items():
+                write_text(self._draft / name, text)
+                hashes[name] = sha256(self._draft / name)
+            model = {n: h for n, h in hashes.items() if not n.startswith("training")}
+            write_text(self._draft / HASHES, json.dumps(model, indent=1) + "\n")
+            hashes[HASHES] = sha256(self._draft / HASHES)
+            write_manifest(self._draft, hashes)
+            sync(self._draft)
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.replace(self._draft, self.path)
+        except (OSError, InputError) as error:
+            shutil.rmtree(self._draft, ignore_errors=True)
+            raise cannot_write(self.path, error.__cause__ or error) from error
+        for old in found(self.path.parents[1])[:-keep]:
+            hidden = old.with_name(f".{old.name}")  # a half-removed folder is not a checkpoint
+            old.rename(hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _kept(tensor: Tensor, *, copy: bool) -> Tensor:
+    return tensor.detach().to("cpu", copy=True) if copy else tensor.detach()
+
+
+def _owners(tensors: list[Tensor], count: int) -> list[int]:
+    """The process that writes each tensor: the largest first, to who has the fewest bytes."""
+    loads, owners = [0] * count, [0] * len(tensors)
+    for index in sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes):
+        owners[index] = loads.index(min(loads))
+        loads[owners[index]] += tensors[index].nbytes
+    return owners
+
+
+def _part(name: str, rank: int, count: int) -> str:
+    """The file of a process, named as transformers names the parts of a model."""
+    if count == 1:
+        return name
+    stem, _, ending = name.rpartition(".")
+    return f"{stem}-{rank + 1:05}-of-{count:05}.{ending}"
+
+
+def _index(places: Iterable[tuple[str, int, str]]) -> str:
+    """The index of the weights in several files, from names, bytes and files."""
+    files = {name: file for name, _, file in places}
+    size = sum(size for _, size, _ in places)
+    return json.dumps({"metadata": {"total_size": size}, "weight_map": files}, indent=1) + "\n"
+
+
+def save_whole(model: AnyModel, folder: Path, processes: Processes) -> None:
+    """Write a model into a folder, as :func:`save_model` does, on the main process.
+
+    All processes must call this. Of a sharded model, one tensor is whole at a time.
+
+    Raises:
+        InputError: If the folder cannot be written to.
+    """
+    weights = model.state_dict()
+    if not any(isinstance(tensor, DTensor) for tensor in weights.values()):
+        return save_model(model, folder) if processes.main else None
+
+    def whole(tensor: Tensor) -> Tensor:
+        found = gathered(tensor, 0) if isinstance(tensor, DTensor) else tensor
+        return torch.empty(0) if found is None else found
+
+    if processes.main:
+        save_model(model, folder, write=lambda file: write_tensors(file, weights, whole))
+    else:
+        for _, tensor in ordered(weights):
+            whole(tensor)
+    return None
 
 
 def other_environment(path: Path, now: Mapping[str, str | int]) -> str:
@@ -149,75 +275,97 @@ def other_environment(path: Path, now: Mapping[str, str | int]) -> str:
         return ""  # ``read`` reports what is wrong
 
 
-def read(path: Path, model: AnyModel, optimizer: torch.optim.Optimizer, wanted: Wanted) -> Snapshot:
+def read(
+    path: Path,
+    model: AnyModel,
+    optimizer: torch.optim.Optimizer,
+    wanted: Wanted,
+    processes: Processes,
+) -> tuple[Progress, Any]:
     """Restore model, optimizer and random state from a checkpoint.
 
     The whole checkpoint is checked first: hashes, names, shapes, dtypes and ranges. Model and
-    optimizer are not changed if it is damaged.
+    optimizer are not changed if it is damaged. All processes must call this: each checks some of
+    the files, and then reads its own part of every tensor.
 
     Args:
         path: Folder of the checkpoint.
         model: A model of the same configuration.
         optimizer: Optimizer of the model.
         wanted: What the checkpoint must fit.
+        processes: The processes.
 
     Returns:
-        What was kept; the carried state is that of the whole batch, on the model's device.
+        The progress, and the carried state of this process's rows, on the model's device.
 
     Raises:
         InputError: If the checkpoint is damaged, with the newest older one that is whole; or if
             it is of another run.
     """
     try:
-        contents = _checked(path, model, wanted)
+        contents = _checked(path, model, optimizer, wanted, processes)
     except _Damage as damage:
-        raise InputError(
-            f"the checkpoint {path} is damaged: {damage}; {_way_out(path, model, wanted)}"
-        ) from damage
-    snapshot = contents.snapshot
-    optimizer.zero_grad()  # if gradients are left, PyTorch takes the state as initialised
-    set_model_state_dict(model, {**snapshot.weights}, options=_WHOLE)
-    _set_moments(model, optimizer, snapshot.moments)
+        way_out = "no older one is whole: remove all to begin again"
+        for older in reversed(found(path.parents[1])):
+            if older.name < path.name and _is_whole(older, model, optimizer, wanted, processes):
+                way_out = f"remove it to go on from {older.name}, which is whole"
+                break
+        raise InputError(f"the checkpoint {path} is damaged: {damage}; {way_out}") from damage
+    optimizer.zero_grad()
+    for name, tensor in model.state_dict().items():
+        contents.weights[name].fill(*own_rows(tensor))
+    for name, likes in moments_like(model, optimizer, _optimizer(wanted)).items():
+        if moments := _moments(contents.moments, name, likes):
+            set_moments(optimizer, model.get_parameter(name), moments)
     torch.set_rng_state(contents.random)
-    device = next(model.parameters()).device
-    carried = None if snapshot.carried is None else to(snapshot.carried, device=device)
-    return snapshot._replace(carried=carried)
+    return contents.progress, _own_state(contents.blocks, model, wanted.rows, processes)
+
+
+class _Contents(NamedTuple):
+    """A checkpoint that has been checked, of which nothing but the random state is in memory."""
+
+    progress: Progress
+    weights: Mapping[str, Entry]
+    moments: Mapping[str, Entry]
+    blocks: list[dict[str, Entry]]  # of the carried state, by the process that wrote it
+    random: Tensor
 
 
 class _Damage(ValueError):
-    """What is wrong with a checkpoint."""
+    """A fault of a checkpoint."""
 
 
-def _way_out(path: Path, model: AnyModel, wanted: Wanted) -> str:
-    """What to do about a damaged checkpoint."""
-    for older in reversed(found(path.parents[1])):
-        if older.name < path.name and _is_whole(older, model, wanted):
-            return f"remove it to go on from {older.name}, which is whole"
-    return "no older one is whole: remove all to begin again"
+_BROKEN = OSError, SafetensorError, ValueError, KeyError, TypeError
+"""What a damaged checkpoint may cause."""
 
 
-def _is_whole(path: Path, model: AnyModel, wanted: Wanted) -> bool:
+def _is_whole(path: Path, *fit: Any) -> bool:
     try:
-        _checked(path, model, wanted)
+        _checked(path, *fit)
     except (_Damage, InputError):
         return False
     return True
 
 
-def _checked(path: Path, model: AnyModel, wanted: Wanted) -> _Contents:
-    """Read a checkpoint and check all of it; nothing is changed.
+def _checked(
+    path: Path,
+    model: AnyModel,
+    optimizer: torch.optim.Optimizer,
+    wanted: Wanted,
+    processes: Processes,
+) -> _Contents:
+    """Check all of a checkpoint; nothing is changed. All processes find the same.
 
     Raises:
         _Damage: If it is damaged.
         InputError: If it is of another run.
     """
     try:
-        for name in FILES:
-            regular_file(path / name, "file of the checkpoint")
-        check_manifest(path, FILES)
+        names = files(path)
+        check_manifest(path, names, [name for name in names if name.endswith(".json")])
         record = read_json_object(path / RECORD, "record of the checkpoint")
         before = {name: record[name] for name in wanted.run}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _BROKEN as error:
         raise _Damage(_line(error)) from error
     now = json.loads(json.dumps(wanted.run))
     before = _filled(before, wanted.defaults)
@@ -225,12 +373,129 @@ def _checked(path: Path, model: AnyModel, wanted: Wanted) -> _Contents:
         now["train"]["steps"] = before["train"]["steps"]
     if different := _difference(before, now):
         raise InputError(
-            f"{path} is of a run with another {different}: give the same, or choose another folder"
+            f"{path} comes from a run with other settings: {different}; give the same, or choose "
+            "another folder"
         )
+    problem, contents = "", None
     try:
-        return _loaded(path, record["progress"], model, wanted)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise _Damage(_line(error)) from error
+        contents = _examined(path, record["progress"], model, optimizer, wanted, processes)
+    except _BROKEN as error:
+        problem = _line(error)
+    problems = [found for found in processes.share(problem) if found]
+    if problems or contents is None:
+        raise _Damage(problems[0])
+    return contents
+
+
+def files(path: Path) -> list[str]:
+    """The files of a checkpoint, all of which are there."""
+    names = [CONFIG, *_in_parts(path, WEIGHTS), *_in_parts(path, TENSORS), RECORD]
+    for name in names:
+        regular_file(path / name, "file of the checkpoint")
+    return names
+
+
+def _in_parts(path: Path, name: str) -> list[str]:
+    """The file of this name, or the files into which several processes have divided it."""
+    stem, _, ending = name.rpartition(".")
+    parts = sorted(part.name for part in path.glob(f"{stem}-*-of-*.{ending}"))
+    if not parts or (path / name).exists():
+        return [name]
+    count = int(parts[0].rpartition(".")[0].rpartition("-")[2])
+    return [_part(name, rank, count) for rank in range(count)]
+
+
+def _examined(
+    path: Path,
+    progress: Any,
+    model: AnyModel,
+    optimizer: torch.optim.Optimizer,
+    wanted: Wanted,
+    processes: Processes,
+) -> _Contents:
+    """Check names, shapes and dtypes of all tensors, and the numbers in this process's files."""
+    done = checked_progress(path, progress, wanted.steps)
+    weight_files, files = _in_parts(path, WEIGHTS), _in_parts(path, TENSORS)
+    own = [*weight_files, *files][processes.rank :: processes.count]
+    check_manifest(path, own, own)
+    weights = _joined([entries(path / name) for name in weight_files])
+    tensors = [entries(path / name) for name in files]
+    check_tensors("weights", weights, model.state_dict())
+    moments = _joined([_below(part, "moments/") for part in tensors])
+    check_moments(moments, moments_like(model, optimizer, _optimizer(wanted)), done.steps)
+    random = tensors[0]["random"].read()
+    check_random(random)
+    blocks = [_below(part, "carried/") for part in tensors]
+    for name in {name for part in tensors for name in part}:
+        if name != "random" and not name.startswith(("moments/", "carried/")):
+            raise ValueError(f"{TENSORS} has {name!r}, which no checkpoint has")
+    for kind, found_tensors in (("weights", weights), ("moments", moments)):
+        ours = {n: e for n, e in found_tensors.items() if e.file.name in own}
+        check_values(kind, ours, done.steps)
+    for name, block in zip(files, blocks, strict=True):
+        if name in own:
+            _block(block, model, wanted.rows, len(blocks))
+    return _Contents(done, weights, moments, blocks, random)
+
+
+def _block(entries: Mapping[str, Entry], model: AnyModel, rows: int | None, blocks: int) -> Any:
+    """The carried state of the rows of one of the processes that wrote it."""
+    if rows is None:
+        if entries:
+            raise ValueError("it has a carried state, but the run carries none")
+        return None
+    like = meta_model(model.config).to(next(model.parameters()).dtype)
+
+    def template(capacity: int) -> Any:
+        return like.init_state(1, capacity=capacity)
+
+    return checked_carried(entries, template, rows // blocks)
+
+
+def _own_state(
+    blocks: list[dict[str, Entry]], model: AnyModel, rows: int | None, processes: Processes
+) -> Any:
+    """The carried state of this process's rows, from the blocks that hold them."""
+    if rows is None:
+        return None
+    own, size = processes.rows(rows), rows // len(blocks)
+    first, last = own.start // size, -(-own.stop // size)
+    states = [_block(block, model, rows, len(blocks)) for block in blocks[first:last]]
+    whole = cat_states(states) if len(states) > 1 else states[0]
+    place = range(own.start - first * size, own.stop - first * size)
+    if len(place) < size * len(states):
+        whole = select_rows(whole, place)
+    return to(whole, device=next(model.parameters()).device)
+
+
+def _moments(found: Mapping[str, Entry], name: str, likes: Moments) -> Moments:
+    """This process's part of what the optimizer kept of a parameter; empty if there is nothing."""
+    moments = {}
+    for kind, like in likes.items():
+        if entry := found.get(f"{name}/{kind}"):
+            device = "cpu" if like.is_meta else None
+            moments[kind] = torch.empty_like(like, device=device)
+            entry.fill(*own_rows(moments[kind]))
+    return moments
+
+
+def _optimizer(wanted: Wanted) -> str:
+    name: str = wanted.run["train"].get("optimizer", "adamw")
+    return name
+
+
+def _joined(parts: list[dict[str, Entry]]) -> dict[str, Entry]:
+    """The tensors of all files, each of which is in one."""
+    joined: dict[str, Entry] = {}
+    for part in parts:
+        if twice := joined.keys() & part.keys():
+            raise ValueError(f"{min(twice)!r} is in two of its files")
+        joined |= part
+    return joined
+
+
+def _below(tensors: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
+    return {n.removeprefix(prefix): e for n, e in tensors.items() if n.startswith(prefix)}
 
 
 def _planned(run: Any) -> float:
@@ -239,52 +504,10 @@ def _planned(run: Any) -> float:
     return steps if isinstance(steps, int) else math.inf
 
 
-def _loaded(path: Path, progress: Any, model: AnyModel, wanted: Wanted) -> _Contents:
-    done = checked_progress(path, progress, wanted.steps)
-    weights, tensors = load_file(path / WEIGHTS), load_file(path / TENSORS)
-
-    def template(capacity: int) -> Any:
-        return model.init_state(1, capacity=capacity)
-
-    carried = checked_carried(_below(tensors, "carried/"), template, wanted.rows)
-    # After init_state, which gathers a sharded model's parameters; state_dict shards them again.
-    check_tensors("weights", weights, model.state_dict())
-    moments = _below(tensors, "moments/")
-    optimizer = wanted.run["train"].get("optimizer", "adamw")
-    check_moments(moments, dict(model.named_parameters()), done.steps, optimizer)
-    check_random(tensors["random"])
-    others = tensors.keys() - {"random"}
-    if strange := [n for n in others if not n.startswith(("moments/", "carried/"))]:
-        raise ValueError(f"{TENSORS} has {strange[0]!r}, which no checkpoint has")
-
-    return _Contents(Snapshot(weights, moments, carried, done), tensors["random"])
-
-
 def _line(error: BaseException) -> str:
     """An error in one line."""
     name = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
     return " ".join(name.split())
-
-
-def _set_moments(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
-) -> None:
-    """Restore the optimizer's state; learning rates and groups come from the configuration."""
-    state: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        parameter, _, kind = name.rpartition("/")
-        state.setdefault(parameter, {})[kind] = tensor.clone()
-    groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
-    whole: dict[str, Any] = {"state": state, "param_groups": groups}
-    set_optimizer_state_dict(model, optimizer, whole, options=_WHOLE)
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
 
 
 def _filled(before: Any, defaults: Any) -> Any:

@@ -5,7 +5,7 @@ Every function raises ValueError with what is wrong.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from stateline.files import has_hash, read_json_object, sha256
+from stateline.files import has_hash, read_json_object, write_text
 from stateline.generate.state_checks import state_fault
 from stateline.settings import check_settings
 from stateline.train.metrics import Ending
+from stateline.train.tensor_files import Entry
 
 MANIFEST = "manifest.json"
 
@@ -43,20 +44,25 @@ class Progress:
     stopped: str = ""
 
 
-def write_manifest(folder: Path) -> None:
+def write_manifest(folder: Path, hashes: Mapping[str, str]) -> None:
     """Write the hashes of all files of a checkpoint."""
-    hashes = {file.name: sha256(file) for file in sorted(folder.iterdir())}
-    (folder / MANIFEST).write_text(json.dumps({"sha256": hashes}), encoding="utf-8")
+    write_text(folder / MANIFEST, json.dumps({"sha256": dict(sorted(hashes.items()))}))
 
 
-def check_manifest(folder: Path, names: tuple[str, ...]) -> None:
-    """Compare the files with their hashes; checkpoints of older versions have no manifest."""
+def check_manifest(folder: Path, names: Collection[str], checked: Iterable[str]) -> None:
+    """Compare files with their hashes; checkpoints of older versions have no manifest.
+
+    Args:
+        folder: The checkpoint.
+        names: The files that the manifest must list.
+        checked: The files to be compared, some of which others may compare.
+    """
     if not (folder / MANIFEST).exists():
         return
     hashes = read_json_object(folder / MANIFEST, "manifest").get("sha256")
     if not isinstance(hashes, dict) or not set(names) <= set(hashes):
         raise ValueError(f"{MANIFEST} does not list its files")
-    for name in names:
+    for name in checked:
         if not has_hash(folder / name, hashes[name]):
             raise ValueError(f"{name} is not as it was written")
 
@@ -80,9 +86,9 @@ def checked_progress(path: Path, kept: Any, steps: int) -> Progress:
 
 
 def check_tensors(
-    kind: str, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, finite: bool = True
+    kind: str, tensors: Mapping[str, Entry | Tensor], wanted: Mapping[str, Tensor]
 ) -> None:
-    """Compare names, shapes and dtypes with other tensors', and refuse NaN."""
+    """Compare names, shapes and dtypes with other tensors'."""
     for name in {**wanted, **tensors}:
         if name not in tensors:
             raise ValueError(f"its {kind} lack {name!r}")
@@ -94,35 +100,35 @@ def check_tensors(
                 f"its {kind} {name!r} are {found.dtype} of shape {tuple(found.shape)}, not "
                 f"{like.dtype} of shape {tuple(like.shape)}"
             )
-        if finite and not found.isfinite().all():
-            raise ValueError(f"its {kind} {name!r} are not all finite")
 
 
-def _moments_of(parameter: Tensor, optimizer: str) -> dict[str, Tensor]:
-    """Tensors like the optimizer's moments of a parameter."""
-    count = {"step": torch.zeros((), device="meta")}
-    if optimizer == "adamw":
-        return count | {"exp_avg": parameter, "exp_avg_sq": parameter}
-    if parameter.ndim < 2:
-        return count | {"variance": parameter}
-    return count | {"row_var": parameter[..., :1], "col_var": parameter[..., :1, :]}
+def check_values(kind: str, tensors: Mapping[str, Entry], steps: int) -> None:
+    """Refuse NaN and infinity, negative mean squares and impossible numbers of steps."""
+    for name, entry in tensors.items():
+        most = steps if name.endswith("/step") else math.inf
+        positive = name.endswith(("/exp_avg_sq", "_var", "/variance", "/step"))
+        for piece in entry.pieces():
+            if not piece.isfinite().all():
+                raise ValueError(f"its {kind} {name!r} are not all finite")
+            if positive and piece.min() < 0:
+                raise ValueError(f"its {kind} {name!r} are negative")
+            if piece.max() > most:
+                raise ValueError(f"its {kind} {name!r} are of step {float(piece.max()):g}")
 
 
 def check_moments(
-    moments: Mapping[str, Tensor], parameters: Mapping[str, Tensor], steps: int, optimizer: str
+    moments: Mapping[str, Entry], wanted: Mapping[str, Mapping[str, Tensor]], steps: int
 ) -> None:
-    """Check the optimizer's moments of every parameter; one without any gradient has none."""
+    """Check the optimizer's moments of every parameter; one without any gradient has none.
+
+    Args:
+        moments: By ``parameter/kind``.
+        wanted: Tensors like the moments of each parameter.
+        steps: Number of updates.
+    """
     owners = {name.rpartition("/")[0] for name in moments}
-    wanted: dict[str, Tensor] = {}
-    for owner in owners & parameters.keys():
-        kinds = _moments_of(parameters[owner], optimizer)
-        wanted |= {f"{owner}/{kind}": like for kind, like in kinds.items()}
-    check_tensors("moments", moments, wanted)
-    for name, tensor in moments.items():
-        if name.endswith(("/exp_avg_sq", "var", "/variance")) and (tensor < 0).any():
-            raise ValueError(f"its moments {name!r} are negative")
-        if name.endswith("/step") and not 0 <= float(tensor) <= steps:
-            raise ValueError(f"its moments {name!r} are of step {float(tensor):g}")
+    expected = {f"{o}/{kind}": x for o in owners & wanted.keys() for kind, x in wanted[o].items()}
+    check_tensors("moments", moments, expected)
     if steps and not moments:
         raise ValueError("it has no moments")
 
@@ -131,31 +137,25 @@ def check_random(random: Tensor) -> None:
     """Check that a generator accepts a random state."""
     generator = torch.Generator()
     like = generator.get_state()
-    check_tensors("random state", {"random": random}, {"random": like}, finite=False)
+    check_tensors("random state", {"random": random}, {"random": like})
     try:
         generator.set_state(random)
     except RuntimeError as error:
         raise ValueError("its random state is invalid") from error
 
 
-def checked_carried(
-    tensors: Mapping[str, Tensor], template: Callable[[int], Any], rows: int | None
-) -> Any:
-    """The carried state of the whole batch.
+def checked_carried(tensors: Mapping[str, Entry], template: Callable[[int], Any], rows: int) -> Any:
+    """The carried state of some rows.
 
     Args:
         tensors: Its leaves by number.
         template: Returns a state of one row of the model, with room for some steps.
-        rows: Rows of a batch; ``None`` if the run carries no state.
+        rows: Their number.
     """
-    if rows is None:
-        if tensors:
-            raise ValueError("it has a carried state, but the run carries none")
-        return None
     structure = pytree.tree_structure(template(0))
     if tensors.keys() != {str(number) for number in range(structure.num_leaves)}:
         raise ValueError(f"its carried state must have {structure.num_leaves} tensors")
-    leaves = [tensors[str(number)].clone() for number in range(structure.num_leaves)]
+    leaves = [tensors[str(number)].read() for number in range(structure.num_leaves)]
     state = pytree.tree_unflatten(leaves, structure)
     if fault := state_fault(state, template, rows=rows):
         raise ValueError(f"of its carried state, {fault}")

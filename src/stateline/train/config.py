@@ -7,7 +7,16 @@ from stateline.errors import InputError
 from stateline.settings import check_settings
 
 _LEAST = {
-    1: ("steps", "log_every", "accumulate", "keep", "segment_len", "carry_cap", "schedule_steps"),
+    1: (
+        "steps",
+        "log_every",
+        "accumulate",
+        "keep",
+        "segment_len",
+        "carry_cap",
+        "schedule_steps",
+        "shard",
+    ),
     0: ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed"),
 }
 
@@ -25,9 +34,12 @@ class TrainConfig:
         ssm_lr: Highest learning rate of the step sizes, transitions and input maps of state space
             layers; by default the smaller of ``lr`` and 0.001, as in the official H3
             configurations.
-        optimizer: ``adamw``, or PyTorch's ``adafactor``, which has no momentum and multiplies
-            ``lr`` by the size of each parameter; ``beta1`` and ``beta2`` are as for
-            ``adamw``.
+        optimizer: ``adamw``; or PyTorch's ``adafactor``, which has no momentum and multiplies
+            ``lr`` by the size of each parameter; or PyTorch's ``muon`` for the matrices of the
+            blocks, with ``adamw`` for embeddings, heads, vectors and state spaces. ``beta1`` and
+            ``beta2`` are as for ``adamw``.
+        muon_lr: Highest learning rate of the matrices that Muon updates; by default ``lr``, at
+            which the updates of both optimizers have the same size.
         weight_decay: Weight decay of matrices; norms, biases and the parameters under ``ssm_lr``
             are not decayed.
         decay_vectors: Decay norms and biases, too, as the official H3 code does.
@@ -66,6 +78,9 @@ class TrainConfig:
         keep: Number of checkpoints to keep.
         parallel: With several processes: ``ddp`` (each has the whole model) or ``fsdp`` (each has
             a part of every parameter).
+        shard: How many processes hold one copy of the model together, each a part of every
+            parameter: 1 is ``ddp``, all of them are ``fsdp``, and a number between makes several
+            sharded copies (HSDP). By default as ``parallel`` says.
         seed: Seed of the initial weights and of the data.
 
     Raises:
@@ -75,7 +90,8 @@ class TrainConfig:
     steps: int = 1000
     lr: float = 1e-3
     ssm_lr: float | None = None
-    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
+    muon_lr: float | None = None
     weight_decay: float = 0.1
     decay_vectors: bool = False
     beta1: float = 0.9
@@ -99,6 +115,7 @@ class TrainConfig:
     save_every: int = 500
     keep: int = 2
     parallel: Literal["ddp", "fsdp"] = "ddp"
+    shard: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -106,7 +123,7 @@ class TrainConfig:
         self._check_ranges()
         if self.carry_cap is not None and not self.carry_state:
             raise InputError("carry_cap limits a carried state: set carry_state, too")
-        for name in ("lr", "ssm_lr"):
+        for name in ("lr", "ssm_lr", "muon_lr"):
             rate = getattr(self, name)
             if rate is not None and rate <= 0:
                 raise InputError(f"{name} must be positive, got {rate}")
@@ -121,7 +138,12 @@ class TrainConfig:
                 f"schedule_steps ends a cosine before the run, got schedule={self.schedule}: "
                 "leave it out, or take cosine"
             )
-        if self.optimizer == "adafactor" and self.parallel == "fsdp":
+        if self.muon_lr is not None and self.optimizer != "muon":
+            raise InputError(
+                f"muon_lr is for optimizer=muon, got optimizer={self.optimizer}: leave it out, or "
+                "take muon"
+            )
+        if self.optimizer == "adafactor" and (self.shard or self.parallel) not in (1, "ddp"):
             raise InputError("adafactor works with whole parameters: take parallel=ddp")
 
     def _check_ranges(self) -> None:

@@ -14,13 +14,12 @@ from stateline.evaluate import evaluate
 from stateline.files import append_line, write_text
 from stateline.generate.session import OutputIsNaN
 from stateline.layers.compose import checkpoint_activations
-from stateline.layers.state import select_rows
 from stateline.models.factory import AnyModel
 from stateline.tasks.base import Task
 from stateline.train import checkpoint
 from stateline.train.batches import Batches
 from stateline.train.carry import check_carried_state
-from stateline.train.checkpoint import Progress, Snapshot, Wanted
+from stateline.train.checkpoint import Progress, Save, Wanted
 from stateline.train.config import TrainConfig
 from stateline.train.folder import check_run_folder, found
 from stateline.train.metrics import (
@@ -40,7 +39,7 @@ __all__ = ["ALONE", "FREE", "check_carried_state", "train"]
 
 ALONE = Processes()
 
-FREE = ("save_every", "keep", "parallel", "compile")
+FREE = ("save_every", "keep", "parallel", "shard", "compile")
 """Settings that may change when a run continues: they affect what it learns only by rounding."""
 
 
@@ -84,7 +83,7 @@ def train(
             written to, or its checkpoint cannot be used.
     """
     processes = processes or Processes(device=next(model.parameters()).device)
-    trainer = _Trainer(model, task, config, processes, folder, run)
+    trainer = Trainer(model, task, config, processes, folder, run)
     try:
         trainer.resume()
         model.train()
@@ -101,7 +100,7 @@ def _result(progress: Progress) -> dict[str, Any]:
     return {name: value for name, value in vars(progress).items() if name != "losses"}
 
 
-class _Trainer:
+class Trainer:
     """A run in progress."""
 
     def __init__(
@@ -121,6 +120,7 @@ class _Trainer:
         self.batches = Batches(task, config, processes)
         self.update = Updater(model, task, config, processes)
         self.progress, self.curve = Progress(), list[Metrics]()
+        self.saving: Save | None = None
         precision = getattr(torch, config.precision)
         self.usage = Usage(model, task.train_length, precision, processes.device)
 
@@ -131,17 +131,17 @@ class _Trainer:
         self.processes.on_main(lambda: check_run_folder(folder))
         if kept := found(folder):
             curve = read_metrics(folder / METRICS)
-            snapshot = checkpoint.read(kept[-1], self.model, self.update.optimizer, self._wanted())
-            self.progress = snapshot.progress
-            if snapshot.carried is not None:
-                rows = range(self.task.batch_size)[self.batches.rows]
-                self.update.carry(select_rows(snapshot.carried, rows))
+            self.progress, carried = checkpoint.read(
+                kept[-1], self.model, self.update.optimizer, self._wanted(), self.processes
+            )
+            if carried is not None:
+                self.update.carry(carried)
             self.curve = [metrics for metrics in curve if metrics.step <= self.progress.steps]
         lines = [json.dumps(asdict(metrics)) + "\n" for metrics in self.curve]
         self.processes.on_main(lambda: write_text(folder / METRICS, "".join(lines)))
 
     def _wanted(self) -> Wanted:
-        """What a checkpoint must fit for this run to continue from it."""
+        """Requirements on a checkpoint from which this run can continue."""
         config, run = self.config, self.defined_by["run"]
         defaults: dict[str, Any] = {"train": _defaults(config)}
         if isinstance(run, dict) and "model" in run:
@@ -174,10 +174,11 @@ class _Trainer:
                 speed = (progress.tokens - tokens) / (progress.seconds - seconds)
                 tokens, seconds = progress.tokens, progress.seconds
                 self._log(score, share * config.lr, speed, on_log)
-            if not progress.stopped and self.processes.sum(interrupted()):
+            if self._any(not progress.stopped and interrupted()):
                 progress.stopped = "interrupted"
             if progress.stopped or _due(progress.steps, config.save_every):
-                self._save()
+                self.save()
+        self.commit()
 
     def _update(self) -> float:
         """Make one update, and return the loss before it."""
@@ -232,21 +233,37 @@ class _Trainer:
             append_line(self.folder / METRICS, json.dumps(asdict(metrics)))
         on_log(metrics)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write a checkpoint, in the background where several processes share the work."""
         if (folder := self.folder) is None:
             return
         if self.processes.sum(not self._finite()):
             self._diverged("a weight or its moments became infinite or NaN", self.progress.steps)
-        snapshot = Snapshot(
-            checkpoint.whole_weights(self.model),
-            checkpoint.whole_moments(self.model, self.update.optimizer),
-            self.processes.join_rows(self.update.state) if self.config.carry_state else None,
-            self.progress,
-        )
-        run = {**self.defined_by, "environment": self.processes.environment()}
-        self.processes.on_main(
-            lambda: checkpoint.write(folder, self.model, snapshot, run, self.config.keep)
-        )
+        self.commit()
+        record = {
+            "progress": asdict(self.progress),
+            **self.defined_by,
+            "environment": self.processes.environment(),
+        }
+        carried = self.update.state if self.config.carry_state else None
+        model, optimizer = self.model, self.update.optimizer
+        self.saving = Save(folder, model, optimizer, carried, record, self.processes)
+        self._any(False)
+
+    def _any(self, value: bool) -> bool:
+        """Whether it is true in any process; commits a checkpoint that all have written."""
+        writing = self.saving is not None and not self.saving.written
+        any_true, any_writing = self.processes.sums(value, writing)
+        if self.saving is not None and not any_writing:
+            saving, self.saving = self.saving, None
+            saving.commit(self.config.keep)
+        return bool(any_true)
+
+    def commit(self) -> None:
+        """Wait for the checkpoint that is being written, without a time limit."""
+        while self.saving is not None:
+            self._any(False)
+            time.sleep(0.02)
 
     def _finite(self) -> bool:
         """Whether this process's weights and moments are finite; one synchronisation."""

@@ -1,20 +1,26 @@
 """The optimizer over the parameter groups that layers declare, and the learning-rate schedule."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from stateline.train.config import TrainConfig
 
+MATRICES = "matrices"
+"""Name of the group of parameters that Muon updates."""
 
-def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+
+def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
     """Parameters by optimizer group.
 
     A layer's ``optimizer_groups`` assigns its own parameters to ``ssm`` (own learning rate, no
     weight decay) or ``no_decay``. All other matrices are decayed; vectors (norms, biases) are not,
-    unless ``decay_vectors`` says so.
+    unless ``decay_vectors`` says so. For Muon, the weights of the linear maps between the embedding
+    and the head are the group ``matrices``.
 
     Args:
         model: Any module.
@@ -24,7 +30,8 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
         The groups that have parameters, for a PyTorch optimizer, each with its name and its
         highest learning rate under ``peak``.
     """
-    members: dict[str, list[nn.Parameter]] = {"decay": [], "no_decay": [], "ssm": []}
+    members: dict[str, list[nn.Parameter]] = {"decay": [], MATRICES: [], "no_decay": [], "ssm": []}
+    matrices = _hidden_matrices(model) if OPTIMIZERS[config.optimizer].matrices else set()
     seen: set[nn.Parameter] = set()
     for module in model.modules():
         declared = getattr(module, "optimizer_groups", {})
@@ -33,35 +40,172 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, An
                 seen.add(parameter)
                 decayed = parameter.ndim > 1 or config.decay_vectors
                 default = "decay" if decayed else "no_decay"
+                default = MATRICES if parameter in matrices else default
                 members[declared.get(name, default)].append(parameter)
-    ssm_rate = config.ssm_lr
-    if ssm_rate is None:
-        ssm_rate = min(1e-3, config.lr)
+    peaks = {"ssm": config.ssm_lr, MATRICES: config.muon_lr}
+    if config.ssm_lr is None:
+        peaks["ssm"] = min(1e-3, config.lr)
     return [
         {
             "name": name,
             "params": parameters,
-            "peak": ssm_rate if name == "ssm" else config.lr,
-            "weight_decay": config.weight_decay if name == "decay" else 0.0,
+            "peak": peaks.get(name) or config.lr,
+            "weight_decay": config.weight_decay if name in ("decay", MATRICES) else 0.0,
         }
         for name, parameters in members.items()
         if parameters
     ]
 
 
+def _hidden_matrices(model: nn.Module) -> set[Tensor]:
+    """Weights of the linear maps in a model's stack."""
+    stack = getattr(model, "stack", nn.Module())
+    return {module.weight for module in stack.modules() if isinstance(module, nn.Linear)}
+
+
 _FUSED = ("cpu", "cuda")
 """Devices on which PyTorch has one kernel for a whole step of AdamW."""
 
+Groups = list[dict[str, Any]]
+Moments = dict[str, Tensor]
+
+
+class Kind(NamedTuple):
+    """An optimizer.
+
+    Attributes:
+        make: Makes it for parameter groups.
+        moments: Tensors like what it keeps of a parameter of a group, by name.
+        matrices: Whether hidden matrices are a group of their own.
+    """
+
+    make: Callable[[Groups, TrainConfig], torch.optim.Optimizer]
+    moments: Callable[[str, Tensor], Moments]
+    matrices: bool = False
+
+
+def _adamw(groups: Groups, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW, fused if its device allows it."""
+    fused = all(p.device.type in _FUSED for group in groups for p in group["params"])
+    betas = config.beta1, config.beta2
+    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=fused or None)
+
+
+def _adamw_moments(_: str, parameter: Tensor) -> Moments:
+    return {"step": _count(), "exp_avg": parameter, "exp_avg_sq": parameter}
+
+
+def _adafactor(groups: Groups, config: TrainConfig) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(groups, lr=config.lr)
+
+
+def _adafactor_moments(_: str, parameter: Tensor) -> Moments:
+    if parameter.ndim < 2:
+        return {"step": _count(), "variance": parameter}
+    rows, columns = parameter[..., :1], parameter[..., :1, :]
+    return {"step": _count(), "row_var": rows, "col_var": columns}
+
+
+def _muon_moments(group: str, parameter: Tensor) -> Moments:
+    if group == MATRICES:
+        return {"momentum_buffer": parameter}
+    return _adamw_moments(group, parameter)
+
+
+def _count() -> Tensor:
+    return torch.zeros((), device="meta")
+
+
+class Muon(torch.optim.Muon):
+    """PyTorch's Muon, also for matrices that FSDP shards.
+
+    The Newton-Schulz iteration needs whole matrices: every process computes it for all of them, as
+    with DDP, and changes its own rows.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Make a step."""
+        pairs = [(p, group) for group in self.param_groups for p in group["params"]]
+        if not any(isinstance(p, DTensor) for p, _ in pairs):
+            return super().step(closure)
+        for p, group in pairs:
+            if p.grad is not None:
+                self._step_sharded(p, group)
+        return None
+
+    def _step_sharded(self, p: DTensor, group: dict[str, Any]) -> None:
+        buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+        assert isinstance(p.grad, DTensor)
+        buffer.lerp_(p.grad, 1 - group["momentum"])
+        change = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+        update = p.grad.lerp(buffer, group["momentum"])
+        assert isinstance(update, DTensor)
+        change.grad = update.full_tensor()
+        scale = {"lr": group["lr"], "adjust_lr_fn": group["adjust_lr_fn"]}
+        torch.optim.Muon([change], momentum=0, nesterov=False, weight_decay=0, **scale).step()
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.add_(distribute_tensor(change, p.device_mesh, p.placements, src_data_rank=None))
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for hidden matrices, AdamW for all other parameters.
+
+    Updates of both have the same size at the same learning rate (``match_rms_adamw``).
+    """
+
+    def __init__(self, groups: Groups, config: TrainConfig) -> None:
+        super().__init__(groups, {"lr": config.lr})
+        matrices = [group for group in self.param_groups if group["name"] == MATRICES]
+        others = [group for group in self.param_groups if group["name"] != MATRICES]
+        self._parts: list[torch.optim.Optimizer] = [_adamw(others, config)] if others else []
+        if matrices:
+            self._parts.append(Muon(matrices, lr=config.lr, adjust_lr_fn="match_rms_adamw"))
+        for part in self._parts:  # they share the groups, too
+            part.state = self.state
+
+    def step(self, closure: Any = None) -> Any:
+        """Make a step of both."""
+        losses = [part.step(closure) for part in self._parts]
+        return losses[0]
+
+
+OPTIMIZERS = {
+    "adamw": Kind(_adamw, _adamw_moments),
+    "adafactor": Kind(_adafactor, _adafactor_moments),
+    "muon": Kind(MuonWithAdamW, _muon_moments, matrices=True),
+}
+"""The values of ``TrainConfig.optimizer``."""
+
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer over the groups of a model; AdamW is fused if its device allows it."""
-    groups = parameter_groups(model, config)
-    if config.optimizer == "adafactor":
-        return torch.optim.Adafactor(groups, lr=config.lr)
-    fused = all(parameter.device.type in _FUSED for parameter in model.parameters())
-    return torch.optim.AdamW(
-        groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=fused or None
-    )
+    """The optimizer over the groups of a model."""
+    return OPTIMIZERS[config.optimizer].make(parameter_groups(model, config), config)
+
+
+def moments_like(
+    model: nn.Module, optimizer: torch.optim.Optimizer, kind: str
+) -> dict[str, Moments]:
+    """Tensors like what an optimizer keeps, by the name of the parameter and then by kind."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    like = OPTIMIZERS[kind].moments
+    return {
+        names[parameter]: like(group["name"], parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def set_moments(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, moments: Moments
+) -> None:
+    """Give an optimizer what it kept of a parameter, each tensor on the device that it takes."""
+    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    on_device = group.get("fused") or group.get("capturable")
+    optimizer.state[parameter] = {
+        kind: moment.to(parameter.device) if kind != "step" or on_device else moment
+        for kind, moment in moments.items()
+    }
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> float:

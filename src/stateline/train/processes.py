@@ -5,21 +5,21 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as pytree
 
 from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.generate.random import widest
-from stateline.layers.state import cat_states
 from stateline.models.factory import AnyModel
+from stateline.train.config import TrainConfig
 from stateline.train.environment import environment
 from stateline.train.segment import Segment
 
@@ -63,11 +63,15 @@ class Processes:
 
     def sum(self, value: int | float) -> float:
         """Sum over all processes."""
+        return self.sums(value)[0]
+
+    def sums(self, *values: int | float) -> list[float]:
+        """Sums over all processes."""
         if self.count == 1:
-            return float(value)
-        total = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return total.item()
+            return [float(value) for value in values]
+        totals = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(totals)
+        return totals.tolist()
 
     def sum_losses(self, losses: Sequence[Tensor]) -> Tensor:
         """Sum of scalars over all processes, on the device."""
@@ -78,13 +82,13 @@ class Processes:
             dist.all_reduce(total)
         return total
 
-    def join_rows(self, state: Any) -> Any:
-        """The state of the whole batch on the main process; ``None`` on the others."""
-        if self.count == 1 or state is None:
-            return state
-        states: list[Any] | None = [None] * self.count if self.main else None
-        dist.gather_object(pytree.tree_map(torch.Tensor.cpu, state), states)
-        return cat_states(states) if states else None
+    def share(self, value: Any) -> list[Any]:
+        """The small values of all processes, by rank."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
 
     def on_main(self, work: Callable[[], object]) -> None:
         """Run ``work`` on the main process while the others wait; all end if it fails.
@@ -108,14 +112,37 @@ class Processes:
         """Versions and machine, for the record of a run."""
         return {**environment(), "device": self.device.type, "processes": self.count}
 
-    def wrap(self, segment: Segment, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
-        """The segment for all processes; with ``fsdp`` its model is sharded in place."""
+    def shards(self, config: TrainConfig) -> int:
+        """The number of processes that hold one copy of the model together.
+
+        Raises:
+            InputError: If it does not divide the number of processes.
+        """
+        shards = config.shard or (1 if config.parallel == "ddp" else self.count)
+        if self.count == 1:
+            return 1
+        if self.count % shards:
+            raise InputError(
+                f"train.shard must divide the number of processes, which is {self.count}, got "
+                f"{shards}"
+            )
+        return shards
+
+    def wrap(self, segment: Segment, shards: int) -> nn.Module:
+        """The segment for all processes; its model is divided in place among ``shards`` of them."""
         if self.count == 1:
             return segment
-        if parallel == "ddp":
+        if shards == 1:
             return DistributedDataParallel(segment)
-        _shard(segment.model)
+        shard(segment.model, self._mesh(shards))
         return segment
+
+    def _mesh(self, shards: int) -> DeviceMesh:
+        """Processes by copy of the model and by shard; one axis if there is one copy."""
+        copies, kind = self.count // shards, self.device.type
+        if copies == 1:
+            return init_device_mesh(kind, (shards,))
+        return init_device_mesh(kind, (copies, shards), mesh_dim_names=("copy", "shard"))
 
     def local(self, module: nn.Module, last: bool) -> AbstractContextManager[None]:
         """Exchange gradients only in the last backward pass of an update."""
@@ -132,11 +159,46 @@ def local_part(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _shard(model: AnyModel) -> None:
+def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
+    """This process's part of a tensor, and its place in all elements."""
+    if not isinstance(tensor, DTensor):
+        return tensor, 0
+    mesh, local = tensor.device_mesh, tensor.to_local()
+    rows = -(-len(tensor) // mesh.size(-1))  # as torch.chunk divides them
+    before = min(len(tensor), rows * mesh.get_local_rank(mesh.ndim - 1))
+    return local, before * tensor.shape[1:].numel()
+
+
+def gathered(tensor: Tensor, owner: int) -> Tensor | None:
+    """A sharded tensor in the CPU memory of the process ``owner``; ``None`` on the others.
+
+    The processes of the owner's copy of the model must call this in the same order. No process
+    needs memory for more than the result.
+    """
+    assert isinstance(tensor, DTensor)
+    ranks = tensor.device_mesh.mesh.view(-1, tensor.device_mesh.size(-1))
+    group = next(row for row in ranks.tolist() if owner in row)
+    me, local = dist.get_rank(), tensor.to_local()
+    if me not in group:
+        return None
+    if me != owner:
+        if local.numel():
+            dist.send(local.detach().cpu().contiguous(), owner)
+        return None
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+    for part, source in zip(whole.chunk(len(group)), group, strict=False):
+        if source == me:
+            part.copy_(local)
+        else:
+            dist.recv(part, source)
+    return whole
+
+
+def shard(model: AnyModel, mesh: DeviceMesh) -> None:
     """Shard every block with FSDP2: its parameters are whole only while they are used."""
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for module in (*model.stack.links, model):  # no output is changed in place
-        fully_shard(module)
+        fully_shard(module, mesh=mesh)
         for verb in ("init_state", "forward_chunk", "step", "step_"):
             register_fsdp_forward_method(module, verb)
 
@@ -165,7 +227,7 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield Processes(device=place)
         return
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     try:
         if on_gpu:
             torch.cuda.set_device(place)

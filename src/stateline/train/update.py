@@ -46,7 +46,7 @@ class Updater:
         segment = Segment(model, getattr(torch, config.precision))
         if config.compile:
             segment.compile()
-        self.segment = processes.wrap(segment, config.parallel)
+        self.segment = processes.wrap(segment, processes.shards(config))
         self.optimizer = make_optimizer(model, config)
         self.parameters = list(model.parameters())
         self.state: Any = None

@@ -1,4 +1,4 @@
-"""What SuperGLUE measures of the answers to questions, beside accuracy.
+"""Metrics of SuperGLUE for answers to questions, beside accuracy.
 
 A measure takes one value of each question and the number of the chosen answer (``None`` if a
 written text is none of the answers), and combines the values of all questions.

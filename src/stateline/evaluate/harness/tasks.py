@@ -198,7 +198,7 @@ def _mean(metric: str) -> dict[str, Any]:
 
 
 def _read(path: Path, parse: Callable[[Row], Iterator[T]]) -> Iterator[T]:
-    """What the rows of a file with one JSON object per line hold."""
+    """The rows of a file with one JSON object per line."""
     n = 0
     for number, line in enumerate(read_text(path, "data of a task").split("\n"), start=1):
         if not line.strip():

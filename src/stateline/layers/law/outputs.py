@@ -58,9 +58,8 @@ def causality(case: Case) -> Iterator[Finding]:
     difference = (after - before).abs().masked_fill(later, 0.0)
     worst = difference.flatten(1).amax(dim=1)
     error = float(worst.max()) / (float(before.abs().max()) or 1.0)
-    note = (
-        "" if error <= case.limit else f"an input at position {int(worst.argmax())} shows earlier"
-    )
+    late = f"the input at position {int(worst.argmax())} changes earlier outputs"
+    note = "" if error <= case.limit else late
     yield Finding("no output sees a later input", error, case.limit, note)
 
 

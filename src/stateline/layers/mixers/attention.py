@@ -135,7 +135,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
     def _forward(self, x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)[None]
         q, k, v, gate = self._project(x, positions)
-        return self._merge(self._mixed(q, k, v), gate)
+        return self._attend(q, k, v, gate)
 
     def _forward_chunk(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
         length = x.shape[1]
@@ -147,7 +147,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
             return F.pad(cache, (0, 0, 0, 0, 0, length)).scatter(1, slots, new.to(cache.dtype))
 
         after = AttentionState(append(state.k, k), append(state.v, v), state.length + length)
-        return self._attend(q, after, state.length, gate), after
+        return self._attend(q, after.k, after.v, gate, state.length), after
 
     def _step_(self, x: Tensor, state: AttentionState) -> Tensor:
         slot = state.length[:, None]
@@ -160,7 +160,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         index = slot.view(-1, 1, 1, 1).expand_as(k)
         state.k.scatter_(1, index, k.to(state.k.dtype))
         state.v.scatter_(1, index, v.to(state.v.dtype))
-        y = self._attend(q, state, state.length, gate)
+        y = self._attend(q, state.k, state.v, gate, state.length)
         state.length.add_(1)
         return y[:, 0]
 
@@ -206,7 +206,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         return super().flops_per_token(length) + mixing
 
     def _project(
-        self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "rows length"]
+        self, x: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values and the input of the gate, each (batch, length, head, d_head)."""
         width, gate, joint = self.n_kv_heads * self.d_head, None, self.qkv(x)
@@ -251,15 +251,12 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         return None
 
     def _attend(
-        self, q: Tensor, state: AttentionState, start: Tensor, gate: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, start: Tensor | None = None
     ) -> Tensor:
-        return self._merge(self._mixed(q, state.k, state.v, start), gate)
-
-    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, start: Tensor | None = None) -> Tensor:
+        """Attend to slots; ``start`` is the position of each row's first query, by default 0."""
         mask = AttentionMask(start, *self._scheme(q.device, q.dtype))
-        return attention(q, k, v, mask, self.dropout.rate)
+        return self._merge(attention(q, k, v, mask, self.dropout.rate), gate)
 
-    def _merge(
-        self, heads: Float[Tensor, "batch length head d_head"], gate: Tensor | None
-    ) -> Tensor:
+    def _merge(self, heads: Tensor, gate: Tensor | None) -> Tensor:
+        """Output projection of the joined heads."""
         return self.out_proj((heads if gate is None else heads * gate.sigmoid()).flatten(2))

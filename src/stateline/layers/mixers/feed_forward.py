@@ -5,9 +5,9 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stateline.errors import InputError, unknown_name
 from stateline.layers.base import SequenceLayer
 from stateline.layers.dropout import Dropout
+from stateline.layers.keywords import check_choice, check_counts
 from stateline.layers.plain import is_plain
 from stateline.ops import FeedForwardWeights, feed_forward
 
@@ -64,14 +64,12 @@ class FeedForward(SequenceLayer[tuple[()]]):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model)
-        if activation not in get_args(Activation):
-            raise unknown_name("activation", activation, get_args(Activation))
+        check_choice("activation", activation, get_args(Activation))
         gated = activation in GATED
         bias = not gated if bias is None else bias
         if d_hidden is None:
             d_hidden = default_hidden(d_model, activation)
-        if d_hidden < 1:
-            raise InputError(f"d_hidden must be at least 1, got {d_hidden=}")
+        check_counts(d_hidden=d_hidden)
         self.activation, self.d_hidden, self.bias = activation, d_hidden, bias
         self.in_proj = nn.Linear(d_model, 2 * d_hidden if gated else d_hidden, bias=bias)
         self.out_proj = nn.Linear(d_hidden, d_model, bias=bias)

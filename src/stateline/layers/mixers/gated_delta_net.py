@@ -154,27 +154,14 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         """Decay rate of each head per unit of step."""
         return self.a_log.exp()
 
-    def _project(
-        self, x: Float[Tensor, "batch *length d_model"]
-    ) -> tuple[
-        Float[Tensor, "batch *length mixed"],
-        Float[Tensor, "batch *length d_values"],
-        Float[Tensor, "batch *length head"],
-        Float[Tensor, "batch *length head"],
-    ]:
-        """Input of the convolution, gate, logarithm of the decay, and beta."""
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Input of the convolution, gate, logarithm of the decay and beta (..., head)."""
         sizes = [self.conv.d_model, self.d_values, self.n_heads, self.n_heads]
         mixed, z, step, beta = self.in_proj(x).split(sizes, dim=-1)
         return mixed, z, -self.rate() * F.softplus(step + self.dt_bias), beta.sigmoid()
 
-    def _split(
-        self, mixed: Float[Tensor, "batch *length mixed"]
-    ) -> tuple[
-        Float[Tensor, "batch *length head d_key"],
-        Float[Tensor, "batch *length head d_key"],
-        Float[Tensor, "batch *length head d_value"],
-    ]:
-        """Scaled queries and keys, both of unit length before scaling, and values."""
+    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scaled queries and keys (..., head, d_key), of unit length before scaling, and values."""
         q, k, v = mixed.split([self.d_keys, self.d_keys, self.d_values], dim=-1)
         q, k = (unit_length(t.unflatten(-1, (-1, self.d_key))) for t in (q, k))
         if (shared := self.n_heads // q.shape[-2]) > 1:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records
 from stateline.layers.derived import derived
-from stateline.layers.keywords import keywords_from
+from stateline.layers.keywords import check_counts, keywords_from
 from stateline.layers.mixers.adjacent import from_adjacent, to_adjacent
 from stateline.layers.mixers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
 from stateline.layers.mixers.finite_filter import FiniteFilterState
@@ -62,8 +62,7 @@ class H3(SequenceLayer[H3State]):
         super().__init__(d_model)
         if d_head < 1 or d_model % d_head:
             raise InputError(f"d_head must divide d_model, got {d_head=} and {d_model=}")
-        if max_len is not None and max_len < 1:
-            raise InputError(f"max_len must be at least 1, got {max_len=}")
+        check_counts(max_len=1 if max_len is None else max_len)
         self.settings, self.d_head, self.max_len = DiagonalSettings(**settings), d_head, max_len
         self.n_outputs = n_outputs = self.settings.n_outputs
         self.qkv = nn.Linear(d_model, 3 * d_model)

@@ -1,4 +1,4 @@
-"""What attention layers share: heads, biases of projections, rotary positions."""
+"""Shared parts of attention layers: heads, biases of projections, rotary positions."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args, get_type_hints
@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers.keywords import check_choice
+from stateline.layers.keywords import check_choice, check_counts
 from stateline.ops import rotary as turn
 from stateline.ops.positions import RopeScaling, rotation
 
@@ -31,8 +31,7 @@ def head_sizes(
         raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
     if n_kv_heads < 1 or n_heads % n_kv_heads:
         raise InputError(f"n_kv_heads must divide n_heads, got {n_kv_heads=} and {n_heads=}")
-    if d_head is not None and d_head < 1:
-        raise InputError(f"d_head must be at least 1, got {d_head=}")
+    check_counts(d_head=1 if d_head is None else d_head)
     return n_kv_heads, d_head or d_model // n_heads
 
 

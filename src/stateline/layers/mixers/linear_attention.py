@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError, unknown_name
+from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.keywords import check_choice
+from stateline.layers.mixers.heads import head_sizes
 from stateline.ops import linear_attention, linear_attention_step, linear_attention_step_
 from stateline.ops.linear_attention import CHUNK
 
@@ -86,10 +88,8 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         normalise: bool = True,
     ) -> None:
         super().__init__(d_model)
-        if n_heads < 1 or d_model % n_heads:
-            raise InputError(f"n_heads must divide d_model, got {n_heads=} and {d_model=}")
-        if feature not in (*FEATURES, "random"):
-            raise unknown_name("feature", feature, (*FEATURES, "random"))
+        _, self.d_head = head_sizes(d_model, n_heads, None, None)
+        check_choice("feature", feature, (*FEATURES, "random"))
         if n_features is not None and (feature != "random" or n_features < 1):
             raise InputError(
                 "n_features must be at least 1, and is for feature='random' alone, got "
@@ -100,8 +100,8 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
                 "a normaliser needs features that are not negative, got feature='identity': "
                 "set normalise=False, or take another feature"
             )
-        self.n_heads, self.d_head = n_heads, d_model // n_heads
-        self.feature, self.normalise, self.n_features = feature, normalise, self.d_head
+        self.n_heads, self.n_features = n_heads, self.d_head
+        self.feature, self.normalise = feature, normalise
         if feature == "random":
             default = max(1, int(self.d_head * math.log(self.d_head)))
             self.n_features = n_features or default
@@ -141,14 +141,8 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
             mixing += 4.0 * self.n_features * self.d_model
         return super().flops_per_token(length) + mixing
 
-    def _project(
-        self, x: Float[Tensor, "batch *length d_model"]
-    ) -> tuple[
-        Float[Tensor, "batch *length head feature"],
-        Float[Tensor, "batch *length head feature"],
-        Float[Tensor, "batch *length head d_value"],
-    ]:
-        """Features of queries and of keys, and values."""
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of queries and of keys (..., head, feature), and values (..., head, d_value)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
         feature = FEATURES.get(self.feature, self._random_features)
         return feature(q), feature(k), F.pad(v, (0, 1), value=1.0) if self.normalise else v

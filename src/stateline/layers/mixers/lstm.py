@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.dropout import Dropout
+from stateline.layers.keywords import check_counts
 from stateline.ops import LSTMCell, LSTMWeights, lstm
 
 
@@ -52,8 +52,7 @@ class LSTM(SequenceLayer[LSTMState]):
 
     def __init__(self, d_model: int, *, n_layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__(d_model)
-        if n_layers < 1:
-            raise InputError(f"n_layers must be at least 1, got {n_layers=}")
+        check_counts(n_layers=n_layers)
         self.n_layers = n_layers
         self.dropout = Dropout(dropout)
         bound = d_model**-0.5

@@ -55,9 +55,11 @@ class Mamba(SequenceLayer[MambaState]):
         conv_bias: Whether the convolution has biases.
         norm_eps: If given, r, B and C are each divided by their root mean square, and this is added
             to the mean square, as in Falcon-Mamba.
+        learned_norms: Whether each entry of them is then multiplied by a learned weight, as in
+            Jamba; needs ``norm_eps``.
 
     Raises:
-        InputError: If a size is not positive.
+        InputError: If a size is not positive, or ``norm_eps`` is missing.
 
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
@@ -68,7 +70,7 @@ class Mamba(SequenceLayer[MambaState]):
     keeps_float32 = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay"}
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         d_model: int,
         *,
@@ -79,11 +81,14 @@ class Mamba(SequenceLayer[MambaState]):
         bias: bool = False,
         conv_bias: bool = True,
         norm_eps: float | None = None,
+        learned_norms: bool = False,
     ) -> None:
         super().__init__(d_model)
         self.d_conv, self.conv_bias = d_conv, conv_bias
         self.expand, self.bias = expand, bias
-        self.norm_eps = norm_eps
+        self.norm_eps, self.learned_norms = norm_eps, learned_norms
+        if learned_norms and norm_eps is None:
+            raise InputError("learned_norms needs norm_eps, got norm_eps=None")
         self.d_inner, self.d_state = int(expand * d_model), d_state
         self.dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
         if min(self.d_inner, d_state, self.dt_rank) < 1:
@@ -102,6 +107,8 @@ class Mamba(SequenceLayer[MambaState]):
         self.dt_bias = nn.Parameter(initial_step_bias(self.d_inner))
         self.a_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(self.d_inner, 1))
         self.skip = nn.Parameter(torch.ones(self.d_inner))
+        normed = self.dt_rank + 2 * d_state
+        self.norm_weight = nn.Parameter(torch.ones(normed)) if learned_norms else None
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> MambaState:  # noqa: ARG002
@@ -142,18 +149,15 @@ class Mamba(SequenceLayer[MambaState]):
         """A, which is negative, so that states decay."""
         return -self.a_log.exp()
 
-    def _select(
-        self, u: Float[Tensor, "batch *length d_inner"]
-    ) -> tuple[
-        Float[Tensor, "batch *length d_inner"],
-        Float[Tensor, "batch *length 1 d_state"],
-        Float[Tensor, "batch *length 1 d_state"],
-    ]:
-        """Steps, input and output vectors."""
+    def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Steps (..., d_inner), input and output vectors (..., 1, d_state)."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
         r, b, c = self.x_proj(u).split_with_sizes(sizes, dim=-1)
         if (eps := self.norm_eps) is not None:
             r, b, c = (F.rms_norm(part, part.shape[-1:], eps=eps) for part in (r, b, c))
+        if self.norm_weight is not None:
+            weights = self.norm_weight.to(r.dtype).split(sizes)
+            r, b, c = (part * w for part, w in zip((r, b, c), weights, strict=True))
         dt = F.linear(r.to(self.dt_weight.dtype), self.dt_weight) + self.dt_bias
         return F.softplus(dt), b.unsqueeze(-2), c.unsqueeze(-2)
 

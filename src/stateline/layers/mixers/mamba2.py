@@ -69,6 +69,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
         bias: Whether the first and the last map have biases.
         conv_bias: Whether the convolution has biases.
         norm_eps: Added to the mean square in the norm.
+        min_step: Smaller steps :math:`\Delta` are raised to this, as in Nemotron-H.
 
     Raises:
         InputError: If a size is not positive, or one does not divide the other.
@@ -98,10 +99,11 @@ class Mamba2(SequenceLayer[Mamba2State]):
         bias: bool = False,
         conv_bias: bool = True,
         norm_eps: float = 1e-5,
+        min_step: float = 0.0,
     ) -> None:
         super().__init__(d_model)
         self.d_conv, self.conv_bias = d_conv, conv_bias
-        self.expand, self.bias = expand, bias
+        self.expand, self.bias, self.min_step = expand, bias, min_step
         inner = int(expand * d_model)
         if min(inner, d_state, n_groups) < 1:
             raise InputError(
@@ -168,26 +170,15 @@ class Mamba2(SequenceLayer[Mamba2State]):
         """The decay rate a of each head, which is negative."""
         return -self.a_log.exp()
 
-    def _project(
-        self, x: Float[Tensor, "batch *length d_model"]
-    ) -> tuple[
-        Float[Tensor, "batch *length d_inner"],
-        Float[Tensor, "batch *length mixed"],
-        Float[Tensor, "batch *length head"],
-    ]:
-        """Gate, input of the convolution, and steps."""
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gate (..., d_inner), input of the convolution, and steps (..., head)."""
         sizes = [self.d_inner, self.conv.d_model, self.n_heads]
         z, mixed, dt = self.in_proj(x).split(sizes, dim=-1)
-        return z, mixed, F.softplus(dt + self.dt_bias)
+        dt = F.softplus(dt + self.dt_bias)
+        return z, mixed, dt.clamp(min=self.min_step) if self.min_step else dt
 
-    def _split(
-        self, mixed: Float[Tensor, "batch *length mixed"]
-    ) -> tuple[
-        Float[Tensor, "batch *length head d_head"],
-        Float[Tensor, "batch *length group d_state"],
-        Float[Tensor, "batch *length group d_state"],
-    ]:
-        """Input of every head, and input and output vectors of every group."""
+    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Input (..., head, d_head), input and output vectors (..., group, d_state)."""
         shared = self.n_groups * self.d_state
         u, b, c = mixed.split([self.d_inner, shared, shared], dim=-1)
         b, c = (t.unflatten(-1, (self.n_groups, self.d_state)) for t in (b, c))

@@ -129,9 +129,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         """Decay of each channel where its gate is 1."""
         return _SHARPNESS * F.softplus(self.rate)
 
-    def _gates(
-        self, u: Float[Tensor, "batch *length d_inner"], position: Int[Tensor, "batch *length"]
-    ) -> tuple[Float[Tensor, "batch *length d_inner"], Float[Tensor, "batch *length d_inner"]]:
+    def _gates(self, u: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Scan input divided by the decay (the scan multiplies it back), and the decay."""
         heads = u.to(self.rate.dtype).unflatten(-1, (self.n_heads, 1, -1))
         r, i = (

@@ -13,7 +13,7 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.dropout import Dropout
-from stateline.layers.keywords import keywords_from
+from stateline.layers.keywords import check_counts, keywords_from
 from stateline.layers.mixers.heads import HeadSettings, scaled
 from stateline.layers.norm import unit_length
 from stateline.ops import LocalWindow, local_attention
@@ -63,8 +63,7 @@ class SlidingSettings(HeadSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window < 1:
-            raise InputError(f"window must be at least 1, got window={self.window}")
+        check_counts(window=self.window)
         if self.qk_norm and self.score_scale is not None:
             raise InputError("qk_norm learns the scale of the scores: leave score_scale out")
 

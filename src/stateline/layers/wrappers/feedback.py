@@ -10,6 +10,7 @@ from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.context import Context
+from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.wrappers.context_links import ContextLink, context_links, mean_visible
 
@@ -59,8 +60,7 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
 
     def __init__(self, core: AnyLayer, *, window: int = 128, shared: bool = False) -> None:
         super().__init__(core.d_model)
-        if window < 1:
-            raise InputError(f"window must be at least 1, got window={window}")
+        check_counts(window=window)
         self.core, self.window, self.shared = core, window, shared
         links = self._attending
         for link in links:

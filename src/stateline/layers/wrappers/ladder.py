@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, require_same_width
 from stateline.layers.compose import Chain
+from stateline.layers.keywords import check_counts
 
 
 class Ladder(Chain):
@@ -30,8 +30,7 @@ class Ladder(Chain):
     def __init__(self, core: AnyLayer, *, passes: int = 2) -> None:
         super().__init__(core.d_model)
         require_same_width(core)
-        if passes < 1:
-            raise InputError(f"passes must be at least 1, got passes={passes}")
+        check_counts(passes=passes)
         self.core, self.passes, self.causal = core, passes, core.causal
 
     @property

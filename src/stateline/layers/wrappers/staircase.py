@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing
+from stateline.layers.keywords import check_counts
 from stateline.layers.state import overwrite_rows, replace_rows
 from stateline.layers.wrappers.phases import by_phase
 
@@ -69,10 +69,7 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
         super().__init__(core.d_model)
         require_same_width(core)
         require_causal(core, "staircase")
-        if passes < 1 or chunk_len < 1:
-            raise InputError(
-                f"passes and chunk_len must be at least 1, got {passes=} and {chunk_len=}"
-            )
+        check_counts(passes=passes, chunk_len=chunk_len)
         self.core, self.passes, self.chunk_len = core, passes, chunk_len
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> StaircaseState:

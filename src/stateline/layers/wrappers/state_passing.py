@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing, Around
+from stateline.layers.keywords import check_counts
 
 
 class StatePassing(ActivationCheckpointing, Around):
@@ -41,8 +41,7 @@ class StatePassing(ActivationCheckpointing, Around):
         super().__init__(core.d_model)
         require_same_width(core)
         require_causal(core, "state_passing")
-        if chunk_len < 1:
-            raise InputError(f"chunk_len must be at least 1, got {chunk_len=}")
+        check_counts(chunk_len=chunk_len)
         self.core, self.chunk_len = core, chunk_len
 
     @property

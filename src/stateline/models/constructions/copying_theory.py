@@ -1,4 +1,4 @@
-"""What Repeat After Me proves about copying random strings, as functions."""
+"""Theorems of Repeat After Me about copying random strings, as functions."""
 
 import math
 from collections.abc import Sequence

@@ -111,8 +111,11 @@ def _sliding_attention(
 
 def _mamba(keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig) -> list[Part]:
     there += names.inner
+    norms = tuple(f"{there}{name}_layernorm.weight" for name in ("dt", "b", "c"))
+    rows = (keywords["dt_rank"], keywords["d_state"], keywords["d_state"])
     steps = {"dt_weight": "dt_proj.weight", "dt_bias": "dt_proj.bias"}
     parts = same({"a_log": "A_log", "skip": "D", **steps}, here, there)
+    parts += [Part(f"{here}norm_weight", norms, rows)] if keywords["learned_norms"] else []
     parts += _kernel(here, f"{there}conv1d", keywords["conv_bias"])
     return parts + _ends(keywords, names, there, here, ["x_proj.weight"])
 

@@ -10,7 +10,9 @@ from stateline.models.convert.converter import Converter
 from stateline.models.convert.parts import Layer, Names, first_keywords, groups
 from stateline.models.convert.settings import (
     FULL,
+    HEADS,
     HIDDEN,
+    ROPE,
     TIED,
     VOCABULARY,
     WIDTH,
@@ -26,7 +28,7 @@ from stateline.models.convert.settings import (
     runs,
     windowed,
 )
-from stateline.models.convert.weights import number
+from stateline.models.convert.weights import flag, number
 from stateline.models.pattern import Value
 
 Settings = Mapping[str, Any]
@@ -44,6 +46,7 @@ NAMES = Names(
     down="mlp.down_proj",
     qk_norms=("self_attn.q_norm", "self_attn.k_norm"),
 )
+_SLIDING = "sliding_attention"
 KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 """Heads of keys where the settings do not say; elsewhere those of queries."""
 
@@ -58,13 +61,22 @@ MULTIPLIERS = (
 """Granite's; the factor of its scores is another (:func:`granite_scores`)."""
 
 SILU = {"hidden_act": ("silu",)}
+_READS = f"{HEADS} {ROPE}"
+_TYPES = f"{_READS} layer_types sliding_window"
+_WINDOWS = f"{_TYPES} use_sliding_window max_window_layers"
 _MLP_BIAS = Field("mlp_bias", "feed_forward.bias", False)
 FIELDS = {
-    "llama": Fields((*GATED, NORM, BIAS, _MLP_BIAS), SILU),
-    "mistral": Fields((*GATED, NORM), SILU),
-    "qwen2": Fields((*GATED, NORM), SILU),
-    "qwen3": Fields((*GATED, NORM, BIAS, NORM._replace(ours="attention.norm_eps")), SILU),
-    "granite": Fields((*GATED, NORM, BIAS, _MLP_BIAS, *MULTIPLIERS), SILU),
+    "llama": Fields((*GATED, NORM, BIAS, _MLP_BIAS), _READS, SILU),
+    "mistral": Fields((*GATED, NORM), _TYPES, SILU),
+    "qwen2": Fields((*GATED, NORM), _WINDOWS, SILU),
+    "qwen3": Fields(
+        (*GATED, NORM, BIAS, NORM._replace(ours="attention.norm_eps")),
+        _WINDOWS,
+        SILU,
+    ),
+    "granite": Fields(
+        (*GATED, NORM, BIAS, _MLP_BIAS, *MULTIPLIERS), f"{_READS} attention_multiplier", SILU
+    ),
 }
 """By ``model_type``."""
 
@@ -119,14 +131,15 @@ def _types(settings: Settings, kind: str) -> tuple[list[str], int | None]:
     n = layer_count(settings)
     if kind in ("llama", "granite"):
         return ["attention"] * n, None
-    if kind == "mistral":
+    window = None
+    if kind == "mistral" or flag(settings, "use_sliding_window", False):
         window = settings.get("sliding_window", 4096)
-        return ["attention" if window is None else "sliding_attention"] * n, window
-    window = settings.get("sliding_window", 4096) if settings.get("use_sliding_window") else None
-    first = number(settings, "max_window_layers", 28.0) if window is not None else n
-    derived = ["sliding_attention" if i >= first else "full_attention" for i in range(n)]
-    types = layer_types(settings, "layer_types") or derived
-    return ["attention" if name in FULL else "sliding_attention" for name in types], window
+    first = 0.0 if kind == "mistral" else number(settings, "max_window_layers", 28.0)
+    derived = [_SLIDING if window is not None and i >= first else FULL[0] for i in range(n)]
+    types = layer_types(settings, "layer_types", known=(*FULL, _SLIDING)) or derived
+    if window is None and _SLIDING in types:
+        raise InputError("layer_types has sliding_attention, but no sliding_window is used")
+    return ["attention" if name in FULL else _SLIDING for name in types], window
 
 
 def granite_scores(settings: Settings) -> dict[str, Value]:
@@ -153,7 +166,6 @@ def decoder_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
     settings = {
         **FIELDS[kind].write(config, blocks),
         "num_hidden_layers": len(blocks),
-        "hidden_act": "silu",
         **heads_back(attention),
         **rope_back(attention),
     }
@@ -167,26 +179,31 @@ def decoder_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
 def _windows(mixers: list[Layer], kind: str) -> dict[str, Any]:
     windows = [m.keywords["window"] for m in mixers if m.name == "sliding_attention"]
     window = windows[0] if windows else None
-    if kind == "mistral":
-        return {"sliding_window": window}
+    if kind == "mistral" and window is None:
+        return {"sliding_window": None}
     types = ["full_attention" if m.name == "attention" else m.name for m in mixers]
+    if kind == "mistral":  # transformers takes a Mistral with layer types as a Ministral
+        mixed = {"model_type": "ministral", "layer_types": types}
+        return {"sliding_window": window, **(mixed if len(set(types)) > 1 else {})}
     used = {"use_sliding_window": window is not None, "sliding_window": window}
     return {**used, "layer_types": types}
 
 
-def _converter(kind: str, title: str, architecture: str) -> Converter:
+def _converter(kind: str, title: str, architecture: str, **others: str) -> Converter:
     return Converter(
         f"{title} of Hugging Face transformers",
         NAMES,
         partial(decoder_config, kind=kind),
         partial(decoder_settings, kind=kind),
-        {kind: architecture},
+        {kind: architecture, **others},
     )
 
 
 CONVERTERS = {
     "llama": _converter("llama", "Llama", "LlamaForCausalLM"),
-    "mistral": _converter("mistral", "Mistral", "MistralForCausalLM"),
+    "mistral": _converter(
+        "mistral", "Mistral and Ministral", "MistralForCausalLM", ministral="MinistralForCausalLM"
+    ),
     "qwen2": _converter("qwen2", "Qwen2", "Qwen2ForCausalLM"),
     "qwen3": _converter("qwen3", "Qwen3", "Qwen3ForCausalLM"),
     "granite": _converter("granite", "Granite 3", "GraniteForCausalLM"),

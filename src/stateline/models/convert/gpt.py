@@ -72,18 +72,26 @@ FIELDS = {
             _EPS,
             _TIED,
         ),
-        {"add_cross_attention": (False,), "scale_attn_by_inverse_layer_idx": (False,)},
+        "n_layer n_inner activation_function scale_attn_weights",
+        {"scale_attn_by_inverse_layer_idx": (False,)},
+        "n_ctx n_special output_past predict_special_tokens reorder_and_upcast_attn "
+        "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
+        "summary_use_proj",
     ),
     "gpt_neo": Fields(
-        (VOCABULARY, WIDTH, Field("num_heads", "attention.n_heads"), _LONGEST, _EPS, _TIED)
+        (VOCABULARY, WIDTH, Field("num_heads", "attention.n_heads"), _LONGEST, _EPS, _TIED),
+        "num_layers intermediate_size activation_function attention_types attention_layers "
+        "window_size",
     ),
     "opt": Fields(
         (VOCABULARY, WIDTH, Field("num_attention_heads", "attention.n_heads"), _LONGEST, _TIED),
+        "num_hidden_layers ffn_dim activation_function word_embed_proj_dim enable_bias",
         {
             "do_layer_norm_before": (True,),
             "_remove_final_layer_norm": (False,),
             "layer_norm_elementwise_affine": (True,),
         },
+        "activation_dropout init_std layerdrop",
     ),
 }
 """By ``model_type``."""
@@ -140,11 +148,13 @@ def gpt_config(settings: Settings, kind: str) -> ModelConfig:
 def _local(settings: Settings, n_layers: int) -> list[str]:
     """Kinds of the layers, which are stated as ``[[["global", "local"], 12]]``."""
     try:
-        stated = settings.get("attention_types") or [[["global", "local"], n_layers // 2]]
+        stated = settings.get("attention_types") or [[["global", "local"], 12]]
         each = (word for words, repeat in stated for _ in range(repeat) for word in words)
+        if settings.get("attention_layers") is not None:  # transformers prefers it
+            stated = each = settings["attention_layers"]
         types = [_LOCAL[word] for word in islice(each, n_layers + 1)]
     except (LookupError, TypeError, ValueError) as error:
-        raise InputError(f"cannot read attention_types={stated!r}") from error
+        raise InputError(f"cannot read attention_types={stated!r:.80}") from error
     if len(types) != n_layers:
         raise InputError(f"attention_types states {len(types)} layers, and num_layers {n_layers}")
     return types

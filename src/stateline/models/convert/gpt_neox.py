@@ -55,7 +55,9 @@ FIELDS = Fields(
         Field("layer_norm_eps", "norm_eps", 1e-5),
         Field("num_attention_heads", "attention.n_heads"),
         Field("attention_bias", "attention.bias", True),
-    )
+    ),
+    "num_hidden_layers hidden_act use_parallel_residual rotary_pct rotary_emb_base rope_scaling "
+    "rope_parameters max_position_embeddings position masked_heads",
 )
 
 

@@ -1,5 +1,6 @@
-"""Hybrids of attention with Mamba-2 or gated convolutions: Bamba, Granite 4 and LFM2."""
+"""Hybrids of attention with Mamba, Mamba-2 or gated convolutions: Jamba, Bamba, Granite 4, LFM2."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,13 @@ from stateline.models.convert.decoders import (
     granite_scores,
     granite_scores_back,
 )
-from stateline.models.convert.mamba import unlimited
+from stateline.models.convert.mamba import dt_rank, unlimited
 from stateline.models.convert.parts import first_keywords, groups, inner_width
 from stateline.models.convert.settings import (
     FULL,
+    HEADS,
     HIDDEN,
+    ROPE,
     TIED,
     VOCABULARY,
     WIDTH,
@@ -49,6 +52,7 @@ _GRANITE = NAMES._replace(
     down="shared_mlp.output_linear",
     inner="mamba.",
 )
+_JAMBA = _BAMBA._replace(mixers=("mamba", "attention"))
 _LFM2 = NAMES._replace(
     mixers=("gated_conv", "attention"),
     norm="model.embedding_norm",
@@ -60,17 +64,27 @@ _LFM2 = NAMES._replace(
     inner="conv.",
 )
 
-_NORM = NORM._replace(default=1e-5)
+
+def _both(default: float) -> tuple[Field, ...]:
+    """The norms of the blocks and those in Mamba-2 add the same number."""
+    norm = NORM._replace(default=default)
+    return norm, norm._replace(ours="mamba2.norm_eps")
+
+
 _COMMON = (
     VOCABULARY,
     WIDTH,
     TIED,
-    _NORM,
     Field("mamba_d_state", "mamba2.d_state", 256),
     Field("mamba_n_groups", "mamba2.n_groups", 1),
     Field("mamba_d_conv", "mamba2.d_conv", 4),
     Field("mamba_conv_bias", "mamba2.conv_bias", True),
-    _NORM._replace(ours="mamba2.norm_eps"),
+)
+_READS = f"{HEADS} {ROPE} mamba_n_heads mamba_d_head mamba_expand time_step_limit"
+_TYPES = "layer_types layers_block_type"
+_INERT = (
+    "mamba_chunk_size output_router_logits router_aux_loss_coef use_mamba_kernels "
+    "z_loss_coefficient"
 )
 _ONLY = {
     **SILU,
@@ -79,9 +93,37 @@ _ONLY = {
     "mlp_bias": (False,),
 }
 FIELDS = {
-    "bamba": Fields((*_COMMON, HIDDEN), _ONLY),
+    "bamba": Fields(
+        (*_COMMON, *_both(1e-5), HIDDEN),
+        f"{_READS} attn_layer_indices partial_rotary_factor",
+        _ONLY,
+        _INERT,
+    ),
     "granitemoehybrid": Fields(
-        (*_COMMON, HIDDEN._replace(theirs="shared_intermediate_size"), *MULTIPLIERS), _ONLY
+        (*_COMMON, *_both(1e-6), HIDDEN._replace(theirs="shared_intermediate_size"), *MULTIPLIERS),
+        f"{_READS} {_TYPES} num_local_experts position_embedding_type attention_multiplier",
+        _ONLY,
+        f"{_INERT} intermediate_size num_experts_per_tok normalization_function",
+    ),
+    "jamba": Fields(
+        (
+            VOCABULARY,
+            WIDTH,
+            HIDDEN,
+            TIED,
+            NORM,
+            NORM._replace(ours="mamba.norm_eps"),
+            Field("mamba_d_state", "mamba.d_state", 16),
+            Field("mamba_d_conv", "mamba.d_conv", 4),
+            Field("mamba_expand", "mamba.expand", 2),
+            Field("mamba_conv_bias", "mamba.conv_bias", True),
+            Field("mamba_proj_bias", "mamba.bias", False),
+        ),
+        f"{HEADS} mamba_dt_rank attn_layer_period attn_layer_offset num_experts "
+        "expert_layer_period expert_layer_offset",
+        SILU,
+        "max_position_embeddings num_experts_per_tok output_router_logits router_aux_loss_coef "
+        "use_associative_scan use_mamba_kernels use_mambapy",
     ),
     "lfm2": Fields(
         (
@@ -91,7 +133,14 @@ FIELDS = {
             Field("norm_eps", "attention.norm_eps", 1e-5),
             Field("conv_L_cache", "gated_conv.taps", 3),
             Field("conv_bias", "gated_conv.bias", False),
-        )
+        ),
+        f"{HEADS} {ROPE} full_attn_idxs layer_types tie_embedding tie_word_embeddings "
+        "block_auto_adjust_ff_dim block_ff_dim intermediate_size block_ffn_dim_multiplier "
+        "block_multiple_of",
+        # of older versions, which have the same also under other names
+        inert="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu "
+        "block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads theta "
+        "use_pos_enc",
     ),
 }
 """By ``model_type``."""
@@ -118,17 +167,24 @@ def mamba2_hybrid_config(settings: Settings, kind: str) -> ModelConfig:
     unlimited(settings, "time_step_limit")
     attention = heads(settings, None if granite else 8)
     if not granite or settings.get("position_embedding_type") == "rope":
-        attention |= rope(settings, fraction=1.0 if granite else 0.5)
+        # transformers reads no such factor in either family, only in rope_parameters of a Bamba
+        given = settings if granite else {**settings, "partial_rotary_factor": 0.5}
+        attention |= rope(given, fraction=None if granite else 0.5)
     if granite:
         attention |= granite_scores(settings)
     layers["attention"] = attention
     expand = count(settings, "mamba_expand", 2)
-    d_head = expand * model["d_model"] // count(settings, "mamba_n_heads", 128)
+    inner, n_heads = expand * model["d_model"], count(settings, "mamba_n_heads", 128)
+    d_head = inner // n_heads
+    if settings.get("mamba_d_head", "auto") not in ("auto", d_head) or inner % n_heads:
+        raise InputError(
+            f"mamba_n_heads * mamba_d_head must be mamba_expand * hidden_size, {inner}, got "
+            f"{n_heads} * {settings.get('mamba_d_head', 'auto')!r:.20}"
+        )
     layers["mamba2"] |= {"expand": float(expand), "d_head": d_head}
     layers["feed_forward"]["activation"] = "swiglu"
-    mixers = ["attention" if full else "mamba2" for full in _full(settings)]
     return ModelConfig(
-        runs([n for m in mixers for n in ([m] if m == "attention" else [m, "feed_forward"])]),
+        _pattern(_full(settings, granite), "mamba2"),
         norm="rms",
         feed_forward="swiglu",
         layers=layers,
@@ -136,11 +192,17 @@ def mamba2_hybrid_config(settings: Settings, kind: str) -> ModelConfig:
     )
 
 
-def _full(settings: Settings) -> list[bool]:
+def _pattern(full: Sequence[bool], other: str) -> str:
+    """The pattern of attention in some layers and a Mamba in the others, with feed-forwards."""
+    return runs([n for f in full for n in (["attention"] if f else [other, "feed_forward"])])
+
+
+def _full(settings: Settings, granite: bool) -> list[bool]:
     """Whether each layer is attention."""
-    types = layer_types(settings, "layer_types", "layers_block_type")
-    if types is not None:
-        return [name in FULL for name in types]
+    if granite:
+        known = (*FULL, "linear_attention", "mamba")
+        types = layer_types(settings, *_TYPES.split(), known=known) or []
+        return [name in FULL for name in types] or [False] * layer_count(settings)
     full = layer_indices(settings, "attn_layer_indices") or []
     return [i in full for i in range(layer_count(settings))]
 
@@ -157,7 +219,6 @@ def mamba2_hybrid_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
     settings: dict[str, Any] = {
         **FIELDS[kind].write(config, blocks),
         "num_hidden_layers": len(blocks),
-        "hidden_act": "silu",
         **heads_back(attention),
         **rope_back(attention),
         "mamba_n_heads": inner_width(mamba2, config) // mamba2["d_head"],
@@ -175,6 +236,69 @@ def mamba2_hybrid_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
     }
 
 
+def jamba_config(settings: Settings) -> ModelConfig:
+    """Our configuration of a Jamba without experts.
+
+    Raises:
+        InputError: If a setting is missing, or one that is there has no counterpart.
+    """
+    model, layers = FIELDS["jamba"].read(settings)
+    n, experts = layer_count(settings), count(settings, "num_experts", 16)
+    every, first = _every(settings, "expert_layer", 2, 1)
+    if experts > 1 and first < n:
+        raise InputError(
+            f"mixtures of experts are not supported, got a jamba with num_experts={experts} in "
+            f"every layer {every} from layer {first}"
+        )
+    every, first = _every(settings, "attn_layer", 8, 4)
+    layers["attention"] = heads(settings, 8)
+    layers["mamba"] |= {
+        "expand": float(layers["mamba"]["expand"]),
+        "dt_rank": dt_rank(settings, "mamba_dt_rank"),
+        "learned_norms": True,
+    }
+    layers["feed_forward"]["activation"] = "swiglu"
+    return ModelConfig(
+        _pattern([i % every == first for i in range(n)], "mamba"),
+        norm="rms",
+        feed_forward="swiglu",
+        layers=layers,
+        **model,
+    )
+
+
+def _every(settings: Settings, name: str, period: int, offset: int) -> tuple[int, int]:
+    """The distance between layers of a kind, and the first of them."""
+    period, first = (
+        count(settings, f"{name}_period", period),
+        settings.get(f"{name}_offset", offset),
+    )
+    if type(first) is not int or not 0 <= first < period:
+        raise InputError(f"{name}_offset must be from 0 to {period - 1}, got {first!r:.40}")
+    return period, first
+
+
+def jamba_settings(config: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` of our model; the inverse of :func:`jamba_config`.
+
+    Raises:
+        InputError: If the model does not consist of Mamba, attention and feed-forwards.
+    """
+    blocks = groups(config, _JAMBA)
+    full = [i for i, (mixer, _) in enumerate(blocks) if mixer.name == "attention"]
+    settings = FIELDS["jamba"].write(config, blocks)
+    return {
+        **settings,
+        "num_hidden_layers": len(blocks),
+        "mamba_expand": int(settings["mamba_expand"]),
+        "mamba_dt_rank": first_keywords(blocks, "mamba")["dt_rank"],
+        **heads_back(first_keywords(blocks, "attention")),
+        "attn_layer_period": full[1] - full[0] if len(full) > 1 else len(blocks),
+        "attn_layer_offset": full[0],
+        "num_experts": 1,
+    }
+
+
 def lfm2_config(settings: Settings) -> ModelConfig:
     """Our configuration of an LFM2.
 
@@ -186,9 +310,7 @@ def lfm2_config(settings: Settings) -> ModelConfig:
     full = layer_indices(settings, "full_attn_idxs")
     full = list(range(n)) if full is None else full
     derived = ["full_attention" if i in full else "conv" for i in range(n)]
-    types = layer_types(settings, "layer_types") or derived
-    if unknown := sorted(set(types) - {"full_attention", "conv"}):
-        raise InputError(f"layers of an LFM2 are full_attention or conv, got {unknown[0]!r}")
+    types = layer_types(settings, "layer_types", known=("full_attention", "conv")) or derived
     layers["attention"] |= {**heads(settings, 8), **rope(settings, base=1e6), "qk_norm": True}
     layers["feed_forward"] = {"d_hidden": _lfm2_hidden(settings)}
     tied = "tie_embedding" if "tie_embedding" in settings else "tie_word_embeddings"
@@ -254,6 +376,13 @@ CONVERTERS = {
         partial(mamba2_hybrid_config, kind="granitemoehybrid"),
         partial(mamba2_hybrid_settings, kind="granitemoehybrid"),
         {"granitemoehybrid": "GraniteMoeHybridForCausalLM"},
+    ),
+    "jamba": Converter(
+        "Jamba without experts of Hugging Face transformers",
+        _JAMBA,
+        jamba_config,
+        jamba_settings,
+        {"jamba": "JambaForCausalLM"},
     ),
     "lfm2": Converter(
         "LFM2 of Hugging Face transformers",

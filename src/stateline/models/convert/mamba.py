@@ -56,11 +56,21 @@ def _layer_fields(kind: str, bias: str, conv_bias: str, taps: str, state: str) -
 
 _MODEL = (VOCABULARY, WIDTH, _EPS)
 _LAYER = ("use_bias", "use_conv_bias", "conv_kernel", "state_size")
-_SILU = {"hidden_act": ("silu", "swish")}
+# transformers 5 rescales also weights that it has read
+_ONLY = {"hidden_act": ("silu", "swish"), "rescale_prenorm_residual": (False,)}
+_READS = "num_hidden_layers time_step_rank intermediate_size"
+_INERT = (
+    "d_inner d_model fused_add_norm n_layer pad_vocab_size_multiple rms_norm ssm_cfg "  # official
+    "chunk_size residual_in_fp32 time_step_floor time_step_init_scheme "
+    "time_step_max time_step_min time_step_scale use_associative_scan use_falcon_mambapy "
+    "use_mambapy"
+)
 _MAMBA = (*_MODEL, TIED._replace(default=True), *_layer_fields("mamba", *_LAYER))
 FIELDS = {
-    "mamba": Fields(_MAMBA, _SILU),
-    "falcon_mamba": Fields((*_MAMBA, Field("mixer_rms_eps", "mamba.norm_eps", 1e-6)), _SILU),
+    "mamba": Fields(_MAMBA, _READS, _ONLY, _INERT),
+    "falcon_mamba": Fields(
+        (*_MAMBA, Field("mixer_rms_eps", "mamba.norm_eps", 1e-6)), _READS, _ONLY, _INERT
+    ),
     "mamba2": Fields(
         (
             *_MODEL,
@@ -70,26 +80,37 @@ FIELDS = {
             Field("n_groups", "mamba2.n_groups", 8),
             _EPS._replace(ours="mamba2.norm_eps"),
         ),
-        _SILU,
+        "num_hidden_layers time_step_limit num_heads",
+        _ONLY,
+        f"{_INERT} intermediate_size norm_before_gate time_step_rank",
     ),
 }
 """By ``model_type``."""
 
+_OFFICIAL_MODEL = Fields(
+    (VOCABULARY, Field("d_model", "d_model")),
+    "n_layer ssm_cfg rms_norm tie_embeddings pad_vocab_size_multiple",
+    {"attn_layer_idx": ([],), "attn_cfg": ({},), "d_intermediate": (0,)},
+    "fused_add_norm residual_in_fp32",
+)
+_INITIAL = "dt_init dt_init_floor dt_max dt_min dt_scale use_fast_path use_mem_eff_path"
 _SSM = ("bias", "conv_bias", "d_conv", "d_state")
 _OFFICIAL = {
-    "mamba": Fields(_layer_fields("mamba", *_SSM)),
+    "mamba": Fields(_layer_fields("mamba", *_SSM), "layer dt_rank", inert=_INITIAL),
     "mamba2": Fields(
         (
             *_layer_fields("mamba2", *_SSM),
             Field("headdim", "mamba2.d_head", 64),
             Field("ngroups", "mamba2.n_groups", 1),
         ),
+        "layer dt_limit",
         {
             "norm_before_gate": (False,),
             "D_has_hdim": (False,),
             "rmsnorm": (True,),
             "d_ssm": (None,),
         },
+        f"{_INITIAL} A_init_range chunk_size conv_init",
     ),
 }
 """Fields of ``ssm_cfg``."""
@@ -114,11 +135,20 @@ def mamba_config(settings: Settings) -> ModelConfig:
     """
     kind = str(settings["model_type"])
     model, layers = FIELDS[kind].read(settings)
+    (name,) = layers
     if kind == "mamba2":
         unlimited(settings, "time_step_limit")
+        inner = count(settings, "num_heads", 128) * layers[name]["d_head"]
+        if int(layers[name]["expand"] * model["d_model"]) != inner:
+            raise InputError(
+                f"num_heads * head_dim must be expand * hidden_size, got {inner} and expand="
+                f"{layers[name]['expand']:g}"
+            )
     else:
-        layers["mamba"]["dt_rank"] = _rank(settings, "time_step_rank")
-    (name,) = layers
+        layers[name]["dt_rank"] = dt_rank(settings, "time_step_rank")
+        if settings.get("intermediate_size") is not None:  # transformers then ignores expand
+            inner = count(settings, "intermediate_size")
+            layers[name]["expand"] = inner / model["d_model"]
     return ModelConfig(f"{name}*{layer_count(settings)}", norm="rms", layers=layers, **model)
 
 
@@ -140,12 +170,7 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
         >>> config.pattern, config.vocab_size, config.norm
         ('mamba*2', 64, 'rms')
     """
-    for name in ("attn_layer_idx", "d_intermediate"):
-        if settings.get(name):
-            raise InputError(
-                f"models with attention or feed-forwards between the layers are not supported, got "
-                f"{name}={settings[name]}"
-            )
+    _OFFICIAL_MODEL.read(settings)
     ssm = section(settings, "ssm_cfg")
     if (version := ssm.get("layer", "Mamba1")) not in ("Mamba1", "Mamba2"):
         raise InputError(f"the settings must have layer='Mamba1' or 'Mamba2', got {version!r}")
@@ -154,7 +179,7 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
     if kind == "mamba2":
         unlimited(ssm, "dt_limit")
     else:
-        layers["mamba"]["dt_rank"] = _rank(ssm, "dt_rank")
+        layers["mamba"]["dt_rank"] = dt_rank(ssm, "dt_rank")
     multiple = count(settings, "pad_vocab_size_multiple", 8)
     return ModelConfig(
         f"{kind}*{layer_count(settings, 'n_layer')}",
@@ -166,8 +191,8 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
     )
 
 
-def _rank(settings: Settings, name: str) -> int | None:
-    """``auto`` is the default of our layer."""
+def dt_rank(settings: Settings, name: str) -> int | None:
+    """The rank of the steps; ``auto`` is the default of our layer."""
     return None if settings.get(name, "auto") == "auto" else count(settings, name)
 
 
@@ -252,7 +277,9 @@ CONVERTERS = {
         official_mamba_config,
         official_mamba_settings,
         recognise=lambda settings, tensors: (
-            "ssm_cfg" in settings and any(name.endswith("mixer.A_log") for name in tensors)
+            "ssm_cfg" in settings
+            and "model_type" not in settings
+            and any(name.endswith("mixer.A_log") for name in tensors)
         ),
         file="pytorch_model.bin",
     ),

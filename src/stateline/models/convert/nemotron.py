@@ -6,9 +6,9 @@ from stateline.errors import InputError
 from stateline.models.build import MAX_LAYERS
 from stateline.models.config import ModelConfig
 from stateline.models.convert.converter import Converter, Settings
-from stateline.models.convert.mamba import unlimited
 from stateline.models.convert.parts import Names, first_keywords, groups, inner_width
 from stateline.models.convert.settings import (
+    HEADS,
     HIDDEN,
     VOCABULARY,
     WIDTH,
@@ -18,7 +18,7 @@ from stateline.models.convert.settings import (
     heads_back,
     runs,
 )
-from stateline.models.convert.weights import count
+from stateline.models.convert.weights import count, number
 
 NAMES = Names(
     embedding="backbone.embeddings",
@@ -38,6 +38,7 @@ _OLD_WORDS = {"mamba": "mamba2", "attention": "attention"}
 _SIGNS = {"M": "mamba2", "*": "attention", "-": "feed_forward"}
 
 
+_NAMES = "layers_block_type layer_types hybrid_override_pattern"
 _EPS = Field("layer_norm_epsilon", "norm_eps", 1e-5)
 FIELDS = Fields(
     (
@@ -54,7 +55,17 @@ FIELDS = Fields(
         _EPS._replace(ours="mamba2.norm_eps"),
         Field("mlp_bias", "feed_forward.bias", False),
     ),
+    f"{HEADS} attention_head_dim mamba_num_heads time_step_min {_NAMES}",
     {"mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu",)},
+    # what transformers does not read in models without experts
+    "attention_bias chunk_size expand mamba_proj_bias mamba_ssm_cache_dtype "
+    "max_position_embeddings moe_intermediate_size moe_latent_size "
+    "moe_shared_expert_intermediate_size moe_shared_expert_overlap mtp_hybrid_override_pattern "
+    "mtp_layers_block_type n_group n_routed_experts n_shared_experts norm_topk_prob "
+    "num_experts_per_tok num_nextn_predict_layers output_router_logits rescale_prenorm_residual "
+    "residual_in_fp32 rms_norm_eps rope_theta routed_scaling_factor sliding_window "
+    "tie_word_embeddings time_step_floor time_step_limit time_step_max time_step_rank topk_group "
+    "use_mamba_kernels",
 )
 
 
@@ -69,10 +80,15 @@ def nemotron_h_config(settings: Settings) -> ModelConfig:
         InputError: If a setting is missing, or one that is there has no counterpart.
     """
     model, layers = FIELDS.read(settings)
-    unlimited(settings, "time_step_limit")
     inner = count(settings, "mamba_num_heads", 128) * count(settings, "mamba_head_dim", 64)
     layers["attention"] = heads({"head_dim": 128, **settings}, 8)
+    if settings.get("attention_head_dim", wanted := settings.get("head_dim", 128)) != wanted:
+        raise InputError(
+            f"attention_head_dim={settings['attention_head_dim']!r:.20} is not read by "
+            f"transformers, which takes head_dim, {wanted!r:.20}"
+        )
     layers["mamba2"]["expand"] = inner / model["d_model"]
+    layers["mamba2"]["min_step"] = number(settings, "time_step_min", 1e-3)
     layers["feed_forward"]["activation"] = "relu2"
     return ModelConfig(
         runs(_layers(settings)),
@@ -86,8 +102,7 @@ def nemotron_h_config(settings: Settings) -> ModelConfig:
 
 def _layers(settings: Settings) -> list[str]:
     """Our name of each layer, of a list of words or of a text with a sign for each."""
-    names = ("layers_block_type", "layer_types", "hybrid_override_pattern")
-    stated = next((settings[name] for name in names if settings.get(name)), None)
+    stated = next((settings[name] for name in _NAMES.split() if settings.get(name)), None)
     known = _SIGNS if isinstance(stated, str) else _WORDS | _OLD_WORDS
     if not isinstance(stated, str | list) or not 0 < len(stated) <= MAX_LAYERS:
         raise InputError(
@@ -113,8 +128,8 @@ def nemotron_h_settings(config: ModelConfig) -> dict[str, Any]:
     return {
         **FIELDS.write(config, blocks),
         **heads_back(first_keywords(blocks, "attention")),
-        "mlp_hidden_act": "relu2",
         "tie_word_embeddings": False,
+        "time_step_min": mamba2["min_step"],
         "mamba_num_heads": inner_width(mamba2, config) // mamba2["d_head"],
         "layers_block_type": [words[layer.name] for (layer,) in blocks],
     }

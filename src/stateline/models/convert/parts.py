@@ -18,8 +18,11 @@ from stateline.models.config import ModelConfig
 from stateline.models.convert.weights import check_names, some_names
 from stateline.models.pattern import Item, Value, parse_pattern
 
-BUFFERS = r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$|_attn_buf$"
-"""Buffers in old files, which no model needs: frequencies and masks."""
+BUFFERS = (
+    r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$|_attn_buf$|^model\.visual\.|^mtp\."
+)
+"""Tensors that no model needs: frequencies and masks in old files, parts that read images, and
+those that predict several tokens at once."""
 
 
 class Names(NamedTuple):
@@ -285,10 +288,23 @@ def read_parts(
             "tie_word_embeddings (or tie_embeddings) to false in the settings"
         )
     return (
-        (part.ours, _read(part, {name: tensors[files[name]] for name in part.theirs}))
+        (part.ours, _read(part, {n: _checked(n, tensors[files[n]]) for n in part.theirs}))
         for part in parts
         if part.ours
     )
+
+
+def _checked(name: str, tensor: Tensor) -> Tensor:
+    """Raise InputError unless its values are numbers that need no others to be read."""
+    if tensor.dtype not in (torch.float64, torch.float32, *LOW_PRECISION):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise InputError(
+            f"{name!r} is stored as {kind}: quantised weights are not supported, get those in "
+            "bfloat16"
+        )
+    if tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+        raise InputError(f"{name!r} holds values that are not finite: get the weights again")
+    return tensor
 
 
 def _read(part: Part, found: Mapping[str, Tensor]) -> Tensor:

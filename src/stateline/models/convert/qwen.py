@@ -11,6 +11,8 @@ from stateline.models.convert.decoders import NAMES as DECODER
 from stateline.models.convert.parts import first_keywords, groups
 from stateline.models.convert.settings import (
     FULL,
+    HEADS,
+    PARTIAL_ROPE,
     Field,
     Fields,
     heads,
@@ -22,13 +24,24 @@ from stateline.models.convert.settings import (
     rope_back,
     runs,
 )
-from stateline.models.convert.weights import count
+from stateline.models.convert.weights import count, section
 
 _DELTA = DECODER._replace(mixers=("gated_delta_net", "attention"), inner="linear_attn.")
 NAMES = {
     "qwen3_next": _DELTA._replace(delta=("in_proj_qkvz", "in_proj_ba")),
     "qwen3_5_text": _DELTA._replace(delta=("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")),
 }
+NAMES["qwen3_5_text"] = NAMES["qwen3_5_text"]._replace(
+    # of files that also read images
+    spell=lambda found: {n: n.replace("model.language_model.", "model.", 1) for n in found}
+)
+_TOP = Fields(
+    (),
+    "text_config tie_word_embeddings",
+    inert="image_token_id language_model_only video_token_id vision_config vision_end_token_id "
+    "vision_start_token_id",
+)
+"""Fields of a model that also reads images, beside those of its part for text."""
 _KV_HEADS = {"qwen3_next": 2, "qwen3_5_text": 4}
 FIELDS = Fields(
     (
@@ -42,7 +55,13 @@ FIELDS = Fields(
         Field("linear_key_head_dim", "gated_delta_net.d_key", 128),
         Field("linear_conv_kernel_dim", "gated_delta_net.d_conv", 4),
     ),
-    SILU,
+    f"{HEADS} {PARTIAL_ROPE} layer_types full_attention_interval linear_value_head_dim num_experts "
+    "mlp_only_layers decoder_sparse_step",
+    {**SILU, "attn_output_gate": (True,), "output_gate_type": ("swish",)},
+    # of experts, which a dense model does not have, of more heads for training, and precisions
+    "mamba_ssm_dtype moe_intermediate_size mtp_num_hidden_layers mtp_use_dedicated_embeddings "
+    "norm_topk_prob num_experts_per_tok output_router_logits router_aux_loss_coef "
+    "shared_expert_intermediate_size",
 )
 
 
@@ -57,6 +76,8 @@ def qwen_config(settings: Settings, kind: str) -> ModelConfig:
     Raises:
         InputError: If a setting is missing, or one that is there has no counterpart.
     """
+    if settings.get("text_config"):
+        settings = _text(settings)
     model, layers = FIELDS.read(settings)
     n_layers = layer_count(settings)
     if kind == "qwen3_next":
@@ -64,7 +85,7 @@ def qwen_config(settings: Settings, kind: str) -> ModelConfig:
     settings = {"head_dim": 256, **settings}
     every = count(settings, "full_attention_interval", 4)
     derived = ["linear_attention" if n % every else "attention" for n in range(1, n_layers + 1)]
-    types = layer_types(settings, "layer_types") or derived
+    types = layer_types(settings, "layer_types", known=(*FULL, "linear_attention")) or derived
     layers["attention"] |= {
         **heads(settings, _KV_HEADS[kind]),
         **rope(settings, fraction=0.25),
@@ -81,6 +102,18 @@ def qwen_config(settings: Settings, kind: str) -> ModelConfig:
         layers=layers,
         **model,
     )
+
+
+def _text(settings: Settings) -> Settings:
+    """The fields of the part for text."""
+    _TOP.read(settings)
+    text = section(settings, "text_config")
+    tied = settings.get("tie_word_embeddings", wanted := text.get("tie_word_embeddings", False))
+    if tied != wanted:
+        raise InputError(
+            f"tie_word_embeddings must be the same in text_config, got {tied} and {wanted}"
+        )
+    return text
 
 
 def _check_dense(settings: Settings, n_layers: int) -> None:
@@ -107,25 +140,29 @@ def qwen_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
         **heads_back(attention),
         **rope_back(attention),
         "num_hidden_layers": len(blocks),
-        "hidden_act": "silu",
         "linear_value_head_dim": round(delta["expand_v"] * delta["d_key"]),
         "layer_types": [words[mixer.name] for mixer, _ in blocks],
         **({"num_experts": 0} if kind == "qwen3_next" else {}),
     }
 
 
-def _converter(kind: str, title: str, architecture: str) -> Converter:
+def _converter(kind: str, title: str, architecture: str, **others: str) -> Converter:
     return Converter(
         f"{title} without experts of Hugging Face transformers",
         NAMES[kind],
         partial(qwen_config, kind=kind),
         partial(qwen_settings, kind=kind),
-        {kind: architecture},
+        {kind: architecture, **others},
     )
 
 
 CONVERTERS = {
     "qwen3_next": _converter("qwen3_next", "Qwen3-Next", "Qwen3NextForCausalLM"),
-    "qwen3_5_text": _converter("qwen3_5_text", "Qwen3.5", "Qwen3_5ForCausalLM"),
+    "qwen3_5_text": _converter(
+        "qwen3_5_text",
+        "Qwen3.5",
+        "Qwen3_5ForCausalLM",
+        qwen3_5="Qwen3_5ForConditionalGeneration",
+    ),
 }
 """By ``model_type``."""

@@ -10,6 +10,8 @@ from stateline.models.config import ModelConfig
 from stateline.models.convert.converter import Converter, Settings
 from stateline.models.convert.parts import Names, first_keywords, groups
 from stateline.models.convert.settings import (
+    HEADS,
+    PARTIAL_ROPE,
     TIED,
     VOCABULARY,
     WIDTH,
@@ -49,7 +51,9 @@ FIELDS = Fields(
         Field("num_attention_heads", "rg_lru.n_heads", 10),
         Field("conv1d_width", "rg_lru.d_conv", 4),
     ),
-    {"hidden_activation": ("gelu_pytorch_tanh",)},
+    f"intermediate_size lru_width block_types attention_bias {HEADS} {PARTIAL_ROPE}",
+    {"hidden_activation": ("gelu_pytorch_tanh",), "embeddings_scale_by_sqrt_dim": (True,)},
+    "_block_types final_w_init_variance_scale w_init_variance_scale",
 )
 
 
@@ -105,7 +109,6 @@ def recurrent_gemma_settings(config: ModelConfig) -> dict[str, Any]:
         **rope_back(attention),
         "intermediate_size": 2 * blocks[0][1].keywords["d_hidden"],
         "num_hidden_layers": len(blocks),
-        "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": attention["bias"] is True,
         "lru_width": lru["d_inner"],
         "block_types": [words[mixer.name] for mixer, _ in blocks],

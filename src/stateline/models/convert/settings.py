@@ -35,11 +35,16 @@ def layer_count(settings: Settings, name: str = "num_hidden_layers") -> int:
     return n
 
 
-def layer_types(settings: Settings, *names: str) -> list[str] | None:
+def layer_types(settings: Settings, *names: str, known: Sequence[str] = ()) -> list[str] | None:
     """The kind of each layer, by the first of some settings that is there; ``None`` without one.
 
+    Args:
+        settings: As in ``config.json``.
+        names: Names of the setting.
+        known: Kinds that layers may have.
+
     Raises:
-        InputError: If it is not a word for each layer.
+        InputError: If it is not a known word for each layer.
     """
     types = next((settings[name] for name in names if settings.get(name) is not None), None)
     n = layer_count(settings)
@@ -48,6 +53,8 @@ def layer_types(settings: Settings, *names: str) -> list[str] | None:
     words = isinstance(types, list) and all(isinstance(word, str) for word in types)
     if not words or len(types) != n:
         raise InputError(f"layer_types must name {n} layers, got {types!r:.80}")
+    if unknown := sorted(set(types) - set(known)):
+        raise InputError(f"layers must be {', '.join(known)}, got {unknown[0]!r}")
     return list(types)
 
 
@@ -78,29 +85,70 @@ class Field(NamedTuple):
     default: float | None = None
 
 
+_INERT = """
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+    _experts_implementation_internal _name_or_path architectures attn_implementation auto_map
+    bos_token_id cls_token_id decoder_start_token_id dtype eos_token_id finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_factor
+    initializer_range keys_to_ignore_at_inference label2id max_sequence_length
+    mlp_dropout model_max_length model_type name_or_path num_labels output_attentions
+    output_hidden_states pad_token_id prefix pretraining_tp problem_type return_dict sep_token_id
+    task_specific_params tokenizer_class torch_dtype torchscript transformers_version unk_token_id
+    unsloth_version use_bfloat16 use_cache
+    attention_dropout attn_pdrop classifier_dropout dropout embd_pdrop embed_dropout
+    hidden_dropout hidden_dropout_prob resid_dropout resid_pdrop
+    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty length_penalty max_length
+    max_new_tokens min_length no_repeat_ngram_size num_beam_groups num_beams num_logits_to_keep
+    num_return_sequences output_scores remove_invalid_values repetition_penalty
+    return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
+"""
+INERT = frozenset(_INERT.split())
+"""Fields of any family without effect on the logits: names, tokens, initial values, dropout, which
+acts in training only, and how transformers computes or generates."""
+
+ONLY: Mapping[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "chunk_size_feed_forward": (0,),
+    "cross_attention_hidden_size": (None,),
+    "is_causal": (True,),
+    "is_decoder": (False, True),
+    "is_encoder_decoder": (False,),
+    "pruned_heads": ({},),
+    "tie_encoder_decoder": (False,),
+}
+"""Values with which fields of any family are supported."""
+
+HEADS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+ROPE = "rope_theta rope_scaling rope_parameters max_position_embeddings"
+PARTIAL_ROPE = f"{ROPE} partial_rotary_factor"
+"""Fields that :func:`heads` (with the number of layers) and :func:`rope` read."""
+
+
 class Fields(NamedTuple):
-    """The fields of ``config.json`` that a family has.
+    """The fields of ``config.json`` that a family has: every other one is refused.
 
     Attributes:
         ours: Those that are our settings.
-        only: Values with which a field is supported, the default among them.
+        reads: Names of others that its converter reads.
+        only: Values with which a field is supported, the default of transformers first.
+        inert: Names of fields without effect on the logits, besides ``INERT``.
     """
 
     ours: tuple[Field, ...]
+    reads: str = ""
     only: Mapping[str, tuple[Any, ...]] = {}
+    inert: str = ""
 
-    def read(self, settings: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Value]]]:
+    def read(self, settings: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Settings of the model, and keywords by layer.
 
         Raises:
-            InputError: If a field is missing, or has a value that is not supported.
+            InputError: If a field is missing, unknown, or has a value that is not supported.
         """
-        for name, known in self.only.items():
-            if settings.get(name, known[0]) not in known:
-                wanted = " or ".join(f"{name}={value!r}" for value in known)
-                raise InputError(f"{name}={settings[name]!r:.80} is not supported, only {wanted}")
+        self._check(settings)
         model: dict[str, Any] = {}
-        layers: dict[str, dict[str, Value]] = {}
+        layers: dict[str, dict[str, Any]] = {}
         for field in self.ours:
             layer, _, keyword = field.ours.rpartition(".")
             place = layers.setdefault(layer, {}) if layer else model
@@ -109,13 +157,29 @@ class Fields(NamedTuple):
 
     def write(self, config: ModelConfig, blocks: Sequence[tuple[Layer, ...]]) -> dict[str, Any]:
         """The inverse of :meth:`read`; the first layer of a kind stands for all."""
-        settings = {}
+        settings = {name: known[0] for name, known in self.only.items()}
         for field in self.ours:
             layer, _, keyword = field.ours.rpartition(".")
             same = ("attention", "sliding_attention") if layer == "attention" else (layer,)
             found = first_keywords(blocks, *same)[keyword] if layer else getattr(config, keyword)
             settings[field.theirs] = found is True if isinstance(field.default, bool) else found
         return settings
+
+    def _check(self, settings: Settings) -> None:
+        accounted = {*INERT, *self.inert.split(), *self.reads.split()}
+        accounted |= {field.theirs for field in self.ours}
+        only = {**ONLY, **self.only}
+        for name, value in settings.items():
+            if name in accounted or value is None:
+                continue
+            if name not in only:
+                raise InputError(
+                    f"{name}={value!r:.80} has no counterpart here: if it has no effect on the "
+                    f"model, leave it out with --settings '{{\"{name}\": null}}'"
+                )
+            if value not in only[name]:
+                known = " or ".join(repr(word) for word in only[name])
+                raise InputError(f"{name}={value!r:.80} is not supported, only {known} is")
 
 
 def _value(settings: Settings, field: Field) -> Value:
@@ -167,30 +231,42 @@ def heads_back(keywords: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def rope(settings: Settings, *, base: float = 10_000.0, fraction: float = 1.0) -> dict[str, Value]:
-    """Rotary positions; newer files have ``rope_parameters``, older ones single settings.
+def rope(
+    settings: Settings, *, base: float = 10_000.0, fraction: float | None = None
+) -> dict[str, Value]:
+    """Rotary positions; newer files have ``rope_parameters``, older ones single fields.
+
+    As in transformers, ``rope_scaling`` replaces ``rope_parameters``, and single fields hold where
+    neither has a value.
 
     Args:
         settings: As in ``config.json``.
         base: ``rope_theta`` where it is missing.
-        fraction: ``partial_rotary_factor`` where it is missing.
+        fraction: ``partial_rotary_factor`` where it is missing; ``None`` if all entries of a head
+            are rotated in this family.
 
     Raises:
         InputError: If frequencies are scaled in a way that is not supported.
     """
     given = {
         "rope_theta": settings.get("rope_theta", base),
-        "partial_rotary_factor": settings.get("partial_rotary_factor", fraction),
-        **section(settings, "rope_scaling"),
-        **section(settings, "rope_parameters"),
+        "partial_rotary_factor": settings.get("partial_rotary_factor", fraction or 1.0),
+        "original_max_position_embeddings": settings.get("max_position_embeddings"),
+        **(section(settings, "rope_scaling") or section(settings, "rope_parameters")),
     }
+    if unknown := sorted(name for name in given if name not in _ROPE and given[name] is not None):
+        raise InputError(
+            f"rotary positions with {unknown[0]}={given[unknown[0]]!r:.80} are not supported"
+        )
     kind = given.get("rope_type", given.get("type", "default"))
     keywords: dict[str, Value] = {
         "position": "rope",
         "rope_base": number(given, "rope_theta", base),
     }
-    if (part := number(given, "partial_rotary_factor", fraction)) != 1:
+    if (part := number(given, "partial_rotary_factor", 1.0)) != 1:
         keywords["rotary_fraction"] = part
+        if fraction is None:
+            raise InputError(f"partial_rotary_factor={part} is not supported in this family")
         d_head = head_width(settings)
         if not 0 < part < 1 or int(d_head * part) % 2:
             raise InputError(
@@ -207,9 +283,24 @@ def rope(settings: Settings, *, base: float = 10_000.0, fraction: float = 1.0) -
         keywords |= {
             "rope_low": number(given, "low_freq_factor", 1.0),
             "rope_high": number(given, "high_freq_factor", 4.0),
-            "rope_original_len": count(given, "original_max_position_embeddings", 8192),
+            "rope_original_len": count(given, "original_max_position_embeddings"),
         }
     return keywords
+
+
+_ROPE = {
+    "factor",
+    "high_freq_factor",
+    "low_freq_factor",
+    "mrope_interleaved",  # of images; the positions of text are the same on all its axes
+    "mrope_section",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "rope_theta",
+    "rope_type",
+    "type",
+}
+"""Parameters of rotary positions that are read, or have no effect."""
 
 
 def rope_back(keywords: Mapping[str, Any]) -> dict[str, Any]:

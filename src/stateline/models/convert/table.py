@@ -75,7 +75,6 @@ MISSING: Mapping[str, str] = {
     "gemma2": "normalisations after the branches and soft caps",
     "gemma3_text": "normalisations after the branches",
     "gpt_oss": "mixtures of experts and attention sinks",
-    "jamba": "mixtures of experts",
     "kimi_linear": "Kimi Delta Attention",
     "lfm2_moe": "mixtures of experts",
     "mixtral": "mixtures of experts",

@@ -7,4 +7,4 @@ Importing this package imports numba. Backends are imported when their op is fir
 try:
     import numba  # noqa: F401
 except ImportError as error:
-    raise ImportError("numba is not installed: pip install 'stateline[fast]'") from error
+    raise ImportError("numba is not installed: pip install numba") from error

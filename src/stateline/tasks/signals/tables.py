@@ -100,7 +100,7 @@ def _check_names(header: Sequence[str]) -> None:
 
 
 def _chunks(metadata: Any) -> Iterator[Any]:
-    """What a Parquet file says about each part of each column."""
+    """Metadata of each part of each column of a Parquet file."""
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         yield from (group.column(place) for place in range(group.num_columns))

@@ -1,0 +1,116 @@
+"""Run by test_shared.py: processes that share a training, forked, since none must start Python.
+
+``forked.py kill HOME``: a run of two processes, one of which is killed again and again, beside one
+that is not. ``forked.py reshard HOME``: a checkpoint of two processes is read and written by one,
+and then by four, some of which hold copies.
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
+from stateline.tasks import Text
+from stateline.train.config import TrainConfig
+from stateline.train.loop import Trainer, train
+from stateline.train.processes import Processes, join_processes
+
+torch.set_num_threads(1)
+STEPS, KILLS = 60, 20
+NEVER = 1 << 30
+
+
+def together(count: int, work: Callable[[Processes], None]) -> list[int]:
+    """Do the work in so many processes; their signals, 0 where there was none."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    children = []
+    for rank in range(count):
+        if child := os.fork():
+            children.append(child)
+            continue
+        os.environ.update(common, RANK=str(rank), LOCAL_RANK=str(rank))
+        try:
+            with join_processes("cpu") as processes:
+                work(processes)
+        except RuntimeError:  # another one was killed
+            os._exit(3)
+        os._exit(0)
+    return [os.waitpid(child, 0)[1] & 0x7F for child in children]
+
+
+def parts(folder: Path, **settings: Any) -> tuple[LanguageModel, Text, TrainConfig]:
+    """What is trained."""
+    task = Text(path=str(folder.parent / "text.txt"), length=16, batch_size=4)
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("h3 attention(position=rope) lstm", 256, d_model=8))
+    shared = {"log_every": 1, "eval_every": 0, "save_every": 2, "warmup_steps": 5, "lr": 1e-2}
+    carry = {"carry_state": True, "carry_cap": 48, "segment_len": 7, "accumulate": 2}
+    return model, task, TrainConfig(**{"steps": STEPS, **shared, **carry, **settings})
+
+
+def trained(folder: Path, processes: Processes, kill_after: int = NEVER, **settings: Any) -> None:
+    """Train on from what lies in the folder, to be killed a moment after so many updates."""
+    updates = 0
+
+    def count() -> bool:
+        nonlocal updates
+        updates += 1
+        if updates == kill_after:
+            after = random.uniform(0, 0.03)
+            threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return False
+
+    train(*parts(folder, **settings), folder=folder, processes=processes, interrupted=count)
+
+
+def kill(home: Path) -> list[list[int]]:
+    """Signals of the runs."""
+    ends = [together(2, lambda p: trained(home / "whole", p, parallel="fsdp"))]
+    for _ in range(KILLS):
+        victim, after = random.randrange(2), random.randint(1, 8)
+
+        def work(processes: Processes, victim: int = victim, after: int = after) -> None:
+            mine = after if processes.rank == victim else NEVER
+            trained(home / "killed", processes, mine, parallel="fsdp")
+
+        ends.append(together(2, work))
+    ends.append(together(2, lambda p: trained(home / "killed", p, parallel="fsdp")))
+    return ends
+
+
+def reshard(home: Path) -> list[list[int]]:
+    """Train with two processes; then one reads the checkpoint and writes it, and then four do."""
+    return [
+        together(2, lambda p: trained(home / "two", p, steps=4, shard=2)),
+        together(1, lambda p: copied(home / "two", home / "one", p)),
+        together(4, lambda p: copied(home / "one", home / "four", p, shard=2)),
+    ]
+
+
+def copied(source: Path, target: Path, processes: Processes, **settings: Any) -> None:
+    """Read the newest checkpoint of a run, and write it as one of another."""
+    run = Trainer(*parts(source, steps=4, **settings), processes, source, None)
+    run.resume()
+    run.folder = target
+    run.save()
+    run.commit()
+
+
+if __name__ == "__main__":
+    home = Path(sys.argv[2])
+    (home / "text.txt").write_bytes(bytes(97 + n * n % 23 for n in range(2000)))
+    ends = {"kill": kill, "reshard": reshard}[sys.argv[1]](home)
+    sys.stdout.write(json.dumps(ends))

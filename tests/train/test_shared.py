@@ -1,0 +1,60 @@
+"""Checkpoints that several processes write: whole, whoever dies, and the same for any number."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+import torch
+
+from stateline.models.checkpoint import load_model
+from stateline.train.folder import found
+from stateline.train.metrics import METRICS
+from tests.train.held import held
+
+
+def forked(what: str, home: Path) -> list[list[int]]:
+    """What test/train/forked.py does; the signals of its processes."""
+    script = [sys.executable, str(Path(__file__).with_name("forked.py")), what, str(home)]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ends: list[list[int]] = json.loads(done.stdout)
+    return ends
+
+
+def same(one: Path, other: Path) -> bool:
+    ours, theirs = held(one), held(other)
+    return ours.keys() == theirs.keys() and all(ours[n].equal(theirs[n]) for n in ours)
+
+
+def learned(folder: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (folder / METRICS).read_text().splitlines())
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_processes_is_read_and_written_by_one_and_by_four(
+    tmp_path: Path,
+) -> None:
+    assert forked("reshard", tmp_path) == [[0, 0], [0], [0, 0, 0, 0]]
+    two, one, four = (found(tmp_path / name)[-1] for name in ("two", "one", "four"))
+    assert same(two, one)
+    assert same(one, four)
+    assert [len(list(path.glob("model*.safetensors"))) for path in (two, one, four)] == [2, 1, 4]
+    sizes = [file.stat().st_size for file in four.glob("training*.safetensors")]
+    assert max(sizes) < 1.5 * min(sizes)
+    tokens = torch.tensor([[1, 2, 3]])
+    assert load_model(four)(tokens).equal(load_model(one)(tokens))
+
+
+@pytest.mark.slow
+def test_two_processes_of_which_one_is_killed_twenty_times_end_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    first, *killed, last = forked("kill", tmp_path)
+    assert first == last == [0, 0]
+    assert all(SIGKILL in ends for ends in killed)
+    assert same(found(tmp_path / "whole")[-1], found(tmp_path / "killed")[-1])
+    assert learned(tmp_path / "whole") == learned(tmp_path / "killed")
