@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
 from stateline.layers.context import AttendsToContext, Context
+from stateline.layers.derived import derived
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.heads import HeadSettings, scaled
@@ -190,7 +191,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         nearest = 0 if to_itself else 1
         if to_itself:
             context = context.then(Context(k, v))
-        bias = self._bias(torch.arange(nearest, nearest + context.slots, device=x.device), x.dtype)
+        bias = self._bias(torch.arange(nearest, nearest + context.slots, device=x.device))
         window = LocalWindow(context.slots, first, bias)
         heads = local_attention(q, *context, window, self.dropout.rate)
         return self._merge(heads, gate), context
@@ -227,22 +228,20 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
             q = torch.cat([once, 2 * twice], dim=-1)
         return q, k, v, gate
 
-    def _scheme(
-        self, device: torch.device, dtype: torch.dtype
-    ) -> tuple[Tensor | None, Tensor | None]:
+    @derived
+    def scheme(self) -> tuple[Tensor | None, Tensor | None]:
         """Slopes and windows of the heads, where the position scheme has them."""
         slopes = windows = None
+        weight = self.out_proj.weight
         if self.position == "alibi":
-            slopes = alibi_slopes(self.n_heads, device).to(dtype)
+            slopes = alibi_slopes(self.n_heads, weight.device).to(weight.dtype)
         elif self.position == "hard_alibi":
-            windows = hard_alibi_windows(self.n_heads, self.masked_heads, device)
+            windows = hard_alibi_windows(self.n_heads, self.masked_heads, weight.device)
         return slopes, windows
 
-    def _bias(
-        self, distance: Int[Tensor, " slot"], dtype: torch.dtype
-    ) -> Float[Tensor, "head slot"] | None:
+    def _bias(self, distance: Int[Tensor, " slot"]) -> Float[Tensor, "head slot"] | None:
         """Bias of the scores at each distance."""
-        slopes, windows = self._scheme(distance.device, dtype)
+        slopes, windows = self.scheme()
         if slopes is not None:
             return -slopes[:, None] * distance
         if windows is not None:
@@ -254,7 +253,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, start: Tensor | None = None
     ) -> Tensor:
         """Attend to slots; ``start`` is the position of each row's first query, by default 0."""
-        mask = AttentionMask(start, *self._scheme(q.device, q.dtype))
+        mask = AttentionMask(start, *self.scheme())
         return self._merge(attention(q, k, v, mask, self.dropout.rate), gate)
 
     def _merge(self, heads: Tensor, gate: Tensor | None) -> Tensor:
