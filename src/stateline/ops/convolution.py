@@ -45,4 +45,6 @@ def skipped(
     x: Float[Tensor, "*batch channel"], skip: Float[Tensor, " output"]
 ) -> Float[Tensor, "*batch output"]:
     """Skip connection of filters with one or more outputs per channel, in the dtype of ``x``."""
+    if len(skip) == x.shape[-1]:
+        return (skip * x).to(x.dtype)
     return (skip.unflatten(0, (-1, x.shape[-1])) * x[..., None, :]).flatten(-2).to(x.dtype)

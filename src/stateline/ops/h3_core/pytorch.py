@@ -41,11 +41,15 @@ def h3_core_stepper(weights: H3Weights) -> Stepper:
 
 def _write(k: Tensor, v: Tensor, heads: int) -> Tensor:
     """Outer product of key and value in each head: (batch, key entry, value entry, ..., head)."""
+    if k.shape[-1] == heads:
+        return (k * v)[:, None, None]
     return _split(k, heads)[:, :, None] * _split(v, heads)[:, None]
 
 
 def _read(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     """Contract the key entries with the query: (batch, ..., readout * channel)."""
+    if kv.shape[1] == 1 and q.shape[-1] == kv.shape[-1]:
+        return q * kv[:, 0, 0]
     q = _split(q, heads).tile(kv.shape[-1] // heads)
     o = (q[:, :, None] * kv).sum(dim=1)  # (batch, d_head, ..., readout * head)
     # Differs from the official PyTorch path, which orders the channels of wider heads as (entry,
