@@ -216,7 +216,7 @@ class RotaryPositionsOffByOneInPlace(AttentionTwin):
 class PositionOfTheFirstRow(Twin):
     """Right as long as all rows are as old as the first."""
 
-    clause = "states of different ages join"
+    clause = "states of different lengths can be joined"
 
     def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         position = state.position[:1].repeat(len(x))
@@ -412,12 +412,12 @@ class RetypedTwin(RetypedState):
 
 
 class AgesNotPadded(RetypedState):
-    clause = "States of different ages join"
+    clause = "States of different lengths can be joined"
     kind = UnpaddedState
 
 
 class AgesIgnored(RetypedState):
-    clause = "states of different ages join"
+    clause = "states of different lengths can be joined"
     kind = OneAgeState
 
 

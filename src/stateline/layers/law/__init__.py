@@ -51,7 +51,7 @@ def check_layer(
     - Every parameter that matters gets a gradient.
     - No output depends on a later input, and rows do not mix.
     - The given state is unchanged, and every initial state is a fresh one.
-    - Joined states of different ages give what each gives alone.
+    - Joined states of different lengths give the outputs of each alone.
     - Saving and loading a state or a ``state_dict`` changes nothing; the settings by which a saved
       state knows its layer are attributes.
     - bfloat16 runs, with accumulators in float32.

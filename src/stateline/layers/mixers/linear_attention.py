@@ -27,7 +27,7 @@ EPS = 1e-6
 
 
 class LinearAttentionState(NamedTuple):
-    """Sum of the products of keys and values; a normaliser is a last value that is always one."""
+    """Sum of products of keys and values; for a normaliser, a last value that is always one."""
 
     s: Float[Tensor, "batch head feature d_value"]
 

@@ -23,7 +23,7 @@ _SLOWEST = 1e-20
 
 
 class RGLRUState(NamedTuple):
-    """State of the convolution, that of every channel, and the number of tokens so far."""
+    """States of the convolution and of every channel, and the number of tokens so far."""
 
     conv: FiniteFilterState
     h: Float[Tensor, "batch d_inner"]
