@@ -1,5 +1,6 @@
 """Run by test_shared.py: processes that share a training, forked, since none must start Python.
 
+``forked.py mesh HOME SETTINGS``: a run of one process, and of four that hold two sharded copies.
 ``forked.py kill HOME``: a run of two processes, one of which is killed again and again, beside one
 that is not. ``forked.py reshard HOME``: a checkpoint of two processes is read and written by one,
 and then by four, some of which hold copies.
@@ -76,6 +77,15 @@ def trained(folder: Path, processes: Processes, kill_after: int = NEVER, **setti
     train(*parts(folder, **settings), folder=folder, processes=processes, interrupted=count)
 
 
+def mesh(home: Path) -> list[list[int]]:
+    """Signals of the runs."""
+    settings = {"steps": 6, "carry_state": False, "carry_cap": None} | json.loads(sys.argv[3])
+    return [
+        together(1, lambda p: trained(home / "alone", p, **settings)),
+        together(4, lambda p: trained(home / "mesh", p, shard=2, **settings)),
+    ]
+
+
 def kill(home: Path) -> list[list[int]]:
     """Signals of the runs."""
     ends = [together(2, lambda p: trained(home / "whole", p, parallel="fsdp"))]
@@ -112,5 +122,5 @@ def copied(source: Path, target: Path, processes: Processes, **settings: Any) ->
 if __name__ == "__main__":
     home = Path(sys.argv[2])
     (home / "text.txt").write_bytes(bytes(97 + n * n % 23 for n in range(2000)))
-    ends = {"kill": kill, "reshard": reshard}[sys.argv[1]](home)
+    ends = {"kill": kill, "mesh": mesh, "reshard": reshard}[sys.argv[1]](home)
     sys.stdout.write(json.dumps(ends))

@@ -79,7 +79,8 @@ def train_and_score(
     if ended.stopped == "interrupted":
         return run
     if not job.trial and ended.stopped in ("finished", "solved"):
-        run = _scored(run, task, model)
+        with processes.scoring(model):
+            run = _scored(run, task, model)
         save_whole(model, folder, processes)
     elif not job.trial:
         run = replace(run, by_length=diverged_scores(task))

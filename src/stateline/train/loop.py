@@ -203,7 +203,8 @@ class Trainer:
     def _score(self) -> float:
         self.batches.settle()
         try:
-            scores = evaluate(self.model, self.task, self.task.train_length, training=True)
+            with self.processes.scoring(self.model):
+                scores = evaluate(self.model, self.task, self.task.train_length, training=True)
         except OutputIsNaN:
             self._diverged("the output became NaN", self.progress.steps)
         score = scores[self.task.metric]

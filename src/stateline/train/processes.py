@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stateline.devices import resolve_device
 from stateline.errors import InputError
+from stateline.evaluate.division import Division, dividing
 from stateline.generate.random import widest
-from stateline.models.factory import AnyModel
+from stateline.models.factory import AnyModel, float32_parameters
 from stateline.train.config import TrainConfig
 from stateline.train.environment import environment
 from stateline.train.segment import Segment
@@ -90,6 +91,13 @@ class Processes:
         dist.all_gather_object(values, value)
         return values
 
+    def scoring(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Divide the rows of what is scored inside among the processes."""
+        if self.count == 1:
+            return nullcontext()
+        sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        return dividing(Division(self.rank, self.count, self.share, sharded))
+
     def on_main(self, work: Callable[[], object]) -> None:
         """Run ``work`` on the main process while the others wait; all end if it fails.
 
@@ -134,7 +142,7 @@ class Processes:
             return segment
         if shards == 1:
             return DistributedDataParallel(segment)
-        shard(segment.model, self._mesh(shards))
+        shard(segment.model, self._mesh(shards), segment.dtype)
         return segment
 
     def _mesh(self, shards: int) -> DeviceMesh:
@@ -194,13 +202,46 @@ def gathered(tensor: Tensor, owner: int) -> Tensor | None:
     return whole
 
 
-def shard(model: AnyModel, mesh: DeviceMesh) -> None:
-    """Shard every block with FSDP2: its parameters are whole only while they are used."""
+def shard(model: AnyModel, mesh: DeviceMesh, dtype: torch.dtype = torch.float32) -> None:
+    """Shard every block with FSDP2: its parameters are whole only while they are used.
+
+    Weights that autocast multiplies in ``dtype`` are gathered in it. FSDP's own policy for mixed
+    precision would round all parameters of a block and what flows between blocks, so also the
+    transitions of state spaces, norms and states. Here the numbers are those of autocast.
+
+    Args:
+        model: It is changed in place.
+        mesh: The processes; the last axis is that of the shards.
+        dtype: Precision of matrix products in training.
+    """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for module in (*model.stack.links, model):  # no output is changed in place
         fully_shard(module, mesh=mesh)
         for verb in ("init_state", "forward_chunk", "step", "step_"):
             register_fsdp_forward_method(module, verb)
+    exact = float32_parameters(model)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and f"{name}.weight" not in exact:
+            even = len(module.weight) % mesh.size(-1) == 0  # FSDP pads others by itself
+            if dtype != torch.float32 and even:
+                _gather_in(dtype, module.weight)
+
+
+def _gather_in(dtype: torch.dtype, weight: Tensor) -> None:
+    """Gather a sharded weight in a lower precision, by the two functions that FSDP looks for."""
+    assert isinstance(weight, DTensor)
+    local = getattr(weight, weight.__tensor_flatten__()[0][0])
+
+    def before(_mesh: Any, _size: Any, _stride: Any, _module: Any, _policy: Any) -> Any:
+        return (local.to(dtype),), None
+
+    def after(found: tuple[Tensor], _: Any, wide: torch.dtype, *, out: Any = None) -> Any:
+        if out is not None:
+            return out.data.copy_(found[0])
+        whole = found[0].to(wide)
+        return whole, (whole,)
+
+    local.fsdp_pre_all_gather, local.fsdp_post_all_gather = before, after
 
 
 @contextmanager
