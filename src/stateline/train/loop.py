@@ -31,7 +31,7 @@ from stateline.train.metrics import (
     read_metrics,
 )
 from stateline.train.optimizer import set_learning_rate
-from stateline.train.processes import Processes, local_part
+from stateline.train.processes import Processes, own_rows
 from stateline.train.update import Updater
 from stateline.train.usage import Usage
 
@@ -192,6 +192,7 @@ class Trainer:
         return loss
 
     def _diverged(self, what: str, step: int) -> NoReturn:
+        self.commit()
         kept = [] if self.folder is None else found(self.folder)
         good = f"; the last good checkpoint is {kept[-1]}" if kept else ""
         raise TrainingDiverged(
@@ -270,7 +271,7 @@ class Trainer:
         """Whether this process's weights and moments are finite; one synchronisation."""
         moments = [m for s in self.update.optimizer.state.values() for m in s.values()]
         tensors = [t for t in (*self.model.parameters(), *moments) if t.ndim]
-        return bool(_all_finite([local_part(tensor) for tensor in tensors]))
+        return bool(_all_finite([own_rows(tensor)[0] for tensor in tensors]))
 
 
 def _all_finite(tensors: list[Tensor]) -> Tensor:

@@ -26,6 +26,9 @@ from stateline.train.segment import Segment
 
 CPU = torch.device("cpu")
 
+AT_ONCE = 64
+"""Tensors that are on the way between two processes at most."""
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -162,11 +165,6 @@ class Processes:
         return nullcontext()
 
 
-def local_part(parameter: Tensor) -> Tensor:
-    """This process's part of a parameter, which may be sharded."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     """This process's part of a tensor, and its place in all elements."""
     if not isinstance(tensor, DTensor):
@@ -177,29 +175,50 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     return local, before * tensor.shape[1:].numel()
 
 
-def gathered(tensor: Tensor, owner: int) -> Tensor | None:
-    """A sharded tensor in the CPU memory of the process ``owner``; ``None`` on the others.
+class Gathering:
+    """Brings sharded tensors into the CPU memory of one process each, many at a time.
 
-    The processes of the owner's copy of the model must call this in the same order. No process
-    needs memory for more than the result.
+    Used as a context manager, at the end of which the tensors are complete. No process needs memory
+    for more than the tensors that it gets.
     """
-    assert isinstance(tensor, DTensor)
-    ranks = tensor.device_mesh.mesh.view(-1, tensor.device_mesh.size(-1))
-    group = next(row for row in ranks.tolist() if owner in row)
-    me, local = dist.get_rank(), tensor.to_local()
-    if me not in group:
-        return None
-    if me != owner:
-        if local.numel():
-            dist.send(local.detach().cpu().contiguous(), owner)
-        return None
-    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-    for part, source in zip(whole.chunk(len(group)), group, strict=False):
-        if source == me:
-            part.copy_(local)
-        else:
-            dist.recv(part, source)
-    return whole
+
+    def __init__(self) -> None:
+        self._works: list[tuple[Any, Tensor]] = []
+
+    def __enter__(self) -> "Gathering":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until all tensors so far are complete."""
+        for work, _ in self._works:
+            work.wait()
+        self._works.clear()
+
+    def to(self, owner: int, tensor: DTensor) -> Tensor | None:
+        """The memory of the whole tensor in the process ``owner``; ``None`` on the others.
+
+        The processes of the owner's copy of the model must call this in the same order.
+        """
+        ranks = tensor.device_mesh.mesh.view(-1, tensor.device_mesh.size(-1))
+        group = next(row for row in ranks.tolist() if owner in row)
+        me, local = dist.get_rank(), tensor.to_local().detach()
+        if len(self._works) >= AT_ONCE:
+            self.wait()
+        if me != owner:
+            if me in group and local.numel():
+                part = local.cpu().contiguous()
+                self._works.append((dist.isend(part, owner), part))
+            return None
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        for part, source in zip(whole.chunk(len(group)), group, strict=False):
+            if source == me:
+                part.copy_(local)
+            else:
+                self._works.append((dist.irecv(part, source), part))
+        return whole
 
 
 def shard(model: AnyModel, mesh: DeviceMesh, dtype: torch.dtype = torch.float32) -> None:
