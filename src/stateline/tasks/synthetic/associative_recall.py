@@ -53,8 +53,8 @@ class AssociativeRecall(ExampleTask):
         (tensor([3, 7, 1, 7, 2, 5, 3, 7, 9, 1]), tensor([7]))
 
     References:
-        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics are
-        those of ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics
+        follow ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
     """
 
     title = "Associative recall"

@@ -46,8 +46,8 @@ class InductionHead(ExampleTask):
         (tensor([13, 12, 17,  9, 19, 12,  7, 13, 19]), tensor([12]))
 
     References:
-        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics are
-        those of ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics
+        follow ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
     """
 
     title = "Induction head"
