@@ -131,9 +131,9 @@ class RGLRU(SequenceLayer[RGLRUState]):
 
     def _gates(self, u: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Scan input divided by the decay (the scan multiplies it back), and the decay."""
-        heads = u.to(self.rate.dtype).unflatten(-1, (self.n_heads, 1, -1))
+        heads = u.to(self.rate.dtype).unflatten(-1, (self.n_heads, -1))
         r, i = (
-            (heads @ weight).squeeze(-2).add(bias).sigmoid().flatten(-2)
+            (torch.einsum("...hi,hij->...hj", heads, weight) + bias).sigmoid().flatten(-2)
             for weight, bias in (
                 (self.decay_weight, self.decay_bias),
                 (self.input_weight, self.input_bias),
