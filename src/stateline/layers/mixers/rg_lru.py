@@ -107,12 +107,9 @@ class RGLRU(SequenceLayer[RGLRUState]):
         y, h = selective_scan_step(v, decay, *self._plain(v), state.h[..., None])
         return self._read(y, z), RGLRUState(conv, h[..., 0], state.length + 1)
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: RGLRUState
-    ) -> Float[Tensor, "batch d_model"]:
-        """Advance the recurrence by one input; the state is changed in place."""
+    def _step_(self, x: Tensor, state: RGLRUState) -> Tensor:
         if records(x):
-            return super().step_(x, state)
+            return super()._step_(x, state)
         z, u = self.in_proj(x).chunk(2, dim=-1)
         v, decay = self._gates(self.conv.step_(u, state.conv), state.length)
         y = selective_scan_step_(v, decay, *self._plain(v), state.h[..., None])
