@@ -560,7 +560,7 @@ def test_an_error_is_shown_in_one_line() -> None:
 def test_the_text_of_a_report_is_a_table_with_a_line_per_clause() -> None:
     good, bad = check(Twin), check(StateLargerThanTold)
     assert str(good).startswith("Twin: the law holds\n  ok      chunks = forward ")
-    assert str(bad).startswith("StateLargerThanTold: THE LAW IS BROKEN\n")
+    assert str(bad).startswith("StateLargerThanTold: THE LAW IS BROKEN: ")
     last = str(bad).splitlines()[-1]
     assert last.startswith("  BROKEN  state_bytes is true ")
     assert last.endswith("told 32, found 40 bytes")
