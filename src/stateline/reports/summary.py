@@ -92,7 +92,7 @@ def main_table(results: Results) -> Table:
             heading = f"{cost.short} at\N{NO-BREAK SPACE}{length}"
             columns.append(Column(heading, cost_cells(results, cost, length), "Cost"))
     if any(entry.longest_copy is not UNSET for entry in results.speed):
-        columns.append(Column("letters in the state", longest_copy_cells(results), "Cost"))
+        columns.append(Column("letters in the state", longest_copy_cells(results), "Bound"))
     return Table(results.models, columns)
 
 
