@@ -513,7 +513,8 @@ def _below(tensors: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
 
 def _planned(run: Any) -> float:
     """The planned number of updates, where it is recorded."""
-    steps = run.get("train", {}).get("steps") if isinstance(run, dict) else None
+    train = run.get("train") if isinstance(run, dict) else None
+    steps = train.get("steps") if isinstance(train, dict) else None
     return steps if isinstance(steps, int) else math.inf
 
 
