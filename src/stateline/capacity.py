@@ -143,6 +143,11 @@ class Measured:
         return enough
 
 
+def answered_by_decoding(task: Any) -> bool:
+    """True if a task has prompts that a model answers token by token."""
+    return callable(getattr(task, "problems", None))
+
+
 @torch.inference_mode()
 def measure(
     model: LanguageModel,
@@ -176,7 +181,7 @@ def measure(
         InputError: If the task is not answered by decoding, ``batches`` is not positive, or the
             length is too large.
     """
-    if not task.decodes:
+    if not answered_by_decoding(task):
         raise InputError(
             "capacity is measured on tasks that are answered by decoding, such as copying, got "
             f"{task.title!r}"

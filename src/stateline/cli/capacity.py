@@ -118,10 +118,11 @@ def _task(folder: str, named: str | None) -> "Task | None":
     """The named task, or else that of the run if it is answered by decoding."""
     from pathlib import Path
 
+    from stateline.capacity import answered_by_decoding
     from stateline.runs.evaluate import task_of_run
 
     _, task = task_of_run(Path(folder), named)
-    return task if named or task.decodes else None
+    return task if named or answered_by_decoding(task) else None
 
 
 def _bound(model: "LanguageModel", n_letters: int) -> list[tuple["Table", str]]:
