@@ -11,9 +11,10 @@ from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
+from stateline.reports.verdict import judge
+
 from stateline.reports import read_results
 from stateline.reports.records import runs_of, score
-from stateline.reports.verdict import judge
 from stateline.runs.results import Results, TaskRecord
 
 Claims = set[tuple[str, str]]

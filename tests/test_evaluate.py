@@ -1,6 +1,9 @@
 import math
+import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch import Tensor
 from stateline.data import ByteTokenizer, CharacterTokenizer
 from stateline.errors import InputError
 from stateline.evaluate import Buckets, evaluate, evaluate_by_position, score_file, score_text
+from stateline.evaluate.division import Division, dividing
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import (
@@ -22,6 +26,7 @@ from stateline.tasks import (
     GeneratedTask,
     Problems,
     Text,
+    make_task,
 )
 
 VOCAB = 5
@@ -354,3 +359,64 @@ def test_perplexity_per_word_counts_words_of_the_text(tmp_path: Path) -> None:
     per_word = score.losses.mean * score.losses.count / 5
     assert score.word_perplexity == pytest.approx(math.exp(per_word))
     assert (score + score).n_words == 10
+
+
+class Meeting:
+    """Threads that stand for processes, and share values as these do."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier, self.values = threading.Barrier(count), [None] * count
+
+    def share(self, rank: int, value: Any) -> list[Any]:
+        self.values[rank] = value
+        self.barrier.wait()
+        found = list(self.values)
+        self.barrier.wait()
+        return found
+
+
+def scored_together(count: int, score: Callable[[], Any], *, sharded: bool) -> list[Any]:
+    """What each of several processes gets."""
+    meeting = Meeting(count)
+
+    def work(rank: int) -> Any:
+        share = partial(meeting.share, rank)
+        with dividing(Division(rank, count, share, sharded)):
+            try:
+                return score()
+            except InputError as error:
+                return str(error)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, range(count)))
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+@pytest.mark.parametrize("kind", ["drawn", "labelled", "text", "carried"])
+def test_processes_that_divide_the_rows_score_as_one(tmp_path: Path, kind: str, count: int) -> None:
+    (tmp_path / "text.txt").write_bytes(bytes(97 + n * n % 23 for n in range(3000)))
+    text = {"path": str(tmp_path / "text.txt"), "length": 16, "batch_size": 4}
+    tasks: dict[str, Callable[[], Any]] = {
+        "drawn": lambda: make_task("copying(batch_size=5)"),
+        "labelled": lambda: make_task("flip_flop(batch_size=5)"),
+        "text": lambda: Text(**text),
+        "carried": lambda: Text(**text, carried=True),
+    }
+    task = tasks[kind]()
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("h3 attention", task.vocab_size, d_model=8)).double()
+    wanted = evaluate(model, task, task.train_length)
+    for sharded in (False, True):
+        for found in scored_together(
+            count, lambda: evaluate(model, tasks[kind](), task.train_length), sharded=sharded
+        ):
+            assert found == pytest.approx(wanted, rel=1e-6)  # losses are added in float32
+
+
+def test_what_stops_one_process_stops_all() -> None:
+    model = successor_model()
+    with torch.no_grad():
+        model.embedding.weight[1] = torch.nan
+    told = scored_together(2, lambda: evaluate(model, Counting(), 2, batches=1), sharded=False)
+    assert told[0] == told[1]
+    assert "NaN" in told[0]

@@ -291,6 +291,17 @@ def read_json_object(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> d
     return _object(read_json(path, what, max_bytes=max_bytes), f"{what} {path}")
 
 
+def integer_of_json(digits: str) -> int:
+    """An integer of a JSON text; for ``parse_int`` of ``json.loads``.
+
+    Raises:
+        ValueError: If it is larger than any float.
+    """
+    if len(digits) > 300:
+        raise ValueError(f"it has an integer of {len(digits)} digits")
+    return int(digits)
+
+
 def parse_json(text: str, what: str) -> Any:
     """Parse a JSON text.
 
@@ -298,7 +309,7 @@ def parse_json(text: str, what: str) -> Any:
         InputError: If it is not JSON, or nested too deeply.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=integer_of_json)
     except RecursionError as error:
         raise InputError(f"the {what} is nested too deeply") from error
     except ValueError as error:  # also numbers of thousands of digits

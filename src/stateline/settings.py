@@ -62,6 +62,20 @@ def check_settings(owner: str, settings: object) -> None:
             _check_type(owner, name, getattr(settings, name), hint)
 
 
+def at_least(least: int, **given: int | None) -> None:
+    """Check settings that are integers; those that are ``None`` have another default.
+
+    Raises:
+        InputError: If one is below the limit.
+
+    Example:
+        >>> at_least(1, length=8, batch_size=None)
+    """
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise InputError(f"{name} must be at least {least}, got {name}={value}")
+
+
 def check_keywords(
     owner: str, kind: type, given: Mapping[str, Any], *, without: Container[str] = ()
 ) -> None:

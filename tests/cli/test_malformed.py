@@ -114,6 +114,10 @@ CONTENTS = [
         alter(WEIGHTS, "log_dt", torch.Tensor.long),
         "log_dt' must be like torch.float32, got torch.int64",
     ),
+    (
+        alter(WEIGHTS, "embedding", lambda tensor: tensor.to(torch.float8_e4m3fn)),
+        "embedding.weight' must be like torch.float32, got torch.float8_e4m3fn",
+    ),
     (cut(CONFIG, 40), f"the model configuration {CONFIG} is not JSON: "),
     (put(CONFIG, NOISE), f"the model configuration {CONFIG} is damaged: it is not UTF-8 text"),
     (put(CONFIG, "[]"), f"the model configuration {CONFIG} must be a JSON object, got a list"),
@@ -227,6 +231,10 @@ REPORTS = [
     (
         change(RESULTS, "runs", 0, "seed", to="x"),
         "Expected `int`, got `str` - at `$.runs[0].seed`; run",
+    ),
+    (
+        change(RESULTS, "runs", 0, "curve", 0, "step", to=10**400),
+        f"{RESULTS} is damaged: it has an integer of 401 digits; run",
     ),
     (
         change(RESULTS, "tasks", to=[]),

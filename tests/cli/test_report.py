@@ -1,5 +1,8 @@
 import json
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,3 +135,23 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(
     assert line.startswith("stateline: error: ")
     assert message in line
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_learning_rate_that_is_no_number_is_a_dash(tmp_path: Path) -> None:
+    folder = stored(tmp_path / "run")
+    results = json.loads((folder / "results.json").read_text())
+    results["runs"][0]["training"]["lr"] = ""
+    (folder / "results.json").write_text(json.dumps(results))
+    assert main(["report", str(folder)]) == 0
+
+
+@pytest.mark.slow  # a process of its own
+def test_an_encoding_without_some_character_is_no_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stateline", "report", str(stored(tmp_path / "run"))],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"1 model trained with 1 seed" in done.stdout

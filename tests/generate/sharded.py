@@ -26,7 +26,7 @@ def difference(pattern: str, backend: str, processes: Processes) -> float:
     torch.manual_seed(0)
     whole = LanguageModel(ModelConfig(pattern, 11, d_model=16)).eval()
     sharded = copy.deepcopy(whole)
-    processes.wrap(Segment(sharded, torch.float32), "fsdp")
+    processes.wrap(Segment(sharded), processes.count)
     with use_backend(backend):
         return float((logits(sharded) - logits(whole)).abs().max())
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-import stateline.generate
 from stateline.errors import InputError
 from stateline.generate import (
     Choice,
@@ -184,22 +183,6 @@ def test_nan_is_refused_at_once_on_the_cpu(build: Build) -> None:
     made.norm.register_forward_hook(lambda *given: given[2] * float("nan"))
     with pytest.raises(InputError, match="the model gives NaN after 6 tokens"):
         session.step()
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("begin", "prefill"),
-        ("read", "extend"),
-        ("read_pieces", "prefill_chunks"),
-        ("token_pieces", "token_chunks"),
-        ("write", "decode_text"),
-        ("Written", "DecodedToken"),
-    ],
-)
-def test_old_names_are_forwarded(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"generate.{old} is now called {new}"):
-        assert getattr(stateline.generate, old) is getattr(stateline.generate, new)
 
 
 def test_a_stream_yields_what_generate_returns(build: Build) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import parametrize
 
 from stateline.errors import InputError
@@ -20,8 +21,7 @@ from stateline.generate.session import Session
 from stateline.layers import LAYERS
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.train.processes import Processes
-from stateline.train.segment import Segment
+from stateline.train.processes import shard
 
 PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6]])
 PATTERN = "h3 s4d shift_ssm mamba2 attention"
@@ -184,7 +184,7 @@ def test_a_sharded_model_decodes_as_the_whole_one() -> None:
     """One process is enough: FSDP frees the weights of a block after every call of it."""
     whole = make()
     sharded = copy.deepcopy(whole)
-    Processes(count=2).wrap(Segment(sharded, torch.float32), "fsdp")
+    shard(sharded, init_device_mesh("cpu", (1,)))
     with torch.no_grad():
         sharded(PROMPT)  # FSDP on one process fails if its first call is in inference mode
     ours, wanted = (Session(model, prefill(model, PROMPT)) for model in (sharded, whole))

@@ -91,6 +91,22 @@ def test_a_leaf_of_another_shape_is_refused(name: str) -> None:
 
 
 @pytest.mark.usefixtures("unannotated")
+def test_a_complex_state_is_refused() -> None:
+    layer = LSTM(8)
+    state = pytree.tree_map(lambda leaf: leaf.to(torch.complex64), layer.init_state(2))
+    with pytest.raises(InputError, match=r"a tensor of real numbers is needed, got one of torch.c"):
+        layer.step(torch.zeros(2, 8), state)
+
+
+@pytest.mark.usefixtures("unannotated")
+def test_vmap_over_calls_says_that_rows_are_a_batch() -> None:
+    layer, x = Attention(8, n_heads=2), torch.zeros(3, 2, 5, 8)
+    state = layer.init_state(2)
+    with pytest.raises(InputError, match=r"Attention does not run under torch.vmap: give it the r"):
+        torch.vmap(lambda each: layer.forward_chunk(each, state)[0])(x)
+
+
+@pytest.mark.usefixtures("unannotated")
 def test_the_lstm_names_both_shapes() -> None:
     layer = LSTM(8)
     with pytest.raises(InputError) as caught:

@@ -216,7 +216,7 @@ class RotaryPositionsOffByOneInPlace(AttentionTwin):
 class PositionOfTheFirstRow(Twin):
     """Right as long as all rows are as old as the first."""
 
-    clause = "states of different ages join"
+    clause = "states of different lengths can be joined"
 
     def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         position = state.position[:1].repeat(len(x))
@@ -412,12 +412,12 @@ class RetypedTwin(RetypedState):
 
 
 class AgesNotPadded(RetypedState):
-    clause = "States of different ages join"
+    clause = "States of different lengths can be joined"
     kind = UnpaddedState
 
 
 class AgesIgnored(RetypedState):
-    clause = "states of different ages join"
+    clause = "states of different lengths can be joined"
     kind = OneAgeState
 
 
@@ -560,7 +560,7 @@ def test_an_error_is_shown_in_one_line() -> None:
 def test_the_text_of_a_report_is_a_table_with_a_line_per_clause() -> None:
     good, bad = check(Twin), check(StateLargerThanTold)
     assert str(good).startswith("Twin: the law holds\n  ok      chunks = forward ")
-    assert str(bad).startswith("StateLargerThanTold: THE LAW IS BROKEN\n")
+    assert str(bad).startswith("StateLargerThanTold: THE LAW IS BROKEN: ")
     last = str(bad).splitlines()[-1]
     assert last.startswith("  BROKEN  state_bytes is true ")
     assert last.endswith("told 32, found 40 bytes")

@@ -382,3 +382,10 @@ def test_without_passes_the_memory_is_the_input() -> None:
             place = torch.full((2, 1), t)
             h, _ = core.attend(h, place, memory.part(0, t), torch.full((2,), t))
         torch.testing.assert_close(layer(x)[:, t : t + 1], h)
+
+
+def test_a_state_with_room_for_more_than_its_passes_is_refused() -> None:
+    layer = Staircase(Attention(8, n_heads=2), passes=2, chunk_len=3)
+    state = layer.init_state(1, capacity=4)
+    with pytest.raises(InputError, match=r"have room for up to 6, got 1099511627776"):
+        layer.forward_chunk(torch.zeros(1, 4, 8), state._replace(room=torch.tensor([1 << 40])))

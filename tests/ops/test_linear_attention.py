@@ -119,6 +119,21 @@ def test_what_follows_a_strong_decay_is_as_exact_as_anything(agrees: Callable[..
         agrees(run(backend), run("reference"), [q, k, v, log_decay, state])
 
 
+@pytest.mark.parametrize("backend", FASTER)
+@pytest.mark.parametrize("strength", [0.1, 5.0, 20.0])
+def test_small_gradients_of_strong_decays_keep_their_digits(backend: str, strength: float) -> None:
+    q, k, v, log_decay, state = (t.float() for t in case(70))
+    log_decay = (-strength * (1 + log_decay.sigmoid())).requires_grad_()
+
+    def gradient(backend: str, *given: Tensor) -> Tensor:
+        y, after = linear_attention(*given, backend=backend)
+        return torch.autograd.grad(y.double().sum() + after.double().sum(), given[3])[0].double()
+
+    wanted = gradient("reference", *(t.double() for t in (q, k, v, log_decay, state)))
+    error = gradient(backend, q, k, v, log_decay, state) - wanted
+    assert error.abs().max() <= 5e-6 * wanted.abs().max()
+
+
 def test_half_precision_costs_no_more_than_it_must(rounds_well: Callable[..., None]) -> None:
     q, k, v, log_decay, state = case(70)
     v_first = lambda op: lambda v, q, k, *rest: op(q, k, v, *rest)  # noqa: E731

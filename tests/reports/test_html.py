@@ -119,12 +119,12 @@ def test_a_report_goes_from_the_decision_to_the_details(page):
 def test_every_chart_says_what_it_shows(page):
     labels = re.findall('role="img" aria-label="([^.]*)[.]', page)
     assert labels == [
-        "String accuracy against state size",
-        "String accuracy against FLOPs per token",
-        "String accuracy against decoding speed",
-        "Bits per byte against state size",
-        "Bits per byte against FLOPs per token",
-        "Bits per byte against decoding speed",
+        "Copying: string accuracy against state size",
+        "Copying: string accuracy against FLOPs per token",
+        "Copying: string accuracy against decoding speed",
+        "Text: bits per byte against state size",
+        "Text: bits per byte against FLOPs per token",
+        "Text: bits per byte against decoding speed",
         "String accuracy by length",
         "String accuracy during training",
         "Loss during training",

@@ -60,7 +60,7 @@ def test_the_letters_that_fit_a_state_stand_with_the_costs(make):
     entries = [make.speed(model) for model in make.models]
     for entry, longest in zip(entries, [41_234, None], strict=False):
         entry["longest_copy"] = longest
-    column = cells(main_table(make.results(speed=entries)), "letters in the state", "Cost")
+    column = cells(main_table(make.results(speed=entries)), "letters in the state", "Bound")
     assert [column[model].text for model in make.models] == ["41.2k", "any", DASH]
 
 

@@ -165,7 +165,7 @@ def test_one_wrong_letter_costs_the_string_and_one_letter() -> None:
         ({"min_len": 11}, "at most max_len, got min_len=11 and max_len=10"),
         ({"context_len": 22}, "the longest example, 23 tokens, got context_len=22"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"answer_len": 0}, "answer_len must be at least 1 letter, got answer_len=0"),
+        ({"answer_len": 0}, "answer_len must be at least 1, got answer_len=0"),
         ({"longest": 9}, "longest must be at least the training length, got longest=9"),
     ],
 )

@@ -58,6 +58,7 @@ def test_every_task_says_what_its_scores_tell() -> None:
             "copying(longest=900000000)",
             "may have up to 268,435,456 positions, got .* rows of length",
         ),
+        ("copying(context_len=100000, batch_size=100000)", "may have up to 268,435,456 positions"),
         ("flip_flop(batch_size=900000000)", "may have up to 268,435,456 positions"),
         ("associative_recall(key_length=900000000)", "65536 keys at most"),
         ("copying(longest=1e15)", "wants longest to be int"),

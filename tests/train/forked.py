@@ -1,5 +1,6 @@
 """Run by test_shared.py: processes that share a training, forked, since none must start Python.
 
+``forked.py mesh HOME SETTINGS``: a run of one process, and of four that hold two sharded copies.
 ``forked.py kill HOME``: a run of two processes, one of which is killed again and again, beside one
 that is not. ``forked.py reshard HOME``: a checkpoint of two processes is read and written by one,
 and then by four, some of which hold copies.
@@ -24,6 +25,7 @@ from stateline.tasks import Text
 from stateline.train.config import TrainConfig
 from stateline.train.loop import Trainer, train
 from stateline.train.processes import Processes, join_processes
+from stateline.train.resume import resume
 
 torch.set_num_threads(1)
 STEPS, KILLS = 60, 20
@@ -76,6 +78,15 @@ def trained(folder: Path, processes: Processes, kill_after: int = NEVER, **setti
     train(*parts(folder, **settings), folder=folder, processes=processes, interrupted=count)
 
 
+def mesh(home: Path) -> list[list[int]]:
+    """Signals of the runs."""
+    settings = {"steps": 6, "carry_state": False, "carry_cap": None} | json.loads(sys.argv[3])
+    return [
+        together(1, lambda p: trained(home / "alone", p, **settings)),
+        together(4, lambda p: trained(home / "mesh", p, shard=2, **settings)),
+    ]
+
+
 def kill(home: Path) -> list[list[int]]:
     """Signals of the runs."""
     ends = [together(2, lambda p: trained(home / "whole", p, parallel="fsdp"))]
@@ -103,7 +114,7 @@ def reshard(home: Path) -> list[list[int]]:
 def copied(source: Path, target: Path, processes: Processes, **settings: Any) -> None:
     """Read the newest checkpoint of a run, and write it as one of another."""
     run = Trainer(*parts(source, steps=4, **settings), processes, source, None)
-    run.resume()
+    run.progress, run.curve = resume(run.update, run.defined_by, source)
     run.folder = target
     run.save()
     run.commit()
@@ -112,5 +123,5 @@ def copied(source: Path, target: Path, processes: Processes, **settings: Any) ->
 if __name__ == "__main__":
     home = Path(sys.argv[2])
     (home / "text.txt").write_bytes(bytes(97 + n * n % 23 for n in range(2000)))
-    ends = {"kill": kill, "reshard": reshard}[sys.argv[1]](home)
+    ends = {"kill": kill, "mesh": mesh, "reshard": reshard}[sys.argv[1]](home)
     sys.stdout.write(json.dumps(ends))

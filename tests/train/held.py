@@ -1,5 +1,8 @@
-"""What a checkpoint holds, however many processes wrote it."""
+"""Runs of several processes, and what their checkpoints hold."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -14,3 +17,12 @@ def held(path: Path) -> dict[str, torch.Tensor]:
             assert name not in tensors or name.startswith("carried/")
             tensors[name] = torch.cat([tensors[name], tensor]) if name in tensors else tensor
     return tensors
+
+
+def forked(what: str, home: Path, *more: str) -> list[list[int]]:
+    """Do what forked.py does; the signals of its processes."""
+    script = [sys.executable, str(Path(__file__).with_name("forked.py")), what, str(home), *more]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ends: list[list[int]] = json.loads(done.stdout)
+    return ends

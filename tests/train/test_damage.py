@@ -146,6 +146,12 @@ def test_tensors_that_do_not_fit_are_refused(
     assert told.endswith("remove it to go on from step-00000002, which is whole")
 
 
+def test_a_record_without_its_configuration_is_another_run(text: Text, folder: Path) -> None:
+    record_changed(newest(folder), lambda record: record.update(train=None))
+    rehash(newest(folder))
+    assert "comes from a run with other " in refused(text, folder)
+
+
 WEIGHTS: list[tuple[Change, str]] = [
     (put("weight", lambda t: t * NAN), "its weights .* are not all finite"),
     (put("weight", lambda t: t.half()), "its weights .* are torch.float16 of shape"),

@@ -1,20 +1,31 @@
 """Two processes learn what one learns, and a checkpoint does not depend on their number."""
 
+import copy
 import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.models.language_model import LanguageModel
 from stateline.train.checkpoint import found
+from stateline.train.config import TrainConfig
 from stateline.train.loop import ALONE
 from stateline.train.metrics import METRICS
-from stateline.train.processes import Processes, join_processes
-from tests.train.held import held
+from stateline.train.processes import Processes, join_processes, shard
+from stateline.train.segment import Segment
+from tests.train.held import forked, held
 
 SCRIPT = Path(__file__).with_name("several.py")
 _spec = importlib.util.spec_from_file_location("several", SCRIPT)
@@ -100,3 +111,68 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
         join_processes("cuda"),
     ):
         pass
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_what_autocast_rounds_is_gathered_rounded_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("h3 s5 mamba2 attention", 11, d_model=16))
+    wanted = copy.deepcopy(model)
+    segment = Segment(model, torch.bfloat16)
+    shard(model, init_device_mesh("cpu", (1,)), segment.dtype)
+    seen: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            path = f"{name}.weight"
+            module.register_forward_hook(
+                lambda m, *_, path=path: seen.update({path: m.weight.detach().clone()})
+            )
+    tokens = torch.randint(11, (2, 8))
+    alone = Segment(wanted, torch.bfloat16)
+    for _ in range(2):  # the second time into memory that was freed
+        ours, theirs = segment(tokens)[0], alone(tokens)[0]
+        assert ours.equal(theirs)
+        ours.square().sum().backward()
+        theirs.square().sum().backward()
+    assert {name for name in seen if "qkv" in name}
+    for name, weight in seen.items():
+        assert weight.equal(wanted.get_parameter(name).detach().bfloat16().float())
+    for name, parameter in model.named_parameters():
+        gradient, alike = parameter.grad, wanted.get_parameter(name).grad
+        assert isinstance(gradient, DTensor)
+        assert isinstance(parameter, DTensor)
+        assert gradient.to_local().equal(alike), name
+        assert parameter.to_local().equal(wanted.get_parameter(name)), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "shards"),
+    [({}, 1), ({"parallel": "fsdp"}, 8), ({"shard": 4}, 4), ({"parallel": "fsdp", "shard": 1}, 1)],
+)
+def test_shards_lie_between_ddp_and_fsdp(settings: dict[str, Any], shards: int) -> None:
+    assert Processes(count=8).shards(TrainConfig(**settings)) == shards
+    assert Processes().shards(TrainConfig(**settings)) == 1
+
+
+def test_a_number_of_shards_that_leaves_processes_over_is_refused() -> None:
+    with pytest.raises(InputError, match="must divide the number of processes, which is 8, got 3"):
+        Processes(count=8).shards(TrainConfig(shard=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "muon"}, {"precision": "bfloat16"}])
+def test_four_processes_that_hold_two_sharded_copies_learn_what_one_learns(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    assert forked("mesh", tmp_path, json.dumps(settings)) == [[0], [0, 0, 0, 0]]
+    alone, mesh = (lines(tmp_path / name, "loss") for name in ("alone", "mesh"))
+    assert len(alone) == 6
+    # Muon multiplies in bfloat16: roundings of the gradient there are 2**-8 of the update
+    assert mesh == pytest.approx(alone, rel=2**-8 if settings else 1e-5)

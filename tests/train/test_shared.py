@@ -1,8 +1,6 @@
 """Checkpoints that several processes write: whole, whoever dies, and the same for any number."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from signal import SIGKILL
 
@@ -12,16 +10,7 @@ import torch
 from stateline.models.checkpoint import load_model
 from stateline.train.folder import found
 from stateline.train.metrics import METRICS
-from tests.train.held import held
-
-
-def forked(what: str, home: Path) -> list[list[int]]:
-    """What test/train/forked.py does; the signals of its processes."""
-    script = [sys.executable, str(Path(__file__).with_name("forked.py")), what, str(home)]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    ends: list[list[int]] = json.loads(done.stdout)
-    return ends
+from tests.train.held import forked, held
 
 
 def same(one: Path, other: Path) -> bool:

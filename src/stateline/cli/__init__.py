@@ -5,6 +5,7 @@
 ``--help`` answers at once.
 """
 
+import io
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:  # the process is ours
         wait_passively()
+        for stream in (sys.stdout, sys.stderr):  # an encoding without some character is no error
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         logging.basicConfig(format="stateline: %(message)s")
         logging.getLogger("stateline").setLevel(logging.INFO)
         keep_freed_memory()

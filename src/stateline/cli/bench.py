@@ -1,6 +1,6 @@
 """Measure speed and memory on this machine: ops, layers, training updates, decoding.
 
-SUITE is ops (all ops, by length and backend), layers (single layers, beside those of other
+SUITE is ops (all ops, by length and backend), layers (single layers, beside layers of other
 projects), train (updates of small models) or decode (prefill and tokens per second). All candidates
 of a case are timed in turns in one process, so that ratios are fair.
 """

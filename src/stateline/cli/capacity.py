@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser
 
+from stateline.cli.console import plain_table
 from stateline.cli.info import given_settings, resolve
 from stateline.devices import add_device_option, add_dtype_option
 from stateline.models.config import ModelConfig
@@ -118,26 +119,10 @@ def _task(folder: str, named: str | None) -> "Task | None":
     from pathlib import Path
 
     from stateline.capacity import answered_by_decoding
-    from stateline.errors import InputError
-    from stateline.generate.runs import find_model
-    from stateline.runs import read_run
-    from stateline.tasks import make_task
+    from stateline.runs.evaluate import task_of_run
 
-    record = read_run(Path(folder)) or read_run(find_model(folder))
-    spec = named or (record.task if record else None)
-    if spec is None:
-        raise InputError(f"{folder} does not record its task: name a task with --task")
-    task = make_task(spec, seed=record.seed if record else 0)
+    _, task = task_of_run(Path(folder), named)
     return task if named or answered_by_decoding(task) else None
-
-
-def _table(*headings: str) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
-    return table
 
 
 def _bound(model: "LanguageModel", n_letters: int) -> list[tuple["Table", str]]:
@@ -153,11 +138,12 @@ def _bound(model: "LanguageModel", n_letters: int) -> list[tuple["Table", str]]:
         return short_number(state_bits(part, length + 2)) if within else DASH
 
     parts = {f"{n:>2} {title(part)}": part for n, part in enumerate(model.stack.links)}
-    bits = _table("bits of state after", *(f"{length:,}" for length in LENGTHS))
+    lengths = [f"{length:,}" for length in LENGTHS]
+    bits = plain_table("bits of state after", *lengths, left=1)
     for name, part in {**parts, "   all": model}.items():
         bits.add_row(name, *(size(part, n) for n in LENGTHS))
 
-    bound = _table(f"strings of {n_letters} letters", *(f"{length:,}" for length in LENGTHS))
+    bound = plain_table(f"strings of {n_letters} letters", *lengths, left=1)
     bound.add_row("bits of a string", *(short_number(n * math.log2(n_letters)) for n in LENGTHS))
     errors = [copy_error(model, n, n_letters) for n in LENGTHS]
     bound.add_row("copying fails in at least", *(f"{error:.3g}" for error in errors))
@@ -191,7 +177,7 @@ def _measured(
     noise = bool(options["noise"])
     found = measure(model, task, length, batches=batches, noise=noise)
     heading = f"{words(task.metric)} at {length}" + (", with noise" if noise else "")
-    table = _table("bits per entry", "bits of state", heading)
+    table = plain_table("bits per entry", "bits of state", heading, left=1)
 
     def total(bits: int) -> str:
         remaining = math.log2(2**bits + 1) if noise else bits  # see blur_state

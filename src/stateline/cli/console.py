@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 WIDTH = 120
 """Columns of a table where the output is no terminal and ``COLUMNS`` is not set."""
@@ -25,3 +26,16 @@ def wide_console() -> "Console":
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH
     return console
+
+
+def plain_table(*headings: str, left: int = 0) -> "Table":
+    """A table without lines, whose first ``left`` columns stand left; the others are numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for number, heading in enumerate(headings):
+        if number < left:
+            table.add_column(heading, overflow="fold")
+        else:
+            table.add_column(heading, justify="right")
+    return table

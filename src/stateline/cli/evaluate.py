@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from stateline.cli.console import plain_table
 from stateline.cli.evaluate_task import add_task_options, score_on_task
 from stateline.devices import add_device_option, add_dtype_option
 from stateline.errors import InputError, unknown_name
@@ -141,11 +142,8 @@ def _score_tasks(
 
 def _print_metrics(metrics: Sequence["Metric"]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("task", "metric", "score", "standard error", "examples"):
-        table.add_column(heading, justify="left" if heading in ("task", "metric") else "right")
+    table = plain_table("task", "metric", "score", "standard error", "examples", left=2)
     for metric in metrics:
         stderr = "" if metric.stderr is None else f"{metric.stderr:.4f}"
         score = f"{metric.value:.4f}" if metric.value < 1e6 else f"{metric.value:.4g}"
@@ -164,13 +162,11 @@ def _window(given: Namespace, model: "LanguageModel") -> int | None:
 
 def _print(scores: dict[str, "TextScore"], total: "TextScore") -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    console, files, places = Console(), *(Table(box=None, pad_edge=False) for _ in range(2))
-    headings = ("text", "tokens", "nats/token", "perplexity", "per word", "bits/byte", "tokens/s")
-    for heading in headings:
-        text = heading == "text"
-        files.add_column(heading, justify="left" if text else "right", overflow="fold")
+    console = Console()
+    headings = ("tokens", "nats/token", "perplexity", "per word", "bits/byte", "tokens/s")
+    files = plain_table("text", *headings, left=1)
+    places = plain_table("position", "tokens", "nats/token")
     for name, score in scores.items():
         files.add_row(
             name,
@@ -183,8 +179,6 @@ def _print(scores: dict[str, "TextScore"], total: "TextScore") -> None:
         )
     console.print(files)
     console.print()
-    for heading in ("position", "tokens", "nats/token"):
-        places.add_column(heading, justify="right")
     start = 1
     for end, mean in total.losses.means().items():
         places.add_row(f"{start:,}-{end:,}", f"{total.losses.counts[end]:,}", f"{mean:.4f}")

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsonargparse import ArgumentParser
 
+from stateline.cli.console import plain_table
 from stateline.devices import DTypeName, add_device_option, add_dtype_option
 from stateline.models.config import ModelConfig
 from stateline.workers import memory_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 LENGTHS = (256, 1024, 4096, 16384, 65536)
 
@@ -160,7 +160,8 @@ def show(console: "Console", found: Mapping[str, Any]) -> None:
 
     pattern, width = found["pattern"], found["d_model"]
     console.print(f"{pattern}  d_model {width}, vocabulary {found['vocab_size']}", markup=False)
-    layers = _table("layer", "parameters of one", *(f"state at {n:,}" for n in STATE_LENGTHS))
+    states = (f"state at {n:,}" for n in STATE_LENGTHS)
+    layers = plain_table("layer", "parameters of one", *states, left=1)
     rows = [
         Row(row["name"], row["parameters"], tuple(row["state_bytes"].values()))
         for row in found["layers"]
@@ -177,7 +178,7 @@ def show(console: "Console", found: Mapping[str, Any]) -> None:
     memory = found["device_bytes"]
     has = f", and {found['device']} has {short_bytes(memory)}" if memory else ""
     console.print(f"\nweights: {short_bytes(found['weight_bytes'])}{has}\n")
-    costs = _table("length", "FLOPs per token (forward)", "state of one sequence")
+    costs = plain_table("length", "FLOPs per token (forward)", "state of one sequence")
     for length in LENGTHS:
         flops, state = found["flops_per_token"][length], found["state_bytes"][length]
         costs.add_row(f"{length:,}", short_number(flops), short_bytes(state))
@@ -219,12 +220,3 @@ def _repeats(blocks: Sequence[Sequence[Row]]) -> tuple[int, int]:
         if count > 1 and count * period > best[0] * best[1]:
             best = (count, period)
     return best
-
-
-def _table(*headings: str) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "layer" else "right")
-    return table

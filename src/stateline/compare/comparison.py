@@ -56,8 +56,9 @@ class Comparison:
         weight_decays: Weight decays to try; by default the model's own.
         seeds: Seeds of the scored runs, where the task has no repeat count; by default 3, and 1
             for ``quick``. With ``decide`` the most of each model, by default 6.
-        decide: What seeds are added for, from 3 on: until the ``best`` model of each task is told
-            apart from the others, or the whole ``order``; ``no`` runs a fixed number of seeds.
+        decide: Goal for which seeds are added to the first 3: until the ``best`` model of each
+            task is told apart from the others, or the whole ``order``; ``no`` runs a fixed number
+            of seeds.
         budget_minutes: Time after which no seeds are added.
         match: What the models have in common: ``parameters``, ``flops`` (per token at the
             training length), ``state`` (its bytes at the training length) or ``none``.

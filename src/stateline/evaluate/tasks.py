@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.evaluate.division import by_rows
 from stateline.evaluate.losses import Buckets, token_losses
 from stateline.generate import generate
 from stateline.layers.base import row_inputs
@@ -103,7 +104,7 @@ def _answered(
         prompts, answers = task.problems(length, index)
         answer = _guided if task.teacher_forcing else _decoded
         predictions = answer(model, prompts, answers)
-        for name, score in task.score(answers, predictions.cpu()).items():
+        for name, score in task.score(answers, predictions).items():
             totals[name] += score / len(batches)
     return dict(totals)
 
@@ -137,10 +138,14 @@ def _text_scores(task: CorpusTask, buckets: Buckets) -> dict[str, float]:
 @torch.inference_mode()
 def _rows(task: RowsTask, model: SequenceHead, length: int, batches: range) -> dict[str, float]:  # noqa: ARG001
     device = model.head.weight.device
-    tallies = []
-    for x, targets in task.held_out():
-        outputs = model(*row_inputs(model, x.to(device), task.row_lengths(targets))).cpu()
-        tallies.append(task.objective.tally(outputs, targets))
+
+    def outputs(x: Tensor, targets: Tensor) -> Tensor:
+        return model(*row_inputs(model, x.to(device), task.row_lengths(targets)))
+
+    tallies = [
+        task.objective.tally(by_rows(outputs, x, targets), targets)
+        for x, targets in task.held_out()
+    ]
     return task.objective.score(task.objective.total(tallies))
 
 
@@ -205,15 +210,22 @@ def _evaluating(model: AnyModel) -> Iterator[None]:
 
 def _decoded(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
     """Predict each token from the decoded ones before it."""
-    return generate(model, prompts.to(model.embedding.weight.device), answers.shape[1])
+    device, length = model.embedding.weight.device, answers.shape[1]
+    return by_rows(lambda rows: generate(model, rows.to(device), length), prompts, may_stop=True)
 
 
 @torch.inference_mode()
 def _guided(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
     """Predict each token from the true ones before it."""
     known = answers[:, :-1].clamp(min=0)  # any token may follow a short answer
-    tokens = torch.cat([prompts, known], dim=1).to(model.embedding.weight.device)
-    return model(tokens)[:, prompts.shape[1] - 1 :].argmax(dim=2)
+    tokens = torch.cat([prompts, known], dim=1)
+    return _likeliest(model, tokens)[:, prompts.shape[1] - 1 :]
+
+
+def _likeliest(model: LanguageModel, tokens: Tokens) -> Tokens:
+    """The most likely token after each."""
+    device = model.embedding.weight.device
+    return by_rows(lambda rows: model(rows.to(device)).argmax(dim=2), tokens)
 
 
 @torch.inference_mode()
@@ -222,8 +234,7 @@ def _label(
 ) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
     """Targets of the batches, and the most likely token for each."""
     rows = [task.labelled(length, index) for index in batches]
-    device = model.embedding.weight.device
-    predictions = [model(tokens.to(device)).argmax(dim=2).cpu() for tokens, _ in rows]
+    predictions = [_likeliest(model, tokens) for tokens, _ in rows]
     return torch.cat([targets for _, targets in rows]), torch.cat(predictions)
 
 
@@ -231,8 +242,13 @@ def _label(
 def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: range) -> Buckets:
     """Losses on the held-out text, in windows of the length that the buckets cover."""
     assert buckets.last is not None
+    device = model.embedding.weight.device
+
+    def losses(tokens: Tensor, targets: Tensor) -> Tensor:
+        return token_losses(model(tokens.to(device)), targets.to(device))
+
     for tokens, targets in islice(task.held_out(buckets.last), len(batches) or None):
-        _add(buckets, model(tokens.to(model.embedding.weight.device)), targets)
+        _add(buckets, by_rows(losses, tokens, targets), targets)
     return buckets
 
 
@@ -240,20 +256,23 @@ def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: ran
 def _read_on(model: LanguageModel, task: TextTask, buckets: Buckets, batches: range) -> Buckets:
     """Losses on the held-out text, the state carried from window to window."""
     assert buckets.last is not None
-    state: Any = None
-    rows = islice(task.held_out_rows(buckets.last), len(batches) or None)
-    for tokens, targets, fresh in rows:
+    device, state = model.embedding.weight.device, None
+
+    def losses(tokens: Tensor, targets: Tensor, fresh: Tensor) -> Tensor:
+        nonlocal state
         begun = model.init_state(len(tokens))
         state = begun if state is None else replace_rows(state, fresh, begun)
-        logits, state = model.forward_chunk(tokens.to(model.embedding.weight.device), state)
-        _add(buckets, logits, targets)
+        logits, state = model.forward_chunk(tokens.to(device), state)
+        return token_losses(logits, targets.to(device))
+
+    for window in islice(task.held_out_rows(buckets.last), len(batches) or None):
+        _add(buckets, by_rows(losses, *window), window[1])
     return buckets
 
 
-def _add(buckets: Buckets, logits: Tensor, targets: Tokens) -> None:
-    losses, scored = token_losses(logits, targets.to(logits.device)).cpu(), targets != IGNORE
-    positions = torch.arange(1, targets.shape[1] + 1).expand_as(targets)
-    buckets.add(positions[scored], losses[scored])
+def _add(buckets: Buckets, losses: Tensor, targets: Tokens) -> None:
+    positions, scored = torch.arange(1, targets.shape[1] + 1), targets != IGNORE
+    buckets.add(positions.expand_as(targets)[scored], losses[scored])
 
 
 def _nats_per_bit_per_byte(task: CorpusTask) -> float:

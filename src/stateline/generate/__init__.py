@@ -1,8 +1,5 @@
 """Generation: from a prompt or a kept state to the tokens and the text that follow."""
 
-import warnings
-from typing import Any
-
 from stateline.generate.answers import answer
 from stateline.generate.encoding import prefill_chunks, token_chunks
 from stateline.generate.model import Model, load
@@ -53,23 +50,3 @@ __all__ = [
     "token_chunks",
     "uniform",
 ]
-
-_RENAMED = {
-    "Written": "DecodedToken",
-    "begin": "prefill",
-    "read": "extend",
-    "read_pieces": "prefill_chunks",
-    "token_pieces": "token_chunks",
-    "write": "decode_text",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Forward names of earlier versions."""
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    warnings.warn(
-        f"stateline.generate.{name} is now called {new}", DeprecationWarning, stacklevel=2
-    )
-    return globals()[new]

@@ -63,6 +63,18 @@ def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
     Raises:
         InputError: If the input or the state does not fit the layer.
     """
+    try:
+        return _call(layer, name, x, *more, **options)
+    except RuntimeError as error:
+        if not torch._C._functorch.is_batchedtensor(x):
+            raise
+        raise InputError(
+            f"{type(layer).__name__} does not run under torch.vmap: give it the rows of all calls "
+            "as one batch"
+        ) from error
+
+
+def _call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
     run = getattr(layer, f"_{name}")
     with unchecked():
         _check_input(layer, x, name)
@@ -151,8 +163,8 @@ def _mismatch(state: State, spec: Any, rows: int, any_batch_axes: bool) -> str:
 def _leaf_mismatch(
     leaf: State, wanted: tuple[int | None, ...], rows: int, any_batch_axes: bool
 ) -> str:
-    if not isinstance(leaf, Tensor):
-        return f"a tensor is needed, got {_name(leaf)}"
+    if not isinstance(leaf, Tensor) or leaf.is_complex():
+        return f"a tensor of real numbers is needed, got {_name(leaf)}"
     shape = leaf.shape
     if any_batch_axes and len(shape) > len(wanted):
         shape = shape[len(shape) - len(wanted) :]
@@ -171,6 +183,8 @@ def _fields(value: object) -> object:
 
 
 def _name(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"one of {value.dtype}"
     if isinstance(value, tuple):
         return f"a {type(value).__name__} of {len(value)} parts"
     return f"a {type(value).__name__}"

@@ -57,7 +57,8 @@ def copied(state: State) -> State:
 def cat_states(states: Sequence[State], *, layer: Any = None, capacity: int = 0) -> State:
     """Join states of one layer into one batch; rows keep the given order.
 
-    The states may be of different ages, so a server can add rows to a running batch.
+    The states may have read different numbers of tokens, so a server can add rows to a running
+    batch.
 
     Args:
         states: At least one state.

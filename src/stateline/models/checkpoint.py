@@ -23,6 +23,7 @@ from stateline.files import (
 )
 from stateline.models.classifier import SequenceClassifier
 from stateline.models.factory import (
+    PRECISIONS,
     AnyModel,
     float32_parameters,
     make_empty_model,
@@ -211,7 +212,7 @@ def _read_checked(folder: Path, parts: Iterable[str], model: nn.Module) -> dict[
                     f"{name!r} must have the shape {tuple(wanted[name].shape)}, got "
                     f"{tuple(tensor.shape)}",
                 )
-            if tensor.is_floating_point() != wanted[name].is_floating_point():
+            if wanted[name].is_floating_point() != (tensor.dtype in PRECISIONS):
                 raise _unfit(
                     folder, f"{name!r} must be like {wanted[name].dtype}, got {tensor.dtype}"
                 )

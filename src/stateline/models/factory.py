@@ -59,6 +59,10 @@ def meta_model(config: ModelConfig) -> AnyModel:
         return _build(config)
 
 
+PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""What weights may be; nothing is computed from narrower numbers."""
+
+
 def make_empty_model(config: ModelConfig) -> AnyModel:
     """Build a model without memory for its weights, to be filled by ``assign=True``.
 

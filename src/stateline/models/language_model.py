@@ -26,6 +26,10 @@ class LanguageModelState(NamedTuple):
 class LanguageModel(SequenceLayer[LanguageModelState]):
     r"""Embedding, blocks, normalisation, and a linear map to the logits of the next token.
 
+    ``forward`` and ``forward_chunk`` give the logits at every position; with ``keep=n`` only at the
+    last n, for 0 at none. Reading a prompt needs no others, and each position costs one product
+    with the output matrix.
+
     By default, linear maps and embeddings are initialised from a normal distribution with standard
     deviation :math:`\sqrt{2 / (5\, d_\mathrm{model})}` (0.02 at a width of 1,000, as in GPT-2),
     biases with zero; the last maps of residual branches are divided by the root of the number of
@@ -69,7 +73,6 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         return LanguageModelState(position, self.stack.init_state(batch_size, capacity=capacity))
 
     def _forward(self, x: Tensor, *, keep: int | None = None) -> Tensor:
-        """Logits of the next token at every position, or at the last ``keep`` positions only."""
         require_causal(self, "the prediction of what follows")
         check_length(self.max_len, x.shape[1])
         positions = torch.arange(x.shape[1], device=x.device)
@@ -88,14 +91,6 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     def _forward_chunk(
         self, x: Tensor, state: LanguageModelState, *, keep: int | None = None
     ) -> tuple[Tensor, LanguageModelState]:
-        """Logits of the next token at every position of the next chunk, and the state after it.
-
-        Args:
-            x: The tokens of the chunk.
-            state: State before it.
-            keep: Compute logits at this many last positions only, 0 for none. Reading a prompt
-                needs no others, and they cost one product with the output matrix per position.
-        """
         check_length(self.max_len, x.shape[1], state.position)
         positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
         h, layers = self.stack.forward_chunk(self._embed(x, positions), state.layers)
@@ -103,13 +98,11 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         return logits, LanguageModelState(state.position + x.shape[1], layers)
 
     def _step(self, x: Tensor, state: LanguageModelState) -> tuple[Tensor, LanguageModelState]:
-        """Logits of the token after this one."""
         check_length(self.max_len, 1, state.position)
         h, layers = self.stack.step(self._embed(x, state.position), state.layers)
         return self._logits(h), LanguageModelState(state.position + 1, layers)
 
     def _step_(self, x: Tensor, state: LanguageModelState) -> Tensor:
-        """Logits of the token after this one; the state is changed in place."""
         check_length(self.max_len, 1, state.position)
         h = self.stack.step_(self._embed(x, state.position), state.layers)
         state.position.add_(1)

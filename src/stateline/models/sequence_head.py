@@ -134,14 +134,12 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         return HeadState(position, total, self.stack.init_state(batch_size, capacity=capacity))
 
     def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Outputs at every position; only layers that are not causal read the lengths."""
         check_length(self.max_len, x.shape[1])
         places = torch.arange(x.shape[1], device=x.device)
         h = self.norm(self.stack(self._enter(x, places), lengths))
         return self.head(self._pool(h, places + 1, None))
 
     def _forward_chunk(self, x: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
-        """Outputs at every position of the next chunk, and the state after it."""
         check_length(self.max_len, x.shape[1], state.position)
         places = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
         h, layers = self.stack.forward_chunk(self._enter(x, places), state.layers)
@@ -152,13 +150,11 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         return y, HeadState(state.position + x.shape[1], total, layers)
 
     def _step(self, x: Tensor, state: HeadState) -> tuple[Tensor, HeadState]:
-        """Outputs at the next position, and the state after it."""
         h, layers = self.stack.step(self._enter_one(x, state), state.layers)
         y, total = self._answer(h, state)
         return y, HeadState(state.position + 1, total, layers)
 
     def _step_(self, x: Tensor, state: HeadState) -> Tensor:
-        """Outputs at the next position; changes the state in place."""
         h = self.stack.step_(self._enter_one(x, state), state.layers)
         y, total = self._answer(h, state)
         state.total.copy_(total)

@@ -6,7 +6,7 @@ Models are scored at the training length, and at the longest length at which any
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stateline.errors import InputError
@@ -134,15 +134,13 @@ def decisions(results: Results, budgets: Sequence[Budget] = ()) -> list[Decision
     ]
 
 
-def decided_lengths(results: Results, task: TaskRecord, models: Sequence[str]) -> Iterator[int]:
+def decided_lengths(results: Results, task: TaskRecord, models: Sequence[str]) -> list[int]:
     """The training length, and the longest at which a model is above chance."""
     scores = {length: _scores(results, task, length, models) for length in task.eval_lengths}
     if not scores[task.train_length]:
-        return
-    yield task.train_length
+        return []
     above = [n for n, own in scores.items() if any(above_chance(task, v) for v in own.values())]
-    if above and max(above) > task.train_length:
-        yield max(above)
+    return list(dict.fromkeys([task.train_length, max([task.train_length, *above])]))
 
 
 def above_chance(task: TaskRecord, scores: Sequence[float]) -> bool:

@@ -17,6 +17,7 @@ from stateline.reports.format import count, listing, words
 from stateline.reports.page import Key, render
 from stateline.reports.records import drawn_models, families, looks, runs_of, task_label
 from stateline.reports.sentences import (
+    ONE_RATE,
     ONE_SEED,
     QUICK,
     baselines,
@@ -52,6 +53,7 @@ WIDEST, WIDEST_WITH_SPREADS = 14, 10
 ADVICE = {
     QUICK: "Without --protocol quick the same command chooses learning rates and trains from "
     "several seeds.",
+    ONE_RATE: "Without --protocol quick the same command chooses one for each model.",
     ONE_SEED: "Several seeds, as in “copying*3”, allow a verdict.",
 }
 
@@ -124,7 +126,7 @@ def page(results: Results, budgets: Sequence[Budget] = ()) -> str:
         budget=listing([budget.text for budget in budgets]),
         outlooks=[(labels[t.spec], said) for t in results.tasks for said in outlook(results, t)],
         conclusions=conclusions(results),
-        how_judged=_how_judged(results) if not said and len(models) > 1 else "",
+        how_judged=_how_judged(results) if said in ("", ONE_RATE) and len(models) > 1 else "",
         look=drawn_models(results),
         legend=legend(results),
         main_tables=main_table(results).split(widest),

@@ -11,6 +11,7 @@ from stateline.runs.results import Results, RunRecord, TaskRecord
 
 QUICK = "One seed and one learning rate decide nothing."
 ONE_SEED = "One seed decides nothing."
+ONE_RATE = "One learning rate for all models: with another, the order may be another."
 
 
 def headline(results: Results) -> str:
@@ -30,11 +31,11 @@ def headline(results: Results) -> str:
 
 
 def caution(results: Results) -> str:
-    """Why scores must not be compared; empty if models have several seeds."""
-    if results.protocol is not None and results.protocol.name == "quick":
-        return QUICK
+    """What scores do not decide; empty if models have several seeds and rates of their own."""
     pairs = [(model, task) for model in results.models for task in results.tasks]
     several = any(len(runs_of(results, model, task)) > 1 for model, task in pairs)
+    if results.protocol is not None and results.protocol.name == "quick":
+        return ONE_RATE if several else QUICK
     return "" if several or len(results.models) == 1 else ONE_SEED
 
 

@@ -92,7 +92,7 @@ def main_table(results: Results) -> Table:
             heading = f"{cost.short} at\N{NO-BREAK SPACE}{length}"
             columns.append(Column(heading, cost_cells(results, cost, length), "Cost"))
     if any(entry.longest_copy is not UNSET for entry in results.speed):
-        columns.append(Column("letters in the state", longest_copy_cells(results), "Cost"))
+        columns.append(Column("letters in the state", longest_copy_cells(results), "Bound"))
     return Table(results.models, columns)
 
 
@@ -184,9 +184,9 @@ def trials_table(results: Results) -> Table:
     return Table([t.model for t in trials], columns)
 
 
-def _number(value: float | None, form: str) -> Cell:
+def _number(value: object, form: str) -> Cell:
     """A cell with a number; a dash where there is none."""
-    if value is None or math.isnan(value):
+    if not isinstance(value, int | float) or math.isnan(value):
         return MISSING
     return Cell(format(value, form), value=value)
 

@@ -21,6 +21,7 @@ from stateline.reports.records import (
     runs_of,
     score,
     scored_runs,
+    solved_runs,
     steps_to_solve,
 )
 from stateline.reports.sentences import size_groups
@@ -133,11 +134,17 @@ def _cost_cell(found: Measured | None, cost: Cost, *, best: bool) -> Cell:
 
 
 def longest_copy_cells(results: Results) -> list[Cell]:
-    """Letters of the longest string that fits into the state of each model."""
+    """Letters of the longest string that fits into the state of each model that solved a task.
+
+    It is a bound, not a measurement: of a model that learned nothing it would say nothing.
+    """
     cells = {}
     for entry in results.speed:
         longest = entry.longest_copy
-        if longest is not UNSET:
+        solved = any(
+            solved_runs(runs_of(results, entry.model, task), task) for task in results.tasks
+        )
+        if longest is not UNSET and solved:
             cell = ANY if longest is None else Cell(short_number(longest), value=longest)
             cells[entry.model] = cell
     return [cells.get(model, MISSING) for model in results.models]

@@ -4,8 +4,9 @@ from stateline.charts.chart import Chart
 from stateline.charts.scatter import Spot, front, trade_off_chart
 from stateline.reports.axes import cost_axis, score_axis
 from stateline.reports.costs import FLOPS, STATE, Cost, common_lengths, disturbance, speed
+from stateline.reports.decision import decided_lengths
 from stateline.reports.format import listing, words
-from stateline.reports.records import drawn_models, middle, runs_of, score
+from stateline.reports.records import drawn_models, middle, runs_of, score, scored_runs, task_label
 from stateline.runs.folder import slug
 from stateline.runs.results import Results, TaskRecord
 
@@ -13,7 +14,7 @@ COSTS = (STATE, FLOPS, speed("decode"))
 
 
 def trade_off_charts(results: Results, task: TaskRecord, name: str) -> list[Chart]:
-    """The score of each model at the training length against each of its costs.
+    """The score of each model at the longest length that is decided on against each of its costs.
 
     Args:
         results: Results with costs; without any there are no charts.
@@ -29,8 +30,9 @@ def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart |
     lengths = common_lengths(results, cost)
     if not lengths:
         return None
-    length = next((n for n in lengths if n >= task.train_length), lengths[-1])
-    spots = _spots(results, task, cost, length)
+    *_, scored = decided_lengths(results, task, results.models) or [task.train_length]
+    length = next((n for n in lengths if n >= scored), lengths[-1])
+    spots = _spots(results, task, cost, length, scored)
     if len(spots) < 2:
         return None
     best = front(spots, less_cost=not cost.higher_is_better, more_score=task.higher_is_better)
@@ -47,24 +49,25 @@ def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart |
         note += f" Without a score or a cost: {listing([f'“{m}”' for m in missing])}."
     return trade_off_chart(
         f"{name}-against-{slug(cost.title)}".lower(),
-        f"{metric.capitalize()} against {cost.title.lower() if cost is not FLOPS else cost.title}",
+        f"{task_label(results, task)}: {metric} against "
+        f"{cost.title.lower() if cost is not FLOPS else cost.title}",
         note.strip(),
         spots,
         best,
         (
             cost_axis(cost, [s.cost for s in spots], f"{cost.unit}, at {length:,} tokens"),
-            score_axis(task, f"{metric} at length {task.train_length}"),
+            score_axis(task, f"{metric} at length {scored}"),
         ),
         less_cost=not cost.higher_is_better,
     )
 
 
-def _spots(results: Results, task: TaskRecord, cost: Cost, length: int) -> list[Spot]:
+def _spots(results: Results, task: TaskRecord, cost: Cost, length: int, scored: int) -> list[Spot]:
     """The models that have both a score and a cost."""
     look, spots = drawn_models(results), []
     costs = {entry.model: cost.values(entry).get(length) for entry in results.speed}
     for model in results.models:
-        scores = [score(run, task, task.train_length) for run in runs_of(results, model, task)]
+        scores = [score(run, task, scored) for run in scored_runs(results, model, task, scored)]
         finite, paid = [s for s in scores if s == s], costs.get(model)
         if finite and paid is not None and paid.low > 0:
             spots.append(Spot(look[model], paid, middle(finite), min(finite), max(finite)))

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from stateline.errors import InputError
+from stateline.files import integer_of_json
 from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
 from stateline.runs.record import Bits, Length, Record, RecordT, Scores
 
@@ -326,7 +327,7 @@ def from_json(text: str | bytes, kind: type[RecordT]) -> RecordT:
             message names its place.
     """
     try:
-        values = json.loads(text)
+        values = json.loads(text, parse_int=integer_of_json)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return convert(values, kind)

@@ -26,8 +26,3 @@ def score_by_position(model: AnyModel, task: Task) -> dict[int, float | None]:
     """The score by position at the longest length; empty if the task has no such score."""
     batches = 0 if task.has_text else EVAL_BATCHES
     return {**evaluate_by_position(model, task, task.eval_lengths[-1], batches=batches)}
-
-
-def diverged_scores(task: Task) -> dict[int, Scores]:
-    """The scores of a model whose training diverged: none."""
-    return {length: {task.metric: None} for length in task.eval_lengths}

@@ -12,13 +12,12 @@ from stateline.data.tokenizer import FILE
 from stateline.files import write_text
 from stateline.generate import load_run
 from stateline.models.factory import AnyModel, make_model
-from stateline.models.size import count_parameters
 from stateline.plugins import imported
 from stateline.runs.extras import needed_bits, sample_text
 from stateline.runs.folder import RESULT
 from stateline.runs.job import Job
 from stateline.runs.results import CurvePoint, RunRecord, to_json
-from stateline.runs.score import diverged_scores, score_by_length, score_by_position
+from stateline.runs.score import score_by_length, score_by_position
 from stateline.runs.store import record_imports, writing
 from stateline.tasks import Task, make_task
 from stateline.train.checkpoint import save_whole
@@ -73,29 +72,32 @@ def train_and_score(
     if job.trial:
         task.hold_out_validation()
     torch.manual_seed(job.training.seed)
-    model = _prepare(job, task, folder, processes)
+    fresh = not found(folder)
+    start = load_run(job.init, dtype=torch.float32)[0] if job.init and fresh else None
+    model = (start or make_model(job.model)).to(processes.device)
+    processes.on_main(lambda: _note(task, folder, fresh=fresh))
     ended = _train(job, task, model, folder, on_log, processes, interrupted)
-    run = _record(job, task, ended, processes)
+    good = ended.stopped in ("finished", "solved") and not job.trial
+    if good:
+        save_whole(model, folder, processes)
+    run = _record(job, task, model, ended, processes)
     if ended.stopped == "interrupted":
         return run
-    if not job.trial and ended.stopped in ("finished", "solved"):
-        run = _scored(run, task, model)
-        save_whole(model, folder, processes)
+    if good:
+        with processes.scoring(model):
+            run = _scored(run, task, model)
     elif not job.trial:
-        run = replace(run, by_length=diverged_scores(task))
+        run = replace(run, by_length={length: {task.metric: None} for length in task.eval_lengths})
     if processes.main:
         write_text(folder / RESULT, to_json(run))
     return run
 
 
-def _prepare(job: Job, task: Any, folder: Path, processes: Processes) -> AnyModel:
-    """The first model of a run, on its device; the tokenizer of a new run is kept beside it."""
-    fresh = not found(folder)
-    processes.on_main(lambda: record_imports(folder))
+def _note(task: Any, folder: Path, *, fresh: bool) -> None:
+    """Keep what a run's model is useless without: the user's code by name, and the tokenizer."""
+    record_imports(folder)
     if task.has_text and fresh:
-        processes.on_main(lambda: task.tokenizer.save(folder / FILE))
-    start = load_run(job.init, dtype=torch.float32)[0] if job.init and fresh else None
-    return (start or make_model(job.model)).to(processes.device)
+        task.tokenizer.save(folder / FILE)
 
 
 def _train(
@@ -136,7 +138,9 @@ def _train(
     return ended
 
 
-def _record(job: Job, task: Task, ended: TrainResult, processes: Processes) -> RunRecord:
+def _record(
+    job: Job, task: Task, model: AnyModel, ended: TrainResult, processes: Processes
+) -> RunRecord:
     """The record of a run without final scores."""
     scores = [m.metric for m in ended.curve if m.metric is not None]
     apart = job.trial or task.drawn  # the final scores are on other data
@@ -148,7 +152,7 @@ def _record(job: Job, task: Task, ended: TrainResult, processes: Processes) -> R
         task=job.task,
         seed=job.training.seed,
         d_model=job.model.d_model,
-        parameters=count_parameters(job.model),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         parameters_wanted=job.parameters_wanted,
         training=dataclasses.asdict(job.training),
         environment={**processes.environment()},

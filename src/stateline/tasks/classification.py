@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.objective import Classes, ClassMetric, Ranked
 from stateline.tasks.rows import HeldOut, Rows, RowsTask
 
@@ -71,8 +71,7 @@ def in_frames(training: Rows, held_out: Rows, frame: int) -> tuple[Rows, Rows]:
         >>> in_frames(rows, Rows([np.array([0.0, 1.0, 3.0])], [0]), 2)[1].inputs[0].tolist()
         [[-1.0, 0.0], [2.0, 0.0]]
     """
-    if frame < 1:
-        raise InputError(f"frame must be at least 1 number at a position, got frame={frame}")
+    at_least(1, frame=frame)
     numbers = np.concatenate(training.inputs or [np.zeros(1)])
     mean, deviation = numbers.mean(dtype=np.float64), numbers.std(dtype=np.float64) or 1.0
 

@@ -51,7 +51,7 @@ from stateline.train.checkpoint_checks import (
 )
 from stateline.train.folder import CHECKPOINTS, found
 from stateline.train.optimizer import Moments, moments_like, set_moments
-from stateline.train.processes import Processes, gathered, own_rows
+from stateline.train.processes import Gathering, Processes, own_rows
 from stateline.train.tensor_files import Entry, entries, ordered, write_tensors
 
 __all__ = ["Progress", "Save", "found", "other_environment", "read", "save_whole"]
@@ -110,7 +110,7 @@ class Save:
         self._draft = self.path.with_name(f".{self.path.name}.new")
         self._texts = {CONFIG: model.config.to_json(), RECORD: json.dumps(record)}
         self._hashes: dict[str, str] = {}
-        self._problem = ""
+        self._problem = "a process stopped writing"
         processes.on_main(self._begin)
         at_once = processes.count == 1 and processes.device.type == "cpu"
         parts = self._parts(model, optimizer, carried, copy=not at_once)
@@ -151,33 +151,30 @@ class Save:
         self, model: AnyModel, optimizer: torch.optim.Optimizer, carried: Any, *, copy: bool
     ) -> dict[str, dict[str, Tensor]]:
         """The tensors that this process writes, by file and name."""
-        items = [(WEIGHTS, name, tensor) for name, tensor in model.state_dict().items()]
-        for name, parameter in model.named_parameters():
-            for kind, moment in optimizer.state.get(parameter, {}).items():
-                items.append((TENSORS, f"moments/{name}/{kind}", moment))
-        count, rank = self.processes.count, self.processes.rank
+        items, count, rank = _items(model, optimizer), self.processes.count, self.processes.rank
         owners = _owners([tensor for _, _, tensor in items], count)
-        files = {whole: _part(whole, rank, count) for whole in (WEIGHTS, TENSORS)}
-        parts: dict[str, dict[str, Tensor]] = {name: {} for name in files.values()}
-        for (file, name, tensor), owner in zip(items, owners, strict=True):
-            if isinstance(tensor, DTensor):
-                own = gathered(tensor, owner)
-            else:
-                own = _kept(tensor, copy=copy) if owner == rank else None
-            if own is not None:
-                parts[files[file]][name] = own
-        leaves = [] if carried is None else pytree.tree_leaves(carried)
-        others = {f"carried/{number}": leaf for number, leaf in enumerate(leaves)}
-        if rank == 0:
-            others["random"] = torch.get_rng_state()
-        parts[files[TENSORS]] |= {name: _kept(leaf, copy=copy) for name, leaf in others.items()}
+        parts: dict[str, dict[str, Tensor]] = {
+            _part(file, rank, count): {} for file in (WEIGHTS, TENSORS)
+        }
+        with Gathering() as gathering:
+            for (file, name, tensor), owner in zip(items, owners, strict=True):
+                if isinstance(tensor, DTensor):
+                    own = gathering.to(owner, tensor)
+                else:
+                    own = _kept(tensor, copy=copy) if owner == rank else None
+                if own is not None:
+                    parts[_part(file, rank, count)][name] = own
         if count > 1:
-            places = [
-                (name, tensor.nbytes, _part(WEIGHTS, owner, count))
+            self._texts[INDEX] = _index(
+                (name, tensor.nbytes, _part(file, owner, count))
                 for (file, name, tensor), owner in zip(items, owners, strict=True)
                 if file == WEIGHTS
-            ]
-            self._texts[INDEX] = _index(places)
+            )
+        leaves = [] if carried is None else pytree.tree_leaves(carried)
+        own_state = {f"carried/{n}": _kept(leaf, copy=copy) for n, leaf in enumerate(leaves)}
+        if rank == 0:
+            own_state["random"] = torch.get_rng_state()
+        parts[_part(TENSORS, rank, count)] |= own_state
         return parts
 
     def _write(self, parts: dict[str, dict[str, Tensor]]) -> None:
@@ -188,6 +185,8 @@ class Save:
                 self._hashes[name] = write_tensors(self._draft / name, tensors)
         except OSError as error:
             self._problem = error.strerror or str(error)
+        else:
+            self._problem = ""
 
     def _publish(self, problems: list[str], hashes: dict[str, str], keep: int) -> None:
         """Complete the draft, and give it its name."""
@@ -213,6 +212,16 @@ class Save:
             shutil.rmtree(hidden, ignore_errors=True)
 
 
+def _items(model: AnyModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, str, Tensor]]:
+    """Weights and moments: file, name and tensor."""
+    moments = [
+        (TENSORS, f"moments/{name}/{kind}", moment)
+        for name, parameter in model.named_parameters()
+        for kind, moment in optimizer.state.get(parameter, {}).items()
+    ]
+    return [*((WEIGHTS, name, tensor) for name, tensor in model.state_dict().items()), *moments]
+
+
 def _kept(tensor: Tensor, *, copy: bool) -> Tensor:
     return tensor.detach().to("cpu", copy=True) if copy else tensor.detach()
 
@@ -236,8 +245,9 @@ def _part(name: str, rank: int, count: int) -> str:
 
 def _index(places: Iterable[tuple[str, int, str]]) -> str:
     """The index of the weights in several files, from names, bytes and files."""
-    files = {name: file for name, _, file in places}
-    size = sum(size for _, size, _ in places)
+    files, size = {}, 0
+    for name, n_bytes, file in places:
+        files[name], size = file, size + n_bytes
     return json.dumps({"metadata": {"total_size": size}, "weight_map": files}, indent=1) + "\n"
 
 
@@ -254,7 +264,10 @@ def save_whole(model: AnyModel, folder: Path, processes: Processes) -> None:
         return save_model(model, folder) if processes.main else None
 
     def whole(tensor: Tensor) -> Tensor:
-        found = gathered(tensor, 0) if isinstance(tensor, DTensor) else tensor
+        if not isinstance(tensor, DTensor):
+            return tensor
+        with Gathering() as gathering:
+            found = gathering.to(0, tensor)
         return torch.empty(0) if found is None else found
 
     if processes.main:
@@ -500,7 +513,8 @@ def _below(tensors: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
 
 def _planned(run: Any) -> float:
     """The planned number of updates, where it is recorded."""
-    steps = run.get("train", {}).get("steps") if isinstance(run, dict) else None
+    train = run.get("train") if isinstance(run, dict) else None
+    steps = train.get("steps") if isinstance(train, dict) else None
     return steps if isinstance(steps, int) else math.inf
 
 

@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,36 +12,32 @@ import torch
 from torch import Tensor
 
 from stateline.evaluate import evaluate
-from stateline.files import append_line, write_text
+from stateline.files import append_line
 from stateline.generate.session import OutputIsNaN
 from stateline.layers.compose import checkpoint_activations
 from stateline.models.factory import AnyModel
 from stateline.tasks.base import Task
-from stateline.train import checkpoint
 from stateline.train.batches import Batches
 from stateline.train.carry import check_carried_state
-from stateline.train.checkpoint import Progress, Save, Wanted
+from stateline.train.checkpoint import Progress, Save
 from stateline.train.config import TrainConfig
-from stateline.train.folder import check_run_folder, found
+from stateline.train.folder import found
 from stateline.train.metrics import (
     METRICS,
     Metrics,
     NotFinite,
     TrainingDiverged,
     TrainResult,
-    read_metrics,
 )
 from stateline.train.optimizer import set_learning_rate
-from stateline.train.processes import Processes, local_part
+from stateline.train.processes import Processes, own_rows
+from stateline.train.resume import resume, settings_that_count
 from stateline.train.update import Updater
 from stateline.train.usage import Usage
 
-__all__ = ["ALONE", "FREE", "check_carried_state", "train"]
+__all__ = ["ALONE", "check_carried_state", "train"]
 
 ALONE = Processes()
-
-FREE = ("save_every", "keep", "parallel", "shard", "compile")
-"""Settings that may change when a run continues: they affect what it learns only by rounding."""
 
 
 def train(
@@ -84,16 +81,23 @@ def train(
     """
     processes = processes or Processes(device=next(model.parameters()).device)
     trainer = Trainer(model, task, config, processes, folder, run)
-    try:
-        trainer.resume()
-        model.train()
-        checkpoint_activations(model.stack, config.checkpoint_activations)
+    with closing(trainer.batches), _in_training(model, config):
+        if folder is not None:
+            trainer.progress, trainer.curve = resume(trainer.update, trainer.defined_by, folder)
         trainer.run(on_log, interrupted)
+    return TrainResult(**_result(trainer.progress), curve=trainer.curve)
+
+
+@contextmanager
+def _in_training(model: AnyModel, config: TrainConfig) -> Iterator[None]:
+    """In training mode, with activation checkpointing if it is wanted; afterwards, in neither."""
+    model.train()
+    try:
+        checkpoint_activations(model.stack, config.checkpoint_activations)
+        yield
     finally:
         checkpoint_activations(model.stack, False)
         model.eval()
-        trainer.batches.close()
-    return TrainResult(**_result(trainer.progress), curve=trainer.curve)
 
 
 def _result(progress: Progress) -> dict[str, Any]:
@@ -115,39 +119,13 @@ class Trainer:
         check_carried_state(model, task, config)
         self.model, self.task, self.config = model, task, config
         self.processes, self.folder = processes, folder
-        settings = {k: v for k, v in asdict(config).items() if k not in FREE}
-        self.defined_by = {"run": run, "train": settings}
+        self.defined_by = {"run": run, "train": settings_that_count(config)}
         self.batches = Batches(task, config, processes)
         self.update = Updater(model, task, config, processes)
         self.progress, self.curve = Progress(), list[Metrics]()
         self.saving: Save | None = None
         precision = getattr(torch, config.precision)
         self.usage = Usage(model, task.train_length, precision, processes.device)
-
-    def resume(self) -> None:
-        """Continue from the newest checkpoint, or begin; nothing is written before all is read."""
-        if (folder := self.folder) is None:
-            return
-        self.processes.on_main(lambda: check_run_folder(folder))
-        if kept := found(folder):
-            curve = read_metrics(folder / METRICS)
-            self.progress, carried = checkpoint.read(
-                kept[-1], self.model, self.update.optimizer, self._wanted(), self.processes
-            )
-            if carried is not None:
-                self.update.carry(carried)
-            self.curve = [metrics for metrics in curve if metrics.step <= self.progress.steps]
-        lines = [json.dumps(asdict(metrics)) + "\n" for metrics in self.curve]
-        self.processes.on_main(lambda: write_text(folder / METRICS, "".join(lines)))
-
-    def _wanted(self) -> Wanted:
-        """Requirements on a checkpoint from which this run can continue."""
-        config, run = self.config, self.defined_by["run"]
-        defaults: dict[str, Any] = {"train": _defaults(config)}
-        if isinstance(run, dict) and "model" in run:
-            defaults["run"] = {"model": _defaults(self.model.config)}
-        rows = self.task.batch_size if config.carry_state else None
-        return Wanted(self.defined_by, defaults, config.steps, rows)
 
     def run(self, on_log: Callable[[Metrics], None], interrupted: Callable[[], bool]) -> None:
         """Update, score, log and save until the end."""
@@ -192,6 +170,7 @@ class Trainer:
         return loss
 
     def _diverged(self, what: str, step: int) -> NoReturn:
+        self.commit()
         kept = [] if self.folder is None else found(self.folder)
         good = f"; the last good checkpoint is {kept[-1]}" if kept else ""
         raise TrainingDiverged(
@@ -203,7 +182,8 @@ class Trainer:
     def _score(self) -> float:
         self.batches.settle()
         try:
-            scores = evaluate(self.model, self.task, self.task.train_length, training=True)
+            with self.processes.scoring(self.model):
+                scores = evaluate(self.model, self.task, self.task.train_length, training=True)
         except OutputIsNaN:
             self._diverged("the output became NaN", self.progress.steps)
         score = scores[self.task.metric]
@@ -269,22 +249,11 @@ class Trainer:
         """Whether this process's weights and moments are finite; one synchronisation."""
         moments = [m for s in self.update.optimizer.state.values() for m in s.values()]
         tensors = [t for t in (*self.model.parameters(), *moments) if t.ndim]
-        return bool(_all_finite([local_part(tensor) for tensor in tensors]))
+        return bool(_all_finite([own_rows(tensor)[0] for tensor in tensors]))
 
 
 def _all_finite(tensors: list[Tensor]) -> Tensor:
     return torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
-
-
-def _defaults(settings: Any) -> dict[str, Any]:
-    """Settings of a dataclass that have a default, as plain data."""
-    plain: dict[str, Any] = {}
-    for field in fields(settings):
-        if field.default is not MISSING:
-            plain[field.name] = field.default
-        elif field.default_factory is not MISSING:
-            plain[field.name] = field.default_factory()
-    return {k: v for k, v in plain.items() if k not in FREE}
 
 
 def _due(steps: int, every: int) -> bool:

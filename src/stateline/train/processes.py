@@ -17,13 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stateline.devices import resolve_device
 from stateline.errors import InputError
+from stateline.evaluate.division import Division, dividing
 from stateline.generate.random import widest
-from stateline.models.factory import AnyModel
+from stateline.models.factory import AnyModel, float32_parameters
 from stateline.train.config import TrainConfig
 from stateline.train.environment import environment
 from stateline.train.segment import Segment
 
 CPU = torch.device("cpu")
+
+AT_ONCE = 64
+"""Tensors that are on the way between two processes at most."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,13 @@ class Processes:
         dist.all_gather_object(values, value)
         return values
 
+    def scoring(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Divide the rows of what is scored inside among the processes."""
+        if self.count == 1:
+            return nullcontext()
+        sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        return dividing(Division(self.rank, self.count, self.share, sharded))
+
     def on_main(self, work: Callable[[], object]) -> None:
         """Run ``work`` on the main process while the others wait; all end if it fails.
 
@@ -134,7 +145,7 @@ class Processes:
             return segment
         if shards == 1:
             return DistributedDataParallel(segment)
-        shard(segment.model, self._mesh(shards))
+        shard(segment.model, self._mesh(shards), segment.dtype)
         return segment
 
     def _mesh(self, shards: int) -> DeviceMesh:
@@ -154,11 +165,6 @@ class Processes:
         return nullcontext()
 
 
-def local_part(parameter: Tensor) -> Tensor:
-    """This process's part of a parameter, which may be sharded."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     """This process's part of a tensor, and its place in all elements."""
     if not isinstance(tensor, DTensor):
@@ -169,38 +175,92 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     return local, before * tensor.shape[1:].numel()
 
 
-def gathered(tensor: Tensor, owner: int) -> Tensor | None:
-    """A sharded tensor in the CPU memory of the process ``owner``; ``None`` on the others.
+class Gathering:
+    """Brings sharded tensors into the CPU memory of one process each, many at a time.
 
-    The processes of the owner's copy of the model must call this in the same order. No process
-    needs memory for more than the result.
+    Used as a context manager, at the end of which the tensors are complete. No process needs memory
+    for more than the tensors that it gets.
     """
-    assert isinstance(tensor, DTensor)
-    ranks = tensor.device_mesh.mesh.view(-1, tensor.device_mesh.size(-1))
-    group = next(row for row in ranks.tolist() if owner in row)
-    me, local = dist.get_rank(), tensor.to_local()
-    if me not in group:
-        return None
-    if me != owner:
-        if local.numel():
-            dist.send(local.detach().cpu().contiguous(), owner)
-        return None
-    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-    for part, source in zip(whole.chunk(len(group)), group, strict=False):
-        if source == me:
-            part.copy_(local)
-        else:
-            dist.recv(part, source)
-    return whole
+
+    def __init__(self) -> None:
+        self._works: list[tuple[Any, Tensor]] = []
+
+    def __enter__(self) -> "Gathering":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until all tensors so far are complete."""
+        for work, _ in self._works:
+            work.wait()
+        self._works.clear()
+
+    def to(self, owner: int, tensor: DTensor) -> Tensor | None:
+        """The memory of the whole tensor in the process ``owner``; ``None`` on the others.
+
+        The processes of the owner's copy of the model must call this in the same order.
+        """
+        ranks = tensor.device_mesh.mesh.view(-1, tensor.device_mesh.size(-1))
+        group = next(row for row in ranks.tolist() if owner in row)
+        me, local = dist.get_rank(), tensor.to_local().detach()
+        if len(self._works) >= AT_ONCE:
+            self.wait()
+        if me != owner:
+            if me in group and local.numel():
+                part = local.cpu().contiguous()
+                self._works.append((dist.isend(part, owner), part))
+            return None
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        for part, source in zip(whole.chunk(len(group)), group, strict=False):
+            if source == me:
+                part.copy_(local)
+            else:
+                self._works.append((dist.irecv(part, source), part))
+        return whole
 
 
-def shard(model: AnyModel, mesh: DeviceMesh) -> None:
-    """Shard every block with FSDP2: its parameters are whole only while they are used."""
+def shard(model: AnyModel, mesh: DeviceMesh, dtype: torch.dtype = torch.float32) -> None:
+    """Shard every block with FSDP2: its parameters are whole only while they are used.
+
+    Weights that autocast multiplies in ``dtype`` are gathered in it. FSDP's own policy for mixed
+    precision would round all parameters of a block and what flows between blocks, so also the
+    transitions of state spaces, norms and states. Here the numbers are those of autocast.
+
+    Args:
+        model: It is changed in place.
+        mesh: The processes; the last axis is that of the shards.
+        dtype: Precision of matrix products in training.
+    """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for module in (*model.stack.links, model):  # no output is changed in place
         fully_shard(module, mesh=mesh)
         for verb in ("init_state", "forward_chunk", "step", "step_"):
             register_fsdp_forward_method(module, verb)
+    exact = float32_parameters(model)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and f"{name}.weight" not in exact:
+            even = len(module.weight) % mesh.size(-1) == 0  # FSDP pads others by itself
+            if dtype != torch.float32 and even:
+                _gather_in(dtype, module.weight)
+
+
+def _gather_in(dtype: torch.dtype, weight: Tensor) -> None:
+    """Gather a sharded weight in a lower precision, by the two functions that FSDP looks for."""
+    assert isinstance(weight, DTensor)
+    local = getattr(weight, weight.__tensor_flatten__()[0][0])
+
+    def before(_mesh: Any, _size: Any, _stride: Any, _module: Any, _policy: Any) -> Any:
+        return (local.to(dtype),), None
+
+    def after(found: tuple[Tensor], _: Any, wide: torch.dtype, *, out: Any = None) -> Any:
+        if out is not None:
+            return out.data.copy_(found[0])
+        whole = found[0].to(wide)
+        return whole, (whole,)
+
+    local.fsdp_pre_all_gather, local.fsdp_post_all_gather = before, after
 
 
 @contextmanager

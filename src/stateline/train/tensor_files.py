@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     start: int
 
     def pieces(self, first: int = 0, count: int | None = None) -> Iterator[Tensor]:
-        """The elements from ``first`` on, as vectors that share one memory.
+        """The element ``first`` and all after it, as vectors that share one memory.
 
         Raises:
             ValueError: If the file ends too early.
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
                 left -= len(part) // size
 
     def fill(self, target: Tensor, first: int = 0) -> None:
-        """Copy the elements from ``first`` on into a tensor of the same dtype, on any device."""
+        """Copy the element ``first`` and the next ones into a tensor of the same dtype."""
         whole = target if target.is_contiguous() else torch.empty_like(target).contiguous()
         flat, place = whole.detach().view(-1), 0
         for piece in self.pieces(first, flat.numel()):

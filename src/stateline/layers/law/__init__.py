@@ -7,6 +7,7 @@ import torch
 
 from stateline.layers.base import AnyLayer, require_causal
 from stateline.layers.law.case import LIMITS, Case, example_input
+from stateline.layers.law.diagnosis import diagnose
 from stateline.layers.law.gradients import gradients_agree
 from stateline.layers.law.outputs import (
     causality,
@@ -51,7 +52,7 @@ def check_layer(
     - Every parameter that matters gets a gradient.
     - No output depends on a later input, and rows do not mix.
     - The given state is unchanged, and every initial state is a fresh one.
-    - Joined states of different ages give what each gives alone.
+    - Joined states of different lengths give the outputs of each alone.
     - Saving and loading a state or a ``state_dict`` changes nothing; the settings by which a saved
       state knows its layer are attributes.
     - bfloat16 runs, with accumulators in float32.
@@ -66,7 +67,8 @@ def check_layer(
         name: Name of the layer in the report; by default its class.
 
     Returns:
-        The findings: ``report.ok`` is true if all clauses hold, ``str(report)`` is a table.
+        The findings: ``report.ok`` is true if all clauses hold, ``str(report)`` is a table. If one
+        is broken, ``report.diagnosis`` says what is wrong in one sentence.
 
     Raises:
         InputError: If the layer is not causal; the law is about causal layers.
@@ -83,7 +85,9 @@ def check_layer(
         x = example_input(subject, batch_size, sum(chunks), dtype)
         case = Case(subject, x, tuple(chunks), dtype)
         findings = [finding for clause in _CLAUSES for finding in _apply(clause, case)]
-    return LawReport(name or type(layer).__name__, tuple(findings))
+        broken = not all(finding.ok for finding in findings)
+        diagnosis = diagnose(case, findings) if broken else ""
+    return LawReport(name or type(layer).__name__, tuple(findings), diagnosis)
 
 
 def _apply(clause: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:

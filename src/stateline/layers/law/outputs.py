@@ -23,7 +23,7 @@ def outputs_agree(case: Case) -> Iterator[Finding]:
 
 
 def donated_steps_agree(case: Case) -> Iterator[Finding]:
-    """Donated steps agree."""
+    """Steps in place agree."""
     head, rest = case.chunks[0], case.x.shape[1] - case.chunks[0]
     x_head, x_rest = case.x.split([head, rest], dim=1)
     with torch.no_grad():

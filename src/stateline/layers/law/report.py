@@ -20,10 +20,17 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class LawReport:
-    """The results of a layer; ``str(report)`` is a table."""
+    """The results of a layer; ``str(report)`` is a table.
+
+    Attributes:
+        name: Name of the layer.
+        findings: The result of every clause.
+        diagnosis: What is wrong, in one sentence; empty if the law holds.
+    """
 
     name: str
     findings: tuple[Finding, ...]
+    diagnosis: str = ""
 
     @property
     def ok(self) -> bool:
@@ -32,7 +39,8 @@ class LawReport:
 
     def __str__(self) -> str:
         width = max(len(finding.clause) for finding in self.findings)
-        lines = [f"{self.name}: {'the law holds' if self.ok else 'THE LAW IS BROKEN'}"]
+        said = f"THE LAW IS BROKEN: {self.diagnosis}" if self.diagnosis else "THE LAW IS BROKEN"
+        lines = [f"{self.name}: {'the law holds' if self.ok else said}"]
         for clause, error, limit, note in self.findings:
             verdict = "ok    " if error <= limit else "BROKEN"
             lines.append(

@@ -39,7 +39,7 @@ def state_is_a_value(case: Case) -> Iterator[Finding]:
 
 
 def ages_join(case: Case) -> Iterator[Finding]:
-    """States of different ages join."""
+    """States of different lengths can be joined."""
     young, rest = case.chunks[0], case.x.shape[1] - case.chunks[0]
     x_young, x_rest = case.x[:, :young], case.x[:, young:]
     rows = list(range(3 * case.x.shape[0]))
@@ -55,7 +55,7 @@ def ages_join(case: Case) -> Iterator[Finding]:
         stepped, _ = case.walk(x_all, joined)
         donated = case.walk_in_place(x_all, select_rows(joined, rows))
     error = max(relative(y, wanted) for y in (chunked, stepped, donated))
-    yield Finding("states of different ages join", error, case.limit)
+    yield Finding("states of different lengths can be joined", error, case.limit)
 
 
 def saving(case: Case) -> Iterator[Finding]:

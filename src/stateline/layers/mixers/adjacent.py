@@ -32,5 +32,5 @@ def from_adjacent(
 
 
 def _on_gpu(x: Tensor) -> bool:
-    """Whether the layout counts."""
+    """Whether a tensor is on a GPU, where the layout matters."""
     return x.is_cuda

@@ -132,12 +132,9 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         y, s = scan(*self._split(mixed), log_decay, beta, state.s)
         return self._read(y, z), GatedDeltaNetState(conv, s)
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: GatedDeltaNetState
-    ) -> Float[Tensor, "batch d_model"]:
-        """Write one key and value into the given state, and read."""
+    def _step_(self, x: Tensor, state: GatedDeltaNetState) -> Tensor:
         if records(x):
-            return super().step_(x, state)
+            return super()._step_(x, state)
         mixed, z, log_decay, beta = self._project(x)
         q, k, v = self._split(self.conv.step_(mixed, state.conv))
         return self._read(gated_delta_rule_step_(q, k, v, log_decay, beta, state.s), z)

@@ -27,7 +27,7 @@ EPS = 1e-6
 
 
 class LinearAttentionState(NamedTuple):
-    """Sum of the products of keys and values; a normaliser is a last value that is always one."""
+    """Sum of products of keys and values; for a normaliser, a last value that is always one."""
 
     s: Float[Tensor, "batch head feature d_value"]
 
@@ -125,12 +125,9 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         y, s = linear_attention_step(*self._project(x), None, state.s)
         return self._merge(y), LinearAttentionState(s)
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: LinearAttentionState
-    ) -> Float[Tensor, "batch d_model"]:
-        """Write one key and value into the given state, and read."""
+    def _step_(self, x: Tensor, state: LinearAttentionState) -> Tensor:
         if records(x):
-            return super().step_(x, state)
+            return super()._step_(x, state)
         return self._merge(linear_attention_step_(*self._project(x), None, state.s))
 
     def flops_per_token(self, length: int) -> float:

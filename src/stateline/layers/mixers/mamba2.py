@@ -148,12 +148,9 @@ class Mamba2(SequenceLayer[Mamba2State]):
         y, h = scan(c, b, dt[..., None] * u, dt * self.transition(), state.h)
         return self._read(y, u, z), Mamba2State(conv, h)
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: Mamba2State
-    ) -> Float[Tensor, "batch d_model"]:
-        """Advance the recurrence by one input; the state is changed in place."""
+    def _step_(self, x: Tensor, state: Mamba2State) -> Tensor:
         if records(x):
-            return super().step_(x, state)
+            return super()._step_(x, state)
         z, mixed, dt = self._project(x)
         u, b, c = self._split(self.conv.step_(mixed, state.conv))
         y = linear_attention_step_(c, b, dt[..., None] * u, dt * self.transition(), state.h)

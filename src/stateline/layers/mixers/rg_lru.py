@@ -23,7 +23,7 @@ _SLOWEST = 1e-20
 
 
 class RGLRUState(NamedTuple):
-    """State of the convolution, that of every channel, and the number of tokens so far."""
+    """States of the convolution and of every channel, and the number of tokens so far."""
 
     conv: FiniteFilterState
     h: Float[Tensor, "batch d_inner"]
@@ -107,12 +107,9 @@ class RGLRU(SequenceLayer[RGLRUState]):
         y, h = selective_scan_step(v, decay, *self._plain(v), state.h[..., None])
         return self._read(y, z), RGLRUState(conv, h[..., 0], state.length + 1)
 
-    def step_(
-        self, x: Float[Tensor, "batch d_model"], state: RGLRUState
-    ) -> Float[Tensor, "batch d_model"]:
-        """Advance the recurrence by one input; the state is changed in place."""
+    def _step_(self, x: Tensor, state: RGLRUState) -> Tensor:
         if records(x):
-            return super().step_(x, state)
+            return super()._step_(x, state)
         z, u = self.in_proj(x).chunk(2, dim=-1)
         v, decay = self._gates(self.conv.step_(u, state.conv), state.length)
         y = selective_scan_step_(v, decay, *self._plain(v), state.h[..., None])
@@ -131,9 +128,9 @@ class RGLRU(SequenceLayer[RGLRUState]):
 
     def _gates(self, u: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Scan input divided by the decay (the scan multiplies it back), and the decay."""
-        heads = u.to(self.rate.dtype).unflatten(-1, (self.n_heads, 1, -1))
+        heads = u.to(self.rate.dtype).unflatten(-1, (self.n_heads, -1))
         r, i = (
-            (heads @ weight).squeeze(-2).add(bias).sigmoid().flatten(-2)
+            (torch.einsum("...hi,hij->...hj", heads, weight) + bias).sigmoid().flatten(-2)
             for weight, bias in (
                 (self.decay_weight, self.decay_bias),
                 (self.input_weight, self.input_bias),

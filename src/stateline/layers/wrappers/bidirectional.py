@@ -96,7 +96,7 @@ class Bidirectional(SequenceLayer[Any]):
 def reverse(
     x: Float[Tensor, "batch length width"], lengths: Int[Tensor, " batch"] | None = None
 ) -> Float[Tensor, "batch length width"]:
-    """Reverse each row within its own length; what lies beyond stays in its place.
+    """Reverse each row within its own length; the padding stays in its place.
 
     Example:
         >>> x = torch.arange(4.0).expand(2, 4)[..., None]

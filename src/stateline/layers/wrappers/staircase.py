@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.keywords import check_counts
@@ -157,7 +158,10 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
 
     def _begun(self, state: StaircaseState) -> Any:
         """An initial state of the core with as much room as the other states."""
-        return self.core.init_state(len(state.phase), capacity=int(state.room.max()))
+        room, most = int(state.room.max()), self.passes * self.chunk_len
+        if room > most:
+            raise InputError(f"states of this staircase have room for up to {most}, got {room}")
+        return self.core.init_state(len(state.phase), capacity=room)
 
 
 def cut(

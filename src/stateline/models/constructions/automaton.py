@@ -51,11 +51,9 @@ class Automaton(SequenceLayer[AutomatonState]):
         return AutomatonState(self.output.new_zeros(batch_size))
 
     def _forward(self, x: Tensor) -> Tensor:
-        """Logits of the next token at every position."""
         return self.forward_chunk(x, self.init_state(len(x)))[0]
 
     def _forward_chunk(self, x: Tensor, state: AutomatonState) -> tuple[Tensor, AutomatonState]:
-        """Logits of the next token at every position of the next chunk."""
         numbers = [state.number]
         for token in x.unbind(dim=1):
             numbers.append(self.update[numbers[-1], token])
@@ -63,7 +61,6 @@ class Automaton(SequenceLayer[AutomatonState]):
         return self._logits(visited), AutomatonState(numbers[-1])
 
     def _step(self, x: Tensor, state: AutomatonState) -> tuple[Tensor, AutomatonState]:
-        """Logits of the token after this one."""
         number = self.update[state.number, x]
         return self._logits(number), AutomatonState(number)
 

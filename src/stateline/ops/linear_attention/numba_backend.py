@@ -123,10 +123,23 @@ def _backward(
     if not decays:
         return like((dq, dk, dv, torch.empty_like(log_decay), dstate), inputs)
     dstate = dstate * decay[:, 0, :, None, None]
-    total = (after.mT * grad_after).double().sum((-2, -1))
-    dlog = total[:, None] + (of_q - of_k).double().flip(1).cumsum(1).flip(1)
+    ends = (state, dstate), (after.mT, grad_after)
+    first, last = ((a * b).double().sum((-2, -1))[:, None] for a, b in ends)
+    dlog = _from_both_ends(of_q.double(), of_k.double(), first, last)
     own = (grad * v).sum(-1).unflatten(2, (q.shape[2], -1)).sum(-1, keepdim=True)
     return like((dq + own * k, dk + own * q, dv, dlog, dstate), inputs)
+
+
+def _from_both_ends(plus: Tensor, minus: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """Gradient of ``log_decay``: E_t = E_{t+1} + plus_t - minus_t, from the first or the last one.
+
+    Rounding errors add up with the size of the terms, so at each token the sum of smaller terms is
+    taken: behind a strong decay, small gradients keep their digits.
+    """
+    steps, sizes = plus - minus, plus.abs() + minus.abs()
+    forward, backward = first - steps.cumsum(1) + steps, last + steps.flip(1).cumsum(1).flip(1)
+    rising, falling = sizes.cumsum(1) - sizes, sizes.flip(1).cumsum(1).flip(1)
+    return torch.where(rising + first.abs() < falling + last.abs(), forward, backward)
 
 
 _whole = define_kernel_op(

@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Int
 
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.base import IGNORE
-from stateline.tasks.synthetic.stream import Episode, StreamTask, check_episodes
+from stateline.tasks.synthetic.stream import Episode, StreamTask
 
 LARGEST = 10
 """Largest value; the smallest is 1."""
@@ -85,13 +86,11 @@ class Algorithm(StreamTask):
         reset: bool = False,
         episodes: int | None = None,
     ) -> None:
-        check_episodes(episodes)
-        if not 1 <= variables <= len(_NAMES) or statements < 2 or length < 8 or batch_size < 1:
-            raise InputError(
-                f"variables must be from 1 to {len(_NAMES)}, statements at least 2, length at "
-                f"least 8 and batch_size at least 1, got variables={variables}, "
-                f"statements={statements}, length={length} and batch_size={batch_size}"
-            )
+        if not 1 <= variables <= len(_NAMES):
+            raise InputError(f"variables must be from 1 to {len(_NAMES)}, got {variables=}")
+        at_least(2, statements=statements)
+        at_least(8, length=length)
+        at_least(1, batch_size=batch_size, episodes=episodes)
         self.seed, self.batch_size, self.reset, self.episodes = seed, batch_size, reset, episodes
         self.names, self.statements = _NAMES[:variables], statements
         values = (str(value + 1) for value in range(LARGEST))

@@ -6,6 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.base import ExampleTask
 
 _MAX_KEYS = 65_536
@@ -53,8 +54,8 @@ class AssociativeRecall(ExampleTask):
         (tensor([3, 7, 1, 7, 2, 5, 3, 7, 9, 1]), tensor([7]))
 
     References:
-        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics are
-        those of ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics
+        follow ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
     """
 
     title = "Associative recall"
@@ -81,11 +82,7 @@ class AssociativeRecall(ExampleTask):
                 "vocab_size must be even and at least 4, for two special tokens and as many key "
                 f"as value tokens, got vocab_size={vocab_size}"
             )
-        if key_length < 1 or batch_size < 1:
-            raise InputError(
-                "key_length and batch_size must be at least 1, "
-                f"got key_length={key_length} and batch_size={batch_size}"
-            )
+        at_least(1, key_length=key_length, batch_size=batch_size)
         self.seed, self.vocab_size = seed, vocab_size
         self.key_length, self.allow_dot = key_length, allow_dot
         self.n_key_tokens = vocab_size // 2 - 1

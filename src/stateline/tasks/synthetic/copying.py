@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.base import Problems
 from stateline.tasks.synthetic.strings import Examples, Numbers, StringTask
 
@@ -119,8 +119,7 @@ class Copying(CopyTask):
     ) -> None:
         sizes = (n_letters, min_len, max_len, context_len, batch_size, longest)
         super().__init__(seed, *sizes, teacher_forcing)
-        if answer_len is not None and answer_len < 1:
-            raise InputError(f"answer_len must be at least 1 letter, got answer_len={answer_len}")
+        at_least(1, answer_len=answer_len)
         self.answer_len, self.mixed, self.metric = answer_len, mixed, metric
         self._check_context(self._size(max_len))
 

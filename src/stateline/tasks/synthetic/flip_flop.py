@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.base import IGNORE, Batch, LabelledTask
 
 WRITE, READ, PASS = 2, 3, 4
@@ -73,11 +74,8 @@ class FlipFlop(LabelledTask):
         eval_p_ignore: float | None = None,
         batch_size: int = 32,
     ) -> None:
-        if length < 3 or batch_size < 1:
-            raise InputError(
-                "length must be at least 3, for a write and a read, and batch_size at least 1, "
-                f"got length={length} and batch_size={batch_size}"
-            )
+        at_least(3, length=length)  # a write and a read
+        at_least(1, batch_size=batch_size)
         self.p_ignore = p_ignore
         self.eval_p_ignore = p_ignore if eval_p_ignore is None else eval_p_ignore
         if not (0 <= self.p_ignore <= 1 and 0 <= self.eval_p_ignore <= 1):
@@ -91,8 +89,7 @@ class FlipFlop(LabelledTask):
 
     def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:
         """Draw rows of ``length`` tokens."""
-        if length < 3:
-            raise InputError(f"length must be at least 3, got length={length}")
+        at_least(3, length=length)
         p_ignore = self.p_ignore if training else self.eval_p_ignore
         shape = (count, (length + 1) // 2)
         active = rng.choice([WRITE, READ], size=shape)

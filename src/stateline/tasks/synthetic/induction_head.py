@@ -6,6 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.base import ExampleTask
 
 
@@ -46,8 +47,8 @@ class InductionHead(ExampleTask):
         (tensor([13, 12, 17,  9, 19, 12,  7, 13, 19]), tensor([12]))
 
     References:
-        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics are
-        those of ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
+        Fu et al., "Hungry Hungry Hippos", ICLR 2023, section 3.1 and table 2; the semantics
+        follow ``ICLDataModule`` in HazyResearch/safari, whose training set is fixed.
     """
 
     title = "Induction head"
@@ -68,17 +69,8 @@ class InductionHead(ExampleTask):
         batch_size: int = 64,
         examples: int | None = None,
     ) -> None:
-        if vocab_size < 4:
-            raise InputError(
-                "vocab_size must be at least 4, for two special and two ordinary tokens, "
-                f"got vocab_size={vocab_size}"
-            )
-        if induction_length < 1 or n_triggers < 1 or batch_size < 1:
-            raise InputError(
-                "induction_length, n_triggers and batch_size must be at least 1, got "
-                f"induction_length={induction_length}, n_triggers={n_triggers} "
-                f"and batch_size={batch_size}"
-            )
+        at_least(4, vocab_size=vocab_size)  # two special and two ordinary tokens
+        at_least(1, induction_length=induction_length, n_triggers=n_triggers, batch_size=batch_size)
         self.seed, self.vocab_size = seed, vocab_size
         self.induction_length = self.answer_len = induction_length
         self.n_triggers = n_triggers

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.base import IGNORE, Batch, LabelledTask
 
 FILLER = 0
@@ -72,11 +73,7 @@ class MultiQueryRecall(LabelledTask):
         length: int = 32,
         batch_size: int = 32,
     ) -> None:
-        if n_values < 1 or batch_size < 1:
-            raise InputError(
-                "n_values and batch_size must be at least 1, "
-                f"got n_values={n_values} and batch_size={batch_size}"
-            )
+        at_least(1, n_values=n_values, batch_size=batch_size)
         self.seed, self.batch_size = seed, batch_size
         self.n_keys, self.n_values, self.least_row = n_keys, n_values, n_keys
         self.vocab_size = 1 + n_keys + n_values

@@ -6,6 +6,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.base import IGNORE, Batch, LabelledTask
 
 STEP = 8
@@ -74,11 +75,8 @@ class ObjectCollision(LabelledTask):
         length: int = 512,
         batch_size: int = 32,
     ) -> None:
-        if grid < 2 or n_colors < 1 or batch_size < 1:
-            raise InputError(
-                "grid must be at least 2, and n_colors and batch_size at least 1, got "
-                f"grid={grid}, n_colors={n_colors} and batch_size={batch_size}"
-            )
+        at_least(2, grid=grid)
+        at_least(1, n_colors=n_colors, batch_size=batch_size)
         self.seed, self.batch_size = seed, batch_size
         self.grid, self.n_colors = grid, n_colors
         self._first_color, self._first_asked = 2 * grid, 2 * grid + n_colors

@@ -5,8 +5,8 @@ from itertools import accumulate
 import numpy as np
 from jaxtyping import Int
 
-from stateline.errors import InputError
-from stateline.tasks.synthetic.stream import Episode, StreamTask, check_episodes
+from stateline.settings import at_least
+from stateline.tasks.synthetic.stream import Episode, StreamTask
 
 FORWARD, LEFT, RIGHT, RESET = range(4)
 _HEADINGS = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)])  # east, south, west, north
@@ -73,13 +73,9 @@ class RandomWalk(StreamTask):
         reset: bool = False,
         episodes: int | None = None,
     ) -> None:
-        check_episodes(episodes)
-        if grid < 2 or length < 1 or reset_every < 1 or batch_size < 1:
-            raise InputError(
-                "grid must be at least 2, and length, reset_every and batch_size at least 1, got "
-                f"grid={grid}, length={length}, reset_every={reset_every} and "
-                f"batch_size={batch_size}"
-            )
+        at_least(2, grid=grid)
+        at_least(1, length=length, reset_every=reset_every, batch_size=batch_size)
+        at_least(1, episodes=episodes)
         self.seed, self.batch_size, self.reset, self.episodes = seed, batch_size, reset, episodes
         self.grid, self.reset_every, self.heading = grid, reset_every, heading
         self.vocab_size = 4 + grid**2 * (len(_HEADINGS) if heading else 1)

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
-from stateline.errors import InputError
 from stateline.tasks.base import IGNORE, Batch, ConsecutiveBatch, LabelledTask, generator
 
 SEGMENTS = 64
@@ -94,9 +93,3 @@ class StreamTask(LabelledTask):
         if known is None:
             return self.episode(rng)
         return self.episode(generator(self.seed, "episode", int(rng.integers(known))))
-
-
-def check_episodes(episodes: int | None) -> None:
-    """Raise InputError unless there is an episode to draw."""
-    if episodes is not None and episodes < 1:
-        raise InputError(f"episodes must be at least 1, got {episodes=}")

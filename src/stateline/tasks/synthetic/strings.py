@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.base import IGNORE, Batch, GeneratedTask, Problems, generator
 from stateline.tasks.text.corpus import eval_lengths
 
@@ -64,8 +65,7 @@ class StringTask(GeneratedTask):
                 "min_len must be at least 1 and at most max_len, "
                 f"got min_len={min_len} and max_len={max_len}"
             )
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got batch_size={batch_size}")
+        at_least(1, batch_size=batch_size)
         self.seed, self.batch_size, self.teacher_forcing = seed, batch_size, teacher_forcing
         self.n_letters, self.vocab_size = n_letters, n_letters + 4
         self.bos, self.sep, self.eos, self.pad = range(n_letters, n_letters + 4)
@@ -98,8 +98,7 @@ class StringTask(GeneratedTask):
 
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index``, on strings of ``length`` letters; EOS not scored."""
-        if length < 1:
-            raise InputError(f"length must be at least 1 letter, got length={length}")
+        at_least(1, length=length)
         rng = generator(self.seed, "eval", length, index)
         tokens, prompts, lengths = self._asked(rng, np.full(self.problems_per_batch, length))
         answers = np.where(np.arange(tokens.shape[1]) < lengths[:, None] - 1, tokens, IGNORE)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.base import Batch, LabelledTask
 
 Permutation = tuple[int, ...]
@@ -78,11 +79,7 @@ class WordProblem(LabelledTask):
         length: int = 32,
         batch_size: int = 64,
     ) -> None:
-        if length < 1 or batch_size < 1:
-            raise InputError(
-                f"length and batch_size must be at least 1, got length={length} and "
-                f"batch_size={batch_size}"
-            )
+        at_least(1, length=length, batch_size=batch_size)
         self.seed, self.batch_size = seed, batch_size
         generators = _generators(group)
         identity = tuple(range(len(generators[0])))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.classification import ClassificationTask, HeldOut, Rows
 
 _LAYOUT = (
@@ -59,8 +60,7 @@ class ByteText(ClassificationTask):
         batch_size: int = 16,
         held_out: HeldOut = "test",
     ) -> None:
-        if max_len < 1:
-            raise InputError(f"max_len must be at least 1 byte, got {max_len}")
+        at_least(1, max_len=max_len)
         place = self.find(path)
         kind = "folder" if place.is_dir() else place.suffix
         if kind not in _READERS:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 from stateline.data.token_text import TokenText
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.base import IGNORE, Batch, ConsecutiveBatch, CorpusTask, generator
 
 TOKENS_PER_BATCH = 16_384
@@ -115,8 +116,7 @@ class TextTask(CorpusTask):
         Every token of a document but the first is a target once. Each window is read from an empty
         state, so longer windows give better scores. Short windows are padded with ``IGNORE``.
         """
-        if length < 1:
-            raise InputError(f"length must be at least 1, got length={length}")
+        at_least(1, length=length)
         segments = Segments(self._held_out.borders[:-1], self._held_out.borders[1:], length)
         rows = max(1, TOKENS_PER_BATCH // length)
         return (

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.classification import ClassificationTask, HeldOut, Rows
 
 _LAYOUT = (
@@ -55,8 +55,7 @@ class Retrieval(ClassificationTask):
         batch_size: int = 16,
         held_out: HeldOut = "test",
     ) -> None:
-        if max_len < 1:
-            raise InputError(f"max_len must be at least 1 byte, got {max_len}")
+        at_least(1, max_len=max_len)
         folder = self.find(path)
         training, scored = (
             self.read(

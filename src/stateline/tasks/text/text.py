@@ -15,6 +15,7 @@ from stateline.data.splits import held_out_by_hash
 from stateline.data.token_text import TokenText
 from stateline.errors import InputError
 from stateline.files import user_path
+from stateline.settings import at_least
 from stateline.tasks.text.corpus import TextTask, eval_lengths
 
 # Not part of the library though in its folder, or not code (pydoc_data).
@@ -82,11 +83,8 @@ class Text(TextTask):
         longest: int | None = None,
         carried: bool = False,
     ) -> None:
-        if length < 1 or batch_size < 1 or held_out_bytes < 2:
-            raise InputError(
-                "length and batch_size must be at least 1 and held_out_bytes at least 2, got "
-                f"length={length}, batch_size={batch_size} and held_out_bytes={held_out_bytes}"
-            )
+        at_least(1, length=length, batch_size=batch_size)
+        at_least(2, held_out_bytes=held_out_bytes)
         self.seed, self.batch_size = seed, batch_size
         self.train_length, self.eval_lengths = length, eval_lengths(length, longest)
         self.carried = carried

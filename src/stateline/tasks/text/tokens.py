@@ -7,6 +7,7 @@ from stateline.data.corpus import Split, open_corpus
 from stateline.data.token_text import TokenText
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
+from stateline.settings import at_least
 from stateline.tasks.text.corpus import TextTask, eval_lengths
 
 
@@ -57,11 +58,8 @@ class Tokens(TextTask):
         longest: int | None = None,
         carried: bool = False,
     ) -> None:
-        if length < 1 or batch_size < 1 or held_out_tokens < 2:
-            raise InputError(
-                "length and batch_size must be at least 1 and held_out_tokens at least 2, got "
-                f"length={length}, batch_size={batch_size} and held_out_tokens={held_out_tokens}"
-            )
+        at_least(1, length=length, batch_size=batch_size)
+        at_least(2, held_out_tokens=held_out_tokens)
         if not path:
             raise InputError(
                 "the task tokens needs the folder of a corpus: tokens(path=FOLDER), which "

@@ -1,0 +1,74 @@
+"""Rows of held-out batches, divided among the processes that train a model together."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stateline.errors import InputError
+
+
+@dataclass(frozen=True)
+class Division:
+    """The processes that score a model together.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        count: Number of processes.
+        share: Returns the values of all processes, by rank.
+        sharded: Whether the processes hold the model together, so that they must make the same
+            calls of it.
+    """
+
+    rank: int
+    count: int
+    share: Callable[[Any], list[Any]]
+    sharded: bool
+
+
+_division: ContextVar[Division | None] = ContextVar("division", default=None)
+
+
+@contextmanager
+def dividing(division: Division) -> Iterator[None]:
+    """Divide the rows of all batches that are scored inside; every process gets the whole score."""
+    token = _division.set(division)
+    try:
+        yield
+    finally:
+        _division.reset(token)
+
+
+def by_rows(compute: Callable[..., Tensor], *inputs: Tensor, may_stop: bool = False) -> Tensor:
+    """``compute(*inputs)`` on the CPU, of which each process computes the rows that are its own.
+
+    Every process makes the same number of calls: one without rows takes the first row, too, and
+    nobody uses the result.
+
+    Args:
+        compute: Returns one row for each row of its inputs.
+        inputs: Of as many rows.
+        may_stop: It may raise an InputError before it has made all calls of the model; then the
+            processes that hold a model together compute all rows.
+
+    Raises:
+        InputError: If any process raised one.
+    """
+    division = _division.get()
+    if division is None or (may_stop and division.sharded):
+        return compute(*inputs).cpu()
+    rows = torch.arange(len(inputs[0])).tensor_split(division.count)[division.rank]
+    own, problem = torch.empty(0), None
+    try:
+        own = compute(*(x[rows if len(rows) else [0]] for x in inputs)).cpu()[: len(rows)]
+    except InputError as error:
+        problem = error
+    parts = division.share((own, problem))
+    for _, found in parts:
+        if found is not None:
+            raise found
+    return torch.cat([part for part, _ in parts])

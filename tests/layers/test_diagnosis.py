@@ -1,0 +1,112 @@
+"""Every planted bug is named rightly, in one sentence."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from stateline.layers.law import check_layer
+from tests.layers import test_law as planted
+from tests.layers.test_law import BUGS, CORRECT, Twin, check
+
+
+class ChunkIgnoresItsState(Twin):
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, _ = super()._forward_chunk(x, self.init_state(len(x)))
+        return y, super()._forward_chunk(x, state)[1]
+
+
+class StepIgnoresItsState(Twin):
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, _ = super()._step(x, self.init_state(len(x)))
+        return y, super()._step(x, state)[1]
+
+
+class StateNotCarried(Twin):
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, _ = super()._forward_chunk(x, state)
+        return y, pytree.tree_map(torch.clone, state)
+
+
+class ForwardSeesTwoAhead(Twin):
+    def _forward(self, x: Tensor) -> Tensor:
+        return super()._forward(x) + 1e-3 * x.roll(-2, dims=1)
+
+
+class ChunkOfAnotherScale(Twin):
+    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = super()._forward_chunk(x, state)
+        return 1.001 * y, state
+
+
+SAID: dict[type[Twin], str] = {
+    ChunkIgnoresItsState: "forward_chunk ignores its state",
+    StepIgnoresItsState: "step ignores its state",
+    StateNotCarried: "forward_chunk returns its state as it was: nothing is carried on",
+    ForwardSeesTwoAhead: "forward at position t sees x[t+2]",
+    ChunkOfAnotherScale: "forward_chunk from an initial state is not forward, from position 0 on",
+    planted.LeakAtOnePosition: "forward at position t sees x[t+1] (t = 7)",
+    planted.LeakInChunks: "forward_chunk at position t sees x[t+1]",
+    planted.StateChangedInPlace: "forward_chunk changes its input state: position",
+    planted.StateChangedInPlaceByAStep: "step changes its input state: h",
+    planted.StateSharesMemory: "the state that forward_chunk returns shares memory with its input",
+    planted.InitialStateIsShared: "init_state returns the same memory every time",
+    planted.RowsMixed: "forward mixes rows",
+    planted.RowsMixedInTheState: "forward_chunk mixes rows in its state: h",
+    planted.PositionStaysInAStep: "step returns another state than forward_chunk of one token: pos",
+    planted.PositionAdvancesByOneInAChunk: "forward_chunk does not go on where the chunk before "
+    "ended: position of two chunks",
+    planted.RotaryPositionsOffByOneInPlace: "step_ leaves another state than step",
+    planted.PositionOfTheFirstRow: "rows of different ages are taken for equally old: the older",
+    planted.HiddenState: "forward_chunk remembers earlier calls",
+    planted.GradientCutBetweenChunks: "forward_chunk passes no gradient through the state that it",
+    planted.GradientCutBetweenSteps: "step passes no gradient through its state",
+    planted.GradientIsNotANumber: "the gradient that forward_chunk gives core.weight is not a num",
+    planted.InitialStateCut: "init_state or forward_chunk passes no gradient to core.start",
+    planted.InitialStateCutEverywhere: "no verb passes a gradient to core.start",
+    planted.AccumulatorInHalfPrecision: "in bfloat16, init_state keeps h in half precision",
+    planted.AccumulatorCastByAChunk: "in bfloat16, forward_chunk changes a dtype in the state",
+    planted.OutputInFloat32: "in bfloat16, forward returns float32",
+    planted.OutputInFloat32InPlace: "in bfloat16, step_ returns float32",
+    planted.StateLargerThanTold: "state_bytes is wrong: told 32, found 40 bytes",
+    planted.SettingNotKept: "a saved state cannot know its layer: keep depth",
+    planted.StateIsAView: "the state keeps the memory of a whole chunk alive",
+    planted.GrowthNotTold: "state_bytes is wrong: told 72",
+    planted.StepInPlaceDiffers: "step_ returns another output than step",
+    planted.StepInPlaceForgets: "step_ leaves its state as it was",
+    planted.AgesNotPadded: "states of different ages cannot be joined (cat): RuntimeError",
+    planted.AgesIgnored: "rows of different ages are taken for equally old: the younger",
+    planted.TensorMissingFromTheStateDict: "a state_dict does not hold the whole layer: neither "
+    "parameter nor buffer: scale",
+    planted.OnePositionForAllRows: "position of the state has no row for each of 2 sequences: [1]",
+    planted.StepRaises: "step raises RuntimeError: no such step",
+}
+
+
+@pytest.mark.parametrize("bug", SAID)
+def test_a_planted_bug_is_named(bug: type[Twin]) -> None:
+    report = check(bug)
+    assert report.diagnosis.startswith(SAID[bug]), report.diagnosis
+    assert str(report).startswith(f"{bug.__name__}: THE LAW IS BROKEN: {report.diagnosis}\n")
+    assert "\n" not in report.diagnosis
+
+
+def test_all_planted_bugs_are_named() -> None:
+    assert set(BUGS) <= set(SAID)
+    assert len(SAID) >= 20
+
+
+@pytest.mark.parametrize("layer", CORRECT)
+def test_a_layer_without_bugs_has_no_diagnosis(layer: type[Twin]) -> None:
+    assert check(layer).diagnosis == ""
+
+
+def test_a_diagnosis_leaves_the_layer_alone() -> None:
+    torch.manual_seed(0)
+    layer = planted.HiddenState()
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    check_layer(layer)
+    assert not hasattr(layer, "hidden")
+    assert all(before[name].equal(value) for name, value in layer.state_dict().items())
