@@ -11,11 +11,10 @@ from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
-from stateline.reports.verdict import judge
-
 from stateline.reports import read_results
-from stateline.reports.records import runs_of, score
+from stateline.reports.records import kind_of, runs_of, score
 from stateline.runs.results import Results, TaskRecord
+from stateline.runs.verdict import judge
 
 Claims = set[tuple[str, str]]
 
@@ -30,7 +29,7 @@ def claims(results: Results, task: TaskRecord, seeds: set[int]) -> Claims:
         ]
         for model in results.models
     }
-    return judge(scores, higher_is_better=task.higher_is_better, problems=task.problems).better
+    return judge(scores, kind_of(task, task.train_length)).better
 
 
 def main(folder: Path) -> None:

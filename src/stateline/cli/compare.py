@@ -135,6 +135,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_tracker_option(parser)
     add_budget_option(parser)
     parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="open the page in a browser, which reloads it while runs finish",
+    )
+    parser.add_argument(
         "--timing",
         type=Literal["short", "full", "none"],
         default="short",
@@ -147,6 +152,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     given = parser.parse_args(arguments)
 
     from stateline.cli.progress import show_news
+    from stateline.cli.watch import Watched
     from stateline.compare import compare
     from stateline.compare.news import Several
     from stateline.compare.storage import results_folder
@@ -157,13 +163,14 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     with results_folder(given.out) as place:
         report = place.folder / "report.html"
         check_report(report)
+        watched = [Watched(place.folder, budgets)] if given.watch else []
         with show_news(console) as shown:
             results = compare(
                 comparison,
                 place.folder,
                 command=command_line("compare", arguments),
                 device=given.device,
-                news=Several([shown, place, *observers]),
+                news=Several([shown, place, *observers, *watched]),
                 engine=make_engine(given, place),
                 timing=given.timing,
             )

@@ -59,7 +59,11 @@ ADVICE = {
 
 
 def write_report(
-    results: Results, path: str | os.PathLike[str], budgets: Sequence[Budget] = ()
+    results: Results,
+    path: str | os.PathLike[str],
+    budgets: Sequence[Budget] = (),
+    *,
+    refresh: int = 0,
 ) -> None:
     """Write the results as a page.
 
@@ -69,13 +73,14 @@ def write_report(
         results: Results of one comparison, finished or not, or of several, merged.
         path: The file to write.
         budgets: Limits on the costs of the models that are decided on.
+        refresh: Seconds after which a browser reloads the page; 0 is never.
 
     Raises:
         InputError: If it cannot be written.
     """
     target = Path(path)
     check_report(target)
-    write_text(target, page(results, budgets))
+    write_text(target, page(results, budgets, refresh=refresh))
 
 
 def check_report(path: Path) -> None:
@@ -104,7 +109,7 @@ def export_charts(results: Results, folder: Path, formats: Sequence[str]) -> lis
     return write_charts(sections(results).charts(), folder, formats)
 
 
-def page(results: Results, budgets: Sequence[Budget] = ()) -> str:
+def page(results: Results, budgets: Sequence[Budget] = (), *, refresh: int = 0) -> str:
     """The results as a self-contained page."""
     found = sections(results)
     labels = {task.spec: task_label(results, task) for task in results.tasks}
@@ -116,6 +121,7 @@ def page(results: Results, budgets: Sequence[Budget] = ()) -> str:
         "report.html",
         found.charts(),
         results=results,
+        refresh=refresh,
         title=f"Stateline: {title}",
         headline=headline(results),
         unfinished=unfinished(results),
