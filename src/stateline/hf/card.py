@@ -62,7 +62,7 @@ def card(model: LanguageModel, record: RunRecord | None = None) -> str:
 
     Args:
         model: The model.
-        record: What its training gave, if that is known.
+        record: Result of its training, if that is known.
     """
     config = model.config
     head = _HEAD.format(

@@ -39,7 +39,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
     :class:`StatelineCache`.
 
     Args:
-        config: What the model is made of.
+        config: Configuration of the model.
     """
 
     config_class = StatelineConfig

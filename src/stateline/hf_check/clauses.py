@@ -189,7 +189,7 @@ class Clause(NamedTuple):
 
     Attributes:
         call: A key of ``CALLS``.
-        title: What is compared with one call over the whole text.
+        title: Name of the calls that are compared with one call over the whole text.
         measure: Gives the error.
         plain: Whether it is also measured with plain calls.
     """

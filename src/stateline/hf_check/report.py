@@ -13,10 +13,10 @@ class ModelFinding(NamedTuple):
         mode: ``generate``: called with the arguments that ``generate`` prepares; ``plain``: with
             tokens, cache and mask alone.
         call: The kind of call that the clause is about: a key of ``CALLS``.
-        clause: What was compared.
+        clause: Name of the comparison.
         error: Relative error, or number of wrong tokens; ``None`` if the model does not offer it.
         limit: Largest error that passes.
-        note: What was raised, or why the model does not offer the call.
+        note: The exception, or why the model does not offer the call.
     """
 
     mode: str

@@ -57,7 +57,7 @@ class Subject:
         Args:
             ids: The whole text, including what the cache has read.
             sizes: Tokens of each call.
-            cache: What an earlier run returned.
+            cache: Cache that an earlier run returned.
             mask: Zero at padding, for the whole text.
             start: Tokens that the cache has read.
 

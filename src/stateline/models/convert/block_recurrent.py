@@ -45,7 +45,7 @@ _UPDATE = {
 
 
 def block_recurrent_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors of a block, from those of an official layer with its feed-forward.
+    """Our tensors of a block, from an official layer with its feed-forward.
 
     Args:
         tensors: Parameters of a ``TransformerLayer`` of google-research/meliad, by their paths

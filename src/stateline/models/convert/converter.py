@@ -1,6 +1,7 @@
 """A format of published models: how to recognise, read and write it."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -17,7 +18,7 @@ class Converter(NamedTuple):
     """A format of whole models.
 
     Attributes:
-        about: What it is, in a few words.
+        about: The models that it holds, in a few words.
         names: How it calls its tensors.
         config: Our configuration, from settings.
         settings: Settings, from our configuration.
@@ -91,3 +92,31 @@ class Converter(NamedTuple):
 
     def _parts(self, config: ModelConfig, settings: Settings) -> list[Part]:
         return self.parts(config, settings) if self.parts else decoder_parts(config, self.names)
+
+
+def family(
+    kind: str,
+    title: str,
+    names: Names,
+    functions: tuple[Callable[..., ModelConfig], Callable[..., dict[str, Any]]],
+    architecture: str,
+    **others: str,
+) -> Converter:
+    """A family of transformers.
+
+    Args:
+        kind: Its ``model_type``.
+        title: Its name.
+        names: How it calls its tensors.
+        functions: Its functions ``config`` and ``settings``, which also take the ``model_type``.
+        architecture: The class of its models.
+        **others: More values of ``model_type``, each with its class, that are read in this way.
+    """
+    config, settings = functions
+    return Converter(
+        f"{title} of Hugging Face transformers",
+        names,
+        partial(config, kind=kind),
+        partial(settings, kind=kind),
+        {kind: architecture, **others},
+    )

@@ -1,4 +1,4 @@
-"""The tensors of each layer of a model, by our names and the official ones."""
+"""The tensors of each layer of a model, by our names and the official names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
     """All tensors of a model.
 
     Args:
-        config: What the model is made of.
+        config: Configuration of the model.
         names: Names of the format.
 
     Raises:
@@ -60,7 +60,7 @@ def _linear(
     rows: Sequence[int] = (),
     change: Change = SAME,
 ) -> list[Part]:
-    """Weight and bias of a linear map, whose rows are those of several official ones."""
+    """Weight and bias of a linear map, which may join the rows of several official maps."""
     weight, biases = (tuple(f"{name}.{part}" for name in theirs) for part in ("weight", "bias"))
     sizes = tuple(rows) if len(theirs) > 1 else ()
     changes = (TRANSPOSED,) if names.transposed else (change,)

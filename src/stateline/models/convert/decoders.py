@@ -1,37 +1,15 @@
 """Llama and its relatives: rotary attention and gated feed-forwards."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.convert.converter import Converter
+from stateline.models.convert import fields
+from stateline.models.convert.converter import Settings, family
 from stateline.models.convert.parts import Layer, Names, first_keywords, groups
-from stateline.models.convert.settings import (
-    FULL,
-    HEADS,
-    HIDDEN,
-    ROPE,
-    TIED,
-    VOCABULARY,
-    WIDTH,
-    Field,
-    Fields,
-    head_width,
-    heads,
-    heads_back,
-    layer_count,
-    layer_types,
-    rope,
-    rope_back,
-    runs,
-    windowed,
-)
 from stateline.models.convert.weights import flag, number
 from stateline.models.pattern import Value
-
-Settings = Mapping[str, Any]
 
 NAMES = Names(
     embedding="model.embed_tokens",
@@ -48,33 +26,33 @@ NAMES = Names(
 )
 _SLIDING = "sliding_attention"
 KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
-"""Heads of keys where the settings do not say; elsewhere those of queries."""
+"""Number of heads of keys if the settings have none; in other families it is that of queries."""
 
-GATED = (VOCABULARY, WIDTH, HIDDEN, TIED)
-NORM = Field("rms_norm_eps", "norm_eps", 1e-6)
-BIAS = Field("attention_bias", "attention.bias", False)
+GATED = (fields.VOCABULARY, fields.WIDTH, fields.HIDDEN, fields.TIED)
+NORM = fields.Field("rms_norm_eps", "norm_eps", 1e-6)
+BIAS = fields.Field("attention_bias", "attention.bias", False)
 MULTIPLIERS = (
-    Field("embedding_multiplier", "embedding_multiplier", 1.0),
-    Field("residual_multiplier", "residual_multiplier", 1.0),
-    Field("logits_scaling", "logits_divisor", 1.0),
+    fields.Field("embedding_multiplier", "embedding_multiplier", 1.0),
+    fields.Field("residual_multiplier", "residual_multiplier", 1.0),
+    fields.Field("logits_scaling", "logits_divisor", 1.0),
 )
 """Granite's; the factor of its scores is another (:func:`granite_scores`)."""
 
 SILU = {"hidden_act": ("silu",)}
-_READS = f"{HEADS} {ROPE}"
+_READS = f"{fields.HEADS} {fields.ROPE}"
 _TYPES = f"{_READS} layer_types sliding_window"
 _WINDOWS = f"{_TYPES} use_sliding_window max_window_layers"
-_MLP_BIAS = Field("mlp_bias", "feed_forward.bias", False)
+_MLP_BIAS = fields.Field("mlp_bias", "feed_forward.bias", False)
 FIELDS = {
-    "llama": Fields((*GATED, NORM, BIAS, _MLP_BIAS), _READS, SILU),
-    "mistral": Fields((*GATED, NORM), _TYPES, SILU),
-    "qwen2": Fields((*GATED, NORM), _WINDOWS, SILU),
-    "qwen3": Fields(
+    "llama": fields.Fields((*GATED, NORM, BIAS, _MLP_BIAS), _READS, SILU),
+    "mistral": fields.Fields((*GATED, NORM), _TYPES, SILU),
+    "qwen2": fields.Fields((*GATED, NORM), _WINDOWS, SILU),
+    "qwen3": fields.Fields(
         (*GATED, NORM, BIAS, NORM._replace(ours="attention.norm_eps")),
         _WINDOWS,
         SILU,
     ),
-    "granite": Fields(
+    "granite": fields.Fields(
         (*GATED, NORM, BIAS, _MLP_BIAS, *MULTIPLIERS), f"{_READS} attention_multiplier", SILU
     ),
 }
@@ -106,7 +84,10 @@ def decoder_config(settings: Settings, kind: str) -> ModelConfig:
     model, layers = FIELDS[kind].read(settings)
     if kind == "qwen3":
         settings = {"head_dim": 128, **settings}
-    attention: dict[str, Value] = {**heads(settings, KV_HEADS.get(kind)), **rope(settings)}
+    attention: dict[str, Value] = {
+        **fields.heads(settings, KV_HEADS.get(kind)),
+        **fields.rope(settings),
+    }
     attention |= layers.pop("attention", {})
     if kind == "qwen2":
         attention["bias"] = "qkv"
@@ -118,34 +99,34 @@ def decoder_config(settings: Settings, kind: str) -> ModelConfig:
     if kind == "qwen3" and "sliding_attention" in types:
         raise InputError("sliding windows with normalised queries and keys are not supported")
     return ModelConfig(
-        runs(types),
+        fields.runs(types),
         norm="rms",
         feed_forward="swiglu",
-        layers=windowed(types, attention, window) | layers,
+        layers=fields.windowed(types, attention, window) | layers,
         **model,
     )
 
 
 def _types(settings: Settings, kind: str) -> tuple[list[str], int | None]:
     """Kind of each layer, and the window of those that have one."""
-    n = layer_count(settings)
+    n = fields.layer_count(settings)
     if kind in ("llama", "granite"):
         return ["attention"] * n, None
     window = None
     if kind == "mistral" or flag(settings, "use_sliding_window", False):
         window = settings.get("sliding_window", 4096)
     first = 0.0 if kind == "mistral" else number(settings, "max_window_layers", 28.0)
-    derived = [_SLIDING if window is not None and i >= first else FULL[0] for i in range(n)]
-    types = layer_types(settings, "layer_types", known=(*FULL, _SLIDING)) or derived
+    derived = [_SLIDING if window is not None and i >= first else fields.FULL[0] for i in range(n)]
+    types = fields.layer_types(settings, "layer_types", known=(*fields.FULL, _SLIDING)) or derived
     if window is None and _SLIDING in types:
         raise InputError("layer_types has sliding_attention, but no sliding_window is used")
-    return ["attention" if name in FULL else _SLIDING for name in types], window
+    return ["attention" if name in fields.FULL else _SLIDING for name in types], window
 
 
 def granite_scores(settings: Settings) -> dict[str, Value]:
     """The factor of Granite's scores, if it is not the usual one."""
     scale = number(settings, "attention_multiplier", 1.0)
-    usual = max(1, head_width(settings)) ** -0.5
+    usual = max(1, fields.head_width(settings)) ** -0.5
     return {} if scale == usual else {"score_scale": scale}
 
 
@@ -156,18 +137,11 @@ def granite_scores_back(attention: Mapping[str, Any]) -> dict[str, float]:
 
 
 def decoder_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`decoder_config`.
-
-    Raises:
-        InputError: If the model does not consist of attention and feed-forwards.
-    """
+    """The ``config.json`` of our model; the inverse of :func:`decoder_config`."""
     blocks = groups(config, NAMES)
     attention = first_keywords(blocks, *NAMES.mixers)
     settings = {
         **FIELDS[kind].write(config, blocks),
-        "num_hidden_layers": len(blocks),
-        **heads_back(attention),
-        **rope_back(attention),
     }
     if kind == "granite":
         settings |= granite_scores_back(attention)
@@ -189,23 +163,19 @@ def _windows(mixers: list[Layer], kind: str) -> dict[str, Any]:
     return {**used, "layer_types": types}
 
 
-def _converter(kind: str, title: str, architecture: str, **others: str) -> Converter:
-    return Converter(
-        f"{title} of Hugging Face transformers",
-        NAMES,
-        partial(decoder_config, kind=kind),
-        partial(decoder_settings, kind=kind),
-        {kind: architecture, **others},
-    )
-
-
+_FUNCTIONS = decoder_config, decoder_settings
 CONVERTERS = {
-    "llama": _converter("llama", "Llama", "LlamaForCausalLM"),
-    "mistral": _converter(
-        "mistral", "Mistral and Ministral", "MistralForCausalLM", ministral="MinistralForCausalLM"
+    "llama": family("llama", "Llama", NAMES, _FUNCTIONS, "LlamaForCausalLM"),
+    "mistral": family(
+        "mistral",
+        "Mistral and Ministral",
+        NAMES,
+        _FUNCTIONS,
+        "MistralForCausalLM",
+        ministral="MinistralForCausalLM",
     ),
-    "qwen2": _converter("qwen2", "Qwen2", "Qwen2ForCausalLM"),
-    "qwen3": _converter("qwen3", "Qwen3", "Qwen3ForCausalLM"),
-    "granite": _converter("granite", "Granite 3", "GraniteForCausalLM"),
+    "qwen2": family("qwen2", "Qwen2", NAMES, _FUNCTIONS, "Qwen2ForCausalLM"),
+    "qwen3": family("qwen3", "Qwen3", NAMES, _FUNCTIONS, "Qwen3ForCausalLM"),
+    "granite": family("granite", "Granite 3", NAMES, _FUNCTIONS, "GraniteForCausalLM"),
 }
 """By ``model_type``."""

@@ -1,24 +1,14 @@
 """GPT-2, GPT-Neo and OPT: learned positions, layer norms, ungated feed-forwards."""
 
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.convert.converter import Converter, Settings
+from stateline.models.convert import fields
+from stateline.models.convert.converter import Settings, family
 from stateline.models.convert.gpt_neox import activation, activation_back
 from stateline.models.convert.parts import Names, first_keywords, groups
-from stateline.models.convert.settings import (
-    TIED,
-    VOCABULARY,
-    WIDTH,
-    Field,
-    Fields,
-    layer_count,
-    runs,
-    windowed,
-)
 from stateline.models.convert.weights import count, flag
 
 _GPT = Names(
@@ -59,33 +49,47 @@ NAMES = {
     ),
 }
 _LOCAL = {"global": "attention", "local": "sliding_attention"}
-_TIED = TIED._replace(default=True)
-_EPS = Field("layer_norm_epsilon", "norm_eps", 1e-5)
-_LONGEST = Field("max_position_embeddings", "max_len")
+_TIED = fields.TIED._replace(default=True)
+_EPS = fields.Field("layer_norm_epsilon", "norm_eps", 1e-5)
+_LONGEST = fields.Field("max_position_embeddings", "max_len")
 FIELDS = {
-    "gpt2": Fields(
+    "gpt2": fields.Fields(
         (
-            VOCABULARY,
-            Field("n_embd", "d_model"),
-            Field("n_head", "attention.n_heads"),
-            Field("n_positions", "max_len"),
+            fields.VOCABULARY,
+            fields.Field("n_embd", "d_model"),
+            fields.Field("n_head", "attention.n_heads"),
+            fields.Field("n_positions", "max_len"),
             _EPS,
             _TIED,
         ),
-        "n_layer n_inner activation_function scale_attn_weights",
+        "n_inner activation_function scale_attn_weights",
         {"scale_attn_by_inverse_layer_idx": (False,)},
         "n_ctx n_special output_past predict_special_tokens reorder_and_upcast_attn "
         "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
         "summary_use_proj",
+        "n_layer",
     ),
-    "gpt_neo": Fields(
-        (VOCABULARY, WIDTH, Field("num_heads", "attention.n_heads"), _LONGEST, _EPS, _TIED),
-        "num_layers intermediate_size activation_function attention_types attention_layers "
-        "window_size",
+    "gpt_neo": fields.Fields(
+        (
+            fields.VOCABULARY,
+            fields.WIDTH,
+            fields.Field("num_heads", "attention.n_heads"),
+            _LONGEST,
+            _EPS,
+            _TIED,
+        ),
+        "intermediate_size activation_function attention_types attention_layers window_size",
+        depth="num_layers",
     ),
-    "opt": Fields(
-        (VOCABULARY, WIDTH, Field("num_attention_heads", "attention.n_heads"), _LONGEST, _TIED),
-        "num_hidden_layers ffn_dim activation_function word_embed_proj_dim enable_bias",
+    "opt": fields.Fields(
+        (
+            fields.VOCABULARY,
+            fields.WIDTH,
+            fields.Field("num_attention_heads", "attention.n_heads"),
+            _LONGEST,
+            _TIED,
+        ),
+        "ffn_dim activation_function word_embed_proj_dim enable_bias",
         {
             "do_layer_norm_before": (True,),
             "_remove_final_layer_norm": (False,),
@@ -96,27 +100,14 @@ FIELDS = {
 }
 """By ``model_type``."""
 
-_DEPTH = {"gpt2": "n_layer", "gpt_neo": "num_layers", "opt": "num_hidden_layers"}
 _HIDDEN = {"gpt2": "n_inner", "gpt_neo": "intermediate_size", "opt": "ffn_dim"}
 _ACTIVATION = {"gpt2": "gelu_new", "gpt_neo": "gelu_new", "opt": "relu"}
 
 
 def gpt_config(settings: Settings, kind: str) -> ModelConfig:
-    """Our configuration of a GPT-2, GPT-Neo or OPT.
-
-    Args:
-        settings: As in its ``config.json``; what may be missing there has the value that
-            transformers gives it.
-        kind: Which of them, by ``model_type``.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        InputError: If a setting is missing, or one that is there has no counterpart.
-    """
+    """Our configuration of a GPT-2, GPT-Neo or OPT."""
     model, layers = FIELDS[kind].read(settings)
-    attention, n_layers = layers["attention"], layer_count(settings, _DEPTH[kind])
+    attention, n_layers = layers["attention"], fields.layer_count(settings, FIELDS[kind].depth)
     types, biased = ["attention"] * n_layers, True
     attention["bias"] = True
     if kind == "gpt2" and not flag(settings, "scale_attn_weights", True):
@@ -135,10 +126,10 @@ def gpt_config(settings: Settings, kind: str) -> ModelConfig:
     hidden = 4 * model["d_model"] if settings.get(inner) is None else count(settings, inner)
     window = count(settings, "window_size", 256) if kind == "gpt_neo" else None
     return ModelConfig(
-        runs(types),
+        fields.runs(types),
         feed_forward=activation(settings, "activation_function", _ACTIVATION[kind]),
         layers={
-            **windowed(types, attention, window),
+            **fields.windowed(types, attention, window),
             "feed_forward": {"d_hidden": hidden, "bias": biased},
         },
         **model,
@@ -161,18 +152,13 @@ def _local(settings: Settings, n_layers: int) -> list[str]:
 
 
 def gpt_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`gpt_config`.
-
-    Raises:
-        InputError: If the model is not of this family.
-    """
+    """The ``config.json`` of our model; the inverse of :func:`gpt_config`."""
     blocks = groups(config, NAMES[kind])
     attention = first_keywords(blocks, *NAMES[kind].mixers)
     if config.max_len is None:
         raise InputError("models of this family have learned positions, got max_len=None")
     settings: dict[str, Any] = {
         **FIELDS[kind].write(config, blocks),
-        _DEPTH[kind]: len(blocks),
         _HIDDEN[kind]: blocks[0][1].keywords["d_hidden"],
         "activation_function": activation_back(config),
     }
@@ -189,19 +175,10 @@ def gpt_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
     return settings | ({"window_size": windows[0]} if windows else {})
 
 
-def _converter(kind: str, title: str, architecture: str) -> Converter:
-    return Converter(
-        f"{title} of Hugging Face transformers",
-        NAMES[kind],
-        partial(gpt_config, kind=kind),
-        partial(gpt_settings, kind=kind),
-        {kind: architecture},
-    )
-
-
+_FUNCTIONS = gpt_config, gpt_settings
 CONVERTERS = {
-    "gpt2": _converter("gpt2", "GPT-2", "GPT2LMHeadModel"),
-    "gpt_neo": _converter("gpt_neo", "GPT-Neo", "GPTNeoForCausalLM"),
-    "opt": _converter("opt", "OPT", "OPTForCausalLM"),
+    "gpt2": family("gpt2", "GPT-2", NAMES["gpt2"], _FUNCTIONS, "GPT2LMHeadModel"),
+    "gpt_neo": family("gpt_neo", "GPT-Neo", NAMES["gpt_neo"], _FUNCTIONS, "GPTNeoForCausalLM"),
+    "opt": family("opt", "OPT", NAMES["opt"], _FUNCTIONS, "OPTForCausalLM"),
 }
 """By ``model_type``."""

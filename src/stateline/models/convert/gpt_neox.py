@@ -5,19 +5,9 @@ from typing import Any
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
+from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter, Settings, Shapes
 from stateline.models.convert.parts import Names, Part, both, first_keywords, groups, renamed, same
-from stateline.models.convert.settings import (
-    HIDDEN,
-    TIED,
-    VOCABULARY,
-    WIDTH,
-    Field,
-    Fields,
-    layer_count,
-    rope,
-    rope_back,
-)
 from stateline.models.convert.weights import count, flag, number
 from stateline.models.pattern import parse_pattern
 
@@ -46,17 +36,17 @@ NAMES = Names(
     head="embed_out",
     spell=renamed("lm_head.weight", "embed_out.weight"),  # its name in newer files
 )
-FIELDS = Fields(
+FIELDS = fields.Fields(
     (
-        VOCABULARY,
-        WIDTH,
-        HIDDEN,
-        TIED,
-        Field("layer_norm_eps", "norm_eps", 1e-5),
-        Field("num_attention_heads", "attention.n_heads"),
-        Field("attention_bias", "attention.bias", True),
+        fields.VOCABULARY,
+        fields.WIDTH,
+        fields.HIDDEN,
+        fields.TIED,
+        fields.Field("layer_norm_eps", "norm_eps", 1e-5),
+        fields.Field("num_attention_heads", "attention.n_heads"),
+        fields.Field("attention_bias", "attention.bias", True),
     ),
-    "num_hidden_layers hidden_act use_parallel_residual rotary_pct rotary_emb_base rope_scaling "
+    "hidden_act use_parallel_residual rotary_pct rotary_emb_base rope_scaling "
     "rope_parameters max_position_embeddings position masked_heads",
 )
 
@@ -116,7 +106,7 @@ def gpt_neox_config(settings: Settings) -> ModelConfig:
     if settings.get("position", "rope") == "rope":
         older = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
         given = {new: number(settings, old, 0) for old, new in older.items() if old in settings}
-        layers["attention"] |= rope({**settings, **given}, fraction=0.25)
+        layers["attention"] |= fields.rope({**settings, **given}, fraction=0.25)
     else:
         layers["attention"] |= {
             "position": settings["position"],
@@ -124,7 +114,7 @@ def gpt_neox_config(settings: Settings) -> ModelConfig:
             "double_count": True,  # not in the paper: see Attention
         }
     return ModelConfig(
-        f"attention*{layer_count(settings)}",
+        f"attention*{fields.layer_count(settings)}",
         block="parallel" if flag(settings, "use_parallel_residual", True) else "sequential",
         feed_forward=activation(settings, "hidden_act", "gelu"),
         layers=layers,
@@ -133,19 +123,14 @@ def gpt_neox_config(settings: Settings) -> ModelConfig:
 
 
 def gpt_neox_settings(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of our model as a GPT-NeoX; the inverse of :func:`gpt_neox_config`.
-
-    Raises:
-        InputError: If GPT-NeoX has no such model.
-    """
+    """The ``config.json`` of our model as a GPT-NeoX; the inverse of :func:`gpt_neox_config`."""
     blocks = groups(config, NAMES)
     attention = first_keywords(blocks, "attention")
     return {
         **FIELDS.write(config, blocks),
-        "num_hidden_layers": len(blocks),
         "rotary_pct": attention["rotary_fraction"],  # versions 4 read these two
         "rotary_emb_base": attention["rope_base"],
-        **rope_back(attention),
+        **fields.rope_back(attention),
         "use_parallel_residual": config.block == "parallel",
         "hidden_act": activation_back(config),
     }

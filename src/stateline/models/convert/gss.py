@@ -26,7 +26,7 @@ _NAMES = {
 
 
 def gss_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors of a GSS layer in its residual branch, from those of a block.
+    """Our tensors of a GSS layer in its residual branch, from an official block.
 
     Args:
         tensors: State dict of ``GSS`` in lucidrains/gated-state-spaces-pytorch.

@@ -11,6 +11,7 @@ from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.convert.converter import Converter, Settings, Shapes
 from stateline.models.convert.decoder_parts import decoder_parts, h3_parts
+from stateline.models.convert.fields import runs
 from stateline.models.convert.parts import (
     Change,
     Layer,
@@ -19,7 +20,6 @@ from stateline.models.convert.parts import (
     groups,
     read_parts,
 )
-from stateline.models.convert.settings import runs
 from stateline.models.convert.weights import count, number
 from stateline.models.pattern import Value
 
@@ -116,7 +116,7 @@ def h3_config(settings: Settings) -> ModelConfig:
 
 
 def _read_off(found: Shapes) -> dict[str, Any]:
-    """What the shapes of the tensors tell.
+    """Settings that follow from the shapes of the tensors.
 
     Raises:
         InputError: If a tensor is missing, or has no shape of an H3 model.
@@ -144,16 +144,12 @@ def _read_off(found: Shapes) -> dict[str, Any]:
             elif rotary := shapes.get(f"{mixer}rotary_emb.inv_freq"):
                 settings["rotary_emb_dim"] = 2 * rotary[0]
     except (LookupError, ValueError, ZeroDivisionError) as error:
-        raise InputError(f"the weights are not those of an H3 model: {error!r}") from error
+        raise InputError(f"the weights are not of an H3 model: {error!r}") from error
     return settings
 
 
 def h3_settings(config: ModelConfig) -> dict[str, Any]:
-    """What the tensors of our model as an H3 do not tell; the inverse of :func:`h3_config`.
-
-    Raises:
-        InputError: If the official code has no such model.
-    """
+    """Settings that do not follow from the tensors; the inverse of :func:`h3_config`."""
     attention = [mixer.keywords for mixer, _ in groups(config, NAMES) if mixer.name == "attention"]
     heads = {"num_heads": attention[0]["n_heads"]} if attention else {}
     return {"layer_norm_epsilon": config.norm_eps, **heads}
@@ -199,7 +195,7 @@ def _rates(mixer: Layer) -> Tensor:
 def h3_layer_weights(
     tensors: Mapping[str, Tensor], *, head_order: HeadOrder = "fused"
 ) -> dict[str, Tensor]:
-    """Our tensors of one H3 layer from those of an official one.
+    """Our tensors of one H3 layer, from an official layer.
 
     Args:
         tensors: Its state dict, by official names.

@@ -1,12 +1,12 @@
 """Hybrids of attention with Mamba, Mamba-2 or gated convolutions: Jamba, Bamba, Granite 4, LFM2."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.convert.converter import Converter, Settings
+from stateline.models.convert import fields
+from stateline.models.convert.converter import Converter, Settings, family
 from stateline.models.convert.decoders import (
     MULTIPLIERS,
     NAMES,
@@ -17,25 +17,6 @@ from stateline.models.convert.decoders import (
 )
 from stateline.models.convert.mamba import dt_rank, unlimited
 from stateline.models.convert.parts import first_keywords, groups, inner_width
-from stateline.models.convert.settings import (
-    FULL,
-    HEADS,
-    HIDDEN,
-    ROPE,
-    TIED,
-    VOCABULARY,
-    WIDTH,
-    Field,
-    Fields,
-    heads,
-    heads_back,
-    layer_count,
-    layer_indices,
-    layer_types,
-    rope,
-    rope_back,
-    runs,
-)
 from stateline.models.convert.weights import count, flag, number
 
 _BAMBA = NAMES._replace(
@@ -65,23 +46,23 @@ _LFM2 = NAMES._replace(
 )
 
 
-def _both(default: float) -> tuple[Field, ...]:
+def _both(default: float) -> tuple[fields.Field, ...]:
     """The norms of the blocks and those in Mamba-2 add the same number."""
     norm = NORM._replace(default=default)
     return norm, norm._replace(ours="mamba2.norm_eps")
 
 
 _COMMON = (
-    VOCABULARY,
-    WIDTH,
-    TIED,
-    Field("mamba_d_state", "mamba2.d_state", 256),
-    Field("mamba_n_groups", "mamba2.n_groups", 1),
-    Field("mamba_d_conv", "mamba2.d_conv", 4),
-    Field("mamba_conv_bias", "mamba2.conv_bias", True),
+    fields.VOCABULARY,
+    fields.WIDTH,
+    fields.TIED,
+    fields.Field("mamba_d_state", "mamba2.d_state", 256),
+    fields.Field("mamba_n_groups", "mamba2.n_groups", 1),
+    fields.Field("mamba_d_conv", "mamba2.d_conv", 4),
+    fields.Field("mamba_conv_bias", "mamba2.conv_bias", True),
 )
-_READS = f"{HEADS} {ROPE} mamba_n_heads mamba_d_head mamba_expand time_step_limit"
-_TYPES = "layer_types layers_block_type"
+_READS = f"{fields.HEADS} {fields.ROPE} mamba_n_heads mamba_d_head mamba_expand time_step_limit"
+_TYPES = "layers_block_type layer_types"  # transformers prefers the first
 _INERT = (
     "mamba_chunk_size output_router_logits router_aux_loss_coef use_mamba_kernels "
     "z_loss_coefficient"
@@ -93,50 +74,55 @@ _ONLY = {
     "mlp_bias": (False,),
 }
 FIELDS = {
-    "bamba": Fields(
-        (*_COMMON, *_both(1e-5), HIDDEN),
+    "bamba": fields.Fields(
+        (*_COMMON, *_both(1e-5), fields.HIDDEN),
         f"{_READS} attn_layer_indices partial_rotary_factor",
         _ONLY,
         _INERT,
     ),
-    "granitemoehybrid": Fields(
-        (*_COMMON, *_both(1e-6), HIDDEN._replace(theirs="shared_intermediate_size"), *MULTIPLIERS),
+    "granitemoehybrid": fields.Fields(
+        (
+            *_COMMON,
+            *_both(1e-6),
+            fields.HIDDEN._replace(theirs="shared_intermediate_size"),
+            *MULTIPLIERS,
+        ),
         f"{_READS} {_TYPES} num_local_experts position_embedding_type attention_multiplier",
         _ONLY,
         f"{_INERT} intermediate_size num_experts_per_tok normalization_function",
     ),
-    "jamba": Fields(
+    "jamba": fields.Fields(
         (
-            VOCABULARY,
-            WIDTH,
-            HIDDEN,
-            TIED,
+            fields.VOCABULARY,
+            fields.WIDTH,
+            fields.HIDDEN,
+            fields.TIED,
             NORM,
             NORM._replace(ours="mamba.norm_eps"),
-            Field("mamba_d_state", "mamba.d_state", 16),
-            Field("mamba_d_conv", "mamba.d_conv", 4),
-            Field("mamba_expand", "mamba.expand", 2),
-            Field("mamba_conv_bias", "mamba.conv_bias", True),
-            Field("mamba_proj_bias", "mamba.bias", False),
+            fields.Field("mamba_d_state", "mamba.d_state", 16),
+            fields.Field("mamba_d_conv", "mamba.d_conv", 4),
+            fields.Field("mamba_expand", "mamba.expand", 2),
+            fields.Field("mamba_conv_bias", "mamba.conv_bias", True),
+            fields.Field("mamba_proj_bias", "mamba.bias", False),
         ),
-        f"{HEADS} mamba_dt_rank attn_layer_period attn_layer_offset num_experts "
+        f"{fields.HEADS} mamba_dt_rank attn_layer_period attn_layer_offset num_experts "
         "expert_layer_period expert_layer_offset",
         SILU,
         "max_position_embeddings num_experts_per_tok output_router_logits router_aux_loss_coef "
         "use_associative_scan use_mamba_kernels use_mambapy",
     ),
-    "lfm2": Fields(
+    "lfm2": fields.Fields(
         (
-            VOCABULARY,
-            WIDTH,
-            Field("norm_eps", "norm_eps", 1e-5),
-            Field("norm_eps", "attention.norm_eps", 1e-5),
-            Field("conv_L_cache", "gated_conv.taps", 3),
-            Field("conv_bias", "gated_conv.bias", False),
+            fields.VOCABULARY,
+            fields.WIDTH,
+            fields.Field("norm_eps", "norm_eps", 1e-5),
+            fields.Field("norm_eps", "attention.norm_eps", 1e-5),
+            fields.Field("conv_L_cache", "gated_conv.taps", 3),
+            fields.Field("conv_bias", "gated_conv.bias", False),
         ),
-        f"{HEADS} {ROPE} full_attn_idxs layer_types tie_embedding tie_word_embeddings "
-        "block_auto_adjust_ff_dim block_ff_dim intermediate_size block_ffn_dim_multiplier "
-        "block_multiple_of",
+        f"{fields.HEADS} {fields.ROPE} full_attn_idxs layer_types tie_embedding "
+        "tie_word_embeddings block_auto_adjust_ff_dim block_ff_dim intermediate_size "
+        "block_ffn_dim_multiplier block_multiple_of",
         # of older versions, which have the same also under other names
         inert="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu "
         "block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads theta "
@@ -147,16 +133,7 @@ FIELDS = {
 
 
 def mamba2_hybrid_config(settings: Settings, kind: str) -> ModelConfig:
-    """Our configuration of a Bamba, or of a Granite 4 hybrid without experts.
-
-    Args:
-        settings: As in its ``config.json``; what may be missing there has the value that
-            transformers gives it.
-        kind: Which of them, by ``model_type``.
-
-    Raises:
-        InputError: If a setting is missing, or one that is there has no counterpart.
-    """
+    """Our configuration of a Bamba, or of a Granite 4 hybrid without experts."""
     model, layers = FIELDS[kind].read(settings)
     granite = kind == "granitemoehybrid"
     if granite and settings.get("num_local_experts", 8):
@@ -165,11 +142,11 @@ def mamba2_hybrid_config(settings: Settings, kind: str) -> ModelConfig:
             f"num_local_experts={settings.get('num_local_experts', 8)}"
         )
     unlimited(settings, "time_step_limit")
-    attention = heads(settings, None if granite else 8)
+    attention = fields.heads(settings, None if granite else 8)
     if not granite or settings.get("position_embedding_type") == "rope":
         # transformers reads no such factor in either family, only in rope_parameters of a Bamba
         given = settings if granite else {**settings, "partial_rotary_factor": 0.5}
-        attention |= rope(given, fraction=None if granite else 0.5)
+        attention |= fields.rope(given, fraction=None if granite else 0.5)
     if granite:
         attention |= granite_scores(settings)
     layers["attention"] = attention
@@ -194,33 +171,26 @@ def mamba2_hybrid_config(settings: Settings, kind: str) -> ModelConfig:
 
 def _pattern(full: Sequence[bool], other: str) -> str:
     """The pattern of attention in some layers and a Mamba in the others, with feed-forwards."""
-    return runs([n for f in full for n in (["attention"] if f else [other, "feed_forward"])])
+    return fields.runs([n for f in full for n in (["attention"] if f else [other, "feed_forward"])])
 
 
 def _full(settings: Settings, granite: bool) -> list[bool]:
     """Whether each layer is attention."""
     if granite:
-        known = (*FULL, "linear_attention", "mamba")
-        types = layer_types(settings, *_TYPES.split(), known=known) or []
-        return [name in FULL for name in types] or [False] * layer_count(settings)
-    full = layer_indices(settings, "attn_layer_indices") or []
-    return [i in full for i in range(layer_count(settings))]
+        known = (*fields.FULL, "linear_attention", "mamba")
+        types = fields.layer_types(settings, *_TYPES.split(), known=known) or []
+        return [name in fields.FULL for name in types] or [False] * fields.layer_count(settings)
+    full = fields.layer_indices(settings, "attn_layer_indices") or []
+    return [i in full for i in range(fields.layer_count(settings))]
 
 
 def mamba2_hybrid_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`mamba2_hybrid_config`.
-
-    Raises:
-        InputError: If the model does not consist of Mamba-2, attention and feed-forwards.
-    """
+    """The ``config.json`` of our model; the inverse of :func:`mamba2_hybrid_config`."""
     blocks = groups(config, _BAMBA)
     attention, mamba2 = (first_keywords(blocks, name) for name in ("attention", "mamba2"))
     is_attention = [mixer.name == "attention" for mixer, _ in blocks]
     settings: dict[str, Any] = {
         **FIELDS[kind].write(config, blocks),
-        "num_hidden_layers": len(blocks),
-        **heads_back(attention),
-        **rope_back(attention),
         "mamba_n_heads": inner_width(mamba2, config) // mamba2["d_head"],
         "mamba_d_head": mamba2["d_head"],
         "mamba_expand": int(mamba2["expand"]),
@@ -237,13 +207,9 @@ def mamba2_hybrid_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
 
 
 def jamba_config(settings: Settings) -> ModelConfig:
-    """Our configuration of a Jamba without experts.
-
-    Raises:
-        InputError: If a setting is missing, or one that is there has no counterpart.
-    """
+    """Our configuration of a Jamba without experts."""
     model, layers = FIELDS["jamba"].read(settings)
-    n, experts = layer_count(settings), count(settings, "num_experts", 16)
+    n, experts = fields.layer_count(settings), count(settings, "num_experts", 16)
     every, first = _every(settings, "expert_layer", 2, 1)
     if experts > 1 and first < n:
         raise InputError(
@@ -251,7 +217,7 @@ def jamba_config(settings: Settings) -> ModelConfig:
             f"every layer {every} from layer {first}"
         )
     every, first = _every(settings, "attn_layer", 8, 4)
-    layers["attention"] = heads(settings, 8)
+    layers["attention"] = fields.heads(settings, 8)
     layers["mamba"] |= {
         "expand": float(layers["mamba"]["expand"]),
         "dt_rank": dt_rank(settings, "mamba_dt_rank"),
@@ -279,20 +245,14 @@ def _every(settings: Settings, name: str, period: int, offset: int) -> tuple[int
 
 
 def jamba_settings(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`jamba_config`.
-
-    Raises:
-        InputError: If the model does not consist of Mamba, attention and feed-forwards.
-    """
+    """The ``config.json`` of our model; the inverse of :func:`jamba_config`."""
     blocks = groups(config, _JAMBA)
     full = [i for i, (mixer, _) in enumerate(blocks) if mixer.name == "attention"]
     settings = FIELDS["jamba"].write(config, blocks)
     return {
         **settings,
-        "num_hidden_layers": len(blocks),
         "mamba_expand": int(settings["mamba_expand"]),
         "mamba_dt_rank": first_keywords(blocks, "mamba")["dt_rank"],
-        **heads_back(first_keywords(blocks, "attention")),
         "attn_layer_period": full[1] - full[0] if len(full) > 1 else len(blocks),
         "attn_layer_offset": full[0],
         "num_experts": 1,
@@ -300,22 +260,22 @@ def jamba_settings(config: ModelConfig) -> dict[str, Any]:
 
 
 def lfm2_config(settings: Settings) -> ModelConfig:
-    """Our configuration of an LFM2.
-
-    Raises:
-        InputError: If a setting is missing, or one that is there has no counterpart.
-    """
+    """Our configuration of an LFM2."""
     model, layers = FIELDS["lfm2"].read(settings)
-    n = layer_count(settings)
-    full = layer_indices(settings, "full_attn_idxs")
+    n = fields.layer_count(settings)
+    full = fields.layer_indices(settings, "full_attn_idxs")
     full = list(range(n)) if full is None else full
     derived = ["full_attention" if i in full else "conv" for i in range(n)]
-    types = layer_types(settings, "layer_types", known=("full_attention", "conv")) or derived
-    layers["attention"] |= {**heads(settings, 8), **rope(settings, base=1e6), "qk_norm": True}
+    types = fields.layer_types(settings, "layer_types", known=("full_attention", "conv")) or derived
+    layers["attention"] |= {
+        **fields.heads(settings, 8),
+        **fields.rope(settings, base=1e6),
+        "qk_norm": True,
+    }
     layers["feed_forward"] = {"d_hidden": _lfm2_hidden(settings)}
     tied = "tie_embedding" if "tie_embedding" in settings else "tie_word_embeddings"
     return ModelConfig(
-        runs(["attention" if name == "full_attention" else "gated_conv" for name in types]),
+        fields.runs(["attention" if name == "full_attention" else "gated_conv" for name in types]),
         norm="rms",
         feed_forward="swiglu",
         tie_embeddings=flag(settings, tied, True),
@@ -341,41 +301,27 @@ def _lfm2_hidden(settings: Settings) -> int:
 
 
 def lfm2_settings(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`lfm2_config`.
-
-    Raises:
-        InputError: If the model does not consist of gated convolutions, attention and
-            feed-forwards.
-    """
+    """The ``config.json`` of our model; the inverse of :func:`lfm2_config`."""
     blocks = groups(config, _LFM2)
-    attention = first_keywords(blocks, "attention")
     names = {"attention": "full_attention", "gated_conv": "conv"}
     return {
         **FIELDS["lfm2"].write(config, blocks),
         "intermediate_size": blocks[0][1].keywords["d_hidden"],
         "block_auto_adjust_ff_dim": False,
-        "num_hidden_layers": len(blocks),
         "tie_word_embeddings": config.tie_embeddings,
-        **heads_back(attention),
-        **rope_back(attention),
         "layer_types": [names[mixer.name] for mixer, _ in blocks],
     }
 
 
+_FUNCTIONS = mamba2_hybrid_config, mamba2_hybrid_settings
 CONVERTERS = {
-    "bamba": Converter(
-        "Bamba of Hugging Face transformers",
-        _BAMBA,
-        partial(mamba2_hybrid_config, kind="bamba"),
-        partial(mamba2_hybrid_settings, kind="bamba"),
-        {"bamba": "BambaForCausalLM"},
-    ),
-    "granitemoehybrid": Converter(
-        "Granite 4 hybrids without experts of Hugging Face transformers",
+    "bamba": family("bamba", "Bamba", _BAMBA, _FUNCTIONS, "BambaForCausalLM"),
+    "granitemoehybrid": family(
+        "granitemoehybrid",
+        "Granite 4 hybrids without experts",
         _GRANITE,
-        partial(mamba2_hybrid_config, kind="granitemoehybrid"),
-        partial(mamba2_hybrid_settings, kind="granitemoehybrid"),
-        {"granitemoehybrid": "GraniteMoeHybridForCausalLM"},
+        _FUNCTIONS,
+        "GraniteMoeHybridForCausalLM",
     ),
     "jamba": Converter(
         "Jamba without experts of Hugging Face transformers",

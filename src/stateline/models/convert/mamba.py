@@ -6,6 +6,7 @@ from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
+from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter, Settings
 from stateline.models.convert.parts import (
     Names,
@@ -13,14 +14,6 @@ from stateline.models.convert.parts import (
     groups,
     inner_width,
     renamed,
-)
-from stateline.models.convert.settings import (
-    TIED,
-    VOCABULARY,
-    WIDTH,
-    Field,
-    Fields,
-    layer_count,
 )
 from stateline.models.convert.weights import count, flag, section
 
@@ -40,68 +33,77 @@ OFFICIAL_NAMES = NAMES._replace(
     spell=renamed("backbone.embeddings.weight", "backbone.embedding.weight"),
 )
 
-_EPS = Field("layer_norm_epsilon", "norm_eps", 1e-5)
+_EPS = fields.Field("layer_norm_epsilon", "norm_eps", 1e-5)
 
 
-def _layer_fields(kind: str, bias: str, conv_bias: str, taps: str, state: str) -> tuple[Field, ...]:
-    """What both kinds have in both formats, by the names of a format."""
+def _layer_fields(
+    kind: str, bias: str, conv_bias: str, taps: str, state: str
+) -> tuple[fields.Field, ...]:
+    """Fields that both kinds have in both formats, by the names of a format."""
     return (
-        Field("expand", f"{kind}.expand", 2.0),
-        Field(bias, f"{kind}.bias", False),
-        Field(conv_bias, f"{kind}.conv_bias", True),
-        Field(taps, f"{kind}.d_conv", 4),
-        Field(state, f"{kind}.d_state", 16 if kind == "mamba" else 128),
+        fields.Field("expand", f"{kind}.expand", 2.0),
+        fields.Field(bias, f"{kind}.bias", False),
+        fields.Field(conv_bias, f"{kind}.conv_bias", True),
+        fields.Field(taps, f"{kind}.d_conv", 4),
+        fields.Field(state, f"{kind}.d_state", 16 if kind == "mamba" else 128),
     )
 
 
-_MODEL = (VOCABULARY, WIDTH, _EPS)
+_MODEL = (fields.VOCABULARY, fields.WIDTH, _EPS)
 _LAYER = ("use_bias", "use_conv_bias", "conv_kernel", "state_size")
 # transformers 5 rescales also weights that it has read
 _ONLY = {"hidden_act": ("silu", "swish"), "rescale_prenorm_residual": (False,)}
-_READS = "num_hidden_layers time_step_rank intermediate_size"
+_READS = "time_step_rank intermediate_size"
 _INERT = (
     "d_inner d_model fused_add_norm n_layer pad_vocab_size_multiple rms_norm ssm_cfg "  # official
     "chunk_size residual_in_fp32 time_step_floor time_step_init_scheme "
     "time_step_max time_step_min time_step_scale use_associative_scan use_falcon_mambapy "
     "use_mambapy"
 )
-_MAMBA = (*_MODEL, TIED._replace(default=True), *_layer_fields("mamba", *_LAYER))
+_MAMBA = (*_MODEL, fields.TIED._replace(default=True), *_layer_fields("mamba", *_LAYER))
 FIELDS = {
-    "mamba": Fields(_MAMBA, _READS, _ONLY, _INERT),
-    "falcon_mamba": Fields(
-        (*_MAMBA, Field("mixer_rms_eps", "mamba.norm_eps", 1e-6)), _READS, _ONLY, _INERT
+    "mamba": fields.Fields(_MAMBA, _READS, _ONLY, _INERT),
+    "falcon_mamba": fields.Fields(
+        (*_MAMBA, fields.Field("mixer_rms_eps", "mamba.norm_eps", 1e-6)), _READS, _ONLY, _INERT
     ),
-    "mamba2": Fields(
+    "mamba2": fields.Fields(
         (
             *_MODEL,
-            TIED,
+            fields.TIED,
             *_layer_fields("mamba2", *_LAYER),
-            Field("head_dim", "mamba2.d_head", 64),
-            Field("n_groups", "mamba2.n_groups", 8),
+            fields.Field("head_dim", "mamba2.d_head", 64),
+            fields.Field("n_groups", "mamba2.n_groups", 8),
             _EPS._replace(ours="mamba2.norm_eps"),
         ),
-        "num_hidden_layers time_step_limit num_heads",
+        "time_step_limit num_heads",
         _ONLY,
         f"{_INERT} intermediate_size norm_before_gate time_step_rank",
     ),
 }
 """By ``model_type``."""
 
-_OFFICIAL_MODEL = Fields(
-    (VOCABULARY, Field("d_model", "d_model")),
-    "n_layer ssm_cfg rms_norm tie_embeddings pad_vocab_size_multiple",
+_OFFICIAL_MODEL = fields.Fields(
+    (
+        fields.VOCABULARY,
+        fields.Field("d_model", "d_model"),
+        fields.Field("tie_embeddings", "tie_embeddings", True),
+    ),
+    "ssm_cfg rms_norm pad_vocab_size_multiple",
     {"attn_layer_idx": ([],), "attn_cfg": ({},), "d_intermediate": (0,)},
     "fused_add_norm residual_in_fp32",
+    "n_layer",
 )
 _INITIAL = "dt_init dt_init_floor dt_max dt_min dt_scale use_fast_path use_mem_eff_path"
 _SSM = ("bias", "conv_bias", "d_conv", "d_state")
 _OFFICIAL = {
-    "mamba": Fields(_layer_fields("mamba", *_SSM), "layer dt_rank", inert=_INITIAL),
-    "mamba2": Fields(
+    "mamba": fields.Fields(
+        _layer_fields("mamba", *_SSM), "layer dt_rank", inert=_INITIAL, depth=""
+    ),
+    "mamba2": fields.Fields(
         (
             *_layer_fields("mamba2", *_SSM),
-            Field("headdim", "mamba2.d_head", 64),
-            Field("ngroups", "mamba2.n_groups", 1),
+            fields.Field("headdim", "mamba2.d_head", 64),
+            fields.Field("ngroups", "mamba2.n_groups", 1),
         ),
         "layer dt_limit",
         {
@@ -111,6 +113,7 @@ _OFFICIAL = {
             "d_ssm": (None,),
         },
         f"{_INITIAL} A_init_range chunk_size conv_init",
+        "",
     ),
 }
 """Fields of ``ssm_cfg``."""
@@ -149,7 +152,7 @@ def mamba_config(settings: Settings) -> ModelConfig:
         if settings.get("intermediate_size") is not None:  # transformers then ignores expand
             inner = count(settings, "intermediate_size")
             layers[name]["expand"] = inner / model["d_model"]
-    return ModelConfig(f"{name}*{layer_count(settings)}", norm="rms", layers=layers, **model)
+    return ModelConfig(f"{name}*{fields.layer_count(settings)}", norm="rms", layers=layers, **model)
 
 
 def official_mamba_config(settings: Settings) -> ModelConfig:
@@ -170,7 +173,7 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
         >>> config.pattern, config.vocab_size, config.norm
         ('mamba*2', 64, 'rms')
     """
-    _OFFICIAL_MODEL.read(settings)
+    model, _ = _OFFICIAL_MODEL.read(settings)
     ssm = section(settings, "ssm_cfg")
     if (version := ssm.get("layer", "Mamba1")) not in ("Mamba1", "Mamba2"):
         raise InputError(f"the settings must have layer='Mamba1' or 'Mamba2', got {version!r}")
@@ -182,12 +185,10 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
         layers["mamba"]["dt_rank"] = dt_rank(ssm, "dt_rank")
     multiple = count(settings, "pad_vocab_size_multiple", 8)
     return ModelConfig(
-        f"{kind}*{layer_count(settings, 'n_layer')}",
-        vocab_size=math.ceil(count(settings, "vocab_size") / multiple) * multiple,
-        d_model=count(settings, "d_model"),
+        f"{kind}*{fields.layer_count(settings, 'n_layer')}",
         norm="rms" if flag(settings, "rms_norm", True) else "layer",
-        tie_embeddings=flag(settings, "tie_embeddings", True),
         layers=layers,
+        **model | {"vocab_size": math.ceil(model["vocab_size"] / multiple) * multiple},
     )
 
 
@@ -197,11 +198,7 @@ def dt_rank(settings: Settings, name: str) -> int | None:
 
 
 def mamba_settings(config: ModelConfig) -> dict[str, Any]:
-    """The inverse of :func:`mamba_config`.
-
-    Raises:
-        InputError: If it is no Mamba, Mamba-2 or Falcon-Mamba.
-    """
+    """The inverse of :func:`mamba_config`."""
     blocks = groups(config, NAMES)
     kind = blocks[0][0].name
     layer = first_keywords(blocks, kind)
@@ -214,20 +211,11 @@ def mamba_settings(config: ModelConfig) -> dict[str, Any]:
     else:
         own = {"num_heads": inner // layer["d_head"]}
     settings = {"model_type": kind, **FIELDS[kind].write(config, blocks), **own}
-    return settings | {
-        "num_hidden_layers": len(blocks),
-        "expand": _whole(settings["expand"]),
-        "hidden_act": "silu",
-        "residual_in_fp32": True,
-    }
+    return settings | {"expand": _whole(settings["expand"]), "residual_in_fp32": True}
 
 
 def official_mamba_settings(config: ModelConfig) -> dict[str, Any]:
-    """The inverse of :func:`official_mamba_config`.
-
-    Raises:
-        InputError: If it is no Mamba or Mamba-2.
-    """
+    """The inverse of :func:`official_mamba_config`."""
     blocks = groups(config, NAMES)
     kind = blocks[0][0].name
     layer = first_keywords(blocks, kind)
@@ -238,15 +226,12 @@ def official_mamba_settings(config: ModelConfig) -> dict[str, Any]:
     rank = {"dt_rank": layer["dt_rank"]} if kind == "mamba" else {}
     version = {"layer": "Mamba2" if kind == "mamba2" else "Mamba1"}
     return {
-        "d_model": config.d_model,
-        "n_layer": len(blocks),
-        "vocab_size": config.vocab_size,
+        **_OFFICIAL_MODEL.write(config, blocks),
         "ssm_cfg": version | rank | _OFFICIAL[kind].write(config, blocks),
         "rms_norm": config.norm == "rms",
         "residual_in_fp32": True,
         "fused_add_norm": True,
         "pad_vocab_size_multiple": 1,
-        "tie_embeddings": config.tie_embeddings,
     }
 
 

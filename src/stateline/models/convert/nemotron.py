@@ -5,19 +5,9 @@ from typing import Any
 from stateline.errors import InputError
 from stateline.models.build import MAX_LAYERS
 from stateline.models.config import ModelConfig
+from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter, Settings
 from stateline.models.convert.parts import Names, first_keywords, groups, inner_width
-from stateline.models.convert.settings import (
-    HEADS,
-    HIDDEN,
-    VOCABULARY,
-    WIDTH,
-    Field,
-    Fields,
-    heads,
-    heads_back,
-    runs,
-)
 from stateline.models.convert.weights import count, number
 
 NAMES = Names(
@@ -38,50 +28,43 @@ _OLD_WORDS = {"mamba": "mamba2", "attention": "attention"}
 _SIGNS = {"M": "mamba2", "*": "attention", "-": "feed_forward"}
 
 
-_NAMES = "layers_block_type layer_types hybrid_override_pattern"
-_EPS = Field("layer_norm_epsilon", "norm_eps", 1e-5)
-FIELDS = Fields(
+_NAMES = "layer_types layers_block_type hybrid_override_pattern"
+_EPS = fields.Field("layer_norm_epsilon", "norm_eps", 1e-5)
+FIELDS = fields.Fields(
     (
-        VOCABULARY,
-        WIDTH,
-        HIDDEN,
+        fields.VOCABULARY,
+        fields.WIDTH,
+        fields.HIDDEN,
         _EPS,
-        Field("ssm_state_size", "mamba2.d_state", 128),
-        Field("mamba_head_dim", "mamba2.d_head", 64),
-        Field("n_groups", "mamba2.n_groups", 8),
-        Field("conv_kernel", "mamba2.d_conv", 4),
-        Field("use_bias", "mamba2.bias", False),
-        Field("use_conv_bias", "mamba2.conv_bias", True),
+        fields.Field("ssm_state_size", "mamba2.d_state", 128),
+        fields.Field("mamba_head_dim", "mamba2.d_head", 64),
+        fields.Field("n_groups", "mamba2.n_groups", 8),
+        fields.Field("conv_kernel", "mamba2.d_conv", 4),
+        fields.Field("use_bias", "mamba2.bias", False),
+        fields.Field("use_conv_bias", "mamba2.conv_bias", True),
         _EPS._replace(ours="mamba2.norm_eps"),
-        Field("mlp_bias", "feed_forward.bias", False),
+        fields.Field("mlp_bias", "feed_forward.bias", False),
     ),
-    f"{HEADS} attention_head_dim mamba_num_heads time_step_min {_NAMES}",
+    f"{fields.HEADS} attention_head_dim mamba_num_heads time_step_min {_NAMES}",
     {"mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu",)},
     # what transformers does not read in models without experts
     "attention_bias chunk_size expand mamba_proj_bias mamba_ssm_cache_dtype "
     "max_position_embeddings moe_intermediate_size moe_latent_size "
     "moe_shared_expert_intermediate_size moe_shared_expert_overlap mtp_hybrid_override_pattern "
     "mtp_layers_block_type n_group n_routed_experts n_shared_experts norm_topk_prob "
-    "num_experts_per_tok num_nextn_predict_layers output_router_logits rescale_prenorm_residual "
-    "residual_in_fp32 rms_norm_eps rope_theta routed_scaling_factor sliding_window "
-    "tie_word_embeddings time_step_floor time_step_limit time_step_max time_step_rank topk_group "
-    "use_mamba_kernels",
+    "num_experts_per_tok num_hidden_layers num_nextn_predict_layers output_router_logits "
+    "rescale_prenorm_residual residual_in_fp32 rms_norm_eps rope_theta routed_scaling_factor "
+    "sliding_window tie_word_embeddings time_step_floor time_step_limit time_step_max "
+    "time_step_rank topk_group use_mamba_kernels",
+    depth="",
 )
 
 
 def nemotron_h_config(settings: Settings) -> ModelConfig:
-    """Our configuration of a Nemotron-H without experts.
-
-    Args:
-        settings: As in its ``config.json``; what may be missing there has the value that
-            transformers gives it.
-
-    Raises:
-        InputError: If a setting is missing, or one that is there has no counterpart.
-    """
+    """Our configuration of a Nemotron-H without experts."""
     model, layers = FIELDS.read(settings)
     inner = count(settings, "mamba_num_heads", 128) * count(settings, "mamba_head_dim", 64)
-    layers["attention"] = heads({"head_dim": 128, **settings}, 8)
+    layers["attention"] = fields.heads({"head_dim": 128, **settings}, 8)
     if settings.get("attention_head_dim", wanted := settings.get("head_dim", 128)) != wanted:
         raise InputError(
             f"attention_head_dim={settings['attention_head_dim']!r:.20} is not read by "
@@ -91,7 +74,7 @@ def nemotron_h_config(settings: Settings) -> ModelConfig:
     layers["mamba2"]["min_step"] = number(settings, "time_step_min", 1e-3)
     layers["feed_forward"]["activation"] = "relu2"
     return ModelConfig(
-        runs(_layers(settings)),
+        fields.runs(_layers(settings)),
         norm="rms",
         feed_forward="none",
         tie_embeddings=False,  # transformers ignores tie_word_embeddings in this family
@@ -116,18 +99,12 @@ def _layers(settings: Settings) -> list[str]:
 
 
 def nemotron_h_settings(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`nemotron_h_config`.
-
-    Raises:
-        InputError: If the model does not consist of Mamba-2, attention and feed-forwards, each in
-            a branch of its own and at least one of each kind.
-    """
+    """The ``config.json`` of our model; the inverse of :func:`nemotron_h_config`."""
     blocks = groups(config, NAMES)
     mamba2 = first_keywords(blocks, "mamba2")
     words = {ours: official for official, ours in _WORDS.items()}
     return {
         **FIELDS.write(config, blocks),
-        **heads_back(first_keywords(blocks, "attention")),
         "tie_word_embeddings": False,
         "time_step_min": mamba2["min_step"],
         "mamba_num_heads": inner_width(mamba2, config) // mamba2["d_head"],

@@ -127,7 +127,7 @@ class Part(NamedTuple):
         theirs: The official names.
         rows: For several official tensors: the number of rows of each.
         changes: How the numbers of official tensors are rearranged: one for all, or one for each.
-        constant: What is written for an official tensor that our model does not need.
+        constant: Value to write for an official tensor that our model does not need.
     """
 
     ours: str
@@ -190,7 +190,7 @@ def _layer(
 
 
 def _derived(name: str, keywords: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """What a layer takes for keywords that are not given."""
+    """Values of keywords that are not given."""
     width = config.d_model
     if name in ("attention", "sliding_attention"):
         n_heads = keywords["n_heads"]

@@ -1,29 +1,14 @@
 """Qwen3-Next and Qwen3.5 without experts: gated delta nets and gated attention."""
 
-from functools import partial
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.models.convert.converter import Converter, Settings
+from stateline.models.convert import fields
+from stateline.models.convert.converter import Settings, family
 from stateline.models.convert.decoders import BIAS, GATED, NORM, SILU
 from stateline.models.convert.decoders import NAMES as DECODER
 from stateline.models.convert.parts import first_keywords, groups
-from stateline.models.convert.settings import (
-    FULL,
-    HEADS,
-    PARTIAL_ROPE,
-    Field,
-    Fields,
-    heads,
-    heads_back,
-    layer_count,
-    layer_indices,
-    layer_types,
-    rope,
-    rope_back,
-    runs,
-)
 from stateline.models.convert.weights import count, section
 
 _DELTA = DECODER._replace(mixers=("gated_delta_net", "attention"), inner="linear_attn.")
@@ -35,28 +20,29 @@ NAMES["qwen3_5_text"] = NAMES["qwen3_5_text"]._replace(
     # of files that also read images
     spell=lambda found: {n: n.replace("model.language_model.", "model.", 1) for n in found}
 )
-_TOP = Fields(
+_TOP = fields.Fields(
     (),
     "text_config tie_word_embeddings",
     inert="image_token_id language_model_only video_token_id vision_config vision_end_token_id "
     "vision_start_token_id",
+    depth="",
 )
-"""Fields of a model that also reads images, beside those of its part for text."""
+"""Fields of a model that also reads images, outside its part for text."""
 _KV_HEADS = {"qwen3_next": 2, "qwen3_5_text": 4}
-FIELDS = Fields(
+FIELDS = fields.Fields(
     (
         *GATED,
         BIAS,
         NORM,
         NORM._replace(ours="attention.norm_eps"),
         NORM._replace(ours="gated_delta_net.norm_eps"),
-        Field("linear_num_value_heads", "gated_delta_net.n_heads", 32),
-        Field("linear_num_key_heads", "gated_delta_net.n_key_heads", 16),
-        Field("linear_key_head_dim", "gated_delta_net.d_key", 128),
-        Field("linear_conv_kernel_dim", "gated_delta_net.d_conv", 4),
+        fields.Field("linear_num_value_heads", "gated_delta_net.n_heads", 32),
+        fields.Field("linear_num_key_heads", "gated_delta_net.n_key_heads", 16),
+        fields.Field("linear_key_head_dim", "gated_delta_net.d_key", 128),
+        fields.Field("linear_conv_kernel_dim", "gated_delta_net.d_conv", 4),
     ),
-    f"{HEADS} {PARTIAL_ROPE} layer_types full_attention_interval linear_value_head_dim num_experts "
-    "mlp_only_layers decoder_sparse_step",
+    f"{fields.HEADS} {fields.PARTIAL_ROPE} layer_types full_attention_interval "
+    "linear_value_head_dim num_experts mlp_only_layers decoder_sparse_step",
     {**SILU, "attn_output_gate": (True,), "output_gate_type": ("swish",)},
     # of experts, which a dense model does not have, of more heads for training, and precisions
     "mamba_ssm_dtype moe_intermediate_size mtp_num_hidden_layers mtp_use_dedicated_embeddings "
@@ -66,29 +52,23 @@ FIELDS = Fields(
 
 
 def qwen_config(settings: Settings, kind: str) -> ModelConfig:
-    """Our configuration of a Qwen3-Next or Qwen3.5 without experts.
-
-    Args:
-        settings: As in its ``config.json``; what may be missing there has the value that
-            transformers gives it.
-        kind: Which of them, by ``model_type``.
-
-    Raises:
-        InputError: If a setting is missing, or one that is there has no counterpart.
-    """
+    """Our configuration of a Qwen3-Next or Qwen3.5 without experts."""
     if settings.get("text_config"):
         settings = _text(settings)
     model, layers = FIELDS.read(settings)
-    n_layers = layer_count(settings)
+    n_layers = fields.layer_count(settings)
     if kind == "qwen3_next":
         _check_dense(settings, n_layers)
     settings = {"head_dim": 256, **settings}
     every = count(settings, "full_attention_interval", 4)
     derived = ["linear_attention" if n % every else "attention" for n in range(1, n_layers + 1)]
-    types = layer_types(settings, "layer_types", known=(*FULL, "linear_attention")) or derived
+    types = (
+        fields.layer_types(settings, "layer_types", known=(*fields.FULL, "linear_attention"))
+        or derived
+    )
     layers["attention"] |= {
-        **heads(settings, _KV_HEADS[kind]),
-        **rope(settings, fraction=0.25),
+        **fields.heads(settings, _KV_HEADS[kind]),
+        **fields.rope(settings, fraction=0.25),
         "qk_norm": "offset",
         "gated": True,
     }
@@ -96,7 +76,7 @@ def qwen_config(settings: Settings, kind: str) -> ModelConfig:
     values = count(settings, "linear_value_head_dim", 128)
     delta["expand_v"] = values / count(settings, "linear_key_head_dim", 128)
     return ModelConfig(
-        runs(["attention" if name in FULL else "gated_delta_net" for name in types]),
+        fields.runs(["attention" if name in fields.FULL else "gated_delta_net" for name in types]),
         norm="rms_offset",
         feed_forward="swiglu",
         layers=layers,
@@ -118,7 +98,10 @@ def _text(settings: Settings) -> Settings:
 
 def _check_dense(settings: Settings, n_layers: int) -> None:
     """Raise InputError if a layer has experts."""
-    experts, dense = settings.get("num_experts", 512), layer_indices(settings, "mlp_only_layers")
+    experts, dense = (
+        settings.get("num_experts", 512),
+        fields.layer_indices(settings, "mlp_only_layers"),
+    )
     step = count(settings, "decoder_sparse_step", 1)
     if experts and set(range(step - 1, n_layers, step)) - set(dense or []):
         raise InputError(
@@ -127,40 +110,32 @@ def _check_dense(settings: Settings, n_layers: int) -> None:
 
 
 def qwen_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`qwen_config`.
-
-    Raises:
-        InputError: If the model does not consist of gated delta nets, attention and feed-forwards.
-    """
+    """The ``config.json`` of our model; the inverse of :func:`qwen_config`."""
     blocks = groups(config, NAMES[kind])
-    attention, delta = (first_keywords(blocks, n) for n in ("attention", "gated_delta_net"))
+    delta = first_keywords(blocks, "gated_delta_net")
     words = {"attention": "full_attention", "gated_delta_net": "linear_attention"}
     return {
         **FIELDS.write(config, blocks),
-        **heads_back(attention),
-        **rope_back(attention),
-        "num_hidden_layers": len(blocks),
         "linear_value_head_dim": round(delta["expand_v"] * delta["d_key"]),
         "layer_types": [words[mixer.name] for mixer, _ in blocks],
         **({"num_experts": 0} if kind == "qwen3_next" else {}),
     }
 
 
-def _converter(kind: str, title: str, architecture: str, **others: str) -> Converter:
-    return Converter(
-        f"{title} without experts of Hugging Face transformers",
-        NAMES[kind],
-        partial(qwen_config, kind=kind),
-        partial(qwen_settings, kind=kind),
-        {kind: architecture, **others},
-    )
-
-
+_FUNCTIONS = qwen_config, qwen_settings
 CONVERTERS = {
-    "qwen3_next": _converter("qwen3_next", "Qwen3-Next", "Qwen3NextForCausalLM"),
-    "qwen3_5_text": _converter(
+    "qwen3_next": family(
+        "qwen3_next",
+        "Qwen3-Next without experts",
+        NAMES["qwen3_next"],
+        _FUNCTIONS,
+        "Qwen3NextForCausalLM",
+    ),
+    "qwen3_5_text": family(
         "qwen3_5_text",
-        "Qwen3.5",
+        "Qwen3.5 without experts",
+        NAMES["qwen3_5_text"],
+        _FUNCTIONS,
         "Qwen3_5ForCausalLM",
         qwen3_5="Qwen3_5ForConditionalGeneration",
     ),

@@ -7,23 +7,9 @@ import torch
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
+from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter, Settings
 from stateline.models.convert.parts import Names, first_keywords, groups
-from stateline.models.convert.settings import (
-    HEADS,
-    PARTIAL_ROPE,
-    TIED,
-    VOCABULARY,
-    WIDTH,
-    Field,
-    Fields,
-    heads,
-    heads_back,
-    layer_count,
-    rope,
-    rope_back,
-    runs,
-)
 from stateline.models.convert.weights import count, flag
 
 NAMES = Names(
@@ -40,47 +26,39 @@ NAMES = Names(
     inner="temporal_block.",
 )
 _OURS = {"recurrent": "rg_lru", "attention": "sliding_attention"}
-FIELDS = Fields(
+FIELDS = fields.Fields(
     (
-        VOCABULARY,
-        WIDTH,
-        TIED._replace(default=True),
-        Field("rms_norm_eps", "norm_eps", 1e-6),
-        Field("logits_soft_cap", "logits_soft_cap", 30.0),
-        Field("attention_window_size", "sliding_attention.window", 2048),
-        Field("num_attention_heads", "rg_lru.n_heads", 10),
-        Field("conv1d_width", "rg_lru.d_conv", 4),
+        fields.VOCABULARY,
+        fields.WIDTH,
+        fields.TIED._replace(default=True),
+        fields.Field("rms_norm_eps", "norm_eps", 1e-6),
+        fields.Field("logits_soft_cap", "logits_soft_cap", 30.0),
+        fields.Field("attention_window_size", "sliding_attention.window", 2048),
+        fields.Field("num_attention_heads", "rg_lru.n_heads", 10),
+        fields.Field("conv1d_width", "rg_lru.d_conv", 4),
     ),
-    f"intermediate_size lru_width block_types attention_bias {HEADS} {PARTIAL_ROPE}",
+    f"intermediate_size lru_width block_types attention_bias {fields.HEADS} {fields.PARTIAL_ROPE}",
     {"hidden_activation": ("gelu_pytorch_tanh",), "embeddings_scale_by_sqrt_dim": (True,)},
     "_block_types final_w_init_variance_scale w_init_variance_scale",
 )
 
 
 def recurrent_gemma_config(settings: Settings) -> ModelConfig:
-    """Our configuration of a RecurrentGemma.
-
-    Args:
-        settings: As in its ``config.json``; what may be missing there has the value that
-            transformers gives it.
-
-    Raises:
-        InputError: If a setting is missing, or one that is there has no counterpart.
-    """
+    """Our configuration of a RecurrentGemma."""
     model, layers = FIELDS.read(settings)
     words = settings.get("block_types", ["recurrent", "recurrent", "attention"])
     if not isinstance(words, list | tuple) or not words or not set(map(str, words)) <= set(_OURS):
         raise InputError(f"block_types must list recurrent and attention, got {words!r:.80}")
     layers["sliding_attention"] |= {
-        **heads(settings),
-        **rope(settings, fraction=0.5),
+        **fields.heads(settings),
+        **fields.rope(settings, fraction=0.5),
         "bias": True if flag(settings, "attention_bias", False) else "out",
     }
     if settings.get("lru_width") is not None:
         layers["rg_lru"]["d_inner"] = count(settings, "lru_width")
     layers["feed_forward"] = {"d_hidden": count(settings, "intermediate_size") // 2, "bias": True}
     return ModelConfig(
-        runs([_OURS[word] for word in islice(cycle(words), layer_count(settings))]),
+        fields.runs([_OURS[word] for word in islice(cycle(words), fields.layer_count(settings))]),
         norm="rms_offset",
         feed_forward="geglu",
         layers=layers,
@@ -95,20 +73,13 @@ def _normaliser(d_model: int) -> float:
 
 
 def recurrent_gemma_settings(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`recurrent_gemma_config`.
-
-    Raises:
-        InputError: If the model does not consist of RG-LRUs, sliding attention and feed-forwards.
-    """
+    """The ``config.json`` of our model; the inverse of :func:`recurrent_gemma_config`."""
     blocks = groups(config, NAMES)
     attention, lru = (first_keywords(blocks, n) for n in ("sliding_attention", "rg_lru"))
     words = {ours: official for official, ours in _OURS.items()}
     return {
         **FIELDS.write(config, blocks),
-        **heads_back(attention),
-        **rope_back(attention),
         "intermediate_size": 2 * blocks[0][1].keywords["d_hidden"],
-        "num_hidden_layers": len(blocks),
         "attention_bias": attention["bias"] is True,
         "lru_width": lru["d_inner"],
         "block_types": [words[mixer.name] for mixer, _ in blocks],

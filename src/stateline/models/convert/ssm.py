@@ -46,8 +46,8 @@ def s4d_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """For :class:`~stateline.layers.S4D`: the S4D layer of safari.
 
     Args:
-        tensors: ``D``, ``output_linear.weight`` and ``.bias``, and those of the kernel, which begin
-            with ``kernel.kernel.``.
+        tensors: ``D``, ``output_linear.weight`` and ``.bias``, and the tensors of the kernel,
+            which begin with ``kernel.kernel.``.
 
     Returns:
         By our names.
@@ -118,7 +118,7 @@ def s5_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             lindermanlab/S5; a bidirectional one has ``C1`` and ``C2`` in place of ``C``.
 
     Returns:
-        By our names; those of a bidirectional layer start with ``core.``. Its two readouts are one
+        By our names; names of a bidirectional layer start with ``core.``. Its two readouts are one
         ``c``, and the input skips the first only.
 
     Raises:

@@ -85,7 +85,7 @@ MISSING: Mapping[str, str] = {
     "zamba": "attention blocks that several layers share and that read the embeddings again",
     "zamba2": "attention blocks that several layers share and that read the embeddings again",
 }
-"""What keeps other families from being read, by ``model_type``."""
+"""Why other families cannot be read, by ``model_type``."""
 
 
 class Pretrained(NamedTuple):
@@ -114,7 +114,7 @@ def load_pretrained(
     Args:
         source: A folder with weights and usually a ``config.json``, a file with weights, or a state
             dict by official names.
-        settings: Added to those of ``config.json``, or in place of them.
+        settings: Added to ``config.json``; they replace its fields of the same names.
         device: Where the weights shall be.
         dtype: Precision of the weights; by default as they were saved.
 

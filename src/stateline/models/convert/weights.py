@@ -32,7 +32,7 @@ _UNREADABLE = (
     ValueError,
     TypeError,
 )
-"""What reading a damaged file may raise."""
+"""Exceptions that a damaged file may raise."""
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 class Weights(Mapping[str, Tensor]):
-    """Official tensors by name, each read when it is asked for.
+    """Official tensors by name; a tensor is read when it is accessed.
 
     Of pickled files, only tensors are read: no code in them is run. One of them is open at a time.
 
@@ -184,7 +184,7 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a pickled file; of a PyTorch Lightning checkpoint, those of the model."""
+    """The tensors of a pickled file, or of the model in a PyTorch Lightning checkpoint."""
     with _reading(file):
         mapped = zipfile.is_zipfile(file)  # the format since PyTorch 1.6
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
@@ -244,7 +244,7 @@ def assemble(
     Parameters that stay float32 (``keeps_float32``) are at least float32.
 
     Args:
-        config: What the model is made of.
+        config: Configuration of the model.
         tensors: All its parameters, by our names; each is copied before the next is asked for.
         device: Where the weights shall be.
         dtype: Their precision; by default that of the tensors.

@@ -119,10 +119,16 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 """Values with which fields of any family are supported."""
 
-HEADS = "num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+HEADS = "num_attention_heads num_key_value_heads head_dim"
 ROPE = "rope_theta rope_scaling rope_parameters max_position_embeddings"
 PARTIAL_ROPE = f"{ROPE} partial_rotary_factor"
-"""Fields that :func:`heads` (with the number of layers) and :func:`rope` read."""
+"""Fields that :func:`heads` and :func:`rope` read; :meth:`Fields.write` writes these, too."""
+
+_HEADS = {
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "d_head": "head_dim",
+}
 
 
 class Fields(NamedTuple):
@@ -133,12 +139,14 @@ class Fields(NamedTuple):
         reads: Names of others that its converter reads.
         only: Values with which a field is supported, the default of transformers first.
         inert: Names of fields without effect on the logits, besides ``INERT``.
+        depth: The number of layers; empty if the list of layers tells it.
     """
 
     ours: tuple[Field, ...]
     reads: str = ""
     only: Mapping[str, tuple[Any, ...]] = {}
     inert: str = ""
+    depth: str = "num_hidden_layers"
 
     def read(self, settings: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Settings of the model, and keywords by layer.
@@ -158,6 +166,11 @@ class Fields(NamedTuple):
     def write(self, config: ModelConfig, blocks: Sequence[tuple[Layer, ...]]) -> dict[str, Any]:
         """The inverse of :meth:`read`; the first layer of a kind stands for all."""
         settings = {name: known[0] for name, known in self.only.items()}
+        settings |= {self.depth: len(blocks)} if self.depth else {}
+        if HEADS in self.reads:
+            attention = first_keywords(blocks, "attention", "sliding_attention")
+            settings |= {theirs: attention[ours] for ours, theirs in _HEADS.items()}
+            settings |= rope_back(attention) if ROPE in self.reads else {}
         for field in self.ours:
             layer, _, keyword = field.ours.rpartition(".")
             same = ("attention", "sliding_attention") if layer == "attention" else (layer,)
@@ -166,7 +179,7 @@ class Fields(NamedTuple):
         return settings
 
     def _check(self, settings: Settings) -> None:
-        accounted = {*INERT, *self.inert.split(), *self.reads.split()}
+        accounted = {*INERT, *self.inert.split(), *self.reads.split(), self.depth}
         accounted |= {field.theirs for field in self.ours}
         only = {**ONLY, **self.only}
         for name, value in settings.items():
@@ -220,15 +233,6 @@ def head_width(settings: Settings) -> int:
     """Width of a head."""
     usual = count(settings, "hidden_size") // count(settings, "num_attention_heads")
     return usual if settings.get("head_dim") is None else count(settings, "head_dim")
-
-
-def heads_back(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`heads`."""
-    return {
-        "num_attention_heads": keywords["n_heads"],
-        "num_key_value_heads": keywords["n_kv_heads"],
-        "head_dim": keywords["d_head"],
-    }
 
 
 def rope(
