@@ -94,8 +94,11 @@ _INERT = """
     mlp_dropout model_max_length model_type name_or_path num_labels output_attentions
     output_hidden_states pad_token_id prefix pretraining_tp problem_type return_dict sep_token_id
     task_specific_params tokenizer_class torch_dtype torchscript transformers_version unk_token_id
-    unsloth_version use_bfloat16 use_cache
-    attention_dropout attn_pdrop classifier_dropout dropout embd_pdrop embed_dropout
+    transformers.js_config unsloth_version use_bfloat16 use_cache
+    summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels
+    summary_type summary_use_proj
+    attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout dropout
+    embd_pdrop embed_dropout
     hidden_dropout hidden_dropout_prob resid_dropout resid_pdrop
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
     encoder_no_repeat_ngram_size exponential_decay_length_penalty length_penalty max_length
@@ -104,8 +107,8 @@ _INERT = """
     return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
 """
 INERT = frozenset(_INERT.split())
-"""Fields of any family without effect on the logits: names, tokens, initial values, dropout, which
-acts in training only, and how transformers computes or generates."""
+"""Fields of any family without effect on the logits: names, tokens, initial values, classifiers,
+dropout, which acts in training only, and how transformers computes or generates."""
 
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
@@ -115,6 +118,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "is_decoder": (False, True),
     "is_encoder_decoder": (False,),
     "pruned_heads": ({},),
+    "rope_interleaved": (False,),
     "tie_encoder_decoder": (False,),
 }
 """Values with which fields of any family are supported."""

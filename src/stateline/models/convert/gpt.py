@@ -64,9 +64,7 @@ FIELDS = {
         ),
         "n_inner activation_function scale_attn_weights",
         {"scale_attn_by_inverse_layer_idx": (False,)},
-        "n_ctx n_special output_past predict_special_tokens reorder_and_upcast_attn "
-        "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
-        "summary_use_proj",
+        "n_ctx n_special output_past predict_special_tokens reorder_and_upcast_attn",
         "n_layer",
     ),
     "gpt_neo": fields.Fields(

@@ -76,7 +76,7 @@ _ONLY = {
 FIELDS = {
     "bamba": fields.Fields(
         (*_COMMON, *_both(1e-5), fields.HIDDEN),
-        f"{_READS} attn_layer_indices partial_rotary_factor",
+        f"{_READS} attn_layer_indices attn_rotary_emb partial_rotary_factor",
         _ONLY,
         _INERT,
     ),
@@ -147,6 +147,12 @@ def mamba2_hybrid_config(settings: Settings, kind: str) -> ModelConfig:
         # transformers reads no such factor in either family, only in rope_parameters of a Bamba
         given = settings if granite else {**settings, "partial_rotary_factor": 0.5}
         attention |= fields.rope(given, fraction=None if granite else 0.5)
+    rotated = fields.head_width(settings) * float(attention.get("rotary_fraction") or 1)
+    if settings.get("attn_rotary_emb", rotated) != rotated:
+        raise InputError(
+            f"attn_rotary_emb={settings['attn_rotary_emb']!r:.20} is not read by transformers, "
+            f"which rotates {rotated:g} entries of each head"
+        )
     if granite:
         attention |= granite_scores(settings)
     layers["attention"] = attention
