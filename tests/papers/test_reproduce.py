@@ -118,6 +118,7 @@ def test_tables_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -
         (["--recipes", "nothing"], "no tables in nothing"),
         (["at.yaml"], "row 'H3' is scored at 3, 6, not at 4"),
         (["after.yaml"], "row 'H3' is scored every 1 of 2 updates, so not after 3"),
+        (["score.yaml"], "row 'H3' has no score 'accuracy', but character_accuracy, string_acc"),
         (["mine.yaml"], "the table mine.yaml: Object missing required field `paper`"),
         (["none.yaml"], "cannot read the table none.yaml"),
     ],
@@ -126,6 +127,7 @@ def test_what_cannot_be_reproduced_is_one_line_and_leaves_nothing(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("mine.yaml").write_text("place: table 1\n")
+    Path("score.yaml").write_text(TABLE.replace("at: 3", "score: accuracy"))
     Path("at.yaml").write_text(TABLE.replace("at: 3", "at: 4"))
     Path("after.yaml").write_text(TABLE.replace("updates_to: 1.0", "after: 3"))
     assert main(["reproduce", *arguments]) == 2

@@ -256,3 +256,8 @@ def test_labels_follow_inputs_in_the_vocabulary(labelled: LabelledTask) -> None:
         pytest.skip("its labels are words of the input")
     tokens, targets = labelled.labelled(2048, 0)
     assert tokens.max() < targets[targets != IGNORE].min()
+
+
+def test_a_task_names_its_scores_before_a_model_is_scored(make: Callable[..., Task]) -> None:
+    task = make()
+    assert task.metric in task.score_names()

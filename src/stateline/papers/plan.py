@@ -59,6 +59,9 @@ def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, ta
         if column.at is not None and column.at not in task.eval_lengths:
             lengths = ", ".join(map(str, task.eval_lengths))
             raise InputError(f"row {row.name!r} is scored at {lengths}, not at {column.at}")
+        if column.score and (names := task.score_names()) and column.score not in names:
+            known = ", ".join(sorted(names))
+            raise InputError(f"row {row.name!r} has no score {column.score!r}, but {known}")
         after = column.after
         if after is not None and after != steps and (not every or after % every or after > steps):
             raise InputError(

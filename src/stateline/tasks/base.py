@@ -176,6 +176,10 @@ class Task(ABC):
         targets = [self.train_batch(index).targets for index in range(batches)]
         return torch.cat([own[self.asked(own)].flatten() for own in targets])[:, None]
 
+    def score_names(self) -> set[str]:
+        """Names of all scores; none if they are not known before a model is scored."""
+        return set()
+
     def check(self) -> None:  # noqa: B027  # most tasks need none
         """Check before training that the task can be scored at all its lengths.
 
@@ -230,6 +234,11 @@ class GeneratedTask(Task):
 
     def _answers(self, batches: int) -> Tensor:
         return torch.cat([self.problems(self.train_length, n).answers for n in range(batches)])
+
+    def score_names(self) -> set[str]:
+        """Names of the scores of right answers."""
+        answers = self.problems(self.train_length, 0).answers
+        return {*self.score(answers, answers)}
 
     def positions(self, length: int) -> int:
         """Tokens of a prompt and its answer, without the last."""
@@ -351,6 +360,11 @@ class LabelledTask(Task):
         """Rows in some evaluation batches."""
         return batches * len(self.labelled(self.train_length, 0).tokens)
 
+    def score_names(self) -> set[str]:
+        """Names of the scores of right labels."""
+        targets = self.labelled(self.train_length, 0).targets
+        return {*self.score(targets, targets)}
+
     def score(
         self, targets: Int[Tensor, "batch length"], predictions: Int[Tensor, "batch length"]
     ) -> dict[str, float]:
@@ -378,6 +392,10 @@ class CorpusTask(Task):
     has_text = carries_state = True
     tokenizer: Tokenizer
     bytes_per_token: float = 1.0
+
+    def score_names(self) -> set[str]:
+        """The metric, and the perplexity per token."""
+        return {self.metric, "perplexity"}
 
     @abstractmethod
     def held_out(self, length: int) -> Iterator[Batch]:

@@ -28,9 +28,11 @@ class Objective(ABC):
     Attributes:
         metric: Name of the score that tables show.
         higher_is_better: Whether a larger score is better.
+        scores: Names of all scores.
     """
 
     metric: str
+    scores: ClassVar[tuple[str, ...]]
     higher_is_better: ClassVar[bool]
 
     @abstractmethod
@@ -72,6 +74,7 @@ class Classes(Objective):
     """
 
     metric = "accuracy"
+    scores: ClassVar[tuple[str, ...]] = ("accuracy",)
     higher_is_better = True
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -120,6 +123,7 @@ class Ranked(Classes):
     """
 
     metric = "auroc"
+    scores = ("auroc", "accuracy")
 
     def __init__(self, names: Sequence[str]) -> None:
         if len(names) != 2:
@@ -164,6 +168,7 @@ class Values(Objective):
             computed from that position alone, without pooling.
     """
 
+    scores = ("l1", "l2", "r2")
     higher_is_better = False
 
     def __init__(

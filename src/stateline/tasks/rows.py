@@ -151,6 +151,10 @@ class RowsTask(Task):
         for start in range(0, len(order), self.batch_size):
             yield self._batch(rows, order[start : start + self.batch_size])
 
+    def score_names(self) -> set[str]:
+        """The scores of the objective."""
+        return {*self.objective.scores}
+
     def problems_scored(self, batches: int) -> int:  # noqa: ARG002
         """All held-out rows."""
         return len(self.held_out_rows.inputs)
