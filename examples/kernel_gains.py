@@ -1,12 +1,12 @@
 """Measure what the kernels of single ops gain in whole updates of a model.
 
-Run it: python examples/kernel_gains.py "attention(position=rope)*2" 64 32 64 attention local_attention
+Run it: python examples/kernel_gains.py "attention(position=rope)*2" 64 32 64 attention
 
-It trains a language model (256 letters, AdamW) on random tokens, on one thread: pattern, width, rows
-and length, then ops. In turns, an update runs with the backends that ``auto`` chooses, and with the
-named ops by PyTorch alone (``--backend``). Two ops joined by ``+`` go to PyTorch together. The table
-shows the median processor time of an update and the median of the ratios of neighbouring updates:
-above 1, the kernel gains.
+It trains a language model (256 letters, AdamW) on random tokens, on one thread: pattern, width,
+rows and length, then ops. In turns, an update runs with the backends that ``auto`` chooses, and
+with the named ops by PyTorch alone (``--backend``). Two ops joined by ``+`` go to PyTorch together.
+The table shows the median processor time of an update and the median of the ratios of neighbouring
+updates: above 1, the kernel gains.
 """
 
 import argparse
