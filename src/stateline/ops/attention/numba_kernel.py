@@ -278,8 +278,8 @@ def backward(
     gblock, other = np.empty(d * LANES, q.dtype), np.empty(d * LANES, q.dtype)
     scores, grads = np.empty(TILE * LANES, q.dtype), np.empty(TILE * LANES, q.dtype)
     norm, delta = np.empty(LANES, q.dtype), np.empty(LANES, q.dtype)
-    norms = np.zeros(length + LANES, q.dtype)
-    deltas = np.zeros(length + LANES, q.dtype)
+    norms = np.zeros(length + MARGIN, q.dtype)  # read in groups of ROWS, too
+    deltas = np.zeros(length + MARGIN, q.dtype)
     reach = length + slots + 2 * MARGIN + LANES
     ceiling, bias = np.empty(reach, q.dtype), np.empty(reach, q.dtype)
     root = 1 / math.sqrt(d)
