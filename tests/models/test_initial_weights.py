@@ -63,8 +63,3 @@ def test_biases_are_zero_but_in_the_staircase_code() -> None:
         biases = [found[f"stack.layers.{n}.layer.out_proj.bias"] for n in (1, 3)]
         assert [bool(bias.any()) for bias in biases] == [init == "staircase"] * 2
     assert biases[0].abs().max() <= (4 * D) ** -0.5 / BRANCHES
-
-
-def test_the_scheme_does_not_identify_a_model() -> None:
-    settings = {"vocab_size": 9, "d_model": 8}
-    assert repr(ModelConfig("h3", **settings)) == repr(ModelConfig("h3", **settings, init="gpt2"))

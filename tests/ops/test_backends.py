@@ -499,8 +499,13 @@ class TestTable:
     """``stateline check --backends``."""
 
     def test_it_shows_what_auto_chooses_and_why_not_the_others(
-        self, register: Callable[..., None], capsys: pytest.CaptureFixture[str]
+        self,
+        register: Callable[..., None],
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setenv("COLUMNS", "200")  # no reason is divided
+
         def can_use(function: str, u: Tensor, _: Tensor) -> str:
             if u.dtype == torch.float64:
                 return "float64 is too wide"
