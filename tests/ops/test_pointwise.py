@@ -53,7 +53,7 @@ def test_calls_that_the_kernels_cannot_run_go_elsewhere() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert "autocast" in reason("feed_forward", x, weights)
     with torch.no_grad():
-        assert "without a gradient" in reason("feed_forward", x, weights)
+        assert "for few positions" in reason("feed_forward", x, weights)
     heads, angles = normal(1, 4, 2, 6), torch.zeros(1, 4, 3, dtype=torch.float64)
     assert reason("rotary", heads, angles, angles) == ""
     assert "to angles" in reason("rotary", heads, angles, angles.clone().requires_grad_())

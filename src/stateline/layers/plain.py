@@ -4,6 +4,8 @@ from typing import TypeGuard
 
 from torch import nn
 
+from stateline.layers.linear import Linear
+
 
 def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a map is ``nn.Linear`` with a bias, and nothing watches or changes what it computes.
@@ -17,4 +19,4 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
         linear._backward_hooks,
     )
     changed = any(hooks) or "forward" in vars(linear)
-    return type(linear) is nn.Linear and linear.bias is not None and not changed
+    return type(linear) in (nn.Linear, Linear) and linear.bias is not None and not changed

@@ -3,17 +3,18 @@
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import require_causal, values_at_hand
 from stateline.layers.dropout import Dropout
+from stateline.layers.linear import Linear
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.initial_weights import initialise
 from stateline.models.inputs import check_length, check_tokens, length_limit
+from stateline.ops.linear import linear
 
 
 class LanguageModelState(NamedTuple):
@@ -64,7 +65,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         normed = config.block == "post_norm"  # already normalised by the last branch
         self.norm = NORMS["none" if normed else config.norm](config.d_model, config.norm_eps)
         tied, bias = config.tie_embeddings, config.head_bias
-        self.head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=bias)
+        self.head = None if tied else Linear(config.d_model, config.vocab_size, bias=bias)
         initialise(self, config.d_model, config.init)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LanguageModelState:
@@ -135,7 +136,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
 
     def _logits(self, h: Tensor) -> Tensor:
         h = self.norm(h)
-        y = F.linear(h, self.embedding.weight) if self.head is None else self.head(h)
+        y = linear(h, self.embedding.weight) if self.head is None else self.head(h)
         if (divisor := self.config.logits_divisor) != 1:
             y = y / divisor
         return y if (cap := self.config.logits_soft_cap) is None else cap * torch.tanh(y / cap)

@@ -12,6 +12,7 @@ from stateline.errors import InputError
 from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import values_at_hand
 from stateline.layers.dropout import Dropout
+from stateline.layers.linear import Linear
 from stateline.models.build import build_stack
 from stateline.models.config import MAX_SIZE, ModelConfig
 from stateline.models.initial_weights import initialise
@@ -89,14 +90,14 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         self.config = config
         width, channels = config.d_model, config.n_channels
         self.embedding = None if channels else nn.Embedding(config.vocab_size, width)
-        self.encoder = nn.Linear(channels, width) if channels else None
+        self.encoder = Linear(channels, width) if channels else None
         self.positions = nn.Embedding(config.max_len, width) if config.max_len else None
         self.dropout = Dropout(config.embedding_dropout)
         self.stack = build_stack(config)
         self.causal = self.stack.causal
         self.max_len = length_limit(config.max_len, self.stack)
         self.norm = NORMS[config.norm](width, config.norm_eps)
-        self.head = nn.Linear(width, config.n_outputs)
+        self.head = Linear(width, config.n_outputs)
         initialise(self, width, config.init)
         if self.encoder is not None:
             # Inputs of unit variance are mapped to unit variance.

@@ -16,6 +16,7 @@ from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.derived import derived
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import HeadSettings, scaled
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import AttentionMask, LocalWindow, attention, local_attention
@@ -121,11 +122,11 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
                 f"masked_heads={its.masked_heads}, n_heads={its.n_heads}"
             )
         heads = ((1 + its.gated) * its.n_heads + 2 * self.n_kv_heads) * self.d_head
-        self.qkv = nn.Linear(d_model, heads, bias=its.has_bias("qkv"))
+        self.qkv = Linear(d_model, heads, bias=its.has_bias("qkv"))
         norm = OffsetRMSNorm if its.qk_norm == "offset" else nn.RMSNorm
         self.q_norm = norm(self.d_head, eps=its.norm_eps) if its.qk_norm else None
         self.k_norm = norm(self.d_head, eps=its.norm_eps) if its.qk_norm else None
-        self.out_proj = nn.Linear(its.n_heads * self.d_head, d_model, bias=its.has_bias("out"))
+        self.out_proj = Linear(its.n_heads * self.d_head, d_model, bias=its.has_bias("out"))
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> AttentionState:
         """Empty cache with ``capacity`` free slots."""

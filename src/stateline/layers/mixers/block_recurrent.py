@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
 from stateline.layers.context import Context
 from stateline.layers.keywords import check_choice, check_counts, keywords_from
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.cross_attention import (
     TokenSettings,
     attend_by_block,
@@ -58,11 +59,11 @@ class GatedUpdate(nn.Module):
     ) -> None:
         super().__init__()
         self.bounded = bounded
-        self.hidden = nn.Linear(d_input, d_hidden, bias=False) if d_hidden else None
+        self.hidden = Linear(d_input, d_hidden, bias=False) if d_hidden else None
         width = d_hidden or d_input
-        self.propose = nn.Linear(width, d_model, bias=False)
+        self.propose = Linear(width, d_model, bias=False)
         self.keep = nn.Parameter(torch.randn(d_model) * 0.1) if gate == "fixed" else None
-        self.gates = nn.Linear(width, 2 * d_model) if gate == "lstm" else None
+        self.gates = Linear(width, 2 * d_model) if gate == "lstm" else None
 
     def forward(
         self, r: Float[Tensor, "batch vector d_model"], z: Float[Tensor, "batch vector width"]
@@ -143,8 +144,8 @@ class BlockRecurrent(SequenceLayer[BlockRecurrentState]):
         self.initial = nn.Parameter(torch.randn(its.n_states, d_model) * 0.1)
         self.ids = nn.Parameter(torch.randn(its.n_states, d_model))
         self.norm = nn.RMSNorm(d_model, eps=1e-6)
-        self.qq_proj = nn.Linear(d_model, 2 * d_model, bias=False)
-        self.kv_proj = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.qq_proj = Linear(d_model, 2 * d_model, bias=False)
+        self.kv_proj = Linear(d_model, 2 * d_model, bias=False)
         self.scales = nn.Parameter(torch.ones(2, its.n_heads)) if its.qk_norm else None
         hidden = d_hidden if update == "single" else 0
         self.mix = GatedUpdate(

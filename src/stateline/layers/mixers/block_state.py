@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, zeros
 from stateline.layers.keywords import check_choice, check_counts, keywords_from
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.cross_attention import TokenSettings, attend_by_block, attend_to_all
 from stateline.layers.mixers.diagonal_ssm import ChannelSSM, DiagonalSSM
 from stateline.layers.mixers.dss import DSS
@@ -138,7 +139,7 @@ class BlockState(SequenceLayer[BlockStateState]):
         self.local, self.cross = its.attentions(d_model, its.d_head)
         outputs = {"sh": 1, "mh": n_heads, "mf": n_states}[variant]
         self.copies = outputs if its.independent and its.ssm != "long_conv" else 1
-        self.narrow = nn.Linear(d_model, d_ssm, bias=False)
+        self.narrow = Linear(d_model, d_ssm, bias=False)
         self.ssm = _SSMS[its.ssm](self.copies * d_ssm, outputs // self.copies, its)
         full, heads = its.lift == "full", n_heads * self.cross.d_head
         self.w_lift = nn.Parameter(torch.randn(d_ssm, d_model) / d_ssm**0.5) if full else None

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from stateline.layers.dropout import Dropout
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.sliding_attention import SlidingAttention
 from stateline.layers.norm import unit_length
 
@@ -79,8 +80,8 @@ class CrossAttention(nn.Module):
         self.dropout = Dropout(dropout)
         self.n_heads, self.d_head = n_heads, d_head or d_model // n_heads
         width = n_heads * self.d_head
-        self.q_proj = nn.Linear(d_model, width, bias=False)
-        self.out_proj = nn.Linear(width, d_model, bias=False)
+        self.q_proj = Linear(d_model, width, bias=False)
+        self.out_proj = Linear(width, d_model, bias=False)
         self.scale = nn.Parameter(torch.ones(n_heads)) if qk_norm else None
 
     def queries(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch head d_head"]:

@@ -3,11 +3,12 @@
 from typing import Literal, get_args
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from stateline.layers.base import SequenceLayer
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import check_choice, check_counts
+from stateline.layers.linear import Linear
 from stateline.layers.plain import is_plain
 from stateline.ops import FeedForwardWeights, feed_forward
 
@@ -71,8 +72,8 @@ class FeedForward(SequenceLayer[tuple[()]]):
             d_hidden = default_hidden(d_model, activation)
         check_counts(d_hidden=d_hidden)
         self.activation, self.d_hidden, self.bias = activation, d_hidden, bias
-        self.in_proj = nn.Linear(d_model, 2 * d_hidden if gated else d_hidden, bias=bias)
-        self.out_proj = nn.Linear(d_hidden, d_model, bias=bias)
+        self.in_proj = Linear(d_model, 2 * d_hidden if gated else d_hidden, bias=bias)
+        self.out_proj = Linear(d_hidden, d_model, bias=bias)
         self.dropout = Dropout(dropout)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[()]:  # noqa: ARG002

@@ -1,10 +1,11 @@
 """Gated short convolution: the mixer of LFM2."""
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Around
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.short_conv import ShortConv
 
 
@@ -41,9 +42,9 @@ class GatedConv(Around):
     def __init__(self, d_model: int, *, taps: int = 3, bias: bool = False) -> None:
         super().__init__(d_model)
         self.taps, self.bias = taps, bias
-        self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
+        self.in_proj = Linear(d_model, 3 * d_model, bias=bias)
         self.conv = PlainConv(d_model, taps=taps, bias=bias)
-        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.out_proj = Linear(d_model, d_model, bias=bias)
 
     @property
     def inner(self) -> AnyLayer:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
@@ -95,12 +96,12 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         self.query_scale = self.d_key**-0.5 if query_scale is None else query_scale
         self.d_values = n_heads * self.d_value
         mixed = 2 * n_key_heads * self.d_key + self.d_values
-        self.in_proj = nn.Linear(d_model, mixed + self.d_values + 2 * n_heads, bias=False)
+        self.in_proj = Linear(d_model, mixed + self.d_values + 2 * n_heads, bias=False)
         self.conv = ShortConv(mixed, taps=d_conv, bias=False)
         self.dt_bias = nn.Parameter(initial_step_bias(n_heads))
         self.a_log = nn.Parameter((16 * (1 - torch.rand(n_heads))).log())
         self.norm = nn.RMSNorm(self.d_value, eps=norm_eps)
-        self.out_proj = nn.Linear(self.d_values, d_model, bias=False)
+        self.out_proj = Linear(self.d_values, d_model, bias=False)
 
     @property
     def d_keys(self) -> int:

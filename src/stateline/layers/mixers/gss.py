@@ -11,6 +11,7 @@ from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Around
 from stateline.layers.derived import derived
 from stateline.layers.keywords import check_counts
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.diagonal_ssm import DiagonalRecurrence
 from stateline.ops import DiagonalWeights
 from stateline.ops.planes import divide, exponential_minus_one
@@ -99,12 +100,12 @@ class GSS(Around):
         self.d_ssm, self.expand = d_ssm, expand
         self.d_state, self.exp_frequency = d_state, exp_frequency
         d_gate = expand * d_model
-        self.gate = nn.Linear(d_model, d_gate, bias=False)
-        self.narrow = nn.Linear(d_model, d_ssm, bias=False)
+        self.gate = Linear(d_model, d_gate, bias=False)
+        self.narrow = Linear(d_model, d_ssm, bias=False)
         self.norm = nn.LayerNorm(d_ssm)
         self.ssm = SimplifiedDSS(d_ssm, d_state=d_state, exp_frequency=exp_frequency)
-        self.widen = nn.Linear(d_ssm, d_gate, bias=False)
-        self.out_proj = nn.Linear(d_gate, d_model)
+        self.widen = Linear(d_ssm, d_gate, bias=False)
+        self.out_proj = Linear(d_gate, d_model)
 
     @property
     def inner(self) -> AnyLayer:

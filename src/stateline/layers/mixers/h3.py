@@ -2,12 +2,13 @@
 
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records
 from stateline.layers.derived import derived
 from stateline.layers.keywords import check_counts, keywords_from
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.adjacent import from_adjacent, to_adjacent
 from stateline.layers.mixers.diagonal_ssm import DiagonalSSM, DiagonalSSMState
 from stateline.layers.mixers.finite_filter import FiniteFilterState
@@ -65,10 +66,10 @@ class H3(SequenceLayer[H3State]):
         check_counts(max_len=1 if max_len is None else max_len)
         self.settings, self.d_head, self.max_len = DiagonalSettings(**settings), d_head, max_len
         self.n_outputs = n_outputs = self.settings.n_outputs
-        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.qkv = Linear(d_model, 3 * d_model)
         self.shift = ShiftSSM(d_model, d_state=self.settings.d_state)
         self.diagonal = DiagonalSSM(d_model // d_head, **settings)
-        self.out_proj = nn.Linear(n_outputs * d_model, d_model)
+        self.out_proj = Linear(n_outputs * d_model, d_model)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> H3State:  # noqa: ARG002
         """Zero states; the diagonal SSM has one per product of a key entry and a value entry."""

@@ -7,11 +7,12 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.keywords import check_choice
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
 from stateline.ops import linear_attention, linear_attention_step, linear_attention_step_
 from stateline.ops.linear_attention import CHUNK
@@ -106,8 +107,8 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
             default = max(1, int(self.d_head * math.log(self.d_head)))
             self.n_features = n_features or default
             self.register_buffer("projection", _directions(self.n_features, self.d_head))
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+        self.qkv = Linear(d_model, 3 * d_model, bias=False)
+        self.out_proj = Linear(d_model, d_model, bias=False)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> LinearAttentionState:  # noqa: ARG002
         """Zero state."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
@@ -96,9 +97,9 @@ class Mamba(SequenceLayer[MambaState]):
                 "d_state, dt_rank and expand * d_model must be at least 1, "
                 f"got {d_state=}, dt_rank={self.dt_rank} and {self.d_inner}"
             )
-        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
+        self.in_proj = Linear(d_model, 2 * self.d_inner, bias=bias)
         self.conv = ShortConv(self.d_inner, taps=d_conv, bias=conv_bias)
-        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        self.x_proj = Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
         # not an nn.Linear, which models initialise differently and cast to half precision
         bound = self.dt_rank**-0.5
         self.dt_weight = nn.Parameter(
@@ -109,7 +110,7 @@ class Mamba(SequenceLayer[MambaState]):
         self.skip = nn.Parameter(torch.ones(self.d_inner))
         normed = self.dt_rank + 2 * d_state
         self.norm_weight = nn.Parameter(torch.ones(normed)) if learned_norms else None
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
+        self.out_proj = Linear(self.d_inner, d_model, bias=bias)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> MambaState:  # noqa: ARG002
         """Zero states."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
@@ -120,13 +121,13 @@ class Mamba2(SequenceLayer[Mamba2State]):
         self.d_inner, self.d_state, self.d_head = inner, d_state, d_head
         self.n_heads, self.n_groups = inner // d_head, n_groups
         mixed = inner + 2 * n_groups * d_state
-        self.in_proj = nn.Linear(d_model, inner + mixed + self.n_heads, bias=bias)
+        self.in_proj = Linear(d_model, inner + mixed + self.n_heads, bias=bias)
         self.conv = ShortConv(mixed, taps=d_conv, bias=conv_bias)
         self.dt_bias = nn.Parameter(initial_step_bias(self.n_heads))
         self.a_log = nn.Parameter(torch.empty(self.n_heads).uniform_(1, 16).log())
         self.skip = nn.Parameter(torch.ones(self.n_heads))
         self.norm_weight, self.norm_eps = nn.Parameter(torch.ones(inner)), norm_eps
-        self.out_proj = nn.Linear(inner, d_model, bias=bias)
+        self.out_proj = Linear(inner, d_model, bias=bias)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Mamba2State:  # noqa: ARG002
         """Zero states."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.gated_conv import PlainConv
 from stateline.ops import selective_scan, selective_scan_step, selective_scan_step_
@@ -74,7 +75,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         if self.d_inner < 1 or n_heads < 1 or self.d_inner % n_heads:
             raise InputError(f"n_heads must divide d_inner, got {n_heads=}, d_inner={self.d_inner}")
         self.n_heads, self.d_conv, width = n_heads, d_conv, self.d_inner // n_heads
-        self.in_proj = nn.Linear(d_model, 2 * self.d_inner)
+        self.in_proj = Linear(d_model, 2 * self.d_inner)
         self.conv = PlainConv(self.d_inner, taps=d_conv)
         blocks = (n_heads, width, width)
         self.decay_weight = nn.Parameter(torch.randn(blocks) * width**-0.5)
@@ -83,7 +84,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
         self.input_bias = nn.Parameter(torch.zeros(n_heads, width))
         fastest = torch.empty(self.d_inner).uniform_(0.9, 0.999)  # of a where r is 1
         self.rate = nn.Parameter((-fastest.log() / _SHARPNESS).expm1().log())
-        self.out_proj = nn.Linear(self.d_inner, d_model)
+        self.out_proj = Linear(self.d_inner, d_model)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> RGLRUState:  # noqa: ARG002
         """Zero states."""

@@ -14,6 +14,7 @@ from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import check_counts, keywords_from
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import HeadSettings, scaled
 from stateline.layers.norm import unit_length
 from stateline.ops import LocalWindow, local_attention
@@ -114,9 +115,9 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
                 f"got {d_model=} and n_heads={its.n_heads}"
             )
         width = its.n_heads * self.d_head
-        self.q_proj = nn.Linear(d_model, width, bias=its.has_bias("qkv"))
-        self.kv_proj = nn.Linear(d_model, 2 * n_kv_heads * self.d_head, bias=its.has_bias("qkv"))
-        self.out_proj = nn.Linear(width, d_model, bias=its.has_bias("out"))
+        self.q_proj = Linear(d_model, width, bias=its.has_bias("qkv"))
+        self.kv_proj = Linear(d_model, 2 * n_kv_heads * self.d_head, bias=its.has_bias("qkv"))
+        self.out_proj = Linear(width, d_model, bias=its.has_bias("out"))
         self._kv_shape = (2, n_kv_heads, self.d_head)
         self.position_keys: nn.Parameter | None = None
         if its.position == "relative":

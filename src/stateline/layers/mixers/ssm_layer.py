@@ -3,12 +3,13 @@
 from typing import get_args
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer
 from stateline.layers.compose import Around
 from stateline.layers.keywords import check_choice
+from stateline.layers.linear import Linear
 from stateline.layers.mixers.ssm_settings import Output
 
 
@@ -39,7 +40,7 @@ class SSMLayer(Around):
                 "'glu'"
             )
         self.ssm, self.output, self.settings = ssm, output, ssm.settings
-        self.out_proj = nn.Linear(ssm.d_output, ssm.d_model * (2 if output == "glu" else 1))
+        self.out_proj = Linear(ssm.d_output, ssm.d_model * (2 if output == "glu" else 1))
 
     @property
     def inner(self) -> AnyLayer:

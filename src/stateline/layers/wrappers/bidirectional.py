@@ -4,10 +4,11 @@ from typing import Any, ClassVar, Literal, NoReturn, get_args
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, require_causal
+from stateline.layers.linear import Linear
 
 Combine = Literal["project", "sum"]
 
@@ -61,7 +62,7 @@ class Bidirectional(SequenceLayer[Any]):
             )
         self.core, self.combine = core, combine
         project = combine == "project"
-        self.out_proj = nn.Linear(2 * core.d_output, core.d_model) if project else None
+        self.out_proj = Linear(2 * core.d_output, core.d_model) if project else None
 
     def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Read the rows in both directions.

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from stateline.ops.dispatch import tensors_of, wants_gradient
 from stateline.ops.kernel_op import is_plain
+from stateline.ops.linear import LEAST, product, weight_gradient
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import array, fan_out, flat, strided
 from stateline.ops.pointwise import FeedForwardWeights
@@ -24,8 +25,8 @@ def can_use(function: str, *inputs: Any) -> str:
     if function == "rotary" and wants_gradient(*inputs[1:]):
         return "the numba kernel gives no gradient to angles"
     if function == "feed_forward":
-        if not wants_gradient(*inputs):
-            return "without a gradient, PyTorch's linear maps are as fast"
+        if tensors[0].numel() * len(tensors[1]) < LEAST and not wants_gradient(*inputs):
+            return "without a gradient, PyTorch's functions are as fast for few positions"
         if tensors[0].is_cpu and torch.is_autocast_enabled("cpu"):
             return "autocast chooses another precision"
     return launch.can_use(*inputs)
@@ -48,18 +49,19 @@ class _FeedForward(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, b_out: Tensor
     ) -> Tensor:
-        h = x @ w_in.T
+        h = product(x, w_in)
         z = torch.empty_like(h)
         fan_out(gelu_of_sum, (h.numpy(), array(b_in, x.dtype), z.numpy()), len(h), 1.5 * h.numel())
         ctx.save_for_backward(x, z, h, w_in, w_out)  # h holds the derivative now
-        return (z @ w_out.T).add_(b_out)
+        return product(z, w_out, b_out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, z, slope, w_in, w_out = ctx.saved_tensors
-        of_h = (grad @ w_out).mul_(slope)
-        return of_h @ w_in, of_h.T @ x, of_h.sum(0), grad.T @ z, grad.sum(0)
+        of_h = product(grad, w_out.T).mul_(slope)
+        of_maps = weight_gradient(of_h, x), of_h.sum(0), weight_gradient(grad, z), grad.sum(0)
+        return product(of_h, w_in.T), *of_maps
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

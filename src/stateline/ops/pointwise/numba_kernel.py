@@ -8,8 +8,11 @@ With :math:`s = \sigma(2u)`, GELU is :math:`x s`, and its derivative
 
 import math
 
-from stateline.ops.numba_common.jit import summing_kernel
-from stateline.ops.numba_common.vector import LOG2_E, exp2
+from stateline.ops.numba_common.jit import kernel, summing_kernel
+from stateline.ops.numba_common.vector import LOG2_E, exp2, load, store
+
+TOGETHER = 8
+"""Pairs that are rotated together."""
 
 CUBIC = 0.044715
 SCALE = 2 * math.sqrt(2 / math.pi)
@@ -32,19 +35,24 @@ def gelu_of_sum(x, bias, y, start, stop):
             x[row, i] = s * (one + z * (one - s) * (slope + curve * square))
 
 
-@summing_kernel
+@kernel
 def turn(x, y, cos, sin, length, heads, d, pairs, stride, each_row, sign, start, stop):
     """Rotate pairs of entries of tokens ``start`` to ``stop``; ``sign`` -1 turns back.
 
     Tokens of x are ``stride`` entries apart. Angles are (row, token, pair), with a row for each row
     of x or, unless ``each_row``, one for all.
     """
-    direction = x.dtype.type(sign)
+    direction, whole = x.dtype.type(sign), pairs // TOGETHER * TOGETHER
     for token in range(start, stop):
         place = (token if each_row else token % length) * pairs
         for head in range(heads):
             at, to = token * stride + head * d, (token * heads + head) * d
-            for i in range(pairs):
+            for i in range(0, whole, TOGETHER):
+                c, s = load(cos, place + i, TOGETHER), direction * load(sin, place + i, TOGETHER)
+                first, second = load(x, at + i, TOGETHER), load(x, at + pairs + i, TOGETHER)
+                store(y, to + i, first * c - second * s)
+                store(y, to + pairs + i, first * s + second * c)
+            for i in range(whole, pairs):
                 first, second = x[at + i], x[at + pairs + i]
                 c, s = cos[place + i], direction * sin[place + i]
                 y[to + i] = first * c - second * s

@@ -4,13 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stateline.ops.linear import linear
 from stateline.ops.pointwise import FeedForwardWeights
 
 
 def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
     """Two linear maps and GELU."""
     w_in, b_in, w_out, b_out = weights
-    return F.linear(F.gelu(F.linear(x, w_in, b_in), approximate="tanh"), w_out, b_out)
+    return linear(F.gelu(linear(x, w_in, b_in), approximate="tanh"), w_out, b_out)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

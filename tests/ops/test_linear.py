@@ -1,0 +1,74 @@
+"""Linear maps by oneDNN equal PyTorch's, in outputs and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from stateline.layers.linear import Linear
+from stateline.ops import linear as module
+from stateline.ops.linear import linear
+
+SIZES = [(2048, 64, 192), (2048, 192, 64), (1030, 63, 65)]
+
+
+@pytest.fixture(params=[True, False], ids=["oneDNN", "MKL"])
+def slower(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Both choices, whatever processor this is."""
+    if request.param and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("PyTorch was built without oneDNN")
+    monkeypatch.setattr(module, "_mkl_is_slower", lambda: request.param)
+    return request.param
+
+
+def outcome(function: object, inputs: list[Tensor]) -> list[Tensor]:
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    y = function(*leaves)  # type: ignore[operator]
+    weight = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape)
+    return [y, *torch.autograd.grad((y * weight).sum(), leaves)]
+
+
+@pytest.mark.usefixtures("slower")
+@pytest.mark.parametrize(("rows", "d_in", "d_out"), SIZES)
+@pytest.mark.parametrize("biased", [True, False])
+def test_outputs_and_gradients_are_those_of_double_precision(
+    rows: int, d_in: int, d_out: int, biased: bool
+) -> None:
+    """To the rounding of sums of float32 that are as long as the longest axis."""
+    assert rows * d_in * d_out >= module.LEAST
+    shapes = [(2, rows // 2, d_in), (d_out, d_in), (d_out,)][: 2 + biased]
+    inputs = [torch.randn(shape) for shape in shapes]
+    wanted = outcome(F.linear, [x.double() for x in inputs])
+    for found, exact in zip(outcome(linear, inputs), wanted, strict=True):
+        size = exact.abs().max()
+        assert (found - exact).abs().max() <= 2**-24 * rows**0.5 * 4 * size
+
+
+@pytest.mark.usefixtures("slower")
+def test_a_slice_without_a_gradient_is_mapped_as_its_copy_is() -> None:
+    x, weight = torch.randn(2048, 3, 64)[:, 1], torch.randn(192, 64)
+    assert_close(linear(x, weight), F.linear(x.contiguous(), weight))
+
+
+def test_few_positions_and_other_precisions_take_pytorchs_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_mkl_is_slower", lambda: True)
+    weight = torch.randn(192, 64)
+    for x in (torch.randn(3, 64), torch.randn(2048, 64, dtype=torch.float64)):
+        assert linear(x, weight.to(x.dtype)).equal(F.linear(x, weight.to(x.dtype)))
+    x = torch.randn(2048, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight).dtype == torch.bfloat16
+    compiled = torch.compile(Linear(64, 192), backend="eager", fullgraph=True)
+    assert compiled(x).shape == (2048, 192)
+
+
+@pytest.mark.usefixtures("slower")
+def test_gradients_have_the_layout_of_their_weights() -> None:
+    layer = Linear(64, 192)
+    assert isinstance(layer, nn.Linear)
+    layer(torch.randn(2048, 64)).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.stride() == layer.weight.stride()
