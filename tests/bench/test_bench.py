@@ -10,11 +10,12 @@ import torch
 from stateline.bench import memory, peaks
 from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
-from stateline.bench.peers import PEERS, find_peers
+from stateline.bench.peers import PEERS, find_peers, find_trained
 from stateline.bench.show import read_benchmark
 from stateline.bench.timing import Timing, interleave, use_threads, watch_load
 from stateline.cli import main
 from stateline.errors import InputError
+from stateline.models.config import ModelConfig
 
 QUICK = ["--seconds", "0", "--backends", "torch", "--force", "--d_model", "8"]
 
@@ -124,10 +125,13 @@ def test_errors_are_measured_against_float64(tmp_path: Path) -> None:
         (["ops", "--lengths", "0"], "must be at least 1"),
         (["ops", "--backends", "cuda"], "unknown backend 'cuda'"),
         (["ops", "--seconds", "-1"], "seconds must not be negative, got -1"),
-        (["ops", "--against", "hf"], "ops has no --against: it is for layers, decode"),
+        (["ops", "--against", "hf"], "ops has no --against: it is for layers, train, decode"),
         (["layers", "--against", "safari"], "needs a checkout"),
         (["layers", "--against", "safary"], "did you mean 'safari'"),
         (["layers", "--against", "safari=tests"], "it has no src/models/sequence/h3.py"),
+        (["train", "--against", "nanogpt"], "needs a checkout"),
+        (["train", "--against", "hf"], "unknown peer with a transformer to train 'hf'"),
+        (["train", "--against", "nanogpt", "--patterns", "h3"], "add attention*2 to --patterns"),
         (["decode", "--against", "mambapy"], "unknown peer with a language model 'mambapy'"),
         (["sprint"], "suite must be"),
     ],
@@ -166,6 +170,53 @@ def test_layers_of_checkouts_are_peers(tmp_path: Path) -> None:
     assert torch.allclose(found["s4d"]["s4"](4)(x), x.cumsum(1))
     assert torch.allclose(found["h3"]["safari"](4)(x), x.cumprod(1))
     assert "src" not in sys.modules
+
+
+NANOGPT = """
+from dataclasses import dataclass
+from torch import nn
+
+@dataclass
+class GPTConfig:
+    block_size: int
+    vocab_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        print(config)
+        self.config, width = config, config.n_embd
+        self.transformer = nn.ModuleDict({
+            "wte": nn.Embedding(config.vocab_size, width),
+            "wpe": nn.Embedding(config.block_size, width),
+            "h": nn.ModuleList(nn.Linear(width, width) for _ in range(config.n_layer)),
+            "ln_f": nn.LayerNorm(width),
+        })
+        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+"""
+
+
+@pytest.mark.usefixtures("brief_peaks")
+def test_the_transformer_of_a_checkout_is_trained_beside_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.py").write_text(NANOGPT)
+    pattern, given = "attention(n_heads=2)*3", f"nanogpt={tmp_path}"
+    build = find_trained([given], [pattern])["nanogpt"]
+    peer = build(ModelConfig(pattern, vocab_size=7, d_model=8), 5)
+    assert peer(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 7)
+    assert vars(peer.gpt.config) == {  # type: ignore[union-attr]
+        "block_size": 5, "vocab_size": 7, "n_layer": 3, "n_head": 2, "n_embd": 8, "dropout": 0.0
+    }  # fmt: skip
+    assert "model" not in sys.modules
+    assert capsys.readouterr().out == ""
+    arguments = ["train", "--patterns", pattern, "--tasks", "copying", "--against", given, *QUICK]
+    assert main(["bench", *arguments]) == 0
+    assert "nanogpt" in capsys.readouterr().out
 
 
 def test_a_peer_without_the_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ Nothing of theirs is imported before it is asked for by name.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,8 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from stateline.errors import InputError, unknown_name
+from stateline.models.config import ModelConfig
+from stateline.models.pattern import parse_pattern
 
 Build = Callable[[int], nn.Module]
+BuildTrained = Callable[[ModelConfig, int], nn.Module]
+"""From the configuration of our model and the length of the rows."""
 
 
 class _Transposed(nn.Module):
@@ -121,6 +125,43 @@ MAMBA_LAYERS = 24
 
 MOST_BYTES = 4 << 30
 
+
+class _NanoGPT(nn.Module):
+    """The GPT of nanoGPT without dropout, which gives the logits of all positions."""
+
+    def __init__(self, module: Any, config: ModelConfig, length: int) -> None:
+        super().__init__()
+        items = parse_pattern(config.pattern)
+        own = module.GPTConfig(
+            block_size=length,
+            vocab_size=config.vocab_size,
+            n_layer=sum(item.repeat for item in items),
+            n_head=items[0].keywords.get("n_heads", 4),
+            n_embd=config.d_model,
+            dropout=0.0,
+        )
+        with redirect_stdout(None):  # it prints its number of parameters
+            self.gpt = module.GPT(own)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """As its own method, which computes all logits only together with a loss."""
+        parts = self.gpt.transformer
+        x = parts.wte(tokens) + parts.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in parts.h:
+            x = block(x)
+        logits: Tensor = self.gpt.lm_head(parts.ln_f(x))
+        return logits
+
+
+def _nanogpt(folder: Path | None) -> BuildTrained:
+    with _importable("nanogpt", folder, "model.py"):
+        module = import_module("model")
+    return lambda config, length: _NanoGPT(module, config, length)
+
+
+PEER_UPDATES: Mapping[str, Callable[[Path | None], BuildTrained]] = {"nanogpt": _nanogpt}
+"""Projects with a transformer to train, beside patterns that are attention alone."""
+
 PEER_MODELS: Mapping[str, tuple[str, Callable[[int, int, torch.device], PeerModel]]] = {
     "hf": (f"hf mamba*{MAMBA_LAYERS}", _HuggingFaceMamba)
 }
@@ -144,6 +185,34 @@ def find_models(
         with _said(name):
             built[title] = build(d_model, vocab_size, place)
     return built
+
+
+def find_trained(names: Sequence[str], patterns: Sequence[str]) -> dict[str, BuildTrained]:
+    """Transformers of other projects to train, ``nanogpt=PATH`` from a checkout, by name.
+
+    Raises:
+        InputError: If a project has none or cannot be imported, or no pattern is a transformer.
+    """
+    found = {}
+    for text in names:
+        name, _, folder = text.partition("=")
+        if name not in PEER_UPDATES:
+            raise unknown_name("peer with a transformer to train", name, PEER_UPDATES)
+        if not any(map(is_transformer, patterns)):
+            raise InputError(f"{name!r} is a transformer: add attention*2 to --patterns")
+        with _said(name):
+            found[name] = PEER_UPDATES[name](Path(folder) if folder else None)
+    return found
+
+
+def is_transformer(pattern: str) -> bool:
+    """Whether a pattern is attention alone.
+
+    Example:
+        >>> is_transformer("attention(position=rope)*2"), is_transformer("h3 attention")
+        (True, False)
+    """
+    return {item.name for item in parse_pattern(pattern)} == {"attention"}
 
 
 def layer_of(pattern: str) -> str:
@@ -217,5 +286,6 @@ def _importable(name: str, folder: Path | None, file: str) -> Iterator[None]:
     finally:
         sys.path.remove(str(root))
         for module in set(sys.modules) - before:
-            if (root / module.partition(".")[0]).is_dir():
+            place = root / module.partition(".")[0]
+            if place.is_dir() or place.with_suffix(".py").is_file():
                 del sys.modules[module]

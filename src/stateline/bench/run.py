@@ -11,7 +11,7 @@ from stateline import allocator
 from stateline.bench.decode import bench_decode
 from stateline.bench.op_suite import bench_ops
 from stateline.bench.peaks import measure_peaks
-from stateline.bench.peers import find_models, find_peers
+from stateline.bench.peers import find_models, find_peers, find_trained
 from stateline.bench.record import Benchmark, Figure
 from stateline.bench.suites import Settings, bench_layers, bench_train
 from stateline.bench.timing import use_threads, watch_load
@@ -95,7 +95,8 @@ def _suite(given: Any, device: torch.device) -> Callable[[Settings], Iterator[Fi
     if given.suite == "layers":
         return partial(bench_layers, patterns=given.patterns)
     if given.suite == "train":
-        return partial(bench_train, patterns=given.patterns, tasks=given.tasks)
+        trained = find_trained(given.against, given.patterns)
+        return partial(bench_train, patterns=given.patterns, tasks=given.tasks, peers=trained)
     configs = {
         name: configure(pattern, vocab_size=given.vocab_size, d_model=given.d_model)
         for name, pattern in map(_named, given.patterns)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
-from stateline.bench.peers import layer_of
+from stateline.bench.peers import BuildTrained, is_transformer, layer_of
 from stateline.bench.record import Figure, Skipped
 from stateline.bench.timing import Call, Timing, interleave
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
-from stateline.models.factory import AnyModel, make_model
+from stateline.models.factory import make_model
 from stateline.models.presets import configure
 from stateline.ops import OPS, use_backend
 from stateline.ops.op import Sizes
@@ -106,7 +106,10 @@ def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure
 
 
 def bench_train(
-    settings: Settings, patterns: Sequence[str], tasks: Sequence[str]
+    settings: Settings,
+    patterns: Sequence[str],
+    tasks: Sequence[str],
+    peers: Mapping[str, BuildTrained],
 ) -> Iterator[Figure]:
     """Whole updates of small language models: forward, backward, clipping, optimizer."""
     for spec in tasks:
@@ -119,6 +122,10 @@ def bench_train(
                 b: _update(build_model(config, settings), tokens, targets, b)
                 for b in settings.of_models
             }
+            if is_transformer(pattern):
+                for name, build in peers.items():
+                    peer = build(config, tokens.shape[1]).to(settings.device, settings.dtype)
+                    calls[name] = _update(peer, tokens, targets, "auto")
             timed = interleave(calls, seconds=settings.seconds, device=settings.device)
             for backend, timing in timed.items():
                 yield figure_of(f"{pattern} on {spec}", backend, "update", sizes, timing)
@@ -162,7 +169,7 @@ def _layer_call(layer: nn.Module, sizes: Sizes, work: str, backend: str | None) 
     return clearing(both, (*(x for (x,) in copies), *layer.parameters()))
 
 
-def _update(model: AnyModel, tokens: Tensor, targets: Tensor, backend: str) -> Call:
+def _update(model: nn.Module, tokens: Tensor, targets: Tensor, backend: str) -> Call:
     optimizer = make_optimizer(model, TrainConfig())
     model.train()
 

@@ -40,7 +40,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "tokens": ("ops", "layers"),
     "rows": ("ops", "layers"),
     "vocab_size": ("decode",),
-    "against": ("layers", "decode"),
+    "against": ("layers", "train", "decode"),
     "state_dtype": ("decode",),
 }
 """Options that some suites do not have, each with its suites."""
@@ -70,7 +70,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     option("--vocab_size", type=int, default=256, help="of decode: tokens of the vocabulary")
     option("--backends", nargs="+", type=str, default=None, help="by default all of the device")
-    option("--against", nargs="+", type=str, default=[], help="peers, as hf mambapy safari=PATH")
+    option(
+        "--against",
+        nargs="+",
+        type=str,
+        default=[],
+        help="peers: hf mambapy safari=PATH s4=PATH, of train nanogpt=PATH",
+    )
     option("--threads", type=int, default=1, help="threads of a CPU")
     option("--seconds", type=float, default=0.5, help="time for each candidate, after warm-up")
     option(

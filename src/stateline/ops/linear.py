@@ -1,9 +1,9 @@
 """Linear maps by the library that multiplies faster on this processor.
 
-PyTorch gives products in float32 to MKL, which uses AVX2 on processors of AMD. oneDNN, which PyTorch
-contains too, uses AVX-512 there. On Zen 5, one thread, with 2,048 to 3,072 positions and widths of
-64 to 512, it is 2.2 to 2.4 times as fast in maps and gradients of inputs, and 1.6 to 1.9 times in
-gradients of weights; with AVX2 alone, 1.2 to 1.3 and 1.0 to 1.1 times.
+PyTorch gives products in float32 to MKL, which uses AVX2 on processors of AMD. oneDNN, which is
+part of PyTorch, too, uses AVX-512 there. On Zen 5, one thread, with 2,048 to 3,072 positions and
+widths of 64 to 512, it is 2.2 to 2.4 times as fast in maps and gradients of inputs, and 1.5 to 1.9
+times in gradients of weights; with AVX2 alone, 1.1 to 1.3 and 0.9 to 1.1 times.
 """
 
 from functools import cache
