@@ -82,22 +82,18 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
         x.numel() * weight.shape[0] >= LEAST
         and x.dtype is weight.dtype is torch.float32
         and x.is_cpu
-        and _mkl_is_slower()
+        and not torch.compiler.is_compiling()
+        and mkl_is_slower()
     )
 
 
 def _is_eager(x: Tensor, weight: Tensor) -> bool:
-    """Whether no compiler, autocast or subclass of tensors wants PyTorch's operator."""
-    return (
-        not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
-        and is_plain(x)
-        and is_plain(weight)
-    )
+    """Whether neither autocast nor a subclass of tensors wants PyTorch's operator."""
+    return not torch.is_autocast_enabled("cpu") and is_plain(x) and is_plain(weight)
 
 
 @cache
-def _mkl_is_slower() -> bool:
+def mkl_is_slower() -> bool:
     """Whether this is a processor of AMD, and PyTorch has both libraries."""
     about = Path("/proc/cpuinfo")
     return (

@@ -11,11 +11,18 @@ from stateline.ops.attention import AttentionMask
 from stateline.ops.attention import numba_kernel as softmax
 from stateline.ops.dispatch import wants_gradient
 from stateline.ops.kernel_op import is_plain
+from stateline.ops.linear import mkl_is_slower
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat, strided
 
-NARROW = 8
-"""Widest heads for which plain causal attention is faster than by PyTorch's fused kernel."""
+NARROW, MANY_QUERIES = 8, 256
+"""Plain attention is faster than PyTorch's for heads this narrow, and on AMD for this many queries.
+
+Whole updates of two layers, numba over PyTorch, on Zen 5, as AVX2, on Zen 4: heads of 8 gain 1.25,
+1.16, 1.15 with 64 queries and 2.02, 1.85 with 256; heads of 16 lose with 64 (0.85, 0.87, 0.84), and
+gain with 256 (1.11, 1.10, 1.00), as do heads of 32 (1.05, 1.05, 0.99) and of 64 with 512 (1.15,
+1.12, 1.01). PyTorch's kernel multiplies by MKL. With masks, all these gain: 1.02 to 2.55.
+"""
 
 FEW_QUERIES = 4
 """Up to this many queries, vectors lie along the entries of a head."""
@@ -30,10 +37,11 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return "the numba kernel gives no gradient to slopes"
     if dropout:
         return "the numba kernel has no dropout"
-    if mask.plain and q.shape[-1] > NARROW:
-        return "plain causal attention of wide heads is faster by PyTorch's fused kernel"
     if torch.compiler.is_compiling() or not is_plain(q):
         return "compiled functions and sharded tensors take PyTorch's operators"
+    many = q.shape[1] >= MANY_QUERIES and mkl_is_slower()
+    if mask.plain and q.shape[-1] > NARROW and not many:
+        return "plain causal attention of wide heads is faster by PyTorch's fused kernel"
     return launch.can_use(q, k, v)
 
 
