@@ -1,35 +1,38 @@
 """Measure what the kernels of single ops gain in whole updates of a model.
 
-Run it: python examples/kernel_gains.py "attention(position=rope)*2" 64 32 64 attention
+Run it: python examples/kernel_gains.py "attention(position=rope)*2" 64 32 64 attention pointwise
 
-It trains a language model (256 letters, AdamW) on random tokens, on one thread: pattern, width,
+It trains a language model (256 letters, AdamW, tied embeddings) on random tokens: pattern, width,
 rows and length, then ops. In turns, an update runs with the backends that ``auto`` chooses, and
 with the named ops by PyTorch alone (``--backend``). Two ops joined by ``+`` go to PyTorch together.
 The table shows the median processor time of an update and the median of the ratios of neighbouring
-updates: above 1, the kernel gains.
+updates: above 1, the kernel gains. ``linear`` stands for linear maps by MKL alone, and ``--nanogpt
+FOLDER`` adds the model of a checkout of karpathy/nanoGPT.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from stateline import LanguageModel, ModelConfig
 from stateline.allocator import keep_freed_memory
+from stateline.bench.peers import find_trained
 from stateline.ops import use_backend
 
 WARM_UP = 2
 """Rounds that are not counted: kernels are compiled, memory is allocated."""
 
 
-def updates(pattern: str, d_model: int, rows: int, length: int) -> Callable[[], float]:
+def updates(model: nn.Module, rows: int, length: int) -> Callable[[], float]:
     """A function that runs one update and returns its processor time in milliseconds."""
-    torch.manual_seed(0)
-    model = LanguageModel(ModelConfig(pattern, vocab_size=256, d_model=d_model))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     tokens = torch.randint(256, (rows, length + 1))
 
     def update() -> float:
@@ -44,18 +47,31 @@ def updates(pattern: str, d_model: int, rows: int, length: int) -> Callable[[], 
     return update
 
 
+def preferring(name: str, backend: str) -> Callable[[], AbstractContextManager[object]]:
+    """A context in which some ops, joined by ``+``, run on another backend."""
+    if name == "linear":
+        return lambda: patch("stateline.ops.linear.mkl_is_slower", lambda: False)
+    return lambda: use_backend(**dict.fromkeys(name.split("+"), backend))
+
+
 def main(given: argparse.Namespace) -> None:
     """Print a line for each op."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(given.threads)
     keep_freed_memory()
-    update = updates(given.pattern, given.d_model, given.rows, given.length)
-    choices = {name: dict.fromkeys(name.split("+"), given.backend) for name in given.ops}
+    torch.manual_seed(0)
+    config = ModelConfig(given.pattern, vocab_size=256, d_model=given.d_model, tie_embeddings=True)
+    update = other_update = updates(LanguageModel(config), given.rows, given.length)
+    choices = {name: preferring(name, given.backend) for name in given.ops}
+    if given.nanogpt:
+        build = find_trained([f"nanogpt={given.nanogpt}"], [given.pattern])["nanogpt"]
+        other_update = updates(build(config, given.length), given.rows, given.length)
+        choices["nanogpt"] = nullcontext
     times: dict[str, list[float]] = {"auto": [], **{name: [] for name in choices}}
     for _ in range(WARM_UP + given.updates):
         times["auto"].append(update())
         for name, choice in choices.items():
-            with use_backend(**choice):
-                times[name].append(update())
+            with choice():
+                times[name].append((other_update if name == "nanogpt" else update)())
     auto = times["auto"][WARM_UP:]
     for name in choices:
         other = times[name][WARM_UP:]
@@ -74,8 +90,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("d_model", type=int)
     parser.add_argument("rows", type=int)
     parser.add_argument("length", type=int)
-    parser.add_argument("ops", nargs="+")
+    parser.add_argument("ops", nargs="*")
+    parser.add_argument("--nanogpt", help="folder of a checkout")
     parser.add_argument("--backend", default="torch")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--updates", type=int, default=25, help="that are measured")
     return parser
 
