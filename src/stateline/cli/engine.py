@@ -8,10 +8,15 @@ from stateline.errors import InputError
 
 if TYPE_CHECKING:
     from stateline.compare.engine import Engine
+    from stateline.compare.slurm import Slurm
     from stateline.compare.storage import ResultsFolder
     from stateline.compare.trackers import Tracked
 
-_OF_RAY = ("address", "gpus_per_job", "cpus_per_job", "retries")
+_OPTIONS = {
+    "ray": ("address", "gpus_per_job", "cpus_per_job", "retries"),
+    "slurm": ("gpus_per_job", "cpus_per_job", "slurm"),
+}
+"""Options by the engine that has them."""
 
 
 def add_engine_options(parser: ArgumentParser) -> None:
@@ -28,9 +33,9 @@ def add_engine_options(parser: ArgumentParser) -> None:
     option("--workers_per_gpu", type=int, default=1, help="models that share a GPU, if small")
     option(
         "--engine",
-        type=Literal["local", "ray"],
+        type=Literal["local", "ray", "slurm"],
         default="local",
-        help="where models are trained: on this machine, or on the nodes of a Ray cluster",
+        help="where models are trained: on this machine, on a Ray cluster, or by Slurm",
     )
     option(
         "--address",
@@ -42,9 +47,17 @@ def add_engine_options(parser: ArgumentParser) -> None:
         "--gpus_per_job",
         type=float | None,
         default=None,
-        help="of ray: by default 1 if a node has a GPU, else 0",
+        help="of ray: by default 1 if a node has a GPU, else 0; of slurm: by default 0",
     )
-    option("--cpus_per_job", type=int | None, default=None, help="of ray: by default 1")
+    option("--cpus_per_job", type=int | None, default=None, help="of ray, slurm: by default 1")
+    option(
+        "--slurm",
+        nargs="+",
+        type=str,
+        default=None,
+        metavar="NAME=VALUE",
+        help="of slurm: parameters of submitit, as slurm_partition=gpu timeout_min=600",
+    )
     option(
         "--retries",
         type=int | None,
@@ -77,13 +90,21 @@ def make_engine(given: Any, place: "ResultsFolder") -> "Engine":
     Raises:
         InputError: If an option is out of range or of another engine.
     """
-    options = {name: given[name] for name in _OF_RAY if given[name] is not None}
+    known = _OPTIONS.get(given.engine, ())
+    options = {name: given[name] for name in _OPTIONS["ray"] if given[name] is not None}
+    options |= {} if given.slurm is None else {"slurm": given.slurm}
+    for name in options:
+        if name not in known:
+            engines = " or ".join(engine for engine, own in _OPTIONS.items() if name in own)
+            raise InputError(f"--{name} is an option of --engine {engines}")
     if given.engine == "ray":
         from stateline.compare.cluster import Ray
 
         return Ray(**options, mirror=place.mirror)
-    if options:
-        raise InputError(f"--{next(iter(options))} is an option of --engine ray")
+    if given.engine == "slurm":
+        from stateline.compare.slurm import Slurm
+
+        return _slurm(Slurm, options)
     from stateline.compare.pool import Local, worker_devices
     from stateline.devices import resolve_device
 
@@ -91,3 +112,16 @@ def make_engine(given: Any, place: "ResultsFolder") -> "Engine":
         given.device, given.workers, threads=given.threads, per_gpu=given.workers_per_gpu
     )
     return Local(devices, resolve_device(given.device), given.threads)
+
+
+def _slurm(engine: "type[Slurm]", options: dict[str, Any]) -> "Slurm":
+    """The engine with the parameters of submitit; what reads as a whole number is one."""
+    pairs = [text.partition("=") for text in options.pop("slurm", [])]
+    for name, equals, value in pairs:
+        if not (name and equals and value):
+            raise InputError(f"--slurm needs NAME=VALUE, got {name + equals + value!r:.60}")
+    given = {name: int(value) if value.isdecimal() else value for name, _, value in pairs}
+    gpus = options.get("gpus_per_job", 0)
+    if gpus != int(gpus):
+        raise InputError(f"gpus_per_job must be a whole number with --engine slurm, got {gpus:g}")
+    return engine(**{**options, "gpus_per_job": int(gpus)}, options=given)

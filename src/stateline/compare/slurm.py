@@ -1,0 +1,134 @@
+"""The engine ``slurm``: each job is a job of Slurm, submitted by submitit.
+
+All nodes must see the folder of the results. A job that Slurm preempts or that runs out of time is
+submitted again by the same command, and continues from its newest checkpoint.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stateline.compare.engine import Running
+from stateline.compare.news import News
+from stateline.compare.own_code import OwnCode, own_code
+from stateline.errors import InputError
+from stateline.runs.job import Job
+from stateline.runs.results import RunRecord
+from stateline.runs.train import run_job
+from stateline.tasks import Task
+from stateline.train.processes import Processes
+
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Trains on a Slurm cluster.
+
+    Args:
+        gpus_per_job: GPUs that a job takes; with 0 it computes on the CPU.
+        cpus_per_job: Cores that a job takes, and its number of threads.
+        options: Other parameters of submitit, such as ``slurm_partition`` and ``timeout_min``.
+        cluster: ``slurm``, or ``local`` for processes on this machine.
+
+    Raises:
+        InputError: If a number is out of range.
+    """
+
+    gpus_per_job: int = 0
+    cpus_per_job: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    cluster: str = "slurm"
+
+    def __post_init__(self) -> None:
+        for name, least in (("gpus_per_job", 0), ("cpus_per_job", 1)):
+            if not getattr(self, name) >= least:
+                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    @contextmanager
+    def open(self, folder: Path, tasks: Mapping[str, Task], news: News) -> Iterator[Running]:  # noqa: ARG002
+        """See :meth:`Engine.open`.
+
+        Raises:
+            InputError: If submitit or Slurm is not there, or an option is unknown.
+        """
+        code = own_code()
+        if code.main:
+            raise InputError(
+                "the nodes of a cluster cannot import the main script, which defines a layer or a "
+                "task: move the class to a file of its own and give it with --import"
+            )
+        submitted = _Submitted(self._executor(folder), folder.absolute(), code, self.cpus_per_job)
+        try:
+            yield submitted
+        finally:
+            submitted.close()
+
+    def _executor(self, folder: Path) -> Any:
+        try:
+            import submitit
+        except ImportError as error:
+            raise InputError("the engine slurm needs submitit: pip install submitit") from error
+        given = {"gpus_per_node": self.gpus_per_job, "cpus_per_task": self.cpus_per_job}
+        try:
+            executor = submitit.AutoExecutor(folder.absolute() / "slurm", cluster=self.cluster)
+            executor.update_parameters(name="stateline", **given, **self.options)
+        except (RuntimeError, ValueError, NameError, TypeError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise InputError(f"cannot submit to {self.cluster}: {reason}") from error
+        return executor
+
+
+class _Submitted:
+    """The jobs that have been submitted."""
+
+    def __init__(self, executor: Any, folder: Path, code: OwnCode, threads: int) -> None:
+        self.executor, self.folder, self.code, self.threads = executor, folder, code, threads
+        self.running: list[tuple[Any, Job]] = []
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            where = self.folder / "runs" / job.name
+            task = self.executor.submit(_work, job, where, self.code, self.threads)
+            self.running.append((task, job))
+
+    def finished(self) -> Iterator[tuple[Job, RunRecord]]:
+        while self.running:
+            for own in [own for own in self.running if own[0].done()]:
+                self.running.remove(own)
+                yield own[1], self._result(*own)
+            time.sleep(SECONDS_BETWEEN_LOOKS if self.running else 0)
+
+    def _result(self, task: Any, job: Job) -> RunRecord:
+        error = task.exception()
+        if error is not None:
+            reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+            raise InputError(
+                f"{job.name} was lost ({reason[0]}): its log is {task.paths.stderr}; the same "
+                "command resumes"
+            )
+        run = task.result()
+        if isinstance(run, str):
+            raise InputError(run)
+        return run
+
+    def close(self) -> None:
+        """Cancel the jobs that are under way; their checkpoints stay."""
+        for task, _ in self.running:
+            task.cancel()
+
+
+def _work(job: Job, where: Path, code: OwnCode, threads: int) -> RunRecord | str:
+    """On a node: run a job; the message of an InputError is returned as text."""
+    torch.set_num_threads(threads)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        code.restore()
+        return run_job(job, where, lambda _: None, processes=Processes(device=device))
+    except InputError as error:
+        return str(error)
