@@ -5,6 +5,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -234,7 +235,7 @@ def test_muon_of_a_sharded_matrix_is_that_of_the_whole_one(tmp_path: Path) -> No
             whole = nn.Parameter(torch.randn(shape))
             sharded = nn.Module()
             sharded.weight = nn.Parameter(whole.detach().clone())
-            fully_shard(sharded)
+            fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
             muons = [Muon([p], lr=0.1, weight_decay=0.1) for p in (whole, sharded.weight)]
             for _ in range(3):
                 whole.grad = torch.randn(shape)

@@ -19,10 +19,11 @@ from torch.distributed.tensor import DTensor
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.train.checkpoint import found
+from stateline.train.checkpoint import Save, found
 from stateline.train.config import TrainConfig
 from stateline.train.loop import ALONE
 from stateline.train.metrics import METRICS
+from stateline.train.optimizer import make_optimizer
 from stateline.train.processes import Processes, join_processes, shard
 from stateline.train.segment import Segment
 from tests.train.held import forked, held
@@ -150,6 +151,24 @@ def test_what_autocast_rounds_is_gathered_rounded_and_nothing_else() -> None:
         assert isinstance(parameter, DTensor)
         assert gradient.to_local().equal(alike), name
         assert parameter.to_local().equal(wanted.get_parameter(name)), name
+
+
+@pytest.mark.usefixtures("group")
+def test_moments_of_what_fsdp_has_gathered_are_kept(tmp_path: Path) -> None:
+    """FSDP leaves the outermost parameters gathered after a call without gradients."""
+    model = LanguageModel(ModelConfig("attention", 11, d_model=8))
+    names = {name for name, _ in model.named_parameters()}
+    shard(model, init_device_mesh("cpu", (1,)))
+    optimizer = make_optimizer(model, TrainConfig())
+    tokens = torch.tensor([[1, 2, 3]])
+    model(tokens).square().sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model(tokens)
+    saved = Save(tmp_path, model, optimizer, None, {"progress": {"steps": 1}}, ALONE)
+    saved.commit(1)
+    kept = {name.split("/")[1] for name in held(saved.path) if name.startswith("moments/")}
+    assert kept == names
 
 
 @pytest.mark.parametrize(

@@ -214,12 +214,13 @@ class Save:
 
 def _items(model: AnyModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, str, Tensor]]:
     """Weights and moments: file, name and tensor."""
+    weights = model.state_dict()  # first: FSDP then gives back what it had gathered, see ``read``
     moments = [
         (TENSORS, f"moments/{name}/{kind}", moment)
         for name, parameter in model.named_parameters()
         for kind, moment in optimizer.state.get(parameter, {}).items()
     ]
-    return [*((WEIGHTS, name, tensor) for name, tensor in model.state_dict().items()), *moments]
+    return [*((WEIGHTS, name, tensor) for name, tensor in weights.items()), *moments]
 
 
 def _kept(tensor: Tensor, *, copy: bool) -> Tensor:
@@ -325,7 +326,8 @@ def read(
                 break
         raise InputError(f"the checkpoint {path} is damaged: {damage}; {way_out}") from damage
     optimizer.zero_grad()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in model.state_dict().items():  # before the parameters are asked for, since
+        # FSDP leaves those of the outermost module gathered, which the optimizer does not know
         contents.weights[name].fill(*own_rows(tensor))
     for name, likes in moments_like(model, optimizer, _optimizer(wanted)).items():
         if moments := _moments(contents.moments, name, likes):

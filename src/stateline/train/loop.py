@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from stateline.evaluate import evaluate
 from stateline.files import append_line
@@ -248,12 +247,8 @@ class Trainer:
     def _finite(self) -> bool:
         """Whether this process's weights and moments are finite; one synchronisation."""
         moments = [m for s in self.update.optimizer.state.values() for m in s.values()]
-        tensors = [t for t in (*self.model.parameters(), *moments) if t.ndim]
-        return bool(_all_finite([own_rows(tensor)[0] for tensor in tensors]))
-
-
-def _all_finite(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
+        own = [own_rows(t)[0] for t in (*self.model.parameters(), *moments) if t.ndim]
+        return bool(torch.stack([tensor.isfinite().all() for tensor in own]).all())
 
 
 def _due(steps: int, every: int) -> bool:
