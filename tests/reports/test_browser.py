@@ -119,7 +119,7 @@ def faded(browser):
     opacity = "getComputedStyle(p).opacity * (p.getAttribute('opacity') ?? 1)"
     lines = f"[...{CHARTS}[6].querySelectorAll('.mark-line path')]"
     drawn = browser.ask(f"{lines}.map(p => {opacity} < 0.1)")
-    rows = browser.ask("[...document.querySelector('tbody').rows].map(r => r.matches('.faded'))")
+    rows = browser.ask(f"{FIRST}.map(r => r.matches('.faded'))")
     return drawn, rows
 
 
@@ -158,7 +158,7 @@ def test_a_mark_tells_its_values_and_a_click_on_it_isolates_its_model(browser, p
     browser.wait("document.querySelector('#vg-tooltip-element.visible')")
     told = browser.ask("document.querySelector('#vg-tooltip-element').innerText")
     assert "model" in told
-    assert "string accuracy at length 10" in told
+    assert "string accuracy at length 40" in told
     assert "bytes per sequence, at 256 tokens" in told
     browser.click(mark)
     browser.wait(f"[...{KEYS}].filter(k => k.getAttribute('aria-pressed') == 'true').length == 1")
@@ -187,7 +187,7 @@ def test_a_hostile_name_is_text_everywhere(browser, make, tmp_path):
 
 HEADING = "document.querySelectorAll('thead th[data-column]')[{}]"
 """In the first table: 0 is the models, 1 their parameters, 4 the steps to solve."""
-FIRST = "[...document.querySelector('tbody').rows]"
+FIRST = "[...document.querySelector('#results tbody').rows]"
 
 
 def column(browser, number):
