@@ -15,16 +15,17 @@ ROTATE = """
 import logging, torch
 logging.basicConfig(level="INFO", format="%(message)s")
 from stateline.ops import rotary
-print(rotary(torch.ones(1, 2, 1, 4), torch.ones(2, 2), torch.zeros(2, 2)).sum().item())
+print(rotary(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 2), torch.zeros(1, 2, 2)).sum().item())
 """
 """One small kernel."""
 
 FILTER = """
 import hashlib, torch
-from stateline.ops import diagonal_ssm
+from stateline.ops import DiagonalWeights, diagonal_ssm
 g = torch.Generator().manual_seed(0)
 u, a, b, c = (torch.randn(*s, generator=g) for s in ((3, 150, 40), *[(40, 5, 2)] * 3))
-print(hashlib.sha256(diagonal_ssm(u, -a.square(), b, c).numpy().tobytes()).hexdigest())
+y, _ = diagonal_ssm(u, DiagonalWeights(-a.square(), b, c))
+print(hashlib.sha256(y.numpy().tobytes()).hexdigest())
 """
 """Kernels that use each other, and in which products and sums may be fused."""
 
@@ -82,7 +83,7 @@ def test_processors_do_not_share_kernels(tmp_path: Path) -> None:
 
 
 def test_vectors_are_as_wide_as_the_processor_asked_for() -> None:
-    code = "from stateline.ops.numba_kernels.vector import LANES; print(LANES)"
+    code = "from stateline.ops.numba_common.vector import LANES; print(LANES)"
     widths = {"": 4, "+avx,+avx2,-avx512f": 8, "+avx,+avx512f": 16}
     for features, lanes in widths.items():
         environment = {"NUMBA_CPU_NAME": "x", "NUMBA_CPU_FEATURES": features}
