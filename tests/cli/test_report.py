@@ -155,3 +155,16 @@ def test_an_encoding_without_some_character_is_no_error(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert b"1 model trained with 1 seed" in done.stdout
+
+
+def test_a_budget_limits_what_is_decided_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gallery = str(Path("docs/gallery/hybrids").absolute())
+    options = ["--out", str(tmp_path), "--budget", "state<=64KiB", "decode>=1k"]
+    assert main(["report", gallery, *options]) == 0
+    assert "Which one, within state<=64KiB and decode>=1k" in capsys.readouterr().out
+    page = (tmp_path / "report.html").read_text()
+    assert "<h2>Which one, within state&lt;=64KiB and decode&gt;=1k</h2>" in page
+    assert main(["report", gallery, "--budget", "size<=3"]) == 2
+    assert "a budget must be state, flops" in capsys.readouterr().err

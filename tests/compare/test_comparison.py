@@ -207,3 +207,21 @@ class TestCommandLine:
         (tmp_path / "empty.yaml").write_text("task: copying")
         with pytest.raises(InputError, match="names no pattern"):
             given(str(tmp_path / "empty.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "decide"),
+    [
+        ([], "best"),
+        (["--protocol", "quick"], "no"),
+        (["--seeds", "3"], "no"),
+        (["--seeds", "9", "--decide"], "best"),
+        (["--decide", "order", "--budget_minutes", "5"], "order"),
+    ],
+)
+def test_seeds_are_added_by_default_unless_their_number_is_given(
+    arguments: list[str], decide: str
+) -> None:
+    comparison = given("h3", *arguments)
+    assert comparison.decide == decide
+    assert comparison.budget_minutes == (5 if "--budget_minutes" in arguments else None)
