@@ -163,7 +163,7 @@ def _mismatch(state: State, spec: Any, rows: int, any_batch_axes: bool) -> str:
 def _leaf_mismatch(
     leaf: State, wanted: tuple[int | None, ...], rows: int, any_batch_axes: bool
 ) -> str:
-    if not isinstance(leaf, Tensor) or leaf.is_complex():
+    if not isinstance(leaf, Tensor) or leaf.dtype != leaf.dtype.to_real():
         return f"a tensor of real numbers is needed, got {_name(leaf)}"
     shape = leaf.shape
     if any_batch_axes and len(shape) > len(wanted):
