@@ -17,18 +17,19 @@ from stateline.ops.pointwise.numba_kernel import gelu_of_sum, turn
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
+    x = inputs[0]
+    few = function == "feed_forward" and x.numel() * len(inputs[1].w_in) < LEAST
+    if few and not wants_gradient(*inputs):
+        return "without a gradient, PyTorch's functions are as fast for few positions"
     tensors = list(tensors_of(inputs))
     if torch.compiler.is_compiling() or not all(map(is_plain, tensors)):
         return "compiled functions and sharded tensors take PyTorch's operators"
-    if len({x.dtype for x in tensors}) > 1 or tensors[0].dtype not in _PRECISIONS:
+    if len({t.dtype for t in tensors}) > 1 or x.dtype not in _PRECISIONS:
         return "the numba kernels take one precision, float32 or float64"
     if function == "rotary" and wants_gradient(*inputs[1:]):
         return "the numba kernel gives no gradient to angles"
-    if function == "feed_forward":
-        if tensors[0].numel() * len(tensors[1]) < LEAST and not wants_gradient(*inputs):
-            return "without a gradient, PyTorch's functions are as fast for few positions"
-        if tensors[0].is_cpu and torch.is_autocast_enabled("cpu"):
-            return "autocast chooses another precision"
+    if function == "feed_forward" and x.is_cpu and torch.is_autocast_enabled("cpu"):
+        return "autocast chooses another precision"
     return launch.can_use(*inputs)
 
 
@@ -66,6 +67,8 @@ class _FeedForward(torch.autograd.Function):
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Read a pair, write the rotated one."""
+    if not wants_gradient(x):
+        return _turned(x, cos, sin, 1)
     y: Tensor = _Rotary.apply(x, cos, sin)
     return y
 
