@@ -1,11 +1,11 @@
 """Cache of values that depend on the parameters of a layer alone."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 LayerT = TypeVar("LayerT", bound=nn.Module)
 T = TypeVar("T")
+Watch = Callable[[dict[str, Any], str], None]
 
 
 class Memory:
@@ -22,13 +23,14 @@ class Memory:
     The values own their memory: they are computed from copies of the weights. So a weight may be
     freed while they live, as FSDP does after every call of a block.
 
-    A weight has changed if its tensor or a module above it was replaced, if its storage was
-    (``.data``, a cast, a move), if PyTorch has counted a change in place, or if any optimizer has
-    made a step since: fused optimizers change weights without counting. A change in place through
-    ``.data`` or NumPy is not seen; :meth:`forget` the values after one.
+    Only weights that a value was computed from are watched, and the first one of the model, which
+    shows a cast or a move. A weight has changed if its tensor or a module above it was replaced,
+    if its storage was (``.data``, a cast, a move), if PyTorch has counted a change in place, or if
+    any optimizer has made a step since: fused optimizers change weights without counting. A change
+    in place through ``.data`` or NumPy is not seen; :meth:`forget` the values after one.
 
     Args:
-        model: The model; changes of any of its weights drop all values.
+        model: The model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -52,7 +54,7 @@ class Memory:
         """The result of a layer's method, computed at the first call."""
         key = (layer, method.__name__)
         if key not in self._values:
-            self._values[key] = method(_twin(layer))
+            self._values[key] = method(_twin(layer, self._seen.watch))
         result: T = self._values[key]
         return result
 
@@ -109,48 +111,62 @@ def derived(method: Callable[[LayerT], T]) -> Callable[[LayerT], T]:
 class _Copies(dict[str, Any]):
     """Tensors of a module by name, of which every reader gets a copy."""
 
+    def __init__(self, table: dict[str, Any], watch: Watch) -> None:
+        super().__init__(table)
+        self._table, self._watch = table, watch
+
     def __getitem__(self, name: str) -> Tensor | None:
         tensor = super().__getitem__(name)
-        return None if tensor is None else tensor.detach().clone()
+        if tensor is None:
+            return None
+        self._watch(self._table, name)
+        return tensor.detach().clone()
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
 
 
-def _twin(module: LayerT) -> LayerT:
+def _twin(module: LayerT, watch: Watch) -> LayerT:
     """The same module, except that everybody who reads its parameters gets a copy of them.
 
     ``copy.copy`` would not do: the classes that FSDP makes cannot be constructed again.
     """
+    children = module._modules.items()
     twin = object.__new__(type(module))
     twin.__dict__ = {
         **module.__dict__,
-        "_parameters": _Copies(module._parameters),
-        "_buffers": _Copies(module._buffers),
-        "_modules": {name: child and _twin(child) for name, child in module._modules.items()},
+        "_parameters": _Copies(module._parameters, watch),
+        "_buffers": _Copies(module._buffers, watch),
+        "_modules": {name: child and _twin(child, watch) for name, child in children},
     }
     return twin
 
 
-class _Entry(NamedTuple):
-    """A tensor of a module as it was."""
-
-    table: Mapping[str, Any]
-    name: str
-    tensor: weakref.ref[Tensor]
-    version: int
-    storage: int
-
-
 class _Weights:
-    """What shows whether the weights of a model have changed; it does not keep them alive."""
+    """What shows whether weights of a model have changed; it does not keep them alive."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
         self._children = [(m._modules, [*m._modules.values()]) for m in modules if m._modules]
-        tables = [table for m in modules for table in (m._parameters, m._buffers)]
-        self._entries = [_entry(t, n, x) for t in tables for n, x in t.items() if x is not None]
-        found = (entry.tensor() for entry in self._entries)
-        # weak references, so that no other storage gets the same number
-        self._storages = [StorageWeakRef(x.untyped_storage()) for x in found if x is not None]
+        self._watched: dict[tuple[int, str], tuple[Any, ...]] = {}
+        self._storages: list[StorageWeakRef] = []
         self._steps = _optimizer_steps()[0]
+        if table := next((m._parameters for m in modules if m._parameters), None):
+            self.watch(table, next(iter(table)))
+
+    def watch(self, table: dict[str, Any], name: str) -> None:
+        """Watch one tensor of a module's table."""
+        x = table[name]
+        if x is None or (id(table), name) in self._watched:
+            return
+        storage = x.untyped_storage()
+        # a weak reference, so that no other storage gets the same number
+        self._storages.append(StorageWeakRef(storage))
+        seen = table, name, weakref.ref(x), storage._cdata, _version(x)
+        self._watched[id(table), name] = seen
 
     def unchanged(self) -> bool:
         """Whether modules, tensors, storages and counts of changes are the same."""
@@ -158,17 +174,13 @@ class _Weights:
             return False
         if any(seen != [*table.values()] for table, seen in self._children):
             return False
-        for table, name, tensor, version, storage in self._entries:
-            x = tensor()
-            if x is None or id(table.get(name)) != id(x):
+        for table, name, reference, storage, version in self._watched.values():
+            x = table.get(name)
+            if x is None or x is not reference():
                 return False
             if x.untyped_storage()._cdata != storage or _version(x) != version:
                 return False
         return True
-
-
-def _entry(table: Mapping[str, Any], name: str, x: Tensor) -> _Entry:
-    return _Entry(table, name, weakref.ref(x), _version(x), x.untyped_storage()._cdata)
 
 
 def _version(x: Tensor) -> int:

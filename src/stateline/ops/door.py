@@ -112,7 +112,9 @@ class Check:
 
     def __call__(self, *args: Any, **keywords: Any) -> None:
         """Raise an :class:`InputError` if the arguments do not fit the declaration."""
-        key = signature_of(args), signature_of(keywords.values()), *keywords
+        key = signature_of(args)
+        if keywords:
+            key = *key, *keywords, *signature_of(keywords.values())
         if key in self.passed:
             return
         bound = self.signature.bind(*args, **keywords)
@@ -177,16 +179,15 @@ class Check:
 
 def signature_of(values: Any) -> tuple[Any, ...]:
     """Shapes, dtypes and devices of tensors, also in tuples; other values as they are."""
-    return tuple(
-        (x.shape, x.dtype, x.device)
-        if isinstance(x, Tensor)
-        else signature_of(x)
-        if isinstance(x, tuple)
-        else x
-        if isinstance(x, _PLAIN)
-        else id(x)
-        for x in values
-    )
+    key: list[Any] = []
+    for x in values:
+        if isinstance(x, Tensor):
+            key += (x.shape, x.dtype, x.device)
+        elif isinstance(x, tuple):
+            key.append(signature_of(x))
+        else:
+            key.append(x if isinstance(x, _PLAIN) else id(x))
+    return tuple(key)
 
 
 def declared(annotation: Any) -> Shape | None:

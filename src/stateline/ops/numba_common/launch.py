@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stateline.ops.dispatch import tensors_of, wants_gradient
+from stateline.ops.dispatch import wants_gradient
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _TYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int64: "=i8"}
@@ -19,11 +19,14 @@ _TYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int64: "=i8"}
 
 def can_use(*inputs: Any) -> str:
     """Why kernels cannot take these inputs, or an empty string."""
-    for x in tensors_of(inputs):
-        if not x.is_cpu:
-            return f"numba runs on the CPU, not on {x.device.type}"
-        if x.dtype not in FLOATS:
-            return f"numba takes floats, not {x.dtype}"
+    for x in inputs:
+        if isinstance(x, Tensor):
+            if not x.is_cpu:
+                return f"numba runs on the CPU, not on {x.device.type}"
+            if x.dtype not in FLOATS:
+                return f"numba takes floats, not {x.dtype}"
+        elif isinstance(x, tuple) and (reason := can_use(*x)):
+            return reason
     return ""
 
 
@@ -61,6 +64,8 @@ def strided(x: Tensor, dtype: torch.dtype) -> tuple[NDArray[Any], int]:
     A slice of the last axis of a contiguous tensor is taken as it is: the array then holds what
     lies between its tokens, too.
     """
+    if x.dtype is dtype and x.is_contiguous():
+        return _memory(x.detach() if x.requires_grad else x).reshape(-1), x.shape[-1]
     *batch, length, channels = x.shape
     stride = x.stride(-2)
     fits = x.dtype is dtype and x.numel() > 0 and x.stride(-1) == 1
