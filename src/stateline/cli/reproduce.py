@@ -59,6 +59,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from rich.console import Console
 
     from stateline.cli.progress import show_news
+    from stateline.devices import resolve_device
     from stateline.papers.record import write_table
     from stateline.papers.reproduce import reproduce
     from stateline.papers.table import find_table
@@ -67,6 +68,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if given.name is None:
         _list_tables(Path(given.recipes))
         return 0
+    resolve_device(given.device)
     name, _ = find_table(given.name, Path(given.recipes))
     check_report(Path(given.out) / name / given.size / "report.html")
     with show_news(Console()) as news:
