@@ -198,7 +198,7 @@ def speeds(make, *spreads):
     ("second", "said"),
     [
         ((240, 250, 260), "“attention(position=rope)*2” is fastest, "),
-        ((280, 285, 295), "not told apart at the top: “attention(position=rope)*2” 300 tokens/s "),
+        ((280, 285, 295), "no clear fastest among “attention(position=rope)*2” 300 tokens/s "),
     ],
 )
 def test_speeds_are_told_apart_only_where_their_spreads_do_not_overlap(make, second, said):

@@ -25,8 +25,8 @@ MEMORY_SHARE = 0.5
 PLACEMENT = 0.02
 """Half of the least spread, as a share of the median.
 
-Two copies of one model differ by up to 2.4 percent in decoding throughout a run, whatever the
-rounds say: their tensors lie at other places in memory (``examples/equal_models.py``).
+The decoding speeds of two copies of one model differ by up to 2.4 percent throughout a run, more
+than the rounds show: their tensors lie at other places in memory (``examples/equal_models.py``).
 """
 
 
@@ -55,8 +55,8 @@ class Measured:
     def spread(self) -> tuple[float, float, float] | None:
         """Median of the speeds, between the two ends of their spread.
 
-        The ends are the quartiles, or those of the 95 % interval of the median if that is wider,
-        as it is where the rounds are few, and at least :data:`PLACEMENT` away from the median.
+        The ends are the quartiles, or the ends of the 95 % interval of the median if it is wider,
+        which is so with few rounds. They are at least :data:`PLACEMENT` away from the median.
         """
         if not self.speeds:
             return None
@@ -68,9 +68,10 @@ class Measured:
 
 
 def _interval_rank(count: int) -> int:
-    """Values below the 95 % interval of the median of so many; 0 where they are too few for one.
+    """Rank of the lower 95 % confidence limit of the median; 0 if there are too few samples.
 
-    The values below the median are binomially distributed, whatever the distribution of the values.
+    The number of values below the median is binomially distributed, for any distribution of the
+    values.
 
     Example:
         >>> [_interval_rank(n) for n in (1, 5, 6, 20, 50)]

@@ -120,7 +120,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--steps", type=int | None, default=None, help="training steps; by default the task's own"
     )
     parser.add_argument(
-        "--lr", type=float | None, default=None, help="learning rate of all runs; none is chosen"
+        "--lr", type=float | None, default=None, help="learning rate of all runs; skips the sweep"
     )
     parser.add_argument(
         "--precision",

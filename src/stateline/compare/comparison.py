@@ -231,7 +231,9 @@ def _exercises(comparison: Comparison) -> list[_Exercise]:
         seeds = item.repeat if item.repeat > 1 else comparison.seeds or usual
         before = exercises.get(spec, _Exercise(spec, 0, train))
         if before.train != train:
-            raise InputError(f"{spec} is given twice, trained in other ways: compare them apart")
+            raise InputError(
+                f"{spec} is listed twice with different training settings: run two comparisons"
+            )
         exercises[spec] = before._replace(seeds=max(before.seeds, seeds))
     return list(exercises.values())
 

@@ -56,7 +56,7 @@ class Sized(NamedTuple):
             chosen for something else.
         size: What the width was chosen for, in what the models are matched by; ``None`` if the
             model keeps its own width.
-        own_size: What the model has of it.
+        own_size: The actual size of the model in the same unit.
     """
 
     config: ModelConfig

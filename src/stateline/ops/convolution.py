@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def whole_filters(u: Tensor, kernel: Tensor) -> str:
-    """Why the kernels do not belong to the channels, or an empty string."""
+    """Why the kernels do not fit the channels, or an empty string."""
     channels, outputs = u.shape[-1], len(kernel)
     if not outputs or not channels or outputs % channels:
         return (

@@ -51,7 +51,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """Gradient of the weight for that of the output; both have rows of positions."""
+    """Gradient of the weight, from the gradient of the output and the input (row per position)."""
     if grad.shape[1] > x.shape[1]:  # oneDNN copies its first input
         return product(x.T, grad.T).T
     return product(grad.T, x.T)

@@ -105,7 +105,7 @@ class Op:
     gradient). Each new op enters :data:`OPS`.
 
     Args:
-        name: Name of the op: that of its folder and of its main function.
+        name: Name of the op, of its folder and of its main function.
         backends: For each name the module, or its dotted name if it needs optional packages.
         example: Makes a typical call for benches, tests and ``stateline check --backends``.
 

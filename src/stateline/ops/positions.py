@@ -14,7 +14,7 @@ UNLIMITED = torch.iinfo(torch.int64).max
 
 
 class RopeScaling(NamedTuple):
-    r"""How rotary frequencies are lowered for inputs longer than those of pretraining.
+    r"""How rotary frequencies are lowered for inputs longer than the inputs of pretraining.
 
     ``linear`` divides all frequencies by s = ``factor``. ``llama3`` does so for wavelengths above
     ``original_len / low``, leaves those below ``original_len / high`` as they are, and in between

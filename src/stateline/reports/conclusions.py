@@ -154,7 +154,7 @@ def cost_conclusion(results: Results) -> list[str]:
 
 
 def _fastest(results: Results, cost: Cost) -> str:
-    """The fastest model, and those whose spread overlaps with its; empty if not measured."""
+    """The fastest model, and all whose spread overlaps its spread; empty if not measured."""
     lengths = common_lengths(results, cost)
     if not lengths:
         return ""
@@ -168,7 +168,7 @@ def _fastest(results: Results, cost: Cost) -> str:
         once = "measured once, so differences may be noise"
         return f"{place}, {once}: {_speeds(list(known), known)}."
     if same:
-        return f"{place}: not told apart at the top: {_speeds([best, *same], known)}."
+        return f"{place}: no clear fastest among {_speeds([best, *same], known)}."
     rest = [model for model in known if model != best]
     fastest = f"{short_number(known[best].middle)} tokens/s"
     return f"{place}: “{best}” is fastest, {fastest}; then {_speeds(rest, known)}."

@@ -171,7 +171,10 @@ def _lengths(title: str) -> Axis:
 def _scored(task: TaskRecord) -> str:
     if task.solved_at is None:
         return ""
-    return " Beyond the training length only seeds that solved it, and no model that mostly failed."
+    return (
+        " Beyond the training length, the figure shows only seeds that solved the task, and leaves"
+        " out models most of whose seeds failed."
+    )
 
 
 def _levels(task: TaskRecord) -> list[Level]:

@@ -33,7 +33,7 @@ class Job:
         alias: Name of the model in results, if that is not its pattern.
         family: Name of the architecture, if the model is one of several sizes.
         size: What the width was chosen for; ``None`` if the model keeps its own width.
-        own_size: What the model has of it.
+        own_size: The actual size of the model in the same unit.
         init: Folder of the weights that the run starts from.
         until: Number of updates after which a trial pauses.
         metric: Name of the task's score.

@@ -118,8 +118,8 @@ class RunRecord(Record, frozen=True, kw_only=True):
             has a single size.
         size: What the width was chosen for, in the unit of the protocol's ``matched_by``; ``None``
             if the model keeps its own width.
-        own_size: What the model has of it: a model is matched if it is within the protocol's
-            ``tolerance`` of ``size``.
+        own_size: The actual size of the model in the same unit: a model is matched if this is
+            within the protocol's ``tolerance`` of ``size``.
         validation: The task's metric at the training length on data that the final scores do not
             use, after the last update; ``None`` if it was not measured.
     """

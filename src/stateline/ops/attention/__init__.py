@@ -52,10 +52,10 @@ OP = Op(
 
 
 def heads_and_slots(q: Tensor, k: Tensor) -> str:
-    """Why queries and keys do not belong together, or an empty string."""
+    """Why the shapes of queries and keys do not match, or an empty string."""
     heads, kv_heads = q.shape[2], k.shape[2]
     if not kv_heads or heads % kv_heads:
-        return f"the heads of keys must divide those of queries, got {kv_heads} and {heads}"
+        return f"the heads of keys must divide the heads of queries, got {kv_heads} and {heads}"
     if k.shape[1] < q.shape[1]:
         return f"needs a slot for each query, got {k.shape[1]} slots and {q.shape[1]} queries"
     return ""

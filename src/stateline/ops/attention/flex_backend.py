@@ -13,13 +13,13 @@ from stateline.ops import third_party
 from stateline.ops.attention import AttentionMask
 
 MASKS = 32
-"""Masks that are kept: one for each length and each tensor of windows."""
+"""Largest number of cached masks: one for each length and each tensor of windows."""
 
 COMPILED = 256
 """Kernels for fixed shapes that PyTorch compiles before it computes all scores instead."""
 
 SHORTEST = 128
-"""Queries of a block of their kernel; fewer ones are left to other backends."""
+"""Queries per block of FlexAttention's kernel; with fewer queries, other backends run the call."""
 
 _masks: OrderedDict[tuple[Any, ...], tuple[Tensor | None, BlockMask]] = OrderedDict()
 
@@ -41,7 +41,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
 def can_take(q: Tensor, k: Tensor, v: Tensor) -> str:
     """Why FlexAttention cannot take these queries, keys and values, or an empty string."""
     if q.shape[1] < SHORTEST:
-        return f"FlexAttention is used from {SHORTEST} queries on"
+        return f"FlexAttention is used for at least {SHORTEST} queries"
     width = q.shape[-1]
     if width < 16 or width & (width - 1):
         return "FlexAttention takes heads of a power of two of at least 16 entries"
@@ -69,7 +69,7 @@ def run(
 
 @cache
 def _compiled() -> Any:
-    """Their function for fixed shapes: with dynamic ones it is ten times slower."""
+    """PyTorch's function for fixed shapes: with dynamic shapes it is ten times slower."""
     return torch.compile(flex_attention, dynamic=False)
 
 

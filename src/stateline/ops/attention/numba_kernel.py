@@ -39,7 +39,7 @@ EVERYTHING = 1 << 60
 """A window that hides nothing; sums of a few such numbers do not overflow."""
 
 NOTHING = 2.0**-126
-"""What ``exp2`` returns for a hidden score; it is subtracted, so that the weight is zero."""
+"""The value that ``exp2`` returns for a hidden score; subtracting it makes the weight zero."""
 
 MARGIN = ROWS + LANES
 """Distances that blocks reach beyond the first and last token."""
@@ -123,7 +123,7 @@ def _add(total, weights, rows, first, count, d):
 
 @kernel
 def _by_distance(ceiling, bias, least, slope, window):
-    """For distances from ``least`` on: the highest score that a key can have, and the bias."""
+    """The highest score of a key and the bias, for all distances of at least ``least``."""
     number = bias.dtype.type
     for i in range(len(bias)):
         ceiling[i] = number(math.inf) if 0 <= least + i < window else number(HIDDEN)
@@ -141,7 +141,7 @@ def _mask(scores, count, ceiling, bias, at):
 
 @kernel
 def _range(position, window, slots):
-    """Slots that a block of queries from a position on can see, in whole groups of rows."""
+    """Slots that a block of queries sees, in whole groups of rows; the block starts at position."""
     low = max(0, position - window + 1) // ROWS * ROWS
     high = (min(slots, position + LANES) + ROWS - 1) // ROWS * ROWS
     return low, high

@@ -59,8 +59,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP).
 
-    The gradient of slope m is the sum of -(i - j) dS. Each row of dS sums to zero, so it is that of
-    j dS, for which the sums over the queries suffice.
+    The gradient of slope m is the sum of -(i - j) dS. Each row of dS sums to zero, so this equals
+    the sum of j dS, which needs only the sums of dS over the queries.
     """
     queries, keys, values, grads = heads_first(q, k, v, grad)
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))

@@ -73,7 +73,7 @@ def positive_stride(stride: int) -> str:
 
 
 def whole_readouts(u: Tensor, weights: Any) -> str:
-    """Why the outputs do not belong to the channels, or an empty string."""
+    """Why the outputs do not fit the channels, or an empty string."""
     outputs, channels = len(weights.c), u.shape[-1]
     if not channels or not outputs or outputs % channels:
         return f"weights.c needs a multiple of {channels} outputs (channels), got {outputs}"

@@ -75,7 +75,7 @@ def pack(p, a, b, c, channels, modes, fold_b):
 
 @kernel
 def unpack(dp, a, b, c, dlog_a, db, dc, channels, modes, fold_b):
-    """Gradients of the parameters from those of the packed coefficients."""
+    """Gradients of the parameters, from the gradients of the packed coefficients."""
     groups, size_a = (modes + MODES - 1) // MODES, a.size // 2
     dlog_a[:] = 0
     for channel in range(channels):
@@ -218,7 +218,7 @@ def _states(ub, gb, rows, x, at, p, k, h, grad, j, state):
 
 @kernel
 def _adjoint(ub, gb, db, rows, lam, at, p, k, h, grad, j, state):
-    """Gradients of the states back through a block: lam is that of the state before it."""
+    """Gradients of the states back through a block; lam: gradient of the state before it."""
     align_stack()
     lr, li = load(lam, at, BACK), load(lam, at + WIDE, BACK)
     a, b = load(p, k, BACK), load(p, k + WIDE, BACK)

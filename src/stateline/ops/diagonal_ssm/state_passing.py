@@ -33,7 +33,7 @@ MOST_MODES = 64
 
 
 class Tables(NamedTuple):
-    """What the kernels need of a diagonal SSM, per channel; and what ends a chunk.
+    """Tables of the kernels for a diagonal SSM, per channel, and for the end of a chunk.
 
     Attributes:
         taps: For each output, the first T entries of the impulse response, with the skip.
@@ -85,7 +85,7 @@ def planes_first(state: Tensor, modes: int) -> Tensor:
 
 
 def finish(before: Tensor, tail: Tensor, length: int, table: Tables) -> Tensor:
-    """The state after a signal, (row, channel, mode, 2), from its last block and that before it."""
+    """The state after a signal (row, channel, mode, 2), from the state before its last block."""
     size = table.taps.shape[1]
     rest = (length - 1) % size + 1
     driven = torch.einsum("bdj,dpjn->bdnp", tail[..., :rest], table.into[:, :, size - rest :])
@@ -193,7 +193,7 @@ def _pieces(rows: int, channels: int) -> int:
 
 
 def _diagonals(x: Tensor) -> Tensor:
-    """Sums along the diagonals of square matrices: entry i - j + T - 1 is that of x[j, i]."""
+    """Sums along the diagonals of square matrices: x[j, i] belongs to entry i - j + T - 1."""
     size = x.shape[-1]
     wide = F.pad(x.flip(-2), (0, size)).flatten(-2)[..., : size * (2 * size - 1)]
     return wide.unflatten(-1, (size, 2 * size - 1)).sum(dim=-2)
@@ -271,7 +271,7 @@ def _backward_gated(
 def _filter_gradients(
     dkeys: Tensor, k: Tensor, past: Tensor, weights: Tensor, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From the gradient of the filtered keys those of the keys, of the past and of the filter."""
+    """Gradients of the keys, the past and the filter, from the gradient of the filtered keys."""
     (k,) = channels_first(k)
     (rows, channels, length), count = k.shape, weights.shape[1]
     back, pieces = -(-(count - 1) // size), _pieces(rows, channels)
@@ -287,7 +287,7 @@ def _filter_gradients(
         filters.weight_gradient[(channels, pieces, back + 1)](
             dkeys, k, past, dband, rows, length, *k.stride()[:2], channels, pieces, **sizes
         )
-    lags = _diagonals(dband.sum(dim=0))  # of block m, from m * size - (size - 1) on
+    lags = _diagonals(dband.sum(dim=0))  # block m starts at m * size - (size - 1)
     dweights = lags.new_zeros(channels, (back + 2) * size)
     for block in range(back + 1):
         dweights[:, block * size : (block + 2) * size - 1] += lags[:, block]

@@ -28,7 +28,7 @@ WIDTH = 64
 """Columns of a program that spreads or gathers lines."""
 
 FEW_POINTS, SHARED = 1024, 131_072
-"""More points than these need so many bytes of a multiprocessor's memory, by Triton's compiler."""
+"""Bytes of a multiprocessor's memory that longer transforms need, by Triton's compiler."""
 
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001

@@ -104,7 +104,7 @@ def gated_delta_rule_step(
 ) -> tuple[Float[Tensor, "batch head d_value"], Float[Tensor, "batch head d_key d_value"]]:
     """One step of the recurrence: the output for the next token, and the state after it.
 
-    Arguments are those of :func:`gated_delta_rule`, without the axis of time.
+    The arguments are the same as in :func:`gated_delta_rule`, without the axis of time.
     """
     return dispatch(OP, "gated_delta_rule_step", q, k, v, log_decay, beta, state, backend=backend)
 

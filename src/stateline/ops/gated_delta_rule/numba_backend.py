@@ -81,9 +81,9 @@ def _prepared(
 def _scan(
     kernel: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], *others: Any
 ) -> Tensor:
-    """Run a kernel on inputs that end with decay and state; the states that it keeps.
+    """Run a kernel on inputs that end with decay and state; return the states that it keeps.
 
-    They are (batch, head, block of ``TIME`` tokens, row, lane), as the state but for the blocks.
+    These have the shape (batch, head, block of ``TIME`` tokens, row, lane): one state per block.
     """
     decay, state = (x for x in inputs[-2:] if x is not None)
     (batch, length, heads), (rows, width) = decay.shape, state.shape[2:]

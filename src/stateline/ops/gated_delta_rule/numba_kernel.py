@@ -102,7 +102,7 @@ def forward(
 def adjoint(
     a, c, d, x, z, beta, decay, state, y, states, length, time, heads, rows, width, start, stop
 ):  # fmt: skip
-    """The adjoint, from the last token on: A_{t-1} = g_t (A_t + c_t x_t - beta_t d_t z_t).
+    """The adjoint, backward from the last token: A_{t-1} = g_t (A_t + c_t x_t - beta_t d_t z_t).
 
     ``y`` takes a_t . (A_t + c_t x_t), which is z_t if z is ``None``; otherwise it is multiplied by
     beta_t. ``states`` takes A before every ``time`` tokens, the first included.

@@ -72,7 +72,7 @@ OP = Op(
 
 
 def _heads_fit(q: Tensor, weights: H3Weights, state: H3CoreState | None = None) -> str:
-    """Why the sizes do not belong together, or an empty string."""
+    """Why the sizes do not fit each other, or an empty string."""
     d_model, heads, outputs = q.shape[-1], len(weights.diagonal.b), len(weights.diagonal.c)
     if not heads or d_model % heads or not outputs or outputs % heads:
         return (

@@ -102,7 +102,7 @@ def linear_attention_step(
 ) -> tuple[Float[Tensor, "batch head d_value"], Float[Tensor, "batch head d_key d_value"]]:
     """One step of the recurrence: the output for the next token, and the state after it.
 
-    Arguments are those of :func:`linear_attention`, without the axis of time.
+    The arguments are the same as in :func:`linear_attention`, without the axis of time.
     """
     return dispatch(OP, "linear_attention_step", q, k, v, log_decay, state, backend=backend)
 

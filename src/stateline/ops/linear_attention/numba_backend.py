@@ -61,14 +61,15 @@ def _scan(
     """Outputs, the state at the end, and products of outputs, in the dtype of the state.
 
     Args:
-        q: What reads the state (batch, length, head, key); may have fewer heads, as the next two.
-        k: What is written at its keys.
-        v: Its values (batch, length, head, value).
+        q: Queries, which read the state (batch, length, head, key). ``q``, ``k`` and ``v`` may have
+            fewer heads than the state.
+        k: Keys, where tokens write.
+        v: Values, which tokens write (batch, length, head, value).
         decay: Factor of the state before each token (batch, length, head).
         state: State at the beginning (batch, head, key, value).
-        against: If given, outputs are summed over groups of heads, so that they have its shape, and
-            the products are those of its vectors with the outputs of every head.
-        old: Whether outputs leave out what their own token writes.
+        against: If given, outputs are summed over groups of heads to the shape of ``against``, and
+            the products are the dot products of its vectors with the outputs of every head.
+        old: Whether a token reads the state before its own write.
         backwards: Whether time runs from the last token to the first.
     """
     (batch, length, heads), (keys, values), dtype = decay.shape, state.shape[2:], state.dtype
@@ -106,7 +107,7 @@ def _backward(
     log_decay: Tensor,
     state: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients; that of ``log_decay`` follows from those of q and k.
+    """Gradients; the gradient of ``log_decay`` follows from the gradients of q and k.
 
     With G the gradient of the state, E_t = <g_t S_{t-1}, G_t> is the gradient of log g_t, and
     E_t = E_{t+1} + q_t . dq_t - k_t . dk_t. What a token writes and reads itself cancels, so it is

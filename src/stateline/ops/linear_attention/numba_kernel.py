@@ -40,7 +40,7 @@ def _read_keys(block, x, first, stride, rows, keys, padded):
 
 @kernel
 def _advance(q, k, v, decay, y, rows, padded, first, state, old, backwards):
-    """A block of tokens through ``KEYS`` rows of the state, which is theirs alone.
+    """A block of tokens through ``KEYS`` rows of the state; only this task uses these rows.
 
     ``first`` is their first entry in keys and queries; ``old``: outputs come first.
     """

@@ -19,7 +19,7 @@ from stateline.ops.dispatch import wants_gradient
 from stateline.ops.local_attention import LocalWindow
 
 BLOCK = 128
-"""Queries and slots of a block of their kernel."""
+"""Queries and slots per block of FlexAttention's kernel."""
 
 available = third_party.no_device
 

@@ -11,7 +11,7 @@ from stateline.ops.op import Example, Op, Sizes
 
 
 class LSTMWeights(NamedTuple):
-    """Weights of an LSTM; the rows of gate i come first, then those of f, g and o.
+    """Weights of an LSTM; the rows of the gates are in the order i, f, g, o.
 
     Attributes:
         w_ih: W, from the input.

@@ -55,7 +55,7 @@ def scratch(size, like):
 
 @kernel
 def flush(totals, at, parts, first, count):
-    """Move sums over some blocks of time to those over all time, which are in float64."""
+    """Add sums over some blocks of time to the float64 sums over all time, and reset them."""
     for i in range(count):
         totals[at + i] += parts[first + i]
         parts[first + i] = 0

@@ -74,13 +74,13 @@ class _Cache(caching.FunctionCache):
 class _Library(codegen.JITCodeLibrary):
     """The code of a kernel, which calls its own copies of the kernels that it uses.
 
-    Otherwise the copy of whichever kernel was loaded first would serve all. Copies may differ in
-    which products and sums are fused, so results would depend on what ran before, and a process
-    that compiles would differ from one that finds kernels on disk.
+    Otherwise all kernels would call the copy that belongs to the kernel loaded first. Copies may
+    differ in which products and sums are fused. Results would then depend on the order of calls,
+    and a process that compiles kernels would differ from a process that loads them from disk.
     """
 
     def _finalize_final_module(self) -> None:
-        self._finalized = True  # as far as others link it: this copies what they link
+        self._finalized = True  # lets the next line copy the code that other kernels link
         self._get_module_for_linking()
         for function in self._final_module.functions:
             if function.linkage == Linkage.linkonce_odr:

@@ -114,7 +114,7 @@ def _address(context, builder, array_type, array, index, vector):
 
 @intrinsic(prefer_literal=True)
 def load(typing, array, index, lanes):
-    """``lanes`` neighbouring entries of a flat array, from ``index`` on."""
+    """Load ``lanes`` neighbouring entries of a flat array, starting at ``index``."""
     vector = Vector(array.dtype, lanes.literal_value)
 
     def generate(context, builder, signature, args):
@@ -126,7 +126,7 @@ def load(typing, array, index, lanes):
 
 @intrinsic
 def store(typing, array, index, vector):
-    """Write all lanes to a flat array, from ``index`` on."""
+    """Write all lanes to a flat array, starting at ``index``."""
 
     def generate(context, builder, signature, args):
         address = _address(context, builder, signature.args[0], args[0], args[1], vector)
@@ -272,7 +272,7 @@ def maximum(typing, a, b):
 
 @intrinsic
 def minimum(typing, a, b):
-    """The smaller number of each lane; that of b where a is NaN."""
+    """The smaller number of each lane; the number of b where a is NaN."""
 
     def generate(context, builder, signature, args):
         return builder.select(builder.fcmp_ordered("<", *args), *args)

@@ -110,7 +110,7 @@ def selective_scan_step(
 ) -> tuple[Float[Tensor, "batch channel"], Float[Tensor, "batch channel d_state"]]:
     """One step of the recurrence: the output for the next input, and the state after it.
 
-    Arguments are those of :func:`selective_scan`, without the axis of time.
+    The arguments are the same as in :func:`selective_scan`, without the axis of time.
     """
     return dispatch(OP, "selective_scan_step", u, dt, a, b, c, state, backend=backend)
 

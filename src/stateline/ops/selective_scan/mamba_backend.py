@@ -15,7 +15,7 @@ from torch import Tensor
 from stateline.ops import third_party
 
 MOST_STATES = 256
-"""Largest state of a channel that their kernel takes."""
+"""Largest state of a channel that the package's kernel takes."""
 
 SHORTEST = 128
 """Minimum length at which the extra state tokens are negligible."""

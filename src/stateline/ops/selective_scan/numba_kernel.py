@@ -146,7 +146,7 @@ def _states(tb, xb, rows, h, at, a, k, b, place, stride, hs, es):
 
 @kernel
 def _adjoint(gb, tb, xb, dxb, dtb, rows, lam, at, a, k, da, b, c, place, stride, hs, es, db, dc, q):
-    """Gradients of the states back through a block: lam is that of the state before it."""
+    """Gradients of the states back through a block; lam: gradient of the state before it."""
     align_stack()
     adjoint, rate, grad = load(lam, at, WIDE), load(a, k, WIDE), load(da, at, WIDE)
     for t in range(rows - 1, -1, -1):
@@ -168,7 +168,7 @@ def _adjoint(gb, tb, xb, dxb, dtb, rows, lam, at, a, k, da, b, c, place, stride,
 
 @kernel
 def _outputs(ub, tb, dxb, dtb, rows):
-    """From the gradients of dt u and of dt times rates to those of u and dt, in their place."""
+    """Replace the gradients of dt u and of dt times rates by the gradients of u and dt."""
     for t in range(rows):
         dx = load(dxb, t * LANES, LANES)
         dt = dx * load(ub, t * LANES, LANES) + LN2 * load(dtb, t * LANES, LANES)
@@ -183,8 +183,8 @@ def backward(
 ):  # fmt: skip
     """Tasks of (row, piece of the channel blocks).
 
-    The gradients of b and c are (piece, row, time, group, states), that of a is (row, channel,
-    state): sums over the first axis are left to the caller.
+    The gradients of b and c are (piece, row, time, group, states), and the gradient of a is (row,
+    channel, state). The caller sums them over the first axis.
     """
     align_stack()
     in_group, wide_state = channels // groups, (d_state + MODES - 1) // MODES * MODES

@@ -114,10 +114,10 @@ def backward(
     length, channels, groups, states,
     TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of everything; those of a per row, those of b and c per program of a group.
+    """Gradients of everything: of a for each row, of b and c for each program of a group.
 
-    The adjoint g of the states obeys g_t = C_t dy_t + decay_{t+1} g_{t+1}. The part of a state that
-    comes from the one before is what the drive leaves of it.
+    The adjoint g of the states obeys g_t = C_t dy_t + decay_{t+1} g_{t+1}. A state minus its drive
+    is the part that comes from the state before.
     """
     row, blocks = tl.program_id(1).to(tl.int64), tl.num_programs(0) // groups
     group, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks

@@ -32,7 +32,7 @@ OP = Op(
 
 
 def _past_fits(weights: Tensor, past: Tensor) -> str:
-    """Why past inputs do not belong to the taps, or an empty string."""
+    """Why the past inputs do not fit the taps, or an empty string."""
     if past.shape[1] != weights.shape[-2] - 1:
         return f"past needs one input fewer than the {weights.shape[-2]} taps, got {past.shape[1]}"
     return ""
@@ -84,7 +84,7 @@ def short_conv_step(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch output"], Float[Tensor, "batch past channel"]]:
-    """Convolve one input, and move the past on by one.
+    """Convolve one input, and shift the past by one.
 
     Args:
         u: Input.

@@ -8,10 +8,10 @@ from torch import Tensor
 from stateline.ops import third_party
 
 TAPS = (2, 3, 4)
-"""Numbers of taps that their kernel is compiled for."""
+"""Numbers of taps that the package's kernel is compiled for."""
 
 ALIGNED = 8
-"""Their kernel for adjacent channels takes a multiple of so many."""
+"""The number of channels must be a multiple of this if channels are adjacent in memory."""
 
 available = third_party.no_device
 
@@ -29,5 +29,5 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
 
 
 def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
-    """Run their kernel, whose last weight is that of the newest input."""
+    """Run the package's kernel; its last weight belongs to the newest input."""
     return causal_conv1d_fn(u.contiguous().mT, kernel.flip(-1).contiguous()).mT

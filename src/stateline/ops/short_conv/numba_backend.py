@@ -26,14 +26,14 @@ ROW_PIECES = 8
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     if function == "short_conv" and inputs[1].shape[1] > MOST_TAPS:
-        return "by FFT, a kernel with so many taps is faster"
+        return "the FFT is faster for this many taps"
     return launch.can_use(*inputs)
 
 
 def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
     """Sum the delayed signals."""
     filters, length = len(kernel) // u.shape[-1], max(1, u.shape[-2])
-    kernel = kernel[:, :length]  # what lies further back is zero
+    kernel = kernel[:, :length]  # earlier inputs are zero
     return convolve(u if filters == 1 else u.tile(filters), kernel)
 
 
@@ -91,7 +91,7 @@ def _pack_taps(kernel: Tensor, dtype: torch.dtype) -> NDArray[Any]:
 
 
 def _unpack_taps(gradients: NDArray[Any], pieces: int, kernel: Tensor) -> NDArray[Any]:
-    """Gradient of (channel, tap) from those of the tasks, which are padded and reversed."""
+    """Gradient (channel, tap): the sum of the tasks' gradients, which are padded and reversed."""
     channels, count = kernel.shape
     blocks = -(-channels // LANES)
     whole = gradients.reshape(pieces, blocks, -1, LANES).sum(0)[:, : -count - 1 : -1]

@@ -22,7 +22,7 @@ TIME = 128
 """Tokens of a block."""
 
 TOGETHER = 2 * MODES
-"""Tokens or taps computed together. Buffers have that many rows more, of any contents."""
+"""Tokens or taps computed together. Buffers have this many padding rows with ignored values."""
 
 
 @kernel
@@ -114,7 +114,7 @@ def forward(u, taps, y, count, length, channels, stride, start, stop):
 def backward(gy, u, taps, du, dtaps, count, batch, length, channels, stride, pieces, start, stop):
     """Tasks of (piece of the rows, channel block); each has taps' gradients (tap, LANES).
 
-    These are in reversed order, and padded in front to a multiple of ``TOGETHER``.
+    The taps' gradients are in reversed order, and padded in front to a multiple of ``TOGETHER``.
     """
     align_stack()
     blocks, whole = (channels + LANES - 1) // LANES, (count + TOGETHER - 1) // TOGETHER * TOGETHER

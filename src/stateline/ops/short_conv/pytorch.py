@@ -42,7 +42,7 @@ def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
 
 
 def by_taps(u: Tensor, kernel: Tensor) -> Tensor:
-    """Sum the delayed signals, whatever the number of taps."""
+    """Sum the delayed signals, for any number of taps."""
     filters = len(kernel) // u.shape[-1]
     return _by_taps(u if filters == 1 else u.tile(filters), kernel)
 
@@ -54,5 +54,5 @@ def short_conv_step(u: Tensor, weights: Tensor, past: Tensor) -> tuple[Tensor, T
 
 
 def short_conv_stepper(weights: Tensor) -> Stepper:
-    """Weigh the latest inputs; the inputs that remain are copied one place on."""
+    """Weigh the latest inputs by the taps, and move the remaining inputs by one place."""
     return copying(lambda u, past: short_conv_step(u, weights[None], past))

@@ -10,7 +10,7 @@ from stateline.ops.numba_common.vector import LANES, entry, load, store
 def filter_advance_row(y, u, weights, past, start, stop):
     """Filter channels ``start`` to ``stop`` of one row; the oldest input leaves ``past``.
 
-    Weights and past are flat; that of the oldest input comes first.
+    Weights and past are flat; the entries of the oldest input come first.
     """
     channels = len(u)
     held = len(past) // channels * channels
@@ -35,7 +35,7 @@ def filter_advance_row(y, u, weights, past, start, stop):
 
 @summing_kernel
 def filter_advance(u, weights, past, y, start, stop):
-    """Rows ``start`` to ``stop`` of a filter whose taps lie with that of the oldest input first."""
+    """Rows ``start`` to ``stop`` of a filter; its taps begin with the tap of the oldest input."""
     taps = weights.reshape(-1)
     for row in range(start, stop):
         filter_advance_row(y[row], u[row], taps, past[row].reshape(-1), 0, u.shape[1])

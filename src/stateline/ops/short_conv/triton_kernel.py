@@ -63,7 +63,8 @@ def short(
     """Convolve by taps; with AHEAD, correlate: the result is summed over filters of a channel.
 
     ``weights`` is (output, COUNT). Forward, u is the signal and y (row, length, output). With
-    AHEAD, u is the gradient of the outputs, and y that of the signal (row, length, channel).
+    AHEAD, u is the gradient of the outputs, and y the gradient of the signal (row, length,
+    channel).
     """
     row = tl.program_id(2).to(tl.int64)
     time = tl.program_id(1) * TIMES + tl.arange(0, TIMES)[:, None]

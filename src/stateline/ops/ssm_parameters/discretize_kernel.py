@@ -1,7 +1,7 @@
 r"""Discretisation of diagonal state space models: values and gradients, mode by mode, in float64.
 
 With :math:`z = \mathrm{dt}\, A`, each rule has a logarithm l(z) and a gain g(z), which are
-holomorphic: the gradient of z is that of the result times the conjugate of the derivative.
+holomorphic: the gradient of z is the gradient of the result times the conjugate derivative.
 """
 
 # mypy: ignore-errors

@@ -20,7 +20,7 @@ MOST_TAPS = 512
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     if function == "shift_taps" and inputs[0].shape[1] > MOST_TAPS:
-        return "by FFT, so many taps are faster"
+        return "the FFT is faster for this many taps"
     return launch.can_use(*inputs)
 
 

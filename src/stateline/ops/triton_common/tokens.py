@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def advance(x, count, total, column, weights, past, TAPS: tl.constexpr):
-    """Filter one input after the past inputs (count, total), and move them on by one."""
+    """Filter one input after the past inputs (count, total), and shift them by one."""
     tap = tl.arange(0, TAPS)[:, None]
     there = (tap < count) & (column < total)[None, :]
     place = tap * total + column[None, :]
