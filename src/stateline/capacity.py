@@ -30,11 +30,11 @@ MAX_LENGTH = (1 << 31) - 1
 """Upper limit on the length to measure at; it turns typos into messages."""
 
 _LONGEST = 1 << 40
-"""Length from which on the state is taken to hold any string."""
+"""Longest length to try: a state that suffices here is taken to hold strings of any length."""
 
 
 def state_bits(layer: AnyLayer, tokens: int) -> int:
-    """Information-bearing bits of one sequence's state after so many tokens.
+    """Information-bearing bits of one sequence's state after a number of tokens.
 
     Counters of tokens (``COUNTERS``) are left out: they are equal for all strings of a length.
 
@@ -54,7 +54,7 @@ def state_bits(layer: AnyLayer, tokens: int) -> int:
 
 
 def copy_error_bound(bits: int | float, length: int, n_letters: int = 26) -> float:
-    r"""Lower bound on the share of random strings that a state of so many bits fails to copy.
+    r"""Lower bound on the share of random strings that a state of this size fails to copy.
 
     .. math:: \mathrm{error} \ge 1 - |S| / D^L
 
@@ -134,7 +134,7 @@ class Measured:
 
     @property
     def needed(self) -> int | None:
-        """Fewest bits per entry from which on the score drops by at most ``TOLERANCE``."""
+        """Fewest bits per entry that suffice: from there up, scores drop at most ``TOLERANCE``."""
         enough = None
         for bits in sorted(self.by_bits, reverse=True):
             if self.by_bits[bits] < self.whole - TOLERANCE:

@@ -63,7 +63,7 @@ def check_settings(owner: str, settings: object) -> None:
 
 
 def at_least(least: int, **given: int | None) -> None:
-    """Check settings that are integers; those that are ``None`` have another default.
+    """Check settings that are integers; ``None`` means that a setting has another default.
 
     Raises:
         InputError: If one is below the limit.

@@ -424,7 +424,7 @@ class TestOpening:
             (["splits", "train", 0, "name"], "../../etc/train-00000", "matching regex"),
             (["splits", "train", 0, "tokens"], -1, "Expected `int` >= 0"),
             (["splits", "train", 0, "tokens"], 1e30, "Expected `int`"),
-            (["splits", "train", 0, "bytes"], 0, "its sizes differ from those in the index"),
+            (["splits", "train", 0, "bytes"], 0, "its sizes differ from the sizes in the index"),
             (["splits", "train", 0, "documents"], 7**9, "number of documents differs"),
             (["splits", "train", 0, "sha256"], "x", "matching regex"),
             (["vocab_size"], 0, "Expected `int` >= 1"),

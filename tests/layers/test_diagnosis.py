@@ -46,7 +46,7 @@ SAID: dict[type[Twin], str] = {
     StepIgnoresItsState: "step ignores its state",
     StateNotCarried: "forward_chunk returns its state as it was: nothing is carried on",
     ForwardSeesTwoAhead: "forward at position t sees x[t+2]",
-    ChunkOfAnotherScale: "forward_chunk from an initial state is not forward, from position 0 on",
+    ChunkOfAnotherScale: "forward_chunk from an initial state is not forward, first at position 0",
     planted.LeakAtOnePosition: "forward at position t sees x[t+1] (t = 7)",
     planted.LeakInChunks: "forward_chunk at position t sees x[t+1]",
     planted.StateChangedInPlace: "forward_chunk changes its input state: position",

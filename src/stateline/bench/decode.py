@@ -47,7 +47,7 @@ class Decoder(Protocol):
 
 
 Start = Callable[[int, int], Decoder]
-"""Makes a decoder for so many rows and tokens of a prompt."""
+"""Makes a decoder, from the number of rows and the number of tokens of the prompt."""
 
 
 def bench_decode(

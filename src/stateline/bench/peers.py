@@ -1,6 +1,6 @@
 """Layers of other projects, where they are installed or lie in a checkout, to be timed beside ours.
 
-Nothing of theirs is imported before it is asked for by name.
+A project is imported only when one of its layers is asked for by name.
 """
 
 import sys

@@ -112,7 +112,7 @@ class Subject:
         return state + per_token * min(PREFILL_CHUNK, cell.length) * cell.batch
 
     def limit(self, cell: Cell) -> str:
-        """Why a model cannot run a cell, whatever the machine; empty if it can."""
+        """Why a model cannot run a cell on any machine; empty if it can."""
         most, needed = self.model.max_len, cell.length
         needed += DECODE_STEPS if cell.phase == "decode" else 0
         return f"max_len is {most:,}" if most is not None and needed > most else ""
@@ -168,7 +168,7 @@ class Subject:
         return decode
 
     def _state(self, length: int) -> Any:
-        """The state of one row after so many tokens; goes on from that of a shorter prompt."""
+        """The state of one row after ``length`` tokens; continues from a shorter prompt's state."""
         before = self._prompt
         if before is None or before[0] > length:
             before = (0, self.model.eval().init_state(1, capacity=DECODE_STEPS))

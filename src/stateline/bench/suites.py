@@ -42,10 +42,10 @@ class Settings:
         device: Where everything computes.
         dtype: Of inputs and weights.
         lengths: Positions of a row.
-        tokens: Positions of a batch, as far as the length allows.
+        tokens: Positions of a batch; at least one row is used.
         d_model: Channels.
         seconds: Time to spend on each candidate.
-        backends: Backends to compare; ``None`` means those that the device has.
+        backends: Backends to compare; ``None`` means all backends of the device.
         peaks: Ceilings of the machine.
         peers: Modules of other projects, by our layer: ``{layer: {name: build(d_model)}}``.
         skipped: Filled with what could not be measured.
@@ -184,7 +184,7 @@ def _update(model: nn.Module, tokens: Tensor, targets: Tensor, backend: str) -> 
 
 
 def in_turns(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """Inputs to use in turns: on a GPU so many that its cache does not hold those of a call."""
+    """Copies of the inputs to use in turns: on a GPU, together larger than its cache."""
     device = inputs[0].device
     if device.type != "cuda":
         return [inputs]

@@ -74,7 +74,7 @@ def interleave(
     device: torch.device | str = "cpu",
     first: Mapping[str, float] | None = None,
 ) -> dict[str, Timing]:
-    """Time all candidates in turns, so that whatever disturbs one disturbs the others alike.
+    """Time all candidates in turns, so that a disturbance affects all of them equally.
 
     Every candidate is called once by itself (its ``first``) and once more to warm up. Then each
     round takes one sample of every candidate, and the round begins with another candidate each
@@ -83,7 +83,7 @@ def interleave(
     Args:
         candidates: What to call, by name.
         seconds: Time to spend on each candidate, after the warm-up; at least five rounds are made.
-        rounds: Make exactly so many rounds instead, with one call per sample.
+        rounds: Make exactly this number of rounds instead, with one call per sample.
         device: Where they compute; a sample ends when the device has finished.
         first: Seconds of the first call of each, if the caller has made it; they are then only
             warmed up.
@@ -186,7 +186,7 @@ def _own_seconds() -> float:
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Let PyTorch, and the kernels that follow it, use so many threads."""
+    """Let PyTorch, and the kernels that follow it, use ``count`` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(count, cores()))
     try:

@@ -115,7 +115,7 @@ def _check_pattern(options: Mapping[str, Any]) -> None:
 
 
 def _task(folder: str, named: str | None) -> "Task | None":
-    """The named task, or else that of the run if it is answered by decoding."""
+    """The named task, or else the task of the run if it is answered by decoding."""
     from pathlib import Path
 
     from stateline.capacity import answered_by_decoding

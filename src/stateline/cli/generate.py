@@ -34,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     option("--top_p", type=float | None, default=None, help="only the likeliest, up to this share")
     option("--repetition_penalty", type=float, default=1.0, help="for tokens seen before (CTRL)")
     option("--stop", action="append", default=[], help="end before this string; repeatable")
-    option("--seed", type=int | None, default=None, help="default 0, or that of the kept state")
+    option("--seed", type=int | None, default=None, help="default 0, or the kept state's")
     option("--log_probs", action="store_true", help="one line per token: number, log-prob., text")
     option(
         "--state_dtype",

@@ -23,7 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--out",
         type=str | None,
         default=None,
-        help=f"folder for the report; by default that of the run, and {OUT} for several",
+        help=f"folder for the report; default: the folder of the run, or {OUT} for several runs",
     )
     add_budget_option(parser)
     parser.add_argument(

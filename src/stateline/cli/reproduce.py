@@ -1,6 +1,6 @@
 """Run a table or figure of a paper: train what is missing of it, and write the table.
 
-NAME is that of a file in recipes/PAPER/tables, such as h3/table_12, or the path of a file of your
+NAME is a file in recipes/PAPER/tables, such as h3/table_12, or the path of a file of your
 own; without a name, all are listed with their cost. Every row is trained from several seeds; the
 table shows the mean and the standard deviation over them, beside the paper's figures. The same
 command continues where it stopped, and tables share the runs that they have in common.
@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--size",
         type=Literal["laptop", "paper"],
         default="laptop",
-        help="the size of models and training: one for two cores, or that of the paper",
+        help="size of models and training: a small one for two cores, or the paper's",
     )
     option("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of the runs of each row")
     option("--data", type=str, default="data", help="folder in place of the recipes' data")

@@ -20,7 +20,7 @@ class Watched(News):
 
     Args:
         folder: Folder of the comparison.
-        budgets: Limits on the costs of the models that are decided on.
+        budgets: Limits on the costs of models; the decision is among models within the limits.
         show: Opens an address in a browser.
     """
 

@@ -37,7 +37,7 @@ class Comparison:
 
     Attributes:
         patterns: Architectures: patterns, names of presets such as ``mamba-130m`` (whose vocabulary
-            is replaced by that of the task), folders of models to start from, each also with a
+            is replaced by the task's), folders of models to start from, each also with a
             name for the results (``name=pattern``), or recipes.
         tasks: Tasks, in the grammar of patterns: ``copying(max_len=20)``. A repeat count is a
             number of seeds: ``associative_recall*3``. Settings of training may stand among the

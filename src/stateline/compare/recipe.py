@@ -97,7 +97,7 @@ def read_recipe(path: str | Path, name: str = "") -> tuple[Recipe, str | None]:
 
     Args:
         path: The file.
-        name: Name of the model in results; by default that of the file.
+        name: Name of the model in results; by default the name of the file.
 
     Raises:
         InputError: If the recipe cannot be read or used.

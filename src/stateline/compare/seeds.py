@@ -30,7 +30,7 @@ class _Group(NamedTuple):
 
 
 class Seeds:
-    """Decides which seeds of a comparison are run, from the scores of those that are done.
+    """Decides from the scores of finished runs which seeds of a comparison are run.
 
     Args:
         wanted: What is to be decided; with ``no`` all seeds are run.
@@ -58,11 +58,11 @@ class Seeds:
         return 1 if self.wanted == "no" else max(1, self.most - FIRST_LOOK + 1)
 
     def is_asked(self, job: Job) -> bool:
-        """Whether a scored run is needed as far as is known."""
+        """Whether a scored run is needed, by the scores so far."""
         return self.wanted == "no" or job.training.seed < self.asked[_model(job)]
 
     def after(self, job: Job, run: RunRecord) -> bool:
-        """Note the score of a run that is done; whether more seeds are asked for since then."""
+        """Record the score of a finished run; return whether it led to more seeds."""
         if self.wanted == "no":
             return False
         task = self.tasks[job.task]
@@ -81,7 +81,7 @@ class Seeds:
         return bool(more)
 
     def _undecided(self, group: _Group, task: Task) -> Iterator[str]:
-        """The models that are not told apart from others, as far as that is asked for."""
+        """The models that are not yet told apart from others, although ``wanted`` asks for it."""
         scores = {
             label: [own[seed] for seed in sorted(own)]
             for (of, label), own in self._scores.items()

@@ -21,7 +21,7 @@ FACTORS = (1 / 3, 1.0, 3.0)
 """Learning rates that are tried, relative to the model's own on the task."""
 
 RUNG, KEPT = 0.25, 0.5
-"""Share of the steps after which trials are ranked, and share of them that goes on."""
+"""Share of the steps after which trials are ranked, and share of the trials that continue."""
 
 TRIAL_SEED = MAX_REPEAT + 1
 """Seed of all trials; the scored runs have smaller ones."""

@@ -39,7 +39,7 @@ _BLOCK = 1 << 24
 
 
 class Split:
-    """The documents to train on, or those held out, or those kept for the test.
+    """One part of a corpus: documents to train on, held-out documents, or test documents.
 
     Attributes:
         names: Name of each document.
@@ -71,7 +71,7 @@ class Corpus:
         folder: The folder.
         index: Contents of its index.
         newlines: Whether line ends were unified or kept.
-        splits: By name: ``train``, ``held_out``, ``test``; only those that have documents.
+        splits: By name: ``train``, ``held_out``, ``test``; without splits that have no documents.
         sha256: Hash of tokens, document borders and tokenizer.
     """
 

@@ -15,7 +15,7 @@ _VOCABULARY, _MERGES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt
 END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
 PADDING = "<|pad|>"
-"""The token that exported tokenizers have after those of the model; the model never sees it."""
+"""A token that exported tokenizers add after the model's tokens; the model never sees it."""
 
 _HALF = "\ufffd"  # replaces bytes that are not, or not yet, a character
 _LONGEST, _KEPT = 32, 8

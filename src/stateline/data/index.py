@@ -58,15 +58,15 @@ class ShardDocuments(msgspec.Struct, frozen=True):
     bytes: list[Count]
 
     def check(self, entry: ShardEntry) -> None:
-        """Check the sizes against those of the index.
+        """Check the sizes against the sizes in the index.
 
         Raises:
             ValueError: If they differ, or there are tokens but no bytes.
         """
         if not len(self.names) == len(self.tokens) == len(self.bytes) == entry.documents:
-            raise ValueError("the number of documents differs from that in the index")
+            raise ValueError("the number of documents differs from the number in the index")
         if sum(self.tokens) != entry.tokens or sum(self.bytes) != entry.bytes:
-            raise ValueError("its sizes differ from those in the index")
+            raise ValueError("its sizes differ from the sizes in the index")
         if entry.tokens and not entry.bytes:
             raise ValueError("it has tokens but no bytes")
 

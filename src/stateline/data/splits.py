@@ -1,4 +1,4 @@
-"""Splitting documents into those to train on, those to hold out and those to test on."""
+"""Splitting documents into three parts: for training, held out, and for the test."""
 
 import dataclasses
 import hashlib

@@ -62,7 +62,7 @@ class TokenText:
         return TokenText(self._sizes, self._load, borders)
 
     def after(self, start: int) -> "TokenText":
-        """Return the tokens from ``start`` on, at the same places as before."""
+        """Return the tokens at positions ``start`` and later; positions stay the same."""
         borders = np.append(start, self.borders[self.borders > start])
         return TokenText(self._sizes, self._load, borders)
 

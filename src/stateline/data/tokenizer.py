@@ -19,7 +19,7 @@ BYTE, CHARACTER = "stateline-byte", "stateline-character"
 
 
 class Decoder(ABC):
-    """Converts tokens to text one at a time; the results, joined, equal those of ``decode``."""
+    """Converts tokens to text one at a time; the joined results equal the text of ``decode``."""
 
     @abstractmethod
     def push(self, token: int) -> str:
@@ -36,7 +36,7 @@ class Tokenizer(ABC):
     Attributes:
         vocab_size: The largest token plus one.
         padded_size: Number of tokens of the model, where it is larger: output matrices are often
-            padded to a round size. The tokens from ``vocab_size`` on have no text.
+            padded to a round size. The tokens ``vocab_size`` and above have no text.
     """
 
     vocab_size: int
@@ -56,7 +56,7 @@ class Tokenizer(ABC):
         """
 
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[Int[np.ndarray, " length"]]:
-        """The tokens of a text that comes in pieces; joined, they are those of the whole text."""
+        """The tokens of a text that comes in pieces; joined, they are the tokens of the text."""
         return map(self.encode, pieces)
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Tokenizer(ABC):
             )
 
     def with_text(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> list[int]:
-        """The tokens without those that have no text, see ``padded_size``.
+        """Remove the tokens that have no text, see ``padded_size``.
 
         Raises:
             InputError: If a token is in neither vocabulary.
@@ -191,8 +191,9 @@ class CharacterTokenizer(Tokenizer):
             return np.array([self._number[character] for character in text], dtype=np.int64)
         except KeyError as error:
             raise InputError(
-                f"the tokenizer has no character {error.args[0]!r}: it knows those of the text "
-                "that it was built from; leave the character out, or build it from all text"
+                f"the tokenizer has no character {error.args[0]!r}: it knows only "
+                "characters of the text that it was built from; leave the character out, or build "
+                "it from all text"
             ) from error
 
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " length"]) -> str:

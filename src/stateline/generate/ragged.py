@@ -20,7 +20,7 @@ def read_ragged(
 ) -> tuple[list[Float[Tensor, "_ vocab"]], LanguageModelState]:
     """Read the next tokens of a batch, a different number in each row.
 
-    The batch is read up to the end of the shortest row; that row is set aside, the others go on,
+    The batch is read up to the end of the shortest row; that row is set aside, the others continue,
     and the states are joined at the end. So no layer needs a mask, no padding is computed, and no
     token is read twice; the number of calls is the number of different lengths.
 

@@ -40,7 +40,7 @@ Prompt = Int[Tensor, "batch length"] | Sequence[Int[Tensor, "_"]]
 
 
 class SessionState(NamedTuple):
-    """Everything that the rest of a batch of texts depends on, except the model and the sampling.
+    """All that the continuation of a batch depends on, except the model and the sampling.
 
     The last token of each row is known but not yet fed to the model, so that decoding continues in
     the same way after a prompt, after a sampled token and from a kept state.
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
 
     @property
     def log_probs(self) -> Float[Tensor, " batch"]:
-        """Log-probability of each token under the model, whatever the sampling, in nats.
+        """Log-probability of each token under the model, independent of the sampling, in nats.
 
         Example:
             >>> Choice(torch.tensor([1]), torch.tensor([[0.0, 0.0]])).log_probs
@@ -85,8 +85,8 @@ class Session:
     """Decodes a batch of texts step by step.
 
     Only the model's state grows in memory, and the steps change it in place; the state that the
-    session starts from is not changed. Weights that change between two steps count from the next
-    step, see :class:`stateline.layers.derived.Memory`; the state remains that of the old weights.
+    session starts from is not changed. If weights change between two steps, the next step uses the
+    new weights, see :class:`stateline.layers.derived.Memory`, with the state of the old weights.
     Rows may leave (:meth:`select`) and join (:meth:`join`) between two steps, as in a server.
 
     On a GPU a step does not wait for its result. NaN logits are therefore found up to

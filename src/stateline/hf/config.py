@@ -32,8 +32,8 @@ _Settings = type(
 class StatelineConfig(_Settings):  # type: ignore[misc, valid-type]
     """The settings of a :class:`~stateline.ModelConfig`, and what transformers adds to them.
 
-    One ``config.json`` serves both libraries: the settings stand in it under the same names, and
-    all of them are written, also those with default values.
+    One ``config.json`` serves both libraries: it holds the settings under the same names, and all
+    of them, also settings with default values.
     """
 
     model_type = "stateline"

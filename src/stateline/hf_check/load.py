@@ -60,7 +60,7 @@ def load_hugging_face(
         model = package.AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype or "auto", local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # the package raises whatever its parts raise
+    except Exception as error:  # the package may raise any exception
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"transformers cannot read the model in {folder}: {reason}") from error
     return model.to(device).eval()

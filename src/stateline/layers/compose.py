@@ -13,7 +13,7 @@ from stateline.layers.dropout import Dropout
 
 
 class Around(SequenceLayer[Any]):
-    """A layer around another one, whose state is that of the inner layer.
+    """A layer around another one; both have the same state.
 
     Abstract: subclasses say which layer is inside; by default its input and output are also
     the whole layer's.

@@ -56,7 +56,7 @@ def initialise(model: nn.Module, d_model: int, init: Init = "width") -> None:
     ==============  ====================================  ==================  ======================
 
     Biases are zero, except with ``staircase``. :math:`d` is the width of the model, and a last map
-    is that of a residual branch, whose number counts the layers of a shared core once.
+    is the last map of a residual branch. The number of branches counts a shared core once.
 
     Args:
         model: Its parameters are changed in place.

@@ -30,8 +30,7 @@ def stored_runs(jobs: Sequence[Job], folder: Path) -> dict[Job, RunRecord]:
 def matching_runs(jobs: Sequence[Job], folders: Sequence[Path]) -> dict[Job, RunRecord]:
     """Finished runs in other folders, such as runs of ``stateline train``.
 
-    A run is that of a job if its task, its data, its model and its training, with the seed, are the
-    same.
+    A run belongs to a job if both have the same task, data, model and training, with the same seed.
 
     Args:
         jobs: What is needed.

@@ -89,9 +89,9 @@ class Row(_Part, frozen=True, kw_only=True):
     Attributes:
         label: Its name; rows of one label are one line of a figure over ``x``.
         recipe: A file below ``recipes/``, without its suffix; ``{size}`` stands for the size.
-        pattern: The model, over that of the recipe.
+        pattern: The model; it overrides the model of the recipe.
         task: The task; it overrides the size and the recipe.
-        x: The number that a figure shows it against.
+        x: The row's position on the x axis of a figure.
         model: Settings of its configuration.
         train: Settings of its training.
         paper: The paper's figures, in the order of the columns; null where it gives none.

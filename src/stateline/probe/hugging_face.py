@@ -176,7 +176,7 @@ def _load_tokenizer(folder: Path, given: str | None) -> Any:
         )
         tokenizer("a")  # settings of a wrong type are noticed only here
         return tokenizer
-    except Exception as error:  # the package raises whatever its parts raise
+    except Exception as error:  # the package may raise any exception
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"transformers cannot read a tokenizer from {path}: {reason}; name one with --tokenizer"

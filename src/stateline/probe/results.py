@@ -84,7 +84,7 @@ class ProbeResults(Record, frozen=True, kw_only=True):
     points: list[Point]
 
     def models(self, task: str = "") -> list[str]:
-        """Models in order of their first point, or those with a score on one probe."""
+        """Models in order of their first point; with ``task``, only models scored on that probe."""
         chosen = (p for p in self.points if not task or (p.task == task and not p.skipped))
         return list(dict.fromkeys(point.model for point in chosen))
 

@@ -126,7 +126,7 @@ def disturbance(results: Results) -> str:
 
 
 def best_costs(results: Results, found: Mapping[str, Measured], cost: Cost) -> list[str]:
-    """The models with the best cost, and those whose spread overlaps with its.
+    """The model with the best cost, and all models whose spread overlaps its spread.
 
     None if all do, or if speeds are not to be trusted.
     """

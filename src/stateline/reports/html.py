@@ -72,7 +72,7 @@ def write_report(
     Args:
         results: Results of one comparison, finished or not, or of several, merged.
         path: The file to write.
-        budgets: Limits on the costs of the models that are decided on.
+        budgets: Limits on the costs of models; the decision is among models within the limits.
         refresh: Seconds after which a browser reloads the page; 0 is never.
 
     Raises:

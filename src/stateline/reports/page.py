@@ -22,7 +22,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff
 
 
 class Script(NamedTuple):
-    """A script of a page; the page's policy allows those with its digest."""
+    """A script of a page; the page's security policy allows only scripts with a known digest."""
 
     text: Markup
     digest: str

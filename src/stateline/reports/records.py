@@ -72,7 +72,7 @@ def solved_runs(runs: Sequence[RunRecord], task: TaskRecord) -> list[RunRecord]:
 
 
 def kind_of(task: TaskRecord, length: int) -> Kind:
-    """What the scores of a task at a length are; only those at its training length solve it."""
+    """The kind of a task's scores at a length; only the training length has a goal."""
     goal = task.solved_at if length == task.train_length else None
     return Kind(task.higher_is_better, task.problems, goal)
 

@@ -31,7 +31,7 @@ def print_results(results: Results, console: Console, budgets: Sequence[Budget] 
     Args:
         results: Results of one comparison, or of several, merged.
         console: Where to print.
-        budgets: Limits on the costs of the models that are decided on.
+        budgets: Limits on the costs of models; the decision is among models within the limits.
     """
     table = main_table(results)
     console.print(Text(headline(results), style="bold"))
@@ -78,7 +78,7 @@ def _about(task: TaskRecord) -> str:
 
 
 def _labels(column: Column) -> tuple[str, str]:
-    """The heading of a group, and that of the column itself."""
+    """The heading of the group, and the heading of the column."""
     return column.group, f"  {column.heading}" if column.group else column.heading
 
 

@@ -46,7 +46,7 @@ def evaluate_run(
 
     Args:
         folder: Folder of the model.
-        spec: The task; by default that of the run.
+        spec: The task; by default the task of the run.
         lengths: In the task's unit; by default its own.
         batches: Batches of problems; a text is read to its end.
         device: Where to compute.

@@ -70,7 +70,7 @@ def write_results(folder: Path, results: Results) -> None:
 
 
 def write_single(job: Job, task: Task, run: RunRecord, folder: Path, command: str) -> None:
-    """Write ``results.json`` of a single training run, like that of a comparison of one model."""
+    """Write ``results.json`` of one training run, in the form of a comparison of one model."""
     results = outline([job], {job.task: task}, command)
     write_results(folder, msgspec.structs.replace(results, runs=[run], finished=True))
 

@@ -12,7 +12,7 @@ exact test.
 **One may look after every seed** if the number of looks is fixed before (:func:`judge` with
 ``looks``). A pair is then told apart if it is after any number of seeds that both have; each look
 gets its share of :data:`SEQUENTIAL_RATE`. Only the first n seeds of both count at look n, so the
-rate holds whichever models get more seeds, and whatever decides on that. All seeds of one model and
+rate holds for any choice of the models that get more seeds. All seeds of one model and
 none of another may solve a task by luck: such a pair needs the exact test, too.
 """
 

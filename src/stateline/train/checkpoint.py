@@ -127,7 +127,7 @@ class Save:
     def commit(self, keep: int) -> None:
         """Make the checkpoint visible, and remove all but the newest ``keep``.
 
-        All processes must call this; those that have not written their part wait for it.
+        All processes must call this. Each waits until every process has written its part.
 
         Raises:
             InputError: If a part could not be written.
@@ -327,7 +327,7 @@ def read(
         raise InputError(f"the checkpoint {path} is damaged: {damage}; {way_out}") from damage
     optimizer.zero_grad()
     for name, tensor in model.state_dict().items():  # before the parameters are asked for, since
-        # FSDP leaves those of the outermost module gathered, which the optimizer does not know
+        # FSDP leaves the outermost module's parameters gathered, which the optimizer does not know
         contents.weights[name].fill(*own_rows(tensor))
     for name, likes in moments_like(model, optimizer, _optimizer(wanted)).items():
         if moments := _moments(contents.moments, name, likes):

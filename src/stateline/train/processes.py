@@ -226,11 +226,11 @@ def shard(model: AnyModel, mesh: DeviceMesh, dtype: torch.dtype = torch.float32)
 
     Weights that autocast multiplies in ``dtype`` are gathered in it. FSDP's own policy for mixed
     precision would round all parameters of a block and what flows between blocks, so also the
-    transitions of state spaces, norms and states. Here the numbers are those of autocast.
+    transitions of state spaces, norms and states. Here the results equal the results of autocast.
 
     Args:
         model: It is changed in place.
-        mesh: The processes; the last axis is that of the shards.
+        mesh: The processes; the last axis holds the shards.
         dtype: Precision of matrix products in training.
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")

@@ -11,7 +11,7 @@ PRODUCTS = 20
 """Products that are timed together, after as many to warm up."""
 
 BACKWARD = 3
-"""Arithmetic of an update over that of the forward pass."""
+"""Operations of an update, divided by the operations of the forward pass."""
 
 
 class Usage:

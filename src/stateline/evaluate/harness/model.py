@@ -71,7 +71,7 @@ class StatelineLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token before a text: that of the end of a text, or else of a new line, or else 0."""
+        """The token before a text: the end-of-text token, or else the newline token, or else 0."""
         if self.text.end_of_text is not None:
             return self.text.end_of_text
         try:
@@ -95,7 +95,7 @@ class StatelineLM(TemplateLM):
         for number, (_texts, context, continuation) in enumerate(requests):
             by_context[self._fitting(context, len(continuation))].append(number)
         results: dict[int, Scored] = {}
-        contexts = sorted(by_context)  # those with a long common beginning stand together
+        contexts = sorted(by_context)  # contexts with a long common beginning are neighbours
         for first in range(0, len(contexts), self.batch_size):
             batch = contexts[first : first + self.batch_size]
             forks = [(row, number) for row, c in enumerate(batch) for number in by_context[c]]

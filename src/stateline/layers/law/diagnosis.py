@@ -250,7 +250,7 @@ def _first(case: Case, found: Tensor, wanted: Tensor) -> str:
     """Where two outputs begin to differ."""
     apart = (found - wanted).abs().flatten(2).amax(dim=(0, 2)) / float(wanted.abs().max() or 1.0)
     places = (~(apart <= case.limit)).nonzero()
-    return f"from position {int(places[0])} on" if len(places) else "though each position is near"
+    return f"first at position {int(places[0])}" if len(places) else "though each position is near"
 
 
 def _ages(case: Case) -> Iterator[str]:

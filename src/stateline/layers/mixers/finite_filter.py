@@ -27,8 +27,8 @@ class FiniteFilterState(NamedTuple):
 class FiniteFilter(SequenceLayer[FiniteFilterState]):
     """Causal filters of ``filter_len`` taps, one or more for each channel.
 
-    Abstract: subclasses define the taps. Beyond ``filter_len`` taps the filters are zero, whatever
-    the length of the input. The output holds the first filter's signals of all channels, then the
+    Abstract: subclasses define the taps. Beyond ``filter_len`` taps the filters are zero, for any
+    length of the input. The output holds the first filter's signals of all channels, then the
     second filter's, and so on.
 
     Attributes:

@@ -142,5 +142,5 @@ class HeadSettings:
 
 
 def scaled(q: Float[Tensor, "*batch d_head"], score_scale: float | None) -> Tensor:
-    """Queries for scores with another factor than that of the op, 1 / sqrt(d_head)."""
+    """Queries scaled so that scores get ``score_scale`` instead of the op's 1 / sqrt(d_head)."""
     return q if score_scale is None else q * (score_scale * q.shape[-1] ** 0.5)

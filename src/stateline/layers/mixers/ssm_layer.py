@@ -20,7 +20,7 @@ class SSMLayer(Around):
     :math:`(W_1 z + b_1) \odot \sigma(W_2 z + b_2)` (``glu``) or :math:`z \odot \sigma(W z + b)`
     (``half_glu``).
 
-    The state is that of the state space model, which subclasses choose.
+    Subclasses choose the state space model; its state is the state of the layer.
 
     Args:
         ssm: Sequence layer that mixes along the sequence; its output may be wider than its input.

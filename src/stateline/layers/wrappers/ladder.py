@@ -12,7 +12,7 @@ class Ladder(Chain):
 
     .. math:: h^{(0)} = x, \qquad h^{(n)} = \mathrm{core}(h^{(n-1)})
 
-    Each pass has its own state of the core, since its input differs from that of the other passes.
+    Each pass has its own state of the core, since the passes have different inputs.
     With a core of several blocks the order is ABAB; AABB is a stack of ladders of one block each.
 
     Args:

@@ -22,7 +22,7 @@ class StatePassing(ActivationCheckpointing, Around):
     activation checkpointing (``train.checkpoint_activations``) that also holds in training, which
     then keeps the input and the state of every chunk.
 
-    The state is that of the core. Chunks are counted from the beginning of each call.
+    The layer has the state of the core. Chunks are counted from the beginning of each call.
 
     Args:
         core: Any sequence layer, usually with a state of constant size.

@@ -19,11 +19,11 @@ class Converter(NamedTuple):
 
     Attributes:
         about: The models that it holds, in a few words.
-        names: How it calls its tensors.
+        names: The names of its tensors.
         config: Our configuration, from settings.
         settings: Settings, from our configuration.
         kinds: For formats of Hugging Face: each ``model_type``, and the class of its models.
-        recognise: For other formats: whether settings (``{}`` if there are none) and names of
+        recognise: For other formats: a test of settings (``{}`` if there are none) and names of
             tensors are of it.
         parts: All tensors of a model, if :func:`~stateline.models.convert.decoder_parts` does not
             list them; from our configuration and the settings (``{}`` on the way back).
@@ -44,7 +44,7 @@ class Converter(NamedTuple):
     file: str = "model.safetensors"
 
     def recognises(self, settings: Settings, tensors: Collection[str]) -> bool:
-        """Whether settings and names of tensors are of this format."""
+        """Whether settings and names of tensors belong to this format."""
         if self.recognise is None:
             return str(settings.get("model_type")) in self.kinds
         return self.recognise(settings, tensors)
@@ -52,7 +52,7 @@ class Converter(NamedTuple):
     def completed(
         self, settings: Settings, tensors: Iterable[tuple[str, Tensor]]
     ) -> dict[str, Any]:
-        """The settings, and those that follow from the shapes of official tensors."""
+        """The settings, completed by the settings that follow from shapes of official tensors."""
         if self.read_off is None:
             return dict(settings)
         return {**self.read_off({name: tuple(t.shape) for name, t in tensors}), **settings}
@@ -107,7 +107,7 @@ def family(
     Args:
         kind: Its ``model_type``.
         title: Its name.
-        names: How it calls its tensors.
+        names: The names of its tensors.
         functions: Its functions ``config`` and ``settings``, which also take the ``model_type``.
         architecture: The class of its models.
         **others: More values of ``model_type``, each with its class, that are read in this way.

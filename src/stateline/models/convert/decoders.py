@@ -26,7 +26,7 @@ NAMES = Names(
 )
 _SLIDING = "sliding_attention"
 KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
-"""Number of heads of keys if the settings have none; in other families it is that of queries."""
+"""Default number of key heads by family; in other families, the number of query heads."""
 
 GATED = (fields.VOCABULARY, fields.WIDTH, fields.HIDDEN, fields.TIED)
 NORM = fields.Field("rms_norm_eps", "norm_eps", 1e-6)
@@ -108,7 +108,7 @@ def decoder_config(settings: Settings, kind: str) -> ModelConfig:
 
 
 def _types(settings: Settings, kind: str) -> tuple[list[str], int | None]:
-    """Kind of each layer, and the window of those that have one."""
+    """Kind of each layer, and the window of the sliding layers."""
     n = fields.layer_count(settings)
     if kind in ("llama", "granite"):
         return ["attention"] * n, None

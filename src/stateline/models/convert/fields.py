@@ -36,7 +36,7 @@ def layer_count(settings: Settings, name: str = "num_hidden_layers") -> int:
 
 
 def layer_types(settings: Settings, *names: str, known: Sequence[str] = ()) -> list[str] | None:
-    """The kind of each layer, by the first of some settings that is there; ``None`` without one.
+    """The kind of each layer, from the first of these settings that is present, or ``None``.
 
     Args:
         settings: As in ``config.json``.
@@ -74,10 +74,10 @@ class Field(NamedTuple):
     """A field of ``config.json`` that is one of our settings.
 
     Attributes:
-        theirs: Its name.
-        ours: Name of a setting of the model, or LAYER.KEYWORD.
-        default: Its value where it is missing, which also says its type; ``None``: it is a count
-            that must be there.
+        theirs: The name of the field.
+        ours: Name of a setting of our model, or LAYER.KEYWORD.
+        default: The value if the field is missing, which also defines its type. ``None``: the field
+            is a required positive integer.
     """
 
     theirs: str
@@ -108,7 +108,7 @@ _INERT = """
 """
 INERT = frozenset(_INERT.split())
 """Fields of any family without effect on the logits: names, tokens, initial values, classifiers,
-dropout, which acts in training only, and how transformers computes or generates."""
+dropout (used only in training), and options of transformers for computing or generating."""
 
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
@@ -121,7 +121,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "rope_interleaved": (False,),
     "tie_encoder_decoder": (False,),
 }
-"""Values with which fields of any family are supported."""
+"""Supported values of fields that any family may have."""
 
 HEADS = "num_attention_heads num_key_value_heads head_dim"
 ROPE = "rope_theta rope_scaling rope_parameters max_position_embeddings"
@@ -136,14 +136,14 @@ _HEADS = {
 
 
 class Fields(NamedTuple):
-    """The fields of ``config.json`` that a family has: every other one is refused.
+    """The fields of a family's ``config.json``; any other field is an error.
 
     Attributes:
-        ours: Those that are our settings.
-        reads: Names of others that its converter reads.
-        only: Values with which a field is supported, the default of transformers first.
+        ours: Fields with a counterpart among our settings.
+        reads: Names of other fields that the converter of the family reads.
+        only: Supported values of a field; the default of transformers is the first.
         inert: Names of fields without effect on the logits, besides ``INERT``.
-        depth: The number of layers; empty if the list of layers tells it.
+        depth: The field with the number of layers; empty if a list of layers has this number.
     """
 
     ours: tuple[Field, ...]
@@ -219,7 +219,7 @@ def heads(settings: Settings, kv_default: int | None = None) -> dict[str, Value]
 
     Args:
         settings: As in ``config.json``.
-        kv_default: Number of heads of keys where it is missing; ``None`` means that of queries.
+        kv_default: Number of key heads if the field is missing; ``None``: as many as query heads.
     """
     n_heads = count(settings, "num_attention_heads")
     default = kv_default or n_heads

@@ -84,10 +84,10 @@ def h3_config(settings: Settings) -> ModelConfig:
 
     Args:
         settings: Mostly read off the shapes of the tensors, since released files have no settings.
-            ``num_heads``, the heads of attention, follows from no tensor; by default it is that of
-            the released model of the same width. Also ``layer_norm_epsilon``, and ``head_order``
-            (:data:`HeadOrder`): on which official path a model with heads wider than one was
-            trained.
+            No shape tells ``num_heads``, the number of heads of attention; its default is the
+            value of the released model of the same width. Other settings: ``layer_norm_epsilon``,
+            and ``head_order`` (:data:`HeadOrder`), the official path on which a model with heads
+            wider than one was trained.
 
     Raises:
         InputError: If the number of heads is not known.

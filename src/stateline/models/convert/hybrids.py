@@ -47,7 +47,7 @@ _LFM2 = NAMES._replace(
 
 
 def _both(default: float) -> tuple[fields.Field, ...]:
-    """The norms of the blocks and those in Mamba-2 add the same number."""
+    """The norms of the blocks and the norms in Mamba-2 use the same epsilon."""
     norm = NORM._replace(default=default)
     return norm, norm._replace(ours="mamba2.norm_eps")
 
@@ -291,7 +291,7 @@ def lfm2_config(settings: Settings) -> ModelConfig:
 
 
 def _lfm2_hidden(settings: Settings) -> int:
-    """The hidden width, which the official code derives from the stated one."""
+    """The actual hidden width, which the official code computes from the one in the settings."""
     name = "block_ff_dim" if "block_ff_dim" in settings else "intermediate_size"
     stated = count(settings, name)
     if not settings.get("block_auto_adjust_ff_dim", True):

@@ -22,18 +22,18 @@ BUFFERS = (
     r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$|_attn_buf$|^model\.visual\.|^mtp\."
 )
 """Tensors that no model needs: frequencies and masks in old files, parts that read images, and
-those that predict several tokens at once."""
+parts that predict several tokens at once."""
 
 
 class Names(NamedTuple):
-    """How a format calls its tensors, and the layers that it knows.
+    """The names of a format's tensors, and the layers that the format supports.
 
     Attributes:
         embedding: Embedding of tokens.
-        mixers: Our names of the layers that it knows, besides feed-forwards in blocks of two.
-        base: First part of all names but that of the output matrix; some files leave it out.
+        mixers: Our names of the layers that it supports, besides feed-forwards in blocks of two.
+        base: Prefix of all names except the name of the output matrix; some files leave it out.
         norm: Last normalisation.
-        layer: First part of the names in layer number ``{}``.
+        layer: Prefix of the names in layer number ``{}``.
         norms: Normalisations before the mixer and before the feed-forward; a single one where each
             of them is a layer of its own.
         qkv: Projections of queries, keys and values, which may be one.
@@ -42,9 +42,9 @@ class Names(NamedTuple):
         up: First maps of the feed-forward, the gate before the other; they may be one.
         down: Last map of the feed-forward.
         positions: Learned positions.
-        unused_positions: Rows before that of the first position.
+        unused_positions: Number of rows before the row of the first position.
         qk_norms: Normalisations of queries and keys.
-        inner: First part of the names in a mixer that is no attention.
+        inner: Prefix of the names in a mixer other than attention.
         delta: Projections of the input of a delta net: four, or two whose rows are grouped by the
             heads of the keys.
         transposed: Whether linear maps are stored as (input, output).
@@ -81,7 +81,7 @@ class Names(NamedTuple):
 
 
 def renamed(old: str, new: str) -> Callable[[Collection[str]], Mapping[str, str]]:
-    """For :attr:`Names.spell`: files of some versions call one tensor otherwise."""
+    """For :attr:`Names.spell`: files of some versions have another name for one tensor."""
     return lambda found: {name: new if name == old else name for name in found}
 
 
@@ -138,12 +138,12 @@ class Part(NamedTuple):
 
 
 def same(names: Mapping[str, str], here: str = "", there: str = "") -> list[Part]:
-    """Tensors that differ in their names alone.
+    """Tensors that differ only in their names.
 
     Args:
-        names: The official name of each of ours.
-        here: First part of our names.
-        there: First part of the official names.
+        names: The official name of each of our tensors.
+        here: Prefix of our names.
+        there: Prefix of the official names.
     """
     return [Part(here + ours, (there + theirs,)) for ours, theirs in names.items()]
 

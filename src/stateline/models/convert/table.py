@@ -43,7 +43,7 @@ TOKENIZER_FILES = (
 """Files of tokenizers, which are copied beside a converted model."""
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt")
-"""Endings of files of weights that may have any name."""
+"""Suffixes of weight files, which may have any name."""
 
 SHARD_BYTES = 512 << 20
 """Tensors are written in files of about this size, which bounds the memory for copies."""
@@ -136,7 +136,7 @@ def read_pretrained(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Pretrained:
-    """Read a model like :func:`load_pretrained`, and tell what was recognised."""
+    """Read a model like :func:`load_pretrained`, and also return the recognised format."""
     found, tensors = dict(settings or {}), source
     if not isinstance(source, Mapping):
         path = user_path(source, "model")
@@ -256,7 +256,7 @@ def _tensors(path: Path) -> Weights:
 def _recognise(
     settings: Settings, tensors: Mapping[str, Tensor], source: object
 ) -> tuple[str, Converter, dict[str, Any]]:
-    """Name and converter of the format, and the settings with those that the shapes tell."""
+    """Name and converter of the format, and the settings, completed from the tensors' shapes."""
     for name, converter in CONVERTERS.items():
         if converter.recognises(settings, tensors):
             return name, converter, converter.completed(settings, tensors.items())

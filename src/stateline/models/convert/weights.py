@@ -246,8 +246,8 @@ def assemble(
     Args:
         config: Configuration of the model.
         tensors: All its parameters, by our names; each is copied before the next is asked for.
-        device: Where the weights shall be.
-        dtype: Their precision; by default that of the tensors.
+        device: Device of the weights.
+        dtype: Precision of the parameters; by default the precision of the tensors.
 
     Returns:
         The model, in evaluation mode.

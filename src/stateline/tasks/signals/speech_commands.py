@@ -15,8 +15,8 @@ _LAYOUT = (
 class SpeechCommands(ClassificationTask):
     """Predict the spoken word from raw sound at 16 kHz.
 
-    Each folder is a class. The split is that of the lists that come with the data, or of the
-    column ``split`` (train, valid, test) of an index. No speaker is in two parts.
+    Each folder is a class. The lists that come with the data, or the column ``split`` (train,
+    valid, test) of an index, define the split. No speaker is in two parts.
 
     Args:
         seed: Fixes the order.

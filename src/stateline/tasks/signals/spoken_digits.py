@@ -12,7 +12,7 @@ _NAME = re.compile(r"(\d)_([^_]+)_(\d+)\.wav\Z")
 class SpokenDigits(ClassificationTask):
     """Predict the spoken digit from raw sound at 8 kHz.
 
-    The split is that of the Free Spoken Digit Dataset: recordings 0 to 4 of each speaker and digit
+    The Free Spoken Digit Dataset defines the split: recordings 0 to 4 of each speaker and digit
     are the test part, all others are for training. With ``held_out=valid``, for choosing settings,
     recordings 5 to 9 are scored instead. The same speakers are in all parts.
 

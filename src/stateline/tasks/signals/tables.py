@@ -26,7 +26,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a NumPy file by name; that of a ``.npy`` file is called ``x``.
+    """The arrays of a NumPy file by name; the array of a ``.npy`` file has the name ``x``.
 
     Raises:
         OSError: If it cannot be read.

@@ -63,7 +63,7 @@ class Copying(CopyTask):
     reset between examples; BOS marks the beginning of each.
 
     Letters have the ids 0 to ``n_letters - 1``, followed by BOS, SEP, EOS and PAD. PAD never
-    occurs; it is there so that the vocabulary equals that of the paper's code.
+    occurs; it makes the vocabulary equal to the vocabulary of the paper's code.
 
     Args:
         seed: Fixes every batch.

@@ -83,7 +83,7 @@ class DuplicateNgram(CopyTask):
         length = int(lengths[0])
         self._check_length(length)
         strings = rng.integers(self.n_letters, size=(len(lengths), length))
-        # Draw two of length - 2n + 2 places, then move the later one n - 1 places on.
+        # Draw two of length - 2n + 2 places, then move the later one to the right by n - 1.
         spots = np.arange(length - 2 * self.n + 2)
         pairs = rng.permuted(np.broadcast_to(spots, (len(lengths), len(spots))), axis=1)[:, :2]
         source, copy = pairs.T + (self.n - 1) * (pairs.max(axis=1) == pairs.T)

@@ -31,7 +31,7 @@ class StringTask(GeneratedTask):
     """Base of the tasks on strings of random letters.
 
     Letters have the ids 0 to ``n_letters - 1``, followed by BOS, SEP, EOS and PAD. PAD never occurs
-    in training; it is there so that the vocabulary equals that of the paper's code.
+    in training; it makes the vocabulary equal to the vocabulary of the paper's code.
 
     Training rows are packed: each holds as many complete examples as fit, and the beginning of
     another one. Lengths are uniform from ``min_len`` to ``max_len``. The loss counts the answer and

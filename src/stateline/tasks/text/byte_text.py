@@ -22,8 +22,8 @@ class ByteText(ClassificationTask):
     """Predict the class of a text from its bytes, for example the sentiment of a review.
 
     The layout says which texts are held out: in JSON lines a ``split`` (train, valid, test), or a
-    ``fold`` (0 to 2 to train on, 3 valid, 4 test); in a CSV file ``is_valid``; of the IMDb reviews
-    those in ``test``.
+    ``fold`` (0 to 2 to train on, 3 valid, 4 test); in a CSV file ``is_valid``; for the IMDb reviews
+    the folder ``test``.
 
     Args:
         seed: Fixes the order.
