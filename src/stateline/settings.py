@@ -1,4 +1,4 @@
-"""Checks of settings against the type annotations of what they configure."""
+"""Checks of settings against type annotations."""
 
 import inspect
 import math

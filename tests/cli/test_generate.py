@@ -232,7 +232,7 @@ def test_a_stream_through_a_state_that_grows_wants_force(
 ) -> None:
     told = say("letters1", "--stream", code=2, err=True)
     assert told == (
-        "stateline: error: --stream needs a state that does not grow, but that of 0 Attention "
+        "stateline: error: --stream needs a state that does not grow, but the state of 0 Attention "
         "grows: give --force to let memory grow with the text\n"
     )
     monkeypatch.setattr("sys.stdin", Stdin(b"bad"))

@@ -89,7 +89,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
 
 
 def _suite(given: Any, device: torch.device) -> Callable[[Settings], Iterator[Figure]]:
-    """What to measure; models of others are looked for before anything is measured."""
+    """What to measure; modules of other projects are looked up before the first measurement."""
     if given.suite == "ops":
         return partial(bench_ops, names=given.only or list(OPS))
     if given.suite == "layers":

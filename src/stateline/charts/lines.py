@@ -20,7 +20,7 @@ MOST_OUTLIERS = 0.25
 
 
 class Point(NamedTuple):
-    """A point of a line: its place, and the median and the spread of what was measured there.
+    """A point of a line: its place, and the median and the spread of the values measured there.
 
     Attributes:
         x: Length, step or size.

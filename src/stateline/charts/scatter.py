@@ -1,4 +1,4 @@
-"""Charts of what is reached against what it costs, with the Pareto front."""
+"""Charts of scores against costs, with the Pareto front."""
 
 import math
 from collections.abc import Sequence

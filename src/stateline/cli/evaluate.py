@@ -54,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
-    """Print the scores of each file and of all files, or those on tasks."""
+    """Print the scores of each file and of all files together, or the scores on tasks."""
     given = parser.parse_args(arguments)
     on_task = given.task is not None or bool(given.lengths)
     if bool(given.files) + bool(given.tasks) + on_task != 1:

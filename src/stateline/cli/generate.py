@@ -69,8 +69,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     growing = growing_layers(model) if given.stream and not given.force else []
     if growing:
         raise InputError(
-            f"--stream needs a state that does not grow, but that of {', '.join(growing)} grows: "
-            "give --force to let memory grow with the text"
+            f"--stream needs a state that does not grow, but the state of {', '.join(growing)} "
+            "grows: give --force to let memory grow with the text"
         )
     kept = None if given.state is None else load_kept(given.state, model, force=given.force)
     decode = _decode_one if given.prompts is None else _decode_batch

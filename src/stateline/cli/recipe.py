@@ -31,7 +31,7 @@ def add_settings(parser: ArgumentParser) -> None:
 
 
 def without_defaults(parser: ArgumentParser) -> None:
-    """Leave settings of models and training that are not given out of what is parsed."""
+    """Omit settings of models and training that were not given from the parsed arguments."""
     for action in parser._actions:
         if action.dest.startswith(("model.", "train.")):
             action.default = argparse.SUPPRESS

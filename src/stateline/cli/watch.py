@@ -34,7 +34,7 @@ class Watched(News):
         self.written = float("-inf")
 
     def finished(self, job: Job, run: RunRecord) -> None:  # noqa: ARG002
-        """Write the page of what is there, unless the last one is new."""
+        """Write the page of the results so far, unless the last page is recent."""
         first, now = self.written == float("-inf"), time.monotonic()
         if job.trial or now - self.written < SECONDS:
             return

@@ -21,7 +21,7 @@ class Running(Protocol):
     def finished(self) -> Iterator[tuple[Job, RunRecord]]:
         """Each submitted job with its result as soon as it is done, until none is left.
 
-        More jobs may be submitted meanwhile, and after the last: a later call yields those.
+        More jobs may be submitted meanwhile. A later call yields jobs submitted after the last.
 
         Raises:
             InputError: If a job cannot be run, or what runs it was lost.

@@ -17,7 +17,7 @@ from stateline.train.checkpoint_checks import MANIFEST, check_manifest
 from stateline.train.folder import found
 
 _LAST = (MANIFEST, RESULT, RESULTS)
-"""Files that say that others are there; they are written after those."""
+"""Files that show that a folder is complete; they are written after all other files."""
 
 
 def is_url(place: str) -> bool:

@@ -1,7 +1,7 @@
 """Choosing the settings of each model by trials, of which the worse ones stop early.
 
 All trials of a model train for a share of their steps (:data:`RUNG`); the better half of them
-continues to the end. The best of those, by its score on validation data, gives the settings of the
+continues to the end. The best of these trials on validation data gives the settings of the
 scored runs. Trials and scored runs have no seed, and no data that count, in common.
 """
 
@@ -167,7 +167,7 @@ class Sweep:
         ]
 
     def _choose(self, model: Job, trial: Job) -> list[Job]:
-        """Give the settings of a trial to the scored runs of its model; those to begin with."""
+        """Give the settings of a trial to its model's scored runs; return the runs to start."""
         self._chosen[model] = trial
         chosen = {name: getattr(trial.training, name) for name in ("lr", "weight_decay")}
         for place, own in enumerate(self._models):

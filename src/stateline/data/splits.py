@@ -115,7 +115,7 @@ def split_by_names(documents: Sequence[Document], file: Path) -> Splits:
         file: A JSON object with lists "train", "held_out" (or "valid") and optionally "test".
 
     Raises:
-        InputError: If the file is not such an object, or a name is not that of one file.
+        InputError: If the file is not such an object, or a name does not name exactly one file.
     """
     split_of = _read_names(file)
     paths: dict[str, str] = {}  # by name

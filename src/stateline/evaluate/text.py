@@ -86,7 +86,7 @@ def score_text(
     """Score one text, whose tokens may come in chunks of any length.
 
     The state is carried from chunk to chunk, so each token is predicted from all tokens before it:
-    the result is that of one forward pass over the whole text. With a ``window``, each window is
+    the result equals one forward pass over the whole text. With a ``window``, each window is
     read from an empty state, and windows overlap so that every token is predicted from at least
     ``window - stride`` tokens, where the text has that number before it.
 

@@ -21,7 +21,7 @@ from stateline.models.language_model import LanguageModel
 
 
 def find_model(folder: str | Path) -> Path:
-    """The folder of a run's model: the run's own, or else that of its newest checkpoint.
+    """The folder of a run's model: the final model, or else its newest checkpoint.
 
     Raises:
         InputError: If the folder cannot be read, or is a comparison, which holds several models.

@@ -76,7 +76,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits of the next token, as other causal models of transformers return them.
 
         Args:
-            input_ids: Tokens; those after the cached ones if there is a cache.
+            input_ids: Tokens; with a cache, only the tokens after the cached ones.
             attention_mask: 1 for tokens, 0 for padding, for these columns or for all so far.
             past_key_values: Cache to continue from; it is changed.
             labels: Targets, -100 where there is none; logits at a position predict the next label.

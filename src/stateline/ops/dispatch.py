@@ -190,8 +190,8 @@ def _from_environment() -> Mapping[str, str]:
 def once_per_trace(function: Callable[P, T]) -> Callable[P, T]:
     """Let ``torch.compile`` run a function that it cannot trace, and take its result as constant.
 
-    It cannot trace context variables, imports and logging. The mark is that of
-    ``torch.compiler.assume_constant_result``, which would import the compiler, for a second.
+    It cannot trace context variables, imports and logging. ``torch.compiler`` sets the same mark in
+    ``assume_constant_result``, but that would import the compiler, which takes a second.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -22,7 +22,7 @@ OF_NO_EFFECT = ("log_every", "save_every", "keep")
 
 
 def stored_runs(jobs: Sequence[Job], folder: Path) -> dict[Job, RunRecord]:
-    """The results of those jobs that have been run in ``folder / "runs"`` before."""
+    """The results of the jobs that have already been run in ``folder / "runs"``."""
     found = {job: stored_run(folder / "runs" / job.name) for job in dict.fromkeys(jobs)}
     return {job: run for job, run in found.items() if run is not None}
 

@@ -147,7 +147,7 @@ class HuggingFaceReader(Reader):
 
 
 def _learned_positions(model: Any) -> bool:
-    """Whether a model has a table of positions: an embedding that is not that of its tokens."""
+    """Whether a model has a table of positions: an embedding other than the token embedding."""
     tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     return any(table is not model.get_input_embeddings() for table in tables)
 

@@ -85,8 +85,8 @@ def looks(results: Results) -> int:
 def steps_to_solve(run: RunRecord, task: TaskRecord) -> int | None:
     """Updates until a run first reached ``solved_at``; ``None`` if its final score does not.
 
-    The final score comes from more problems than those while training. A run that only it shows to
-    have solved the task took all its updates.
+    The final score comes from more problems than the scores during training. If only the final
+    score reaches the goal, the run needed all its updates.
     """
     if task.solved_at is None or not _reached_goal(run, task):
         return None

@@ -484,7 +484,7 @@ def _own_state(
 
 
 def _moments(found: Mapping[str, Entry], name: str, likes: Moments) -> Moments:
-    """This process's part of what the optimizer kept of a parameter; empty if there is nothing."""
+    """This process's part of the optimizer's moments of a parameter; empty if there are none."""
     moments = {}
     for kind, like in likes.items():
         if entry := found.get(f"{name}/{kind}"):

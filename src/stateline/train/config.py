@@ -52,7 +52,7 @@ class TrainConfig:
             the backward pass and compute the rest again. Saves memory, takes about a third more
             time.
         compile: Compile the forward and backward passes with ``torch.compile``. The first steps
-            are slow; losses differ from those without it by rounding.
+            are slow; compilation changes the losses only by rounding.
         carry_state: Start each batch from the state after the batch before (truncated
             backpropagation through time). The task must continue from batch to batch: a text,
             which is then read in order, ``algorithm`` or ``random_walk``.

@@ -44,9 +44,10 @@ class Metrics:
         tokens_per_second: Training speed since the last line, without evaluation.
         seconds_left: Estimated time to the last update, at the mean speed so far.
         memory: On a CUDA device, the most bytes of tensors since the last line.
-        utilisation: On a CUDA device, the arithmetic of the model (three times that of ``forward``,
-            as ``stateline info`` counts it, without recomputation) over what matrix products of the
-            same precision reach there, measured when training starts.
+        utilisation: On a CUDA device, the operations per second of the model (three times the
+            operations of ``forward``, as ``stateline info`` counts them, without recomputation)
+            divided by the rate of matrix products of the same precision, measured when training
+            starts.
     """
 
     step: int

@@ -53,7 +53,7 @@ class Updater:
         self._positions = torch.zeros(0, dtype=torch.int64)
 
     def carry(self, state: Any) -> None:
-        """Start from a carried state, that of this process's rows."""
+        """Start from a carried state of this process's rows."""
         self.state, self._positions = state, state.position.cpu()
 
     def __call__(self, micro_batches: list[MicroBatch], step: int) -> float:

@@ -192,7 +192,7 @@ def _of_warm(call: Verb, state: Any, x: Tensor) -> tuple[Tensor, Any]:
 
 
 def _state_is_used(case: Case) -> Iterator[str]:
-    """The output depends on the state, if that of forward depends on earlier inputs."""
+    """The output depends on the state, if the output of forward depends on earlier inputs."""
     head = case.chunks[0]
     x = case.x.clone()
     x[:, :head] = case.example(case.x.shape[0], head)

@@ -3,7 +3,7 @@ r"""Causal softmax attention: blocks of queries against tiles of keys.
 ``LANES`` queries make a vector, so that sums over keys stay inside a lane. Scores are in units of
 log 2, since the kernels compute 2**x. The forward pass keeps a norm for each query, log2 of the sum
 of its exponentials. The backward pass computes the weights again from the norms: with blocks of
-queries for the gradient of q, with blocks of keys for those of k and v. All masks are by distance:
+queries for the gradient of q, with blocks of keys for dk and dv. All masks are by distance:
 a query at position i sees slot j if 0 <= i - j < window.
 """
 

@@ -22,7 +22,7 @@ _COS = tuple((-1) ** (k // 2) / math.factorial(k) for k in range(22, -1, -2))
 
 @kernel
 def _exp(x):
-    """Taylor series of what is left of x after whole multiples of ln 2."""
+    """Taylor series of the rest of x after whole multiples of ln 2."""
     z = min(max(x, -708.0), 709.0)
     n = np.rint(z / math.log(2))
     r = (z - n * _LN2[0]) - n * _LN2[1]
@@ -35,7 +35,7 @@ def _exp(x):
 
 @kernel
 def _cos_sin(x):
-    """Taylor series of what is left of x after whole multiples of pi."""
+    """Taylor series of the rest of x after whole multiples of pi."""
     n = np.rint(x / math.pi)
     r = ((x - n * _PI[0]) - n * _PI[1]) - n * _PI[2]
     square, cos, sin = r * r, 0.0, 0.0

@@ -34,8 +34,8 @@ from stateline.ops.numba_common.vector import (
 def _visit(s, rows, g, c, d, wrote, u, w, a, b, at):
     """Write and let decay, s = g (s + c u + d w), then read: a . s and b . s.
 
-    ``wrote`` is where the entries of c and d begin, ``at`` where those of a and b do; d and b may
-    be ``None``.
+    The entries of c and d begin at ``wrote``, the entries of a and b at ``at``; d and b may be
+    ``None``.
     """
     first, second = zeros(s, WIDE), zeros(s, WIDE)
     for i in range(0, rows, MODES):

@@ -79,7 +79,7 @@ def feed_forward(
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
-        Outputs in the dtype of ``x``; under autocast, in that of matrix products.
+        Outputs in the dtype of ``x``; under autocast, in the dtype of matrix products.
 
     Raises:
         InputError: If a shape, a dtype or a device does not fit the others.

@@ -1,4 +1,4 @@
-"""The definition of a causal convolution, which is that of ``fft_conv``."""
+"""The definition of a causal convolution, the same as in ``fft_conv``."""
 
 import torch
 from torch import Tensor

@@ -37,8 +37,8 @@ class Signals(RowsTask):
 
     With ``target=next`` the target at each position is the next position's input.
 
-    The split is that of folders or files named ``train``, ``valid`` and ``test``, or of a column or
-    array ``split``. Without these, a share is held out by the hash of the names.
+    Folders or files named ``train``, ``valid`` and ``test``, or a column or array ``split``, define
+    the split. Without these, a share is held out by the hash of the names.
 
     Args:
         seed: Fixes the order.
