@@ -1,4 +1,4 @@
-"""The console of the commands: unbuffered, as wide as the reader says."""
+"""The console of the commands: unbuffered, as wide as the terminal or ``COLUMNS`` says."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ WIDTH = 120
 
 
 def announce(text: str) -> None:
-    """Say at once what begins, where the output is not a terminal and nothing moves for long."""
+    """Print a line without delay, unless the output is a terminal, which shows progress."""
     if not sys.stdout.isatty():
         print(text, flush=True)
 

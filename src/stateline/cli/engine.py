@@ -1,4 +1,4 @@
-"""The options that say where the jobs of a comparison are trained, and who is told of them."""
+"""The options for the engine of a comparison, which trains its jobs, and for its trackers."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,7 +115,7 @@ def make_engine(given: Any, place: "ResultsFolder") -> "Engine":
 
 
 def _slurm(engine: "type[Slurm]", options: dict[str, Any]) -> "Slurm":
-    """The engine with the parameters of submitit; what reads as a whole number is one."""
+    """The engine with the parameters of submitit; texts of digits become integers."""
     pairs = [text.partition("=") for text in options.pop("slurm", [])]
     for name, equals, value in pairs:
         if not (name and equals and value):

@@ -44,7 +44,7 @@ def print_metrics(
         job: The run.
         folder: Folder for TensorBoard's files.
         quiet: Show and log nothing.
-        observers: Who else is told.
+        observers: Other observers of the run.
     """
     if quiet:
         yield lambda _: None

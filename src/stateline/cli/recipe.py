@@ -38,7 +38,7 @@ def without_defaults(parser: ArgumentParser) -> None:
 
 
 def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
-    """The settings of a recipe, where the command line gives no others.
+    """The settings of a recipe; the command line overrides them.
 
     A preset in place of a pattern, or the model whose weights the run starts from (``init``), sets
     the defaults of the model's settings.
@@ -69,7 +69,7 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
 
 
 def _parse_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> Any:
-    """The settings of a file, where the command line gives no others."""
+    """The settings of a file; the command line overrides them."""
     read_yaml(path, "recipe")
     parser.default_config_files = [glob.escape(path)]
     try:

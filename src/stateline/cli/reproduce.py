@@ -1,4 +1,4 @@
-"""Run a table or figure of a paper: train what is missing of it, and write the table.
+"""Run a table or figure of a paper: train its missing runs, and write the table.
 
 NAME is a file in recipes/PAPER/tables, such as h3/table_12, or the path of a file of your
 own; without a name, all are listed with their cost. Every row is trained from several seeds; the

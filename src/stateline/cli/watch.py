@@ -12,7 +12,7 @@ from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
 
 SECONDS = 10
-"""Least time between two pages, and between two times that the browser reloads one."""
+"""Shortest time between two pages, and between two reloads in the browser."""
 
 
 class Watched(News):

@@ -39,7 +39,7 @@ def compare(
     engine: Engine | None = None,
     timing: Detail = "short",
 ) -> Results:
-    """Run a comparison, or what is left of it.
+    """Run a comparison, or the rest of an interrupted one.
 
     Each run and each trial has its own folder in ``folder / "runs"``; one whose result is there is
     not run again. Workers train several models at a time, each on one thread. Speed is measured at
@@ -52,7 +52,7 @@ def compare(
         workers: Number of worker processes; 0 trains in this process, one model after the other.
             By default one per core, or one per GPU.
         device: Where to train and to measure: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
-        news: Is called while the comparison runs.
+        news: Called while the comparison runs.
         engine: Where jobs are trained; by default on this machine, as ``workers`` and ``device``
             say.
         timing: What is timed: ``short``, ``full`` (256 to 65,536 tokens, 1 and 64 rows; minutes)
@@ -98,7 +98,7 @@ def compare(
 def _measure(
     jobs: Sequence[Job], folder: Path, device: torch.device, timing: Detail, news: News
 ) -> list[SpeedRecord]:
-    """Measure the speed of the models of some jobs, and say what is being measured."""
+    """Measure the speed of the models of some jobs, and report each measurement."""
 
     def tell(cell: Cell) -> None:
         size = f"length {cell.length:,}, batch {cell.batch}"
@@ -119,7 +119,7 @@ def _check_not_in_worker() -> None:
 
 
 def _todo(sweep: Sweep, jobs: Sequence[Job], folder: Path, done: dict[Job, RunRecord]) -> list[Job]:
-    """Those of some jobs, and of the jobs that follow, whose results are not there yet."""
+    """The jobs without a result, among some jobs and all jobs that follow from them."""
     waiting, todo = deque(jobs), list[Job]()
     while waiting:
         job = waiting.popleft()
@@ -133,7 +133,7 @@ def _todo(sweep: Sweep, jobs: Sequence[Job], folder: Path, done: dict[Job, RunRe
 
 
 def _update(results: Results, folder: Path, sweep: Sweep, done: dict[Job, RunRecord]) -> Results:
-    """The results with all finished runs and trials, which are also written."""
+    """The results with all finished runs and trials; also writes them."""
     runs = [
         replace(done[job], model=job.label, family=job.family, size=job.size, own_size=job.own_size)
         for job in sweep.jobs

@@ -24,7 +24,7 @@ class Running(Protocol):
         More jobs may be submitted meanwhile. A later call yields jobs submitted after the last.
 
         Raises:
-            InputError: If a job cannot be run, or what runs it was lost.
+            InputError: If a job cannot be run, or its process was lost.
         """
 
 
@@ -43,7 +43,7 @@ class Engine(Protocol):
         Args:
             folder: Folder of the comparison; the job ``name`` runs in ``runs/name``.
             tasks: Tasks that have been constructed already, with seed 0, by spec.
-            news: Is called while jobs run.
+            news: Called while jobs run.
         """
 
 
@@ -62,7 +62,7 @@ def run_all(
         jobs: The first jobs.
         tasks: Tasks that have been constructed already, with seed 0, by spec.
         folder: The job ``name`` runs in ``runs/name`` of this folder.
-        news: Is called while jobs run.
+        news: Called while jobs run.
         then: Takes each job with its result, and gives the jobs that follow.
 
     Raises:

@@ -33,7 +33,7 @@ class Several(News):
     """Passes everything on to several observers, in this order.
 
     Args:
-        observers: Whom to tell.
+        observers: The observers.
     """
 
     def __init__(self, observers: Sequence[News]) -> None:

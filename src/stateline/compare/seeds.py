@@ -1,8 +1,8 @@
 """Seeds where they are needed: models that are not told apart get more, the others do not.
 
 Every model begins with :data:`~stateline.runs.verdict.FIRST_LOOK` seeds. When all seeds that were
-asked for on a task are done, its models are judged. Those that are not told apart, but must be, get
-one more seed each, up to the most. The test allows for a look after every seed: its error rate over
+asked for on a task are done, its models are judged. Models that must still be told apart get one
+more seed each, up to the limit. The test allows for a look after every seed: its error rate over
 all looks and pairs is :data:`~stateline.runs.verdict.SEQUENTIAL_RATE`.
 """
 
@@ -54,7 +54,7 @@ class Seeds:
 
     @property
     def looks(self) -> int:
-        """How often one may look; 1 if the number of seeds is fixed."""
+        """Largest number of looks at the scores; 1 if the number of seeds is fixed."""
         return 1 if self.wanted == "no" else max(1, self.most - FIRST_LOOK + 1)
 
     def is_asked(self, job: Job) -> bool:

@@ -29,7 +29,7 @@ Measure = Callable[[ModelConfig], float]
 
 
 class Size(NamedTuple):
-    """What sets the size of the models.
+    """The settings that determine the sizes of the models.
 
     Attributes:
         match: What they have in common; ``none`` gives all of them one width.
@@ -54,8 +54,8 @@ class Sized(NamedTuple):
         config: The configuration.
         parameters: Number of parameters that the width was chosen for; the actual one if it was
             chosen for something else.
-        size: What the width was chosen for, in what the models are matched by; ``None`` if the
-            model keeps its own width.
+        size: The wanted size, in the unit in which models are matched; ``None`` if the model keeps
+            its own width.
         own_size: The actual size of the model in the same unit.
     """
 
@@ -138,7 +138,7 @@ def _sized(
 def _matched(
     model: Model, config: ModelConfig, size: Size, measure: Measure, wanted: float
 ) -> ModelConfig:
-    """The first configuration near a size: by its width, or by what else its layers offer.
+    """The first configuration near a size: by its width, or by other sizes inside its layers.
 
     Raises:
         InputError: If none is near; it names the nearest sizes.
@@ -173,7 +173,7 @@ def _candidates(config: ModelConfig, measure: Measure, wanted: float) -> Iterato
 
 
 def _offered(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """The layers of a configuration, each with what sets its size and is not given."""
+    """The layers of a configuration, each with its size keywords that the pattern does not set."""
     given = dict[str, set[str]]()
     waiting = list[Item](parse_pattern(config.pattern))
     while waiting:
@@ -211,7 +211,7 @@ def _interpolated(
 
 
 def _measure(match: MatchedBy, task: Task) -> Measure | None:
-    """What models are matched by, as a function of a configuration; ``None`` for the width."""
+    """The matched size as a function of a configuration; ``None`` if only widths are equal."""
     if match == "none":
         return None
     if match == "parameters":

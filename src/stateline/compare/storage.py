@@ -52,7 +52,7 @@ class Mirror:
         self._same: dict[str, tuple[int, int]] = {}
 
     def fetch(self, below: str = "") -> None:
-        """Copy what the storage has, or has below a folder, to the local folder.
+        """Copy all files of the storage, or of a folder in it, to the local folder.
 
         A checkpoint that is not whole, because its writer was lost, is left out.
         """
@@ -72,7 +72,7 @@ class Mirror:
     def push(self) -> None:
         """Copy new and changed files to the storage, and remove there what has been removed here.
 
-        A file that says that others are complete is copied after them.
+        A file that shows that a folder is complete is copied after all other files.
         """
         files = {
             path.relative_to(self.folder).as_posix(): path
@@ -117,7 +117,7 @@ class ResultsFolder(News):
         self.folder, self.mirror = folder, mirror
 
     def planned(self, *_: Any) -> None:
-        """See that the storage can be written to before any work is done."""
+        """Check that the storage can be written to before any work is done."""
         self.save()
 
     def finished(self, job: Job, run: RunRecord) -> None:  # noqa: ARG002

@@ -93,7 +93,7 @@ class Sweep:
         return len(scored) + sum(math.ceil(KEPT * len(trials)) for trials in waiting)
 
     def is_done(self, job: Job, run: RunRecord) -> bool:
-        """Whether a stored result is all that a job is for."""
+        """Whether a stored result completes a job."""
         far_enough = job.until is not None and run.steps >= job.until
         return run.stopped != "paused" or far_enough
 
@@ -222,7 +222,7 @@ class Sweep:
 
 
 def _model(job: Job) -> Job:
-    """What all scored runs of a model on a task have in common, as a job."""
+    """The job with seed 0, which stands for all scored runs of a model on a task."""
     return replace(job, training=replace(job.training, seed=0))
 
 

@@ -1,4 +1,4 @@
-"""One hook for trackers of experiments: a function that is told every line of metrics."""
+"""One hook for experiment trackers: a function that is called with every line of metrics."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker is told about a run.
+    """The description of a run that a tracker gets.
 
     Attributes:
         name: Name of the run's folder, which no other run of a comparison has.

@@ -16,7 +16,7 @@ def draw(table: Table, record: TableRecord, results: Results) -> list[Chart]:
 
     Args:
         table: The table.
-        record: What it gave.
+        record: Its result.
         results: Its runs.
     """
     if table.plot == "none" or not record.rows:

@@ -49,7 +49,7 @@ def plan_table(
 
 
 def check_columns(row: Row, columns: Sequence[Column], training: TrainConfig, task: Task) -> None:
-    """See that the runs of a row will have the scores that the columns ask for.
+    """Check that the runs of a row will have the scores that the columns ask for.
 
     Raises:
         InputError: If a length or a number of updates is not among the scored ones.

@@ -1,4 +1,4 @@
-"""The result of a table: every figure of every seed, with the paper's own."""
+"""The result of a table: every figure of every seed, with the paper's figures."""
 
 import statistics
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class RecordedRow(Record, frozen=True, kw_only=True):
         values: By column, a figure per seed; ``None`` where there is none: the training diverged,
             or the score was never reached.
         paper: By column, the paper's figure; ``None`` where it gives none.
-        x: The number that a figure shows it against.
+        x: The row's position on the x axis of a figure.
         parameters: Parameters of the model; ``None`` if not recorded.
         updates: Updates of the longest run.
         seconds: Seconds of all runs; ``None`` if not recorded.

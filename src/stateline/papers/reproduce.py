@@ -1,4 +1,4 @@
-"""Run a table or figure of a paper: train what is missing of it, and keep what it gave."""
+"""Run a table or figure of a paper: train its missing runs, and store the result."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,7 +55,7 @@ def reproduce(  # noqa: PLR0913
     news: News | None = None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Reproduced:
-    """Train what is missing of a table, and write it as ``table.json``, with its runs and charts.
+    """Train the missing runs of a table; write ``table.json``, with its runs and charts.
 
     The same call continues where it was stopped. Tables share the runs that they have in common.
 
@@ -70,7 +70,7 @@ def reproduce(  # noqa: PLR0913
         train: Whether to train what is missing; otherwise, only the runs that are there are shown.
         workers: Number of worker processes, see :func:`stateline.compare.compare`.
         device: Where to train.
-        news: Is called while jobs run.
+        news: Called while jobs run.
         tell: Called with lines on the data and on the runs that are taken over.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Running what is missing of a table."""
+"""Running the missing jobs of a table."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ def matching_runs(jobs: Sequence[Job], folders: Sequence[Path]) -> dict[Job, Run
 
     Args:
         jobs: What is needed.
-        folders: Folders to search, with all below.
+        folders: Folders to search, with all their subfolders.
 
     Raises:
         InputError: If a folder does not exist, or a result in it is damaged.
@@ -116,6 +116,6 @@ def _same(job: Job, run: RunRecord, config: ModelConfig, data: str) -> bool:
 
 
 def _training(training: TrainConfig) -> TrainConfig:
-    """A training without what does not change its outcome."""
+    """A training configuration without settings that do not change its outcome."""
     plain = TrainConfig()
     return dataclasses.replace(training, **{n: getattr(plain, n) for n in OF_NO_EFFECT})

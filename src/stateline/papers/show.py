@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 from stateline.papers.record import RecordedRow, TableRecord
 
 NONE = "-"
-"""Stands for a figure that there is none of."""
+"""Stands for a missing figure."""
 
 
 def cell(row: RecordedRow, column: int) -> str:

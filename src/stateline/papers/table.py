@@ -1,4 +1,4 @@
-"""The file of a table or figure: its claim, its rows, what is measured, at each size.
+"""The file of a table or figure: its claim, its rows and its columns, at each size.
 
 For example::
 

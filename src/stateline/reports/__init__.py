@@ -21,7 +21,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What draws charts, imported when it is first used: that takes most of a second."""
+    """Import the parts that draw charts at their first use: it takes most of a second."""
     if name in {"check_report", "export_charts", "write_report"}:
         from stateline.reports import html
 

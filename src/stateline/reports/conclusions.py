@@ -1,4 +1,4 @@
-"""What a comparison shows, in sentences that claim no more than its spread allows."""
+"""The conclusions of a comparison, in sentences that claim no more than its spread allows."""
 
 import math
 import statistics

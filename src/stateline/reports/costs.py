@@ -25,7 +25,7 @@ class Cost(NamedTuple):
         short: Heading of a column.
         unit: Title of the axis of its chart.
         length: Title of the axis of lengths.
-        note: What exactly is counted or measured.
+        note: The exact definition of the cost.
         text: Words for a number.
         higher_is_better: True for speeds.
     """
@@ -115,7 +115,7 @@ def costs(results: Results) -> Iterator[Cost]:
 
 
 def disturbance(results: Results) -> str:
-    """That other programs ran while speeds were measured; empty if they did not."""
+    """A warning if other programs ran while speeds were measured, or an empty string."""
     busy = [entry.busy for entry in results.speed if entry.disturbed and entry.busy is not None]
     return (
         f"Other programs used up to {max(busy):.0%} of the machine while speeds were measured: "

@@ -36,10 +36,10 @@ COSTS = {
 """Costs that a budget may limit, by name."""
 
 CLOSE = 0.01
-"""Scores that differ by no more of the range, or of the best, are taken as equal: cost decides."""
+"""Scores count as equal within this share of the range or of the best score; cost then decides."""
 
 CHEAPER = 0.5
-"""Share of the best model's state that the next choice may have, if any has so little."""
+"""Largest state of the next choice, relative to the best model's, if any model is that small."""
 
 FIT_POINTS = 4
 """Fewest points of the second half of a curve for a fit."""
@@ -108,7 +108,7 @@ class Decision(NamedTuple):
         score: Its score.
         costs: Its state, and its speed of decoding.
         sure: How sure the choice is.
-        following: The next choice: what it would save and lose.
+        following: The next choice, with its gain in cost and its loss in score.
     """
 
     task: str
@@ -144,7 +144,7 @@ def decided_lengths(results: Results, task: TaskRecord, models: Sequence[str]) -
 
 
 def above_chance(task: TaskRecord, scores: Sequence[float]) -> bool:
-    """Whether the median of scores is above what the best constant answer gets.
+    """Whether the median of scores is above the score of the best constant answer.
 
     Four standard errors of a guess count as chance, and at least two percent of the range. Without
     a known chance every score of another kind is above it.
@@ -253,7 +253,7 @@ def _offer(
     model: str,
     best: str = "",
 ) -> str:
-    """A model with its score, what that is more or less than the best one's, and its costs."""
+    """A model with its score, the difference to the best model's score, and its costs."""
     value = middle(scores[model])
     change = f" ({value - middle(scores[best]):+.3f})" if best else ""
     change = change.replace("-", "\N{MINUS SIGN}")
@@ -261,7 +261,7 @@ def _offer(
 
 
 def outlook(results: Results, task: TaskRecord) -> list[str]:
-    """What longer training would change: models at chance, and curves that have not ended.
+    """Advice on longer training: models at chance, and curves that still rise.
 
     The score of each seed is fitted by a line in the logarithm of the steps, over the second half
     of its curve. It is rising if the slope is more than two standard errors, and more than

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 DASH = "\N{EN DASH}"
-"""Joins the ends of a range, and stands for a missing number."""
+"""A dash, which joins the ends of a range and stands for a missing number."""
 
 
 def short_number(value: int | float) -> str:

@@ -73,7 +73,7 @@ def write_report(
         results: Results of one comparison, finished or not, or of several, merged.
         path: The file to write.
         budgets: Limits on the costs of models; the decision is among models within the limits.
-        refresh: Seconds after which a browser reloads the page; 0 is never.
+        refresh: Seconds after which a browser reloads the page; 0 means never.
 
     Raises:
         InputError: If it cannot be written.
@@ -182,7 +182,7 @@ def legend(results: Results) -> list[Key]:
 
 
 def _task(results: Results, task: TaskRecord, charts: list[Chart]) -> dict[str, Any]:
-    """What the template of a task's section shows."""
+    """The values for the template of a task's section."""
     solved = "" if task.solved_at is None else f", solved from {task.solved_at:g}"
     scored = f"Scored by {words(task.metric)}{solved}."
     models = [model for model in results.models if runs_of(results, model, task)]

@@ -70,7 +70,7 @@ def merge(results: Mapping[str, Results]) -> Results:
 
 
 def _protocol(results: Sequence[Results]) -> ProtocolRecord | None:
-    """What is known of the protocol of all results; ``None`` if they have different ones."""
+    """The common protocol of all results; ``None`` if their protocols differ."""
     found = [one.protocol for one in results if one.protocol is not None]
     fields = ("name", "rungs", "kept", "trial_seed", "matched_by", "tolerance")
     if len(found) < len(results) or len({str([getattr(p, f) for f in fields]) for p in found}) > 1:

@@ -1,4 +1,4 @@
-"""Looking things up in results: the runs of a model on a task, and which of them are scored.
+"""Look-ups in results: the runs of a model on a task, and which of them are scored.
 
 A model that misses ``solved_at`` at its training length has learned nothing that could
 generalise, so it is not scored at any other length.

@@ -111,7 +111,7 @@ def _fit(line: Line, task: TaskRecord) -> Fit | None:
 
 
 def _sentence(fit: Fit) -> str:
-    """What a fit says."""
+    """A fit in words."""
     return (
         f"“{fit.family}”: proportional to parameters to the power {-fit.law.exponent:.3f} "
         f"± {fit.law.error:.3f} (standard error, {len(fit.sizes)} sizes)."

@@ -1,4 +1,4 @@
-"""A comparison in words: what was compared, and how far it may be trusted."""
+"""A comparison in words: what was compared, and how reliable it is."""
 
 import json
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def headline(results: Results) -> str:
 
 
 def caution(results: Results) -> str:
-    """What scores do not decide; empty if models have several seeds and rates of their own."""
+    """A warning about few seeds or one learning rate, or an empty string."""
     pairs = [(model, task) for model in results.models for task in results.tasks]
     several = any(len(runs_of(results, model, task)) > 1 for model, task in pairs)
     if results.protocol is not None and results.protocol.name == "quick":
@@ -40,7 +40,7 @@ def caution(results: Results) -> str:
 
 
 def sizes(results: Results) -> str:
-    """Whether models match, and in what; the sizes, if they do not.
+    """Whether the sizes of models match, and in which unit; the sizes, if they do not.
 
     Two models are compared on each task that both have run on, since the vocabulary of the task is
     part of the size; without such a task, on all their tasks together. Models of one architecture
@@ -148,7 +148,7 @@ def protocol(results: Results) -> list[str]:
 
 
 def unfinished(results: Results) -> str:
-    """How much of unfinished results is there; empty if they have finished."""
+    """The progress of unfinished results; empty if they have finished."""
     if results.finished:
         return ""
     pairs = [(model, task) for model in results.models for task in results.tasks]

@@ -14,7 +14,7 @@ STEPS = 60
 
 
 def by_length(results: Results, model: str, task: TaskRecord) -> list[Point]:
-    """The metric by length: beyond the training length only of the seeds that solved the task."""
+    """The metric by length; beyond the training length, only seeds that solved the task count."""
     points = []
     for length in sorted(task.eval_lengths):
         if runs := scored_runs(results, model, task, length):

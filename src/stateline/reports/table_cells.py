@@ -34,10 +34,10 @@ class Cell(NamedTuple):
     """One number of a table.
 
     Attributes:
-        text: The number as shown, or why there is none.
+        text: The number as shown, or the reason why it is missing.
         note: Small print: the spread, the number of seeds.
         value: Key for comparing and sorting; ``None`` if there is no number.
-        best: True for the best of a column, and for what is not clearly worse.
+        best: True for the best number of a column, and for numbers that are not clearly worse.
         off: True for a parameter count too far from the intended one.
     """
 

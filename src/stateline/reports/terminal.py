@@ -73,7 +73,7 @@ def _print_decisions(results: Results, console: Console, budgets: Sequence[Budge
 
 
 def _about(task: TaskRecord) -> str:
-    """After its name, what a task measures, and what programs reach that need no training."""
+    """The text after a task's name: its metric, its description, and its baselines."""
     return f": {words(task.metric)}. {task.about} {baselines(task)}".rstrip()
 
 

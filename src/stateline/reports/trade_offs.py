@@ -1,4 +1,4 @@
-"""What models reach against what it costs: state bytes, FLOPs and measured speed."""
+"""Scores of models against their costs: state bytes, FLOPs and measured speed."""
 
 from stateline.charts.chart import Chart
 from stateline.charts.scatter import Spot, front, trade_off_chart

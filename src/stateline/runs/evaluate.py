@@ -1,4 +1,4 @@
-"""A trained model on a task: the one it was trained on, or another."""
+"""Scoring a trained model on the task that it was trained on, or on another task."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,7 +97,7 @@ def _check_compatible(model: AnyModel, task: Task, spec: str) -> None:
         if larger or (name == "n_channels" and needed != has):
             raise InputError(
                 f"{spec} needs a model of {name} {needed}, and the run has {has}: give a task with "
-                "the tokens of that which the run was trained on"
+                "the same tokens as the task of the run"
             )
 
 

@@ -206,7 +206,7 @@ class SpeedRecord(Record, frozen=True, kw_only=True):
             no limit; unset if the model is no language model.
         device: Where the speed was measured.
         precision: Precision of the training steps.
-        timings: All that was timed, with its spread, and what was skipped.
+        timings: All timings with their spread, and which were skipped.
         threads: Threads of a CPU that were used.
         machine: Where the speed was measured, in words.
         busy: Share of the processor time that other programs used meanwhile; ``None`` if unknown.

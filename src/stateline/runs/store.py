@@ -1,4 +1,4 @@
-"""Writing results, and finding out before a run begins that they cannot be written."""
+"""Writing results, and checking before a run begins that they can be written."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def outline(jobs: Sequence[Job], tasks: Mapping[str, Task], command: str) -> Res
 
 
 def describe_task(spec: str, task: Task) -> TaskRecord:
-    """What results say of a task."""
+    """The description of a task in results."""
     name, shares = parse_pattern(spec)[0].name, task.metric.endswith("accuracy")
     return TaskRecord(
         spec=spec,

@@ -94,7 +94,7 @@ def train_and_score(
 
 
 def _note(task: Any, folder: Path, *, fresh: bool) -> None:
-    """Keep what a run's model is useless without: the user's code by name, and the tokenizer."""
+    """Store what makes a run's model usable: the names of the user's code, and the tokenizer."""
     record_imports(folder)
     if task.has_text and fresh:
         task.tokenizer.save(folder / FILE)
@@ -143,7 +143,7 @@ def _record(
 ) -> RunRecord:
     """The record of a run without final scores."""
     scores = [m.metric for m in ended.curve if m.metric is not None]
-    apart = job.trial or task.drawn  # the final scores are on other data
+    apart = job.trial or task.drawn  # the final scores use other data
     return RunRecord(
         model=job.label,
         family=job.family,

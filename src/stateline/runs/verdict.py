@@ -10,7 +10,7 @@ task and others do not, the models are compared by the share of seeds that solve
 exact test.
 
 **One may look after every seed** if the number of looks is fixed before (:func:`judge` with
-``looks``). A pair is then told apart if it is after any number of seeds that both have; each look
+``looks``). A pair is then told apart if the test at one of the looks tells it apart; each look
 gets its share of :data:`SEQUENTIAL_RATE`. Only the first n seeds of both count at look n, so the
 rate holds for any choice of the models that get more seeds. All seeds of one model and
 none of another may solve a task by luck: such a pair needs the exact test, too.

@@ -61,7 +61,7 @@ class Batches:
         """The micro-batches of update number ``step``, from 0.
 
         Raises:
-            Exception: Whatever the task raised when it built them.
+            Exception: Any exception of the task while it built them.
         """
         if self._pool is None:
             return self._build(step)

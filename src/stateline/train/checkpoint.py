@@ -77,7 +77,7 @@ class Wanted(NamedTuple):
 
 
 class Save:
-    """A checkpoint in the making, of which every process writes its part.
+    """A checkpoint that is being written; every process writes its part.
 
     One process on the CPU writes at once, from the tensors themselves. Otherwise every process
     copies its part to memory, and a thread writes it while training goes on: no process waits for
@@ -228,7 +228,7 @@ def _kept(tensor: Tensor, *, copy: bool) -> Tensor:
 
 
 def _owners(tensors: list[Tensor], count: int) -> list[int]:
-    """The process that writes each tensor: the largest first, to who has the fewest bytes."""
+    """The process that writes each tensor: the largest first, to the one with the fewest bytes."""
     loads, owners = [0] * count, [0] * len(tensors)
     for index in sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes):
         owners[index] = loads.index(min(loads))
@@ -351,7 +351,7 @@ class _Damage(ValueError):
 
 
 _BROKEN = OSError, SafetensorError, ValueError, KeyError, TypeError
-"""What a damaged checkpoint may cause."""
+"""Exceptions that a damaged checkpoint may cause."""
 
 
 def _is_whole(path: Path, *fit: Any) -> bool:

@@ -256,7 +256,7 @@ def _due(steps: int, every: int) -> bool:
 
 
 def _as_good(task: Task, score: float | None, goal: float | None) -> bool:
-    """Whether there is a score, and a goal that it reaches."""
+    """Whether there is a score that reaches the goal."""
     if score is None or goal is None:
         return False
     return score >= goal if task.higher_is_better else score <= goal

@@ -75,7 +75,7 @@ class Kind(NamedTuple):
 
     Attributes:
         make: Makes it for parameter groups.
-        moments: Tensors like what it keeps of a parameter of a group, by name.
+        moments: Tensors like the moments that it keeps of a group's parameter, by name.
         matrices: Whether hidden matrices are a group of their own.
     """
 
@@ -186,7 +186,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
 def moments_like(
     model: nn.Module, optimizer: torch.optim.Optimizer, kind: str
 ) -> dict[str, Moments]:
-    """Tensors like what an optimizer keeps, by the name of the parameter and then by kind."""
+    """Tensors like an optimizer's moments, by the name of the parameter and then by kind."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     like = OPTIMIZERS[kind].moments
     return {
@@ -199,7 +199,7 @@ def moments_like(
 def set_moments(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, moments: Moments
 ) -> None:
-    """Give an optimizer what it kept of a parameter, each tensor on the device that it takes."""
+    """Restore an optimizer's moments of a parameter, each tensor on the device that it needs."""
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     on_device = group.get("fused") or group.get("capturable")
     optimizer.state[parameter] = {

@@ -95,7 +95,7 @@ class Processes:
         return values
 
     def scoring(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Divide the rows of what is scored inside among the processes."""
+        """Inside, divide the rows of each scored batch among the processes."""
         if self.count == 1:
             return nullcontext()
         sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())

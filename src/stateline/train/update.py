@@ -30,7 +30,7 @@ class Updater:
         model: The model; its weights are changed.
         task: Its loss is minimised.
         config: Optimizer, precision, state.
-        processes: Those that share the rows.
+        processes: The processes that share the rows.
 
     Attributes:
         optimizer: The optimizer.

@@ -5,7 +5,7 @@ import torch
 from stateline.models.factory import AnyModel
 
 SIDE = 4096
-"""Of the square matrices whose product shows what the device can do."""
+"""Rows of the square matrices whose product measures the rate of the device."""
 
 PRODUCTS = 20
 """Products that are timed together, after as many to warm up."""
