@@ -1,8 +1,8 @@
 """Stateline: sequence models that mix state-space layers, attention and recurrence.
 
-Names are imported when they are first used, so that the command line answers without PyTorch. What
-works on whole models has a module of its own: :mod:`stateline.generate`, :mod:`stateline.evaluate`,
-:mod:`stateline.train.loop`, :mod:`stateline.compare`.
+Names are imported when they are first used, so that the command line answers without PyTorch.
+Functions for whole models have modules of their own: :mod:`stateline.generate`,
+:mod:`stateline.evaluate`, :mod:`stateline.train.loop`, :mod:`stateline.compare`.
 """
 
 from importlib import import_module

@@ -88,7 +88,7 @@ def bench_decode(
 
 
 def _prefills(fill: Mapping[str, Call], device: torch.device) -> dict[str, Timing]:
-    """Two rounds of what is short; a long prefill is called once."""
+    """Two rounds of short calls; a long prefill is called once."""
     elapsed_in = stopwatch(device)
     first = {name: elapsed_in(call, 1) for name, call in fill.items()}
     short = {name: call for name, call in fill.items() if first[name] < LONG_SECONDS}

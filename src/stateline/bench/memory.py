@@ -10,7 +10,7 @@ import torch
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device | str = "cpu") -> int | None:
-    """Memory that a call needs beyond what is in use before it.
+    """Memory that a call needs in addition to the memory in use before it.
 
     On a CPU this is the growth of the resident set, so kernels of any kind are counted (Linux
     only). On a GPU it is what PyTorch's allocator hands out.

@@ -29,7 +29,7 @@ PRECISE_LENGTH = 2048
 """The same on a GPU, where batches are larger and all scores of attention must fit."""
 
 _LEAF = object()
-"""Stands in the place of a leaf."""
+"""A placeholder for a leaf."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the machine itself can do, measured in the same run as everything that is compared to it."""
+"""The bandwidth and the arithmetic rate of the machine, measured in the same run as the figures."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class Peaks:
     flops_per_second: float
 
     def floor(self, n_bytes: float, flops: float) -> float:
-        """Seconds that so much traffic and arithmetic take at least, if they overlap perfectly."""
+        """Least seconds for this traffic and arithmetic, if they overlap perfectly."""
         return max(n_bytes / self.bytes_per_second, flops / self.flops_per_second)
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark writes down: figures, the machine, and how far to trust them."""
+"""The record of a benchmark: figures, the machine, and whether the figures can be trusted."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         work: What is timed: ``forward``, ``forward+backward``, ``update``, ``prefill``, ``decode``.
         batch: Rows.
         length: Positions of a row; for decoding, tokens of the prompt.
-        positions: What the time is divided by: the positions (times channels, for ops and layers)
+        positions: Divisor of the time: the positions (times channels, for ops and layers)
             of one call.
         seconds: Median of a call.
         low: First quartile.

@@ -36,7 +36,7 @@ MOST_COPIES = 8
 
 @dataclass
 class Settings:
-    """What all suites share.
+    """The settings of all suites.
 
     Attributes:
         device: Where everything computes.
@@ -195,7 +195,7 @@ def in_turns(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
 
 
 def clearing(call: Call, leaves: Sequence[Tensor]) -> Call:
-    """The call, with gradients of the call before it dropped first."""
+    """The call, which first drops the gradients of the previous call."""
 
     def run() -> object:
         for leaf in leaves:

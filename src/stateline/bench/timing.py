@@ -51,7 +51,7 @@ class Timing:
 
 @dataclass
 class Load:
-    """What other programs did while a measurement ran.
+    """The load of other programs while a measurement ran.
 
     Attributes:
         foreign_cores: Cores that other programs used on average; ``None`` where the operating

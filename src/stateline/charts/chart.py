@@ -1,4 +1,4 @@
-"""A chart: what it shows in words, its data as rows, and how Vega-Lite draws it."""
+"""A chart: its title and note, its data as rows, and its drawing by Vega-Lite."""
 
 import json
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ class CannotDrawError(RuntimeError):
 
 
 def draw(calls: Iterable[Call]) -> list[str]:
-    """Call functions of vl-convert; what was called before is not called again.
+    """Call functions of vl-convert; results of earlier calls are cached.
 
     Args:
         calls: The calls.

@@ -62,7 +62,7 @@ def styled(names: Sequence[str], families: Sequence[str] | None = None) -> list[
 
     Args:
         names: Names of the models, in the order of the legend.
-        families: For each model, what it shares its colour with, such as its other sizes; by
+        families: For each model, the group that shares its colour, such as its other sizes; by
             default each model has a colour of its own.
 
     Returns:

@@ -1,6 +1,6 @@
-"""The check of arguments at the door of an op, from the shapes that its signature declares.
+"""The check of an op's arguments against the shapes that its signature declares.
 
-Kernels read memory by the shapes that they are told. So a public function of an op checks its
+Kernels read memory by the shapes that they get. So a public function of an op checks its
 arguments before a backend sees them: every tensor has the declared number of axes, axes of one name
 have one size, floats are real, and all tensors are on one device. Parts of named tuples are checked
 by the annotations of their fields. A combination of shapes, dtypes and devices that has passed is
@@ -31,7 +31,7 @@ REMEMBERED = 4096
 
 
 class Shape(NamedTuple):
-    """What an annotation asks of one tensor.
+    """The requirements of an annotation on one tensor.
 
     Attributes:
         text: The axes, as in the annotation: ``name``, ``#name`` (this size or 1), ``*name`` (any
@@ -191,7 +191,7 @@ def signature_of(values: Any) -> tuple[Any, ...]:
 
 
 def declared(annotation: Any) -> Shape | None:
-    """What an annotation asks of a tensor; ``None`` if it is not about tensors."""
+    """The requirements of an annotation on a tensor; ``None`` if it is not about tensors."""
     options = _options(annotation)
     found = next((kind for kind in options if hasattr(kind, "dim_str")), None)
     if found is None:

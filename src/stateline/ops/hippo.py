@@ -120,8 +120,8 @@ def diagonal_plus_low_rank(
     :math:`A = V (\Lambda - \sum_r P_r P_r^*) V^*`, in float64. One mode of each conjugate pair is
     returned. For ``legs``, B is :math:`\sqrt 2 P`, and both are real.
     """
-    # Differs from the official S4 code, which clips the imaginary part of B to [-2, 2]. The result
-    # of that depends on the arbitrary phases of the eigenvectors, so nothing is clipped here.
+    # Differs from the official S4 code, which clips the imaginary part of B to [-2, 2]. The clipped
+    # value depends on the arbitrary phases of the eigenvectors, so nothing is clipped here.
     _, b, p = hippo(measure, size)
     values, vectors = normal_form(measure, size)
     conjugate = torch.stack([vectors[..., 0], -vectors[..., 1]], dim=-1)

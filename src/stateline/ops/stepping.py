@@ -1,4 +1,4 @@
-"""Steps that change states in place, and steps that return new states, one made of the other."""
+"""Conversion between steps that change a state in place and steps that return a new state."""
 
 from collections.abc import Callable
 from typing import Any

@@ -49,7 +49,7 @@ def block_recurrent_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Args:
         tensors: Parameters of a ``TransformerLayer`` of google-research/meliad, by their paths
-            joined with points. Without ``recurrent_tbase``, it is a sliding window.
+            joined with dots. Without ``recurrent_tbase``, the layer is a sliding window.
 
     Returns:
         By our names, for ``Stack`` of two ``Residual`` with root-mean-square norms: of

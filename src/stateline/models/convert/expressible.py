@@ -1,4 +1,4 @@
-"""Whether a configuration survives the way to another format and back."""
+"""Check that a configuration stays the same when it is written in a format and read again."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def check_expressible(config: ModelConfig, again: ModelConfig) -> None:
 
 
 def _structure(config: ModelConfig) -> dict[str, Any]:
-    """Everything that tells models apart outside training, but the values of parameters."""
+    """Everything except parameter values that distinguishes models outside training."""
     model = meta_model(config)
     found: dict[str, Any] = {
         name: getattr(config, name)

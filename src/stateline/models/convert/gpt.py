@@ -135,7 +135,7 @@ def gpt_config(settings: Settings, kind: str) -> ModelConfig:
 
 
 def _local(settings: Settings, n_layers: int) -> list[str]:
-    """Kinds of the layers, which are stated as ``[[["global", "local"], 12]]``."""
+    """Kinds of the layers; the setting has the form ``[[["global", "local"], 12]]``."""
     try:
         stated = settings.get("attention_types") or [[["global", "local"], 12]]
         each = (word for words, repeat in stated for _ in range(repeat) for word in words)

@@ -240,7 +240,7 @@ def jamba_config(settings: Settings) -> ModelConfig:
 
 
 def _every(settings: Settings, name: str, period: int, offset: int) -> tuple[int, int]:
-    """The distance between layers of a kind, and the first of them."""
+    """The distance between layers of a kind, and the index of the first."""
     period, first = (
         count(settings, f"{name}_period", period),
         settings.get(f"{name}_offset", offset),

@@ -86,7 +86,7 @@ def renamed(old: str, new: str) -> Callable[[Collection[str]], Mapping[str, str]
 
 
 class Change(NamedTuple):
-    """How the numbers of a tensor are rearranged, and its inverse."""
+    """A rearrangement of the entries of a tensor, and its inverse."""
 
     read: Callable[[Tensor], Tensor]
     write: Callable[[Tensor], Tensor]
@@ -99,7 +99,7 @@ KERNEL = Change(lambda t: t[:, 0].flip(-1), lambda t: t.flip(-1)[:, None])
 
 
 def by_head(heads: int, sizes: Sequence[int], order: int = 1) -> Change:
-    """From rows that are grouped by head to one part after the other.
+    """Rearrange rows from groups by head to one part after the other.
 
     Args:
         heads: Number of groups.
@@ -126,7 +126,7 @@ class Part(NamedTuple):
         ours: Our name; empty for official tensors that our model does not need.
         theirs: The official names.
         rows: For several official tensors: the number of rows of each.
-        changes: How the numbers of official tensors are rearranged: one for all, or one for each.
+        changes: How the entries of official tensors are rearranged: one for all, or one for each.
         constant: Value to write for an official tensor that our model does not need.
     """
 
@@ -190,7 +190,7 @@ def _layer(
 
 
 def _derived(name: str, keywords: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """Values of keywords that are not given."""
+    """Defaults of keywords that are not given."""
     width = config.d_model
     if name in ("attention", "sliding_attention"):
         n_heads = keywords["n_heads"]
@@ -295,7 +295,7 @@ def read_parts(
 
 
 def _checked(name: str, tensor: Tensor) -> Tensor:
-    """Raise InputError unless its values are numbers that need no others to be read."""
+    """Raise InputError if a tensor is quantised or has values that are not finite."""
     if tensor.dtype not in (torch.float64, torch.float32, *LOW_PRECISION):
         kind = str(tensor.dtype).removeprefix("torch.")
         raise InputError(
@@ -355,7 +355,7 @@ def _write(
 
 
 def as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In half precision, if the model is and nothing is lost: it was raised when it was read."""
+    """Cast back to the model's half precision if this is exact; reading may have raised it."""
     lower = tensor.to(dtype)
     exact = dtype in LOW_PRECISION and bool(lower.to(tensor.dtype).equal(tensor))
     return lower if exact else tensor

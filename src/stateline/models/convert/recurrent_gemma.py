@@ -1,4 +1,4 @@
-"""RecurrentGemma: the RG-LRU with sliding attention."""
+"""RecurrentGemma: RG-LRU layers and sliding attention."""
 
 from itertools import cycle, islice
 from typing import Any

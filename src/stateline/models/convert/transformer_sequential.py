@@ -32,7 +32,7 @@ def transformer_sequential_config(settings: Settings) -> ModelConfig:
         The configuration.
 
     Raises:
-        InputError: If the arguments ask for what is not there.
+        InputError: If the arguments ask for a model that we do not have.
 
     References:
         Ju et al., "Staircase Attention for Recurrent Processing of Sequences", 2021.

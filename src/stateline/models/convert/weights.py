@@ -1,4 +1,4 @@
-"""Settings and tensors of published models, and how they become ours."""
+"""Reading settings and tensors of published models, and building our models from them."""
 
 import os
 import zipfile
@@ -86,7 +86,7 @@ def number(settings: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Yes or no among the settings.
+    """A boolean among the settings.
 
     Raises:
         InputError: If it is something else.
@@ -100,7 +100,7 @@ def flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A group of settings; empty where it is missing or null.
+    """A nested object of settings; empty if it is missing or null.
 
     Raises:
         InputError: If it is something else.
@@ -279,6 +279,6 @@ def assemble(
 
 
 def some_names(names: Iterable[str]) -> str:
-    """The first of many names, and how many more there are."""
+    """The first of many names, and the number of the others."""
     first, *rest = names
     return f"{first!r}" + (f" and {len(rest)} more" if rest else "")

@@ -28,8 +28,8 @@ class DiagonalWeights(NamedTuple):
     """Weights of diagonal state space models, one for each channel.
 
     Attributes:
-        log_a: Logarithm of the transition. That of one channel serves all channels, and its powers
-            are computed once.
+        log_a: Logarithm of the transition. If it has a single channel, all channels share it, and
+            its powers are computed once.
         b: Input vector.
         c: Output vector. Several readouts of every channel may follow each other: output
             ``i * channel + j`` reads channel j.
@@ -68,7 +68,7 @@ OP = Op(
 
 
 def positive_stride(stride: int) -> str:
-    """What is wrong with a stride, or an empty string."""
+    """An error in the stride, or an empty string."""
     return "" if stride >= 1 else f"stride must be at least 1, got {stride}"
 
 
@@ -175,7 +175,7 @@ def diagonal_ssm_stepper(
 ) -> Stepper:
     """Prepare many steps without gradients, each with a skip connection.
 
-    What follows from the weights alone is computed here once, and the state changes in place.
+    Values that depend only on the weights are computed here once, and the state changes in place.
 
     Args:
         weights: Weights.

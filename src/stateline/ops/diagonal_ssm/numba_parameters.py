@@ -27,7 +27,7 @@ class Coefficients:
         b: Input vector.
         c: Output vector.
         dtype: Precision of the kernels.
-        fold: Whether b becomes a factor of c, for a recurrence whose states nobody sees.
+        fold: Whether b becomes a factor of c, for a recurrence whose states are not returned.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def _in_parts(u: Tensor, kernel: Tensor) -> Tensor:
     if taps > part:
         late = _in_parts(u[..., : length - part], kernel[:, part:])
         return _in_parts(u, kernel[:, :part]) + F.pad(late, (part, 0))
-    size, early = MOST_POINTS - taps + 1, taps - 1  # of a part, and of what it only needs to know
+    size, early = MOST_POINTS - taps + 1, taps - 1  # of a part, and of its overlap
     outputs = [_convolve(u[..., :size], kernel)]
     for start in range(size, length, size - early):
         later = _convolve(u[..., start - early : start - early + size], kernel)

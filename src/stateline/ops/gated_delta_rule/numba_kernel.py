@@ -66,9 +66,9 @@ def forward(
 ):  # fmt: skip
     """S_t = g_t S_{t-1} + beta_t c_t w_t, with w_t = x_t - a_t . g_t S_{t-1}.
 
-    ``y`` takes b_t . S_t, and ``found`` w_t; ``None`` takes nothing. If what is written is
-    ``known``, w_t is x_t, and ``found`` takes beta_t a_t . g_t S_{t-1}. ``states`` takes the state
-    after every ``time`` tokens, and the last.
+    ``y`` receives b_t . S_t, and ``found`` receives w_t; both may be ``None``. If the written
+    values are ``known``, w_t is x_t, and ``found`` receives beta_t a_t . g_t S_{t-1}. ``states``
+    receives the state after every ``time`` tokens, and the last state.
     """
     align_stack()
     blocks, count = width // LANES, max(1, (length + time - 1) // time)
@@ -104,8 +104,8 @@ def adjoint(
 ):  # fmt: skip
     """The adjoint, backward from the last token: A_{t-1} = g_t (A_t + c_t x_t - beta_t d_t z_t).
 
-    ``y`` takes a_t . (A_t + c_t x_t), which is z_t if z is ``None``; otherwise it is multiplied by
-    beta_t. ``states`` takes A before every ``time`` tokens, the first included.
+    ``y`` receives a_t . (A_t + c_t x_t), which is z_t if z is ``None``; otherwise it is multiplied
+    by beta_t. ``states`` receives A before every ``time`` tokens, the first included.
     """
     align_stack()
     blocks, count = width // LANES, max(1, (length + time - 1) // time)

@@ -161,7 +161,7 @@ def h3_core_step(
 def h3_core_stepper(weights: H3Weights, *, backend: str = "auto") -> Stepper:
     """Prepare :func:`h3_core_step` for many tokens without gradients.
 
-    What follows from the weights alone is computed here once, and the states change in place.
+    Values that depend only on the weights are computed here once; the states change in place.
 
     Args:
         weights: Weights.

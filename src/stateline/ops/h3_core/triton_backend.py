@@ -17,7 +17,7 @@ from stateline.ops.stepping import Stepper
 from stateline.ops.triton_common import launch, steps
 
 MOST_TAPS = 129
-"""Most taps of the keys' filter, whose matrices are computed again for every block."""
+"""Most taps of the keys' filter; every block computes the filter's matrices again."""
 
 
 def can_use(function: str, *inputs: Any) -> str:
@@ -39,7 +39,7 @@ def can_use(function: str, *inputs: Any) -> str:
 def h3_core(
     q: Tensor, k: Tensor, v: Tensor, weights: H3Weights, state: H3CoreState | None
 ) -> tuple[Tensor, Any]:
-    """All in one pass."""
+    """Filter, gates and diagonal SSM in one pass."""
     taps, diagonal, skip = weights
     table = tables(*diagonal, skip, q.shape[1])
     if state is None:

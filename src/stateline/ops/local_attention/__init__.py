@@ -13,7 +13,7 @@ from stateline.ops.op import Example, Op, Sizes
 
 
 class LocalWindow(NamedTuple):
-    """What a query of local attention sees.
+    """The slots that a query of local attention sees, and the bias of their scores.
 
     Attributes:
         size: Number of slots, including the query's own.
@@ -50,7 +50,7 @@ OP = Op(
 
 
 def _window_fits(window: LocalWindow) -> str:
-    """What is wrong with the sizes of a window, or an empty string."""
+    """An error in the sizes of a window, or an empty string."""
     size, _, bias, keys, block_len, _ = window
     if size < 1:
         return f"window.size must be at least 1, got {size}"

@@ -1,7 +1,7 @@
 """Local attention by PyTorch's FlexAttention, compiled: blocks outside of the window are skipped.
 
-The mask of the window follows from sizes alone and is kept. What differs from row to row, first
-slots and phases, and biases by distance are changes of the scores.
+The mask of the window depends only on sizes and is cached. First slots and phases, which differ
+between rows, and biases by distance are changes of the scores.
 """
 
 import math

@@ -53,7 +53,7 @@ OP = Op(
 
 
 def _sizes_fit(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> str:
-    """What is wrong with sizes and dtypes, or an empty string."""
+    """An error in sizes and dtypes, or an empty string."""
     gates, hidden = weights.w_hh.shape
     if gates != 4 * hidden or not hidden:
         return f"weights.w_hh needs four gates for each of d_hidden >= 1 units, got {gates, hidden}"

@@ -45,7 +45,7 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
 
 
 def _one_precision(weights: MIMOWeights, state: Tensor | None) -> str:
-    """Why products of weights and state are impossible, or an empty string."""
+    """Why weights and state cannot be multiplied, or an empty string."""
     found = {x.dtype for x in (*weights, *([] if state is None else [state]))}
     return "" if len(found) == 1 else f"weights and state need one dtype, got {len(found)}"
 

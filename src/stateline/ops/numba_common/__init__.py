@@ -1,4 +1,4 @@
-"""CPU kernels compiled by numba, and what their backends share.
+"""Shared parts of the CPU kernels compiled by numba, and of their backends.
 
 Importing this package imports numba. Backends are imported when their op is first called, so that
 ``import stateline`` does not wait for it.

@@ -1,4 +1,4 @@
-"""Blocks of time: what all kernels over whole sequences share.
+"""Blocks of time, which all kernels over whole sequences use.
 
 Signals are flat arrays (row, time, channel). A task of a kernel is one row (or some) and ``LANES``
 neighbouring channels; its time is cut into blocks whose rows of ``LANES`` numbers stay in the

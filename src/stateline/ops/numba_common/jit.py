@@ -49,7 +49,7 @@ class _Files(caching.CompileResultCacheImpl):
 
 
 class _Cache(caching.FunctionCache):
-    """Compiled kernels on disk: what cannot be read is compiled anew, a full disk is no error."""
+    """Compiled kernels on disk: unreadable files are compiled again, a full disk is no error."""
 
     _impl_class = _Files
 
@@ -126,7 +126,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def summing_kernel(function: Callable[..., Any]) -> Any:
-    """The same, where sums may be taken in any order: LLVM vectorises sums only if it may."""
+    """The same with sums in any order, which lets LLVM vectorise them."""
     return _compiled(function, {"contract", "reassoc", "nsz"})
 
 

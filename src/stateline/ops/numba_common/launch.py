@@ -1,4 +1,4 @@
-"""Between PyTorch's tensors and the kernels: arrays, threads, and what a kernel can take."""
+"""The way from PyTorch's tensors to the kernels: arrays, threads, and checks of the inputs."""
 
 import itertools
 import os

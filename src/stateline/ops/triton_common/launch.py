@@ -1,4 +1,4 @@
-"""Between PyTorch's tensors and the kernels: what a kernel can take, precision, memory, device."""
+"""The way from PyTorch's tensors to the kernels: checks of inputs, precision, memory, device."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext

@@ -86,6 +86,6 @@ def _taps(count: int) -> int:
 
 
 def _constants(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> tuple[Tensor, ...]:
-    """What follows from the weights: transition, b, c and skip connection in float32."""
+    """The prepared weights: transition, b, c and skip connection in float32."""
     transition = exponential(log_a.double()).expand(b.shape)
     return tuple(t.detach().to(torch.float32).contiguous() for t in (transition, b, c, skip))
