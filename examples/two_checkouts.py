@@ -7,8 +7,8 @@ each of them trains the model on one thread by the public functions, so batches,
 optimizer count. The processes take turns, update by update, and processor time is measured, so
 that other programs disturb both alike. The table shows the median update in milliseconds and the
 median of the ratios of neighbouring updates; the last line weighs the times by the planned updates.
-Without ``--model`` and ``--task``, these are the models and tasks of ``make demo``, as far as
-older checkouts know them.
+Without ``--model`` and ``--task``, these are the models and tasks of ``make demo`` that
+older checkouts also have.
 """
 
 import argparse

@@ -39,7 +39,7 @@ def disk(folder: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, room: int = 0) -> None:
-    """Fill the disk until so many bytes are free."""
+    """Fill the disk until only this number of bytes is free."""
     (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free - room))
 
 

@@ -33,7 +33,7 @@ from stateline.compare.storage import results_folder
 from stateline.runs.results import to_json
 
 class Kill(News):
-    "Loses a node as soon as a job on it has made a checkpoint, or so many jobs have finished."
+    "Loses a node as soon as a job on it has made a checkpoint, or after some finished jobs."
 
     def __init__(self, cluster, node):
         self.cluster, self.node, self.killed, self.done = cluster, node, False, 0

@@ -64,7 +64,7 @@ def parts(folder: Path, **settings: Any) -> tuple[LanguageModel, Text, TrainConf
 
 
 def trained(folder: Path, processes: Processes, kill_after: int = NEVER, **settings: Any) -> None:
-    """Train on from what lies in the folder, to be killed a moment after so many updates."""
+    """Train on from what lies in the folder, to be killed a moment after some updates."""
     updates = 0
 
     def count() -> bool:

@@ -25,7 +25,7 @@ STEPS, KILLS = 120, 20
 
 
 def run(folder: Path, kill_after: int) -> None:
-    """Train on from what lies in the folder, to be killed a moment after so many steps."""
+    """Train on from what lies in the folder, to be killed a moment after some steps."""
     file = folder.parent / "text.txt"
     task = Text(path=str(file), length=16, batch_size=4)
     torch.manual_seed(0)
