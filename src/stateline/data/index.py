@@ -38,7 +38,7 @@ class TokenHash:
 
 
 class ShardEntry(msgspec.Struct, frozen=True):
-    """What the index records of a shard; sizes are sums over its documents."""
+    """The entry of a shard in the index; sizes are sums over its documents."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^(train|held_out|test)-[0-9]{5,9}\Z")]
     documents: Count

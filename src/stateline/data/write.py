@@ -197,7 +197,7 @@ def _entry(path: Path, described: ShardDocuments) -> ShardEntry:
 
 
 class _Order(NamedTuple):
-    """What a worker needs besides its unit."""
+    """The inputs of a worker besides its unit."""
 
     folder: Path
     newlines: Newlines

@@ -233,7 +233,7 @@ def require_causal(layer: AnyLayer, user: str) -> None:
 
     Args:
         layer: The layer.
-        user: What needs a causal layer, for the message.
+        user: The feature that needs a causal layer, for the message.
 
     Raises:
         InputError: If the layer is not causal.

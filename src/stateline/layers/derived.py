@@ -70,7 +70,7 @@ def remembering(memory: Memory) -> Iterator[bool]:
     them.
 
     Yields:
-        Whether weights have changed since the last time, so that values are computed anew.
+        Whether weights have changed since the last time, so that values are computed again.
     """
     changed = memory.renew()
     token = _memory.set(memory)
@@ -146,7 +146,7 @@ def _twin(module: LayerT, watch: Watch) -> LayerT:
 
 
 class _Weights:
-    """What shows whether weights of a model have changed; it does not keep them alive."""
+    """Watches the weights of a model for changes; it does not keep them alive."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())

@@ -1,4 +1,4 @@
-"""From a pattern to layers."""
+"""Building the layers of a pattern."""
 
 import inspect
 from collections.abc import Mapping, Sequence

@@ -60,7 +60,7 @@ def meta_model(config: ModelConfig) -> AnyModel:
 
 
 PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""What weights may be; nothing is computed from narrower numbers."""
+"""Dtypes that weights may have; narrower numbers are not supported."""
 
 
 def make_empty_model(config: ModelConfig) -> AnyModel:

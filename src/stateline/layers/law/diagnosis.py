@@ -1,4 +1,4 @@
-"""What is wrong with a layer that breaks the law, in one sentence, found by short experiments.
+"""Diagnosis of a layer that breaks the law: one sentence, found by short experiments.
 
 The experiments go from causes to consequences: a verb that changes its input also makes outputs
 differ, so what it changes is looked at first. The first experiment that finds something is told.
@@ -40,7 +40,7 @@ _SAID = {
     "every parameter gets its gradient": "no verb passes a gradient to {note}, which is used",
     "bfloat16 runs, accumulators float32": "in bfloat16, {note}",
 }
-"""What the clauses without an experiment say."""
+"""The sentences of the clauses that have no experiment."""
 
 
 def _fresh(case: Case) -> Case:
@@ -49,7 +49,7 @@ def _fresh(case: Case) -> Case:
 
 
 def _run(experiment: Callable[[Case], Iterator[str]], case: Case) -> Iterator[str]:
-    """What an experiment finds; a layer that raises in it is left to the others."""
+    """The findings of an experiment, up to the point where the layer raises."""
     try:
         yield from experiment(case)
     except Exception:
@@ -133,7 +133,7 @@ def _input_changes(case: Case) -> Iterator[str]:
 
 
 def _memory(case: Case) -> Iterator[str]:
-    """What a verb returns depends on its arguments alone."""
+    """The results of a verb depend only on its arguments."""
     with torch.no_grad():
         first = case.init(capacity=case.x.shape[1])
         before = _clone(first)

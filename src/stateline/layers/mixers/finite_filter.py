@@ -42,7 +42,7 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         """All filters, in float32 or better; a skip connection is part of the first tap."""
 
     def finish(self, y: Float[Tensor, "*batch output"]) -> Float[Tensor, "*batch output"]:
-        """Apply what follows the filters at each position; by default nothing."""
+        """Apply the position-wise part after the filters; by default there is none."""
         return y
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> FiniteFilterState:  # noqa: ARG002
