@@ -566,6 +566,12 @@ def test_a_compiled_function_keeps_the_backend_it_was_compiled_with() -> None:
     assert y.equal(fft_conv(U, KERNEL, backend="reference"))
 
 
+def test_a_plain_tuple_is_no_weights_even_after_a_right_call() -> None:
+    ops.diagonal_ssm(U, SSM)
+    with pytest.raises(InputError, match="needs weights as a DiagonalWeights of"):
+        ops.diagonal_ssm(U, tuple(SSM))
+
+
 def test_tensors_without_data_find_a_backend() -> None:
     with torch.device("meta"):
         layer = LAYERS["h3"](8)

@@ -72,3 +72,23 @@ def test_gradients_have_the_layout_of_their_weights() -> None:
     layer(torch.randn(2048, 64)).sum().backward()
     assert layer.weight.grad is not None
     assert layer.weight.grad.stride() == layer.weight.stride()
+
+
+@pytest.mark.usefixtures("slower")
+def test_second_derivatives_are_pytorchs() -> None:
+    inputs = [torch.randn(shape, requires_grad=True) for shape in ((2048, 64), (192, 64), (192,))]
+
+    def second(function: object) -> list[Tensor]:
+        y = function(*inputs)  # type: ignore[operator]
+        first = torch.autograd.grad(y.tanh().sum(), inputs, create_graph=True)
+        return [*torch.autograd.grad(sum(g.square().sum() for g in first), inputs)]
+
+    for found, wanted in zip(second(linear), second(F.linear), strict=True):
+        assert_close(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.usefixtures("slower")
+def test_functions_of_a_map_can_be_transformed() -> None:
+    x, weight = torch.randn(2048, 64), torch.randn(192, 64)
+    gradient = torch.func.grad(lambda x: linear(x, weight).sum())(x)
+    assert_close(gradient, weight.sum(0).expand(2048, 64))

@@ -350,6 +350,26 @@ def test_slices_of_a_wider_tensor_are_read_as_they_are(function: str) -> None:
         assert a.equal(b)
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_lazily_negated_tensors_are_read_with_their_sign(function: str) -> None:
+    inputs = inputs_of(function, 2, 9, 3, 2)
+    negated = [torch._neg_view(-t) for t in inputs]
+    for a, b in zip(all_of(function, inputs), all_of_views(function, negated), strict=True):
+        assert a.equal(b)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("sizes", [(2, 0, 3, 2), (0, 5, 3, 2)])
+def test_sequences_without_tokens_or_rows_have_gradients(
+    function: str, sizes: tuple[int, ...]
+) -> None:
+    inputs = inputs_of(function, *sizes)
+    gradients = all_of(function, inputs)[-len(inputs) :]
+    for x, gradient in zip(inputs, gradients, strict=True):
+        assert gradient.shape == x.shape
+        assert gradient.isfinite().all()
+
+
 def test_an_empty_tensor_is_read_without_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy before 2.4 refuses address 0, where an empty tensor is."""
     monkeypatch.delattr(launch, "_Memory")

@@ -45,6 +45,16 @@ def test_the_feed_forward_is_its_definition(
     )
 
 
+@pytest.mark.parametrize("shape", [(0, 6), (2, 0, 6)])
+def test_a_feed_forward_of_no_positions_has_gradients(backend: str, shape: tuple[int, ...]) -> None:
+    x, weights = normal(*shape), maps()
+    y = feed_forward(x, FeedForwardWeights(*weights), backend=backend)
+    assert y.shape == (*shape[:-1], 4)
+    of_x, *of_weights = torch.autograd.grad(y.sum(), [x, *weights])
+    assert of_x.shape == x.shape
+    assert not any(gradient.any() for gradient in of_weights)
+
+
 def test_calls_that_the_kernels_cannot_run_go_elsewhere() -> None:
     pytest.importorskip("numba")
     x, weights = normal(3, 6), FeedForwardWeights(*maps())

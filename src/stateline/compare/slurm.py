@@ -16,6 +16,7 @@ import torch
 from stateline.compare.engine import Running
 from stateline.compare.news import News
 from stateline.compare.own_code import OwnCode, own_code
+from stateline.devices import resolve_device
 from stateline.errors import InputError
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
@@ -63,7 +64,7 @@ class Slurm:
                 "the nodes of a cluster cannot import the main script, which defines a layer or a "
                 "task: move the class to a file of its own and give it with --import"
             )
-        submitted = _Submitted(self._executor(folder), folder.absolute(), code, self.cpus_per_job)
+        submitted = _Submitted(self, self._executor(folder), folder.absolute(), code)
         try:
             yield submitted
         finally:
@@ -87,14 +88,15 @@ class Slurm:
 class _Submitted:
     """The jobs that have been submitted."""
 
-    def __init__(self, executor: Any, folder: Path, code: OwnCode, threads: int) -> None:
-        self.executor, self.folder, self.code, self.threads = executor, folder, code, threads
+    def __init__(self, engine: Slurm, executor: Any, folder: Path, code: OwnCode) -> None:
+        self.executor, self.folder, self.code = executor, folder, code
+        self.device, self.threads = "cuda:0" if engine.gpus_per_job else "cpu", engine.cpus_per_job
         self.running: list[tuple[Any, Job]] = []
 
     def submit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             where = self.folder / "runs" / job.name
-            task = self.executor.submit(_work, job, where, self.code, self.threads)
+            task = self.executor.submit(_work, job, where, self.code, self.device, self.threads)
             self.running.append((task, job))
 
     def finished(self) -> Iterator[tuple[Job, RunRecord]]:
@@ -123,12 +125,12 @@ class _Submitted:
             task.cancel()
 
 
-def _work(job: Job, where: Path, code: OwnCode, threads: int) -> RunRecord | str:
+def _work(job: Job, where: Path, code: OwnCode, device: str, threads: int) -> RunRecord | str:
     """On a node: run a job; the message of an InputError is returned as text."""
     torch.set_num_threads(threads)
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
         code.restore()
-        return run_job(job, where, lambda _: None, processes=Processes(device=device))
+        processes = Processes(device=resolve_device(device))
+        return run_job(job, where, lambda _: None, processes=processes)
     except InputError as error:
         return str(error)

@@ -91,10 +91,10 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         rest = ""
         for piece in pieces:
-            rest += piece
             if place := self._last_cut(rest):
                 yield self.encode(rest[:place])
                 rest = rest[place:]
+            rest += piece
         yield self.encode(rest)
 
     def _last_cut(self, text: str) -> int:

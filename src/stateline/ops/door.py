@@ -178,13 +178,13 @@ class Check:
 
 
 def signature_of(values: Any) -> tuple[Any, ...]:
-    """Shapes, dtypes and devices of tensors, also in tuples; other values as they are."""
+    """Shapes, dtypes and devices of tensors, also in tuples, with their types; other values."""
     key: list[Any] = []
     for x in values:
         if isinstance(x, Tensor):
             key += (x.shape, x.dtype, x.device)
         elif isinstance(x, tuple):
-            key.append(signature_of(x))
+            key += (type(x), signature_of(x))
         else:
             key.append(x if isinstance(x, _PLAIN) else id(x))
     return tuple(key)

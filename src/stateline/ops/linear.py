@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from stateline.ops.dispatch import wants_gradient
 from stateline.ops.kernel_op import is_plain
@@ -43,8 +42,8 @@ def linear(
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The map without a gradient."""
-    if _by_onednn(x, weight):
+    """The map; by oneDNN, without a gradient."""
+    if _by_onednn(x, weight) and not wants_gradient(x, weight, bias):
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return y
     return F.linear(x, weight, bias)
@@ -64,7 +63,6 @@ class _Recorded(torch.autograd.Function):
         return product(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
@@ -88,8 +86,9 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_eager(x: Tensor, weight: Tensor) -> bool:
-    """Whether neither autocast nor a subclass of tensors wants PyTorch's operator."""
-    return not torch.is_autocast_enabled("cpu") and is_plain(x) and is_plain(weight)
+    """Whether no autocast, transform of a function or subclass wants PyTorch's operator."""
+    wanted = torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active()
+    return not wanted and is_plain(x) and is_plain(weight)
 
 
 @cache

@@ -99,8 +99,8 @@ def _writing(folder: Path) -> Iterator[None]:
     for name in (RESULT, CONFIG, WEIGHTS):
         check_writable(folder / name)
     existed = folder.exists()
-    before = set(folder.iterdir()) if existed else set()
     with sole_writer(folder):
+        before = set(folder.iterdir())  # not before the lock: it may be another process's run
         try:
             yield
         except Exception:

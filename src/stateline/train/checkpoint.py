@@ -266,7 +266,7 @@ def save_whole(model: AnyModel, folder: Path, processes: Processes) -> None:
 
     def whole(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
-            return tensor
+            return tensor.cpu()
         with Gathering() as gathering:
             found = gathering.to(0, tensor)
         return torch.empty(0) if found is None else found

@@ -135,7 +135,9 @@ class Muon(torch.optim.Muon):
         return None
 
     def _step_sharded(self, p: DTensor, group: dict[str, Any]) -> None:
-        buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+        if not (state := self.state[p]):
+            state["momentum_buffer"] = torch.zeros_like(p)
+        buffer = state["momentum_buffer"]
         assert isinstance(p.grad, DTensor)
         buffer.lerp_(p.grad, 1 - group["momentum"])
         change = torch.zeros(p.shape, dtype=p.dtype, device=p.device)

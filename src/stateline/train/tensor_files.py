@@ -43,7 +43,7 @@ class Entry(NamedTuple):
         left = self.shape.numel() - first if count is None else count
         size = self.dtype.itemsize
         memory = torch.empty(min(PIECE, left * size), dtype=torch.uint8)
-        with self.file.open("rb", buffering=0) as file:
+        with self.file.open("rb") as file:
             file.seek(self.start + first * size)
             while left:
                 part = memory[: min(PIECE // size, left) * size]

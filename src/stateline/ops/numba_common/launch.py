@@ -97,7 +97,7 @@ def _memory(x: Tensor) -> NDArray[Any]:
     """Like ``x.numpy()``, after which no storage can be resized: FSDP frees parameters that way."""
     if not x.numel():  # an empty tensor is at address 0, which NumPy before 2.4 refuses
         return np.empty(x.shape, _TYPES[x.dtype])
-    return np.asarray(_Memory(x))
+    return np.asarray(_Memory(x.resolve_neg()))  # imaginary parts of conjugates are negated lazily
 
 
 class Changing:

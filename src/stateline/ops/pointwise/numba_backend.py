@@ -42,7 +42,7 @@ def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:
     The derivative, kept in place of the input of GELU, spares the backward pass the exponentials.
     """
     y: Tensor = _FeedForward.apply(x.reshape(-1, x.shape[-1]), *weights)
-    return y.view(*x.shape[:-1], -1)
+    return y.view(*x.shape[:-1], len(weights.w_out))
 
 
 class _FeedForward(torch.autograd.Function):

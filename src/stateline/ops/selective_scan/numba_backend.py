@@ -103,9 +103,9 @@ def _backward(
         batch * pieces,
         u.numel() * a.shape[1] * BACKWARD,
     )
-    whole = (pieces, *b.shape[:3], -1)
+    whole = (pieces, *b.shape[:3], a.shape[1] + -a.shape[1] % MODES)
     db, dc = (x.reshape(whole).sum(0)[..., : a.shape[1]] for x in (db, dc))
-    da = da.reshape(batch, -1).sum(0)
+    da = da.reshape(batch, *a.shape).sum(0)
     return like((du, ddt, da, db, dc, dstate), (u, dt, a, b, c, state))
 
 
