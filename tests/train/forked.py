@@ -28,7 +28,7 @@ from stateline.train.processes import Processes, join_processes
 from stateline.train.resume import resume
 
 torch.set_num_threads(1)
-STEPS, KILLS = 60, 20
+STEPS, KILLS = 200, 20
 NEVER = 1 << 30
 
 
@@ -50,7 +50,14 @@ def together(count: int, work: Callable[[Processes], None]) -> list[int]:
         except RuntimeError:  # another one was killed
             os._exit(3)
         os._exit(0)
-    return [os.waitpid(child, 0)[1] & 0x7F for child in children]
+    ends = {}
+    while len(ends) < count:
+        child, status = os.wait()
+        ends[child] = status & 0x7F
+        if status:  # as torchrun does, which does not leave it to the others to notice
+            for other in set(children) - ends.keys():
+                os.kill(other, signal.SIGTERM)
+    return [ends[child] for child in children]
 
 
 def parts(folder: Path, **settings: Any) -> tuple[LanguageModel, Text, TrainConfig]:
