@@ -164,7 +164,7 @@ class TestTasks:
         assert (other.task, other.training.steps) == (RECALL, 3)
 
     def test_one_task_cannot_be_trained_in_two_ways(self) -> None:
-        with pytest.raises(InputError, match="copying is given twice"):
+        with pytest.raises(InputError, match="copying is listed twice"):
             plan(Comparison(["h3"], ["copying", "copying(steps=7)"]))
 
 

@@ -269,11 +269,11 @@ def test_the_mask_of_a_window_leaves_out_no_block(length: int, slots: int, windo
         ("selective_scan", "mamba_ssm", [normal(1, 9, 2)] * 6, "fewer than 128"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 8), normal(8, 5)), "2, 3 or 4 taps"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 6), normal(6, 4)), "multiple of 8"),
-        ("attention", "flex", (*FEW_HEADS, AttentionMask(slopes=normal(1)), 0.0), "from 128"),
+        ("attention", "flex", (*FEW_HEADS, AttentionMask(slopes=normal(1)), 0.0), "at least 128"),
         ("attention", "flex", (*HEADS, AttentionMask(), 0.0), "plain"),
         ("local_attention", "flex", (*HEADS, BIASED, 0.0), "sums up the gradient"),
         ("local_attention", "flex", (*HEADS, KEYED, 0.0), "keys by distance"),
-        ("local_attention", "flex", (*FEW_HEADS, LocalWindow(4), 0.0), "from 128"),
+        ("local_attention", "flex", (*FEW_HEADS, LocalWindow(4), 0.0), "at least 128"),
     ],
 )
 def test_what_they_cannot_do_is_known(
