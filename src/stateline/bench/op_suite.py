@@ -113,7 +113,7 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                         timing,
                         n_bytes=peak_bytes(calls[backend], settings.device),
                         floor=settings.peaks.floor(case.n_bytes, case.flops),
-                        error=_error(case, backend, work),
+                        error=_error(case, backend, work, length),
                     )
 
 
@@ -158,10 +158,10 @@ def _first(call: Call, device: torch.device) -> tuple[str, float]:
     return "", time.perf_counter() - started
 
 
-def _error(case: Case, backend: str, work: str) -> float | None:
+def _error(case: Case, backend: str, work: str, length: int) -> float | None:
     """Largest difference to float64, of the output or of any gradient; short sequences only."""
     longest = LONGEST_CHECKED if case.leaves[0].device.type == "cpu" else PRECISE_LENGTH
-    if case.leaves[0].shape[1] > longest:
+    if length > longest:
         return None
     found = _outcome(case, backend, work)
     wide = replace(case, leaves=tuple(x.detach().double() for x in case.leaves))
