@@ -24,7 +24,7 @@ def test_a_compiled_hybrid_is_one_graph_with_equal_outputs_and_gradients() -> No
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["graphs"] == 1
-    assert {"h3_core_kernel", "selective_scan_kernel", "fft_conv"} <= set(found["ops"])
+    assert {"diagonal_ssm_kernel", "selective_scan_kernel", "fft_conv"} <= set(found["ops"])
     assert found["output"] < 1e-9
     assert found["gradient"] < 1e-9
 
