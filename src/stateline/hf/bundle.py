@@ -46,18 +46,20 @@ def _needed() -> set[str]:
             continue
         found.add(name)
         waiting.append(name.rpartition(".")[0])
-        waiting += _imported(_read(name))
+        waiting += _imported(name)
     return found
 
 
-def _imported(source: str) -> Iterator[str]:
-    """Modules that a module imports at once, and backends that it names."""
+def _imported(name: str) -> Iterator[str]:
+    """Modules that a module imports at once, and backends that it names after itself."""
+    source = _read(name)
     tree = ast.parse(source)
     for statement in tree.body:
         if isinstance(statement, ast.ImportFrom) and statement.module:
             yield statement.module
             yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
     words = [str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    words = [name + word if word.startswith(".") else word for word in words]
     yield from (word for word in words if _BACKEND.fullmatch(word) and not _LEFT_OUT.match(word))
 
 
