@@ -1,5 +1,6 @@
 """A page that follows a comparison."""
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ def test_the_page_is_opened_once_and_reloaded_until_the_end(
         opened.append(address)
         pages.append((tmp_path / "report.html").read_text())
 
-    monkeypatch.setattr(Watched.__init__, "__defaults__", (show,))
+    monkeypatch.setattr(inspect.unwrap(Watched.__init__), "__defaults__", (show,))
     options = ["--tasks", RECALL, "--protocol", "quick", "--steps", "1", "--d_model", "8"]
     options += ["--workers", "0", "--timing", "none", "--device", "cpu", "--out", str(tmp_path)]
     assert main(["compare", "lstm", "s4d", *options, "--watch"]) == 0
@@ -36,6 +37,7 @@ def test_the_page_is_opened_once_and_reloaded_until_the_end(
     assert len(read_results(tmp_path).runs) == 2
 
 
+@pytest.mark.usefixtures("unannotated")
 def test_trials_write_no_page(tmp_path: Path) -> None:
     job: Any = SimpleNamespace(trial=True)
     run: Any = None

@@ -17,6 +17,9 @@ from stateline.tasks import make_task
 
 TRIALS, MOST, PROBLEMS = 200, 6, 1024
 
+# Jobs, tasks and runs are stand-ins with the attributes that seeds read.
+pytestmark = pytest.mark.usefixtures("unannotated")
+
 Draw = Callable[[np.random.Generator, int], Any]
 
 

@@ -51,6 +51,7 @@ def test_a_slice_without_a_gradient_is_mapped_as_its_copy_is() -> None:
     assert_close(linear(x, weight), F.linear(x.contiguous(), weight))
 
 
+@pytest.mark.usefixtures("unannotated")
 def test_few_positions_and_other_precisions_take_pytorchs_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
