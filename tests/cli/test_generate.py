@@ -276,3 +276,35 @@ def test_a_mistake_is_one_line(
     assert all(line.startswith("state: ") for line in news)
     assert last.startswith("stateline: error: ")
     assert message in last
+
+
+@pytest.mark.parametrize("model", ["letters0", "letters1", "letters2"])
+def test_a_prefix_cache_saves_reading_and_changes_nothing(
+    say: Say, tmp_path: Path, model: str
+) -> None:
+    cache = "--prefix_cache", tmp_path / "cache"
+    settings = "--max_new_tokens", 12, "--temperature", 0
+    told = say(model, "--prompt", "abcabc", *settings)
+    assert say(model, "--prompt", "abcabc", *settings, *cache) == told
+    longer = told[:-1] + "ba"
+    wanted = say(model, "--prompt", longer, *settings)
+    reused = f"prefix cache: {len(longer) - 2} of {len(longer)} tokens came with a kept state\n"
+    arguments = "--prompt", longer, *settings, *cache
+    assert say(model, *arguments, err=True) == reused
+    assert say(model, *arguments) == wanted
+
+
+def test_prompts_of_a_file_and_of_a_pipe_use_the_prefix_cache(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = "--prefix_cache", tmp_path / "cache", "--max_new_tokens", 3
+    (tmp_path / "prompts").write_text("abc\nabcd\n")
+    assert "3 of 7 tokens" in say("letters0", "--prompts", tmp_path / "prompts", *cache, err=True)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abcd ab")))
+    assert "4 of 7 tokens" in say("letters0", "--stream", *cache, err=True)
+
+
+def test_a_prefix_cache_needs_the_text(say: Say, tmp_path: Path) -> None:
+    say("letters0", "--prompt", "abc", "--save_state", tmp_path / "state")
+    given = "--state", tmp_path / "state", "--prefix_cache", tmp_path / "cache"
+    assert "give one of them" in say("letters0", *given, code=2, err=True)

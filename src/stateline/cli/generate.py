@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from stateline.data import Tokenizer
-    from stateline.generate import DecodedToken, Kept, Sampling, SessionState
+    from stateline.generate import DecodedToken, Kept, PrefixStates, Sampling, SessionState
     from stateline.models.language_model import LanguageModel
 
 
@@ -44,6 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     option("--save_state", type=maybe, default=None, help="keep the state in this file at the end")
     option("--state", type=maybe, default=None, help="continue from the state in this file")
+    option("--prefix_cache", type=maybe, default=None, help="folder of kept states of read texts")
     option("--force", action="store_true", help="accept another model's state; let memory grow")
     add_device_option(parser)
     add_dtype_option(parser)
@@ -55,7 +56,14 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     _check(given)
 
     from stateline.devices import log_bfloat16_rate, resolve_device
-    from stateline.generate import Sampling, TextStream, growing_layers, load_kept, load_run
+    from stateline.generate import (
+        PrefixStates,
+        Sampling,
+        TextStream,
+        growing_layers,
+        load_kept,
+        load_run,
+    )
     from stateline.runs.folder import check_imports
 
     check_imports(Path(given.run))
@@ -73,8 +81,13 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
             "grows: give --force to let memory grow with the text"
         )
     kept = None if given.state is None else load_kept(given.state, model, force=given.force)
+    prefixes = None
+    if given.prefix_cache is not None:
+        prefixes = PrefixStates(model, folder=given.prefix_cache)
     decode = _decode_one if given.prompts is None else _decode_batch
-    decode(given, model, tokenizer, kept, sampling)
+    decode(given, model, tokenizer, kept, sampling, prefixes)
+    if prefixes is not None:
+        prefixes.flush()
     return 0
 
 
@@ -88,6 +101,10 @@ def _check(given: Namespace) -> None:
         )
     if given.save_state is not None:
         check_writable(Path(given.save_state))
+    if given.prefix_cache is not None and given.state is not None:
+        raise InputError(
+            "--prefix_cache finds states by the text, which --state does not hold: give one of them"
+        )
     if not ways and given.state is None:
         given.prompt = "\n"
 
@@ -98,6 +115,7 @@ def _decode_one(
     tokenizer: "Tokenizer",
     kept: "Kept | None",
     sampling: "Sampling",
+    prefixes: "PrefixStates | None",
 ) -> None:
     """Print one text as it is decoded; text that a later token may change is held back."""
     from stateline.generate import (
@@ -110,7 +128,7 @@ def _decode_one(
         save_kept,
     )
 
-    state = _prefill(given, model, tokenizer, kept)
+    state, key = _prefill(given, model, tokenizer, kept, prefixes)
     check_length(model, state.length, given.max_new_tokens)
     _tell_origin(given, kept)
     text = TextStream(tokenizer, given.stop, None if kept is None else kept.text)
@@ -123,6 +141,10 @@ def _decode_one(
     session = Session(model, state, sampling=sampling, state_dtype=resolve_dtype(given.state_dtype))
     for decoded in decode_text(session, [text], given.max_new_tokens):
         _show(_as_row(decoded) if given.log_probs else decoded.text)
+        if prefixes is not None:
+            (key,) = prefixes.keys([decoded.token], key)
+    if prefixes is not None and given.state_dtype is None:  # a rounded state is not the text's
+        prefixes.keep(key, session.state())
     if given.save_state is None:
         _show("" if given.log_probs else text.finish() + "\n")
     else:
@@ -132,9 +154,13 @@ def _decode_one(
 
 
 def _prefill(
-    given: Namespace, model: "LanguageModel", tokenizer: "Tokenizer", kept: "Kept | None"
-) -> "SessionState":
-    """The state after the prompt, which comes from stdin in chunks or from the command line."""
+    given: Namespace,
+    model: "LanguageModel",
+    tokenizer: "Tokenizer",
+    kept: "Kept | None",
+    prefixes: "PrefixStates | None",
+) -> "tuple[SessionState, bytes]":
+    """The state after the prompt, which comes from stdin or the command line, and its hash."""
     import torch
 
     from stateline.generate import prefill_chunks, seeded, token_chunks
@@ -144,8 +170,19 @@ def _prefill(
         chunks = token_chunks(sys.stdin.buffer.read, tokenizer)
     elif given.prompt is not None:
         chunks = [torch.from_numpy(tokenizer.encode(given.prompt))]
+    if prefixes is not None:
+        read, total, reused = None, 0, 0
+        for chunk in chunks:
+            if len(chunk):
+                read = prefixes.read(chunk, read and read.key)
+                total, reused = total + len(chunk), reused + read.reused
+        if read is None:
+            raise InputError("the prompt is empty: give at least one token")
+        _tell_reused(reused, total)
+        return seeded(read.state, given.seed or 0), read.key
     state = prefill_chunks(model, chunks, None if kept is None else kept.session)
-    return state if kept is not None and given.seed is None else seeded(state, given.seed or 0)
+    keeps_seed = kept is not None and given.seed is None
+    return state if keeps_seed else seeded(state, given.seed or 0), b""
 
 
 def _decode_batch(
@@ -154,6 +191,7 @@ def _decode_batch(
     tokenizer: "Tokenizer",
     kept: "Kept | None",
     sampling: "Sampling",
+    prefixes: "PrefixStates | None",
 ) -> None:
     """Print a JSON object for each prompt, in order; each continues a fork of the kept state."""
     import torch
@@ -171,7 +209,11 @@ def _decode_batch(
 
     prompts = _lines(given.prompts)
     rows = [torch.from_numpy(tokenizer.encode(prompt)) for prompt in prompts]
-    if kept is None:
+    if prefixes is not None:
+        read = [prefixes.read(row) for row in rows]
+        state = cat_states([row.state for row in read])
+        _tell_reused(sum(row.reused for row in read), sum(map(len, rows)))
+    elif kept is None:
         state = prefill(model, rows)
     else:
         state = cat_states([extend(model, kept.session, row[None]) for row in rows])
@@ -219,6 +261,10 @@ def _show(text: str) -> None:
 def _tell_origin(given: Namespace, kept: "Kept | None") -> None:
     if kept is not None:
         _tell(kept.session, f"from {given.state}")
+
+
+def _tell_reused(reused: int, total: int) -> None:
+    print(f"prefix cache: {reused} of {total} tokens came with a kept state", file=sys.stderr)
 
 
 def _tell(state: "SessionState", where: str) -> None:

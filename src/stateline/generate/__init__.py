@@ -3,6 +3,7 @@
 from stateline.generate.answers import answer
 from stateline.generate.encoding import prefill_chunks, token_chunks
 from stateline.generate.model import Model, load
+from stateline.generate.prefixes import PrefixStates, Read
 from stateline.generate.ragged import read_ragged
 from stateline.generate.random import uniform
 from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
@@ -27,6 +28,8 @@ __all__ = [
     "Kept",
     "Model",
     "NumberTokenizer",
+    "PrefixStates",
+    "Read",
     "Sampling",
     "Session",
     "SessionState",

@@ -181,19 +181,23 @@ class Session:
         Raises:
             InputError: If the state is of another kind of model, or on another device.
         """
-        self._state, self._free = _cat_alike(trim(self._own()), state), 0
+        self._state, self._free = _cat_alike(trim(self._own(self._state)), state), 0
         self._lengths += _lengths(state)
         self._numbers, self._fits = None, False
 
     @torch.inference_mode()
-    def state(self) -> SessionState:
+    def state(self, rows: Sequence[int] | None = None) -> SessionState:
         """A copy of the state without free room, to keep, fork or save.
+
+        Args:
+            rows: The rows to copy; by default all.
 
         Raises:
             InputError: If logits were NaN.
         """
         self.check()
-        return pytree.tree_map(torch.clone, trim(self._own()))
+        state = self._state if rows is None else select_rows(self._state, rows)
+        return pytree.tree_map(torch.clone, trim(self._own(state)))
 
     def check(self) -> None:
         """Wait for the steps so far, and raise InputError if one of them gave NaN."""
@@ -204,12 +208,12 @@ class Session:
         if first != _NEVER:
             raise _nan(first)
 
-    def _own(self) -> SessionState:
+    def _own(self, state: SessionState) -> SessionState:
         """The state with every tensor in its own precision."""
-        leaves, structure = pytree.tree_flatten(self._state.model)
+        leaves, structure = pytree.tree_flatten(state.model)
         pairs = zip(leaves, self._dtypes, strict=True)
         model = pytree.tree_unflatten([leaf.to(dtype) for leaf, dtype in pairs], structure)
-        return self._state._replace(model=model)
+        return state._replace(model=model)
 
     def _run(
         self, token: Int[Tensor, " batch"], state: LanguageModelState
@@ -229,7 +233,7 @@ class Session:
         self._fits = False
         if self._graphs is not None:
             self._graphs.clear()
-        wanted, found = map(_kinds, (self.model.init_state(1), self._own().model))
+        wanted, found = map(_kinds, (self.model.init_state(1), self._own(self._state).model))
         if wanted != found:
             differing = next((w, f) for w, f in zip(wanted, found, strict=True) if w != f)
             raise InputError(
@@ -301,7 +305,7 @@ def prefill(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionSt
     device, parts = device_of(model), []
     for rows in rows_by_length.values():
         tokens = torch.stack([prompt[row].long() for row in rows]).to(device)
-        parts.append(extend(model, _first(model, tokens[:, 0]), tokens[:, 1:]))
+        parts.append(extend(model, first_token(model, tokens[:, 0]), tokens[:, 1:]))
     order = torch.tensor([row for rows in rows_by_length.values() for row in rows])
     return seeded(select_rows(cat_states(parts), order.argsort().to(device)), seed)
 
@@ -342,7 +346,7 @@ def seeded(state: SessionState, seed: int) -> SessionState:
 def template(model: LanguageModel, capacity: int = 0) -> SessionState:
     """A state of one row with the structure, dtypes and shapes of any state of the model."""
     token = torch.zeros(1, dtype=torch.int64, device=device_of(model))
-    return _first(model, token)._replace(model=model.init_state(1, capacity=capacity))
+    return first_token(model, token)._replace(model=model.init_state(1, capacity=capacity))
 
 
 def device_of(model: LanguageModel) -> torch.device:
@@ -350,8 +354,9 @@ def device_of(model: LanguageModel) -> torch.device:
     return model.embedding.weight.device
 
 
-def _first(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionState:
+def first_token(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionState:
     """The state of texts of one token, without a seed."""
+    token = token.to(device_of(model))
     rows = len(token)
     seen = torch.zeros(rows, model.config.vocab_size, dtype=torch.bool, device=token.device)
     random = torch.zeros(rows, 3, dtype=torch.int64, device=token.device)

@@ -10,7 +10,7 @@ from stateline.files import regular_file
 from stateline.generate.session import SessionState, template
 from stateline.generate.state_checks import state_fault
 from stateline.generate.text import HeldText
-from stateline.layers.state import load_state, save_state
+from stateline.layers.state import Fingerprint, load_state, save_state
 from stateline.models.language_model import LanguageModel
 
 
@@ -21,22 +21,31 @@ class Kept(NamedTuple):
     text: HeldText
 
 
-def save_kept(path: str | Path, kept: Kept, model: LanguageModel) -> None:
-    """Write an interrupted text, with the fingerprint of the model.
+def save_kept(
+    path: str | Path, kept: Kept, model: LanguageModel, *, known: Fingerprint | None = None
+) -> None:
+    """Write an interrupted text, with the fingerprint of the model, computed unless ``known``.
 
     Raises:
         InputError: If the file cannot be written.
     """
-    save_state(path, kept, model)
+    save_state(path, kept, model, known=known)
 
 
-def load_kept(path: str | Path, model: LanguageModel, *, force: bool = False) -> Kept:
+def load_kept(
+    path: str | Path,
+    model: LanguageModel,
+    *,
+    force: bool = False,
+    known: Fingerprint | None = None,
+) -> Kept:
     """Read what :func:`save_kept` wrote, onto the model's device.
 
     Args:
         path: File to read.
         model: The model that continues the text.
         force: Accept the text of another model of the same shape.
+        known: The fingerprint of the model, if it was computed before.
 
     Returns:
         The interrupted text.
@@ -50,7 +59,7 @@ def load_kept(path: str | Path, model: LanguageModel, *, force: bool = False) ->
         nothing = torch.zeros(1, capacity, dtype=torch.int64)
         return Kept(template(model, capacity), HeldText(nothing, nothing))
 
-    kept: Kept = load_state(path, model, force=force, template=empty)
+    kept: Kept = load_state(path, model, force=force, template=empty, known=known)
     if fault := state_fault(kept, empty, rows=1) or _range_fault(kept, model):
         raise InputError(f"{path} is damaged: {fault}; save it again")
     return kept

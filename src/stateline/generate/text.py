@@ -28,6 +28,9 @@ class HeldText(NamedTuple):
     text: Int[Tensor, "1 bytes"]
 
 
+NOTHING_HELD = HeldText(*torch.zeros(2, 1, 0, dtype=torch.int64))
+
+
 class TextStream:
     r"""Turns tokens into text, which is given out as soon as no later token can change it.
 

@@ -7,8 +7,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.generate.prefixes import PrefixStates
 from stateline.generate.sampling import GREEDY, Sampling
-from stateline.generate.session import ROOM, Choice, Prompt, Session, device_of, prefill
+from stateline.generate.session import ROOM, Choice, Prompt, Session, device_of, prefill, seeded
+from stateline.layers import cat_states
 from stateline.models.language_model import LanguageModel
 
 
@@ -19,6 +21,7 @@ def stream(
     *,
     sampling: Sampling = GREEDY,
     seed: int = 0,
+    prefixes: PrefixStates | None = None,
 ) -> Iterator[Choice]:
     """Yield the tokens after a prompt step by step, one per row.
 
@@ -30,6 +33,8 @@ def stream(
         max_new_tokens: Number of steps.
         sampling: How tokens are chosen; greedy by default.
         seed: Seed of the random choices; it gives the same tokens again on the same machine.
+        prefixes: Kept states of the model. Prompts continue from them, and the states after the
+            prompts and after the last tokens are kept.
 
     Raises:
         InputError: If the prompt is empty, has a token outside the vocabulary, or is too long for
@@ -37,10 +42,22 @@ def stream(
     """
     check_length(model, max(map(len, prompt), default=0), max_new_tokens)
     room = max(1, min(max_new_tokens, ROOM))
-    session = Session(model, prefill(model, prompt, seed=seed), sampling=sampling, room=room)
+    if prefixes is None:
+        state, keys = prefill(model, prompt, seed=seed), []
+    else:
+        read = [prefixes.read(row) for row in prompt]
+        state, keys = seeded(cat_states([row.state for row in read]), seed), [r.key for r in read]
+    session = Session(model, state, sampling=sampling, room=room)
     for _ in range(max_new_tokens):
-        yield session.step()
+        choice = session.step()
+        if prefixes is not None:
+            new = zip(choice.tokens.tolist(), keys, strict=True)
+            keys = [key for token, before in new for key in prefixes.keys([token], before)]
+        yield choice
     session.check()
+    if prefixes is not None:
+        for row, key in enumerate(keys):
+            prefixes.keep(key, session.state([row]))
 
 
 def generate(
@@ -50,6 +67,7 @@ def generate(
     *,
     sampling: Sampling = GREEDY,
     seed: int = 0,
+    prefixes: PrefixStates | None = None,
 ) -> Int[Tensor, "batch new"]:
     """The tokens after a prompt, on the model's device; arguments as for :func:`stream`.
 
@@ -61,7 +79,7 @@ def generate(
         >>> generate(model, [torch.tensor([1, 2, 3]), torch.tensor([4])], 2).shape
         torch.Size([2, 2])
     """
-    choices = stream(model, prompt, max_new_tokens, sampling=sampling, seed=seed)
+    choices = stream(model, prompt, max_new_tokens, sampling=sampling, seed=seed, prefixes=prefixes)
     tokens = [choice.tokens for choice in choices]
     none = torch.zeros(len(prompt), 0, dtype=torch.int64, device=device_of(model))
     return torch.stack(tokens, dim=1) if tokens else none

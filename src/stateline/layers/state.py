@@ -27,6 +27,9 @@ differ in shape, ``trim(state)`` drops free room, and ``fit(state, like)`` gives
 room as another where the free slots are not the last ones.
 """
 
+Fingerprint = Mapping[str, str]
+"""What :func:`fingerprint` returns."""
+
 _FORMAT = "stateline-state-2"
 
 
@@ -194,19 +197,23 @@ def accumulators(part: State) -> tuple[str, ...]:
     return declared()
 
 
-def save_state(path: str | Path, state: State, layer: nn.Module) -> None:
+def save_state(
+    path: str | Path, state: State, layer: nn.Module, *, known: Fingerprint | None = None
+) -> None:
     """Write a state to a safetensors file, with its hash and the fingerprint of its layer.
 
     Args:
         path: File to write; it is replaced atomically.
         state: State of ``layer``.
         layer: The layer or model that computed the state.
+        known: The fingerprint of the layer, if it was computed before; a server saves many states
+            of the same weights.
 
     Raises:
         InputError: If the file cannot be written.
     """
     tensors = {name: leaf.detach().contiguous().clone() for name, leaf in _named_leaves(state)}
-    metadata = {"format": _FORMAT, "content": _digest(state), **fingerprint(layer)}
+    metadata = {"format": _FORMAT, "content": _digest(state), **(known or fingerprint(layer))}
     write_atomically(Path(path), lambda file: save_file(tensors, file, metadata=metadata))
 
 
@@ -216,6 +223,7 @@ def load_state(
     *,
     force: bool = False,
     template: Callable[[int], State] | None = None,
+    known: Fingerprint | None = None,
 ) -> State:
     """Read a state written by :func:`save_state`, onto the layer's device.
 
@@ -225,6 +233,7 @@ def load_state(
         force: Accept a state that was computed with other weights or another configuration.
         template: Function from a capacity to a one-row state of the kind that was saved; by default
             ``layer.init_state``.
+        known: The fingerprint of the layer, if it was computed before.
 
     Returns:
         The state, ready for ``layer.forward_chunk``.
@@ -238,7 +247,7 @@ def load_state(
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            _check_fingerprint(Path(path), metadata, fingerprint(layer), force)
+            _check_fingerprint(Path(path), metadata, known or fingerprint(layer), force)
             if set(file.keys()) != set(names):
                 raise InputError(f"{path} holds the state of another kind of layer")
             leaves = [file.get_tensor(name).clone() for name in names]  # aligned memory
@@ -313,9 +322,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_fingerprint(
-    path: Path, found: dict[str, str], wanted: dict[str, str], force: bool
-) -> None:
+def _check_fingerprint(path: Path, found: Fingerprint, wanted: Fingerprint, force: bool) -> None:
     if (form := found.get("format", "")) != _FORMAT:
         if form.startswith("stateline-state-"):
             raise InputError(
@@ -360,7 +367,9 @@ def _digest(state: State) -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    flat = tensor.detach().cpu().contiguous().flatten()
+    flat = flat.as_strided(flat.shape, (1,))  # one number may have any stride, and has no view then
+    return flat.view(torch.uint8).numpy().data
 
 
 def _named_leaves(state: State) -> list[tuple[str, Tensor]]:

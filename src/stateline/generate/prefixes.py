@@ -1,0 +1,233 @@
+"""States that are kept under the hash of what was read, so that nothing is read twice."""
+
+from collections import OrderedDict
+from collections.abc import Generator, Iterator, Sequence
+from hashlib import sha256
+from logging import getLogger
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.files import cannot_write
+from stateline.generate.session import PREFILL_CHUNK, SessionState, extend, first_token
+from stateline.generate.state_files import Kept, load_kept, save_kept
+from stateline.generate.text import NOTHING_HELD
+from stateline.layers.state import fingerprint, nbytes
+from stateline.models.language_model import LanguageModel
+
+MEMORY, DISK = 1 << 28, 1 << 32
+"""Bytes of kept states in memory and on disk, by default."""
+
+_ENDING = ".state"
+
+log = getLogger("stateline.generate")
+
+
+class Read(NamedTuple):
+    """A text of one row that was read.
+
+    Attributes:
+        state: The state after it, whose last token is not yet fed.
+        key: The hash under which the state is kept.
+        reused: How many of its tokens came with a kept state, and were not read again.
+    """
+
+    state: SessionState
+    key: bytes
+    reused: int
+
+
+class PrefixStates:
+    """Keeps states of a model under the hash of its weights and of all tokens before them.
+
+    A text continues from the longest beginning of it that is kept, at any token. :meth:`read` keeps
+    a state at every multiple of ``every`` tokens, and at the end of each text; :meth:`keep` adds
+    others, such as the end of an answer.
+
+    A kept state has the bits that it was computed with. ``read`` cuts texts at the multiples of
+    ``every`` and at the ends of the texts that it is given, so a continuation equals, bit by bit,
+    ``forward_chunk`` over chunks that are cut at the same places. Another cut, or tokens that were
+    read by steps, changes what follows by rounding, within the limits of the law (relative errors
+    below 1e-4 in float32, 1e-9 in float64). With ``every`` at its default, a text whose kept
+    beginnings all end at multiples of it has the bits of :func:`stateline.generate.prefill`.
+
+    The weights must not change while the object lives. It is not for several threads at once.
+
+    Args:
+        model: A language model in evaluation mode.
+        every: Tokens between two states that are kept on the way.
+        memory: Largest number of bytes in memory. The least recently used states leave it.
+        folder: Where these go, so that they can come back, also in another process; by default
+            they are lost. A damaged file counts as one that is not there.
+        disk: Largest number of bytes in the folder; the least recently used are removed.
+
+    Raises:
+        InputError: If a limit is not positive, or the folder cannot be made.
+
+    Example:
+        >>> from stateline.models.config import ModelConfig
+        >>> model = LanguageModel(ModelConfig("h3", vocab_size=10, d_model=8)).eval()
+        >>> states = PrefixStates(model)
+        >>> [states.read(tokens).reused for tokens in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2])]
+        [0, 3, 0]
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        every: int = PREFILL_CHUNK,
+        memory: int = MEMORY,
+        folder: str | Path | None = None,
+        disk: int = DISK,
+    ) -> None:
+        if min(every, memory, disk) < 1:
+            raise InputError(
+                f"every, memory and disk must be positive, got {every}, {memory} and {disk}"
+            )
+        self.model, self.every, self._memory, self._disk = model, every, memory, disk
+        self._known = fingerprint(model)
+        self._start = sha256("".join(self._known.values()).encode()).digest()
+        self._states: OrderedDict[bytes, SessionState] = OrderedDict()
+        self._folder = None if folder is None else Path(folder)
+        self._files = OrderedDict(_files_in(self._folder)) if self._folder else OrderedDict()
+        self.in_memory, self.on_disk = 0, sum(self._files.values())
+
+    def __len__(self) -> int:
+        """Number of kept states."""
+        return len(self._states.keys() | self._files.keys())
+
+    def keys(self, tokens: Sequence[int], after: bytes | None = None) -> Iterator[bytes]:
+        """The hash after each token of a text, which may continue the text of another hash."""
+        key = self._start if after is None else after
+        for token in tokens:
+            key = sha256(key + token.to_bytes(8)).digest()
+            yield key
+
+    def read(self, tokens: Sequence[int] | Int[Tensor, "_"], after: bytes | None = None) -> Read:
+        """Read a text from its longest kept beginning, and keep states of it.
+
+        Args:
+            tokens: At least one token, unless the text continues another.
+            after: Hash of a text that is kept, which this one continues.
+
+        Raises:
+            InputError: If there is no token, the text of ``after`` is not kept, a token is outside
+                the vocabulary, or the text is too long for a model with learned positions.
+        """
+        reading = self.pieces(tokens, after)
+        while True:
+            try:
+                next(reading)
+            except StopIteration as end:
+                found: Read = end.value
+                return found
+
+    @torch.inference_mode()
+    def pieces(
+        self, tokens: Sequence[int] | Int[Tensor, "_"], after: bytes | None = None
+    ) -> Generator[int, None, Read]:
+        """As :meth:`read`, but stops after each piece and yields its number of tokens."""
+        ids = torch.as_tensor(tokens, dtype=torch.int64).reshape(-1)
+        self.model.check_tokens(ids)
+        keys = list(self.keys(ids.tolist(), after))
+        done, state = self._longest(keys, after)
+        reused = done
+        if state is None:
+            if not keys:
+                raise InputError("the prompt is empty: give at least one token")
+            done, state = 1, first_token(self.model, ids[:1])
+            if len(keys) == 1:
+                self.keep(keys[0], state)
+        while done < len(keys):
+            fed = state.length - 1
+            piece = ids[done : done + self.every - fed % self.every]
+            state = extend(self.model, state, piece[None])
+            done += len(piece)
+            self.keep(keys[done - 1], state)
+            yield len(piece)
+        return Read(state, keys[-1] if keys else after or b"", reused)
+
+    def keep(self, key: bytes, state: SessionState, *, now: bool = False) -> None:
+        """Keep a state of one row; ``now`` writes it to the folder at once, if there is one."""
+        if key in self._states:
+            self._states.move_to_end(key)
+        else:
+            self._states[key] = state
+            self.in_memory += nbytes(state)
+        if now:
+            self._write(key)
+        while self.in_memory > self._memory:
+            oldest = next(iter(self._states))
+            self._write(oldest)
+            self.in_memory -= nbytes(self._states.pop(oldest))
+
+    def get(self, key: bytes) -> SessionState | None:
+        """The state that is kept under a hash, in memory or in the folder."""
+        if key in self._states:
+            self._states.move_to_end(key)
+            return self._states[key]
+        if key not in self._files or self._folder is None:
+            return None
+        path = self._path(key)
+        try:
+            state = load_kept(path, self.model, known=self._known).session
+        except InputError as error:
+            log.warning("a kept state is not used: %s", error)
+            self._remove(key)
+            return None
+        self._files.move_to_end(key)
+        path.touch()
+        self.keep(key, state)
+        return state
+
+    def flush(self) -> None:
+        """Write all states that are only in memory to the folder, if there is one."""
+        for key in self._states:
+            self._write(key)
+
+    def _longest(
+        self, keys: Sequence[bytes], after: bytes | None
+    ) -> tuple[int, SessionState | None]:
+        """The longest kept beginning of a text: its number of tokens, and its state."""
+        for number in range(len(keys), 0, -1):
+            if (state := self.get(keys[number - 1])) is not None:
+                return number, state
+        if after is None:
+            return 0, None
+        if (state := self.get(after)) is None:
+            raise InputError("the state of the text before is no longer kept: give the whole text")
+        return 0, state
+
+    def _write(self, key: bytes) -> None:
+        if self._folder is None or key in self._files:
+            return
+        path = self._path(key)
+        save_kept(path, Kept(self._states[key], NOTHING_HELD), self.model, known=self._known)
+        self._files[key] = path.stat().st_size
+        self.on_disk += self._files[key]
+        while self.on_disk > self._disk:
+            self._remove(next(iter(self._files)))
+
+    def _remove(self, key: bytes) -> None:
+        self.on_disk -= self._files.pop(key)
+        self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: bytes) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{key.hex()}{_ENDING}"
+
+
+def _files_in(folder: Path) -> list[tuple[bytes, int]]:
+    """Hashes and sizes of the files of a folder, least recently used first."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = [(path.stat(), path) for path in folder.glob("[0-9a-f]" * 64 + _ENDING)]
+    except (OSError, ValueError) as error:
+        raise cannot_write(folder, error) from error
+    found.sort(key=lambda entry: entry[0].st_mtime_ns)
+    return [(bytes.fromhex(path.stem), entry.st_size) for entry, path in found]

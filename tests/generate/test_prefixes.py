@@ -1,0 +1,189 @@
+"""Kept states: the longest kept beginning of a text continues, with the bits of the same cuts."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from stateline.errors import InputError
+from stateline.generate import PrefixStates, SessionState, generate, prefill
+from stateline.layers import nbytes
+from stateline.models.language_model import LanguageModel
+
+Build = Callable[..., LanguageModel]
+KINDS = ["h3(d_state=8)", "attention(position=rope) h3(d_state=8)", "lstm mamba(d_state=4)"]
+KINDS += ["sliding_attention gated_delta_net", "ladder(attention(position=alibi) rg_lru)"]
+TEXT = torch.randint(11, (40,), generator=torch.Generator().manual_seed(1))
+
+
+def same(a: SessionState, b: SessionState) -> bool:
+    return all(map(torch.equal, pytree.tree_leaves(a), pytree.tree_leaves(b)))
+
+
+def cut(model: LanguageModel, tokens: Tensor, sizes: list[int]) -> list[Tensor]:
+    """The tensors of the model's state after chunks of these sizes."""
+    state = model.init_state(1)
+    with torch.inference_mode():
+        for chunk in tokens[None, : sum(sizes)].split(sizes, dim=1):
+            state = model.forward_chunk(chunk, state, keep=0)[1]
+    return pytree.tree_leaves(state)
+
+
+@pytest.mark.parametrize("pattern", KINDS)
+def test_a_continued_text_has_the_bits_of_a_text_with_the_same_cuts(
+    build: Build, pattern: str
+) -> None:
+    """The last token is not fed, so a text of 13 tokens ends with a cut at 12."""
+    model = build(pattern)
+    states = PrefixStates(model, every=8)
+    assert states.read(TEXT[:13]).reused == 0
+    longer = states.read(TEXT[:30])
+    assert longer.reused == 13
+    wanted = cut(model, TEXT, [8, 4, 4, 8, 5])
+    assert all(map(torch.equal, pytree.tree_leaves(longer.state.model), wanted))
+    assert longer.state.seen.equal(prefill(model, TEXT[None, :30]).seen)
+
+
+@pytest.mark.parametrize("pattern", KINDS)
+def test_a_text_that_continues_at_a_multiple_has_the_bits_of_prefill(
+    build: Build, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateline.generate.session.PREFILL_CHUNK", 8)
+    model = build(pattern)
+    states = PrefixStates(model, every=8)
+    states.read(TEXT[:17])
+    found = states.read(TEXT)
+    assert found.reused == 17
+    assert same(found.state, prefill(model, TEXT[None]))
+    again = states.read(TEXT)
+    assert again.reused == 40
+    assert same(again.state, found.state)
+
+
+@pytest.mark.parametrize("length", range(1, 26))
+def test_the_longest_beginning_continues_at_its_token(build: Build, length: int) -> None:
+    model = build("h3(d_state=8) attention")
+    states = PrefixStates(model, every=16)
+    states.read(TEXT[:length])
+    other = torch.cat([TEXT[:length], (TEXT[length:] + 1) % 11])
+    assert states.read(other).reused == length
+    wanted = prefill(model, other[None])
+    found = states.read(other).state
+    for a, b in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_states_on_the_way_serve_texts_that_branch_off(build: Build) -> None:
+    states = PrefixStates(build("h3(d_state=8)"), every=8)
+    states.read(TEXT)
+    branch = TEXT.clone()
+    branch[20] = (branch[20] + 1) % 11
+    assert states.read(branch).reused == 17  # 16 tokens were fed, one is not
+
+
+def test_a_text_can_be_read_in_pieces_under_its_hash(build: Build) -> None:
+    model = build("h3(d_state=8)")
+    states = PrefixStates(model, every=8)
+    first = states.read(TEXT[:10])
+    second = states.read(TEXT[10:25], first.key)
+    assert second.state.length == 25
+    assert states.read(TEXT[:25]) == (second.state, second.key, 25)
+    assert states.read([], second.key).state is second.state
+    with pytest.raises(InputError, match="is no longer kept: give the whole text"):
+        states.read([1], b"?" * 32)
+
+
+def test_what_does_not_fit_goes_to_disk_and_comes_back(build: Build, tmp_path: Path) -> None:
+    model = build("h3(d_state=8) attention(position=rope)")
+    one = nbytes(prefill(model, TEXT[None]))
+    states = PrefixStates(model, every=100, memory=2 * one, folder=tmp_path)
+    read = [states.read(TEXT.roll(shift)) for shift in range(5)]
+    assert states.in_memory <= 2 * one
+    assert len(list(tmp_path.glob("*.state"))) == 3 == len(states) - 2
+    again = states.read(TEXT)
+    assert again.reused == 40
+    assert same(again.state, read[0].state)
+    states.flush()
+    new = PrefixStates(model, folder=tmp_path)
+    for shift in range(5):
+        found = new.read(TEXT.roll(shift))
+        assert found.reused == 40
+        assert same(found.state, read[shift].state)
+
+
+def test_without_a_folder_the_least_recently_used_states_are_lost(build: Build) -> None:
+    model = build("h3(d_state=8)")
+    states = PrefixStates(model, every=100, memory=2 * nbytes(prefill(model, TEXT[None])))
+    for shift in (0, 1, 0, 2):
+        states.read(TEXT.roll(shift))
+    assert [states.read(TEXT.roll(shift)).reused for shift in (0, 2, 1)] == [40, 40, 0]
+
+
+def test_the_folder_is_bounded_and_loses_the_least_recently_used(
+    build: Build, tmp_path: Path
+) -> None:
+    model = build("h3(d_state=8)")
+    states = PrefixStates(model, every=100, folder=tmp_path)
+    states.keep(states.read(TEXT).key, states.read(TEXT).state, now=True)
+    size = states.on_disk
+    states = PrefixStates(model, every=100, memory=1, folder=tmp_path, disk=2 * size + size // 2)
+    for shift in (1, 0, 2):
+        states.read(TEXT.roll(shift))
+    assert states.on_disk == sum(p.stat().st_size for p in tmp_path.iterdir()) == 2 * size
+    assert [states.read(TEXT.roll(shift)).reused for shift in (2, 0, 1)] == [40, 40, 0]
+
+
+def test_states_of_other_weights_are_never_found(build: Build, tmp_path: Path) -> None:
+    model = build("h3(d_state=8)")
+    states = PrefixStates(model, folder=tmp_path)
+    states.read(TEXT)
+    states.flush()
+    with torch.no_grad():
+        model.embedding.weight.add_(1)
+    assert PrefixStates(model, folder=tmp_path).read(TEXT).reused == 0
+
+
+def test_a_damaged_file_is_a_state_that_is_not_there(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build("h3(d_state=8)")
+    states = PrefixStates(model, every=100, folder=tmp_path)
+    states.read(TEXT)
+    states.flush()
+    (file,) = tmp_path.iterdir()
+    os.truncate(file, 100)
+    states = PrefixStates(model, folder=tmp_path)
+    assert states.read(TEXT).reused == 0
+    assert "a kept state is not used: cannot read" in caplog.text
+    assert states.on_disk == 0
+
+
+@pytest.mark.parametrize("pattern", KINDS)
+def test_generation_continues_the_conversation_that_it_kept(build: Build, pattern: str) -> None:
+    model = build(pattern)
+    states = PrefixStates(model, every=8)
+    prompt = torch.stack([TEXT[:12], TEXT[12:24]])
+    first = generate(model, prompt, 9, prefixes=states)
+    assert first.equal(generate(model, prompt, 9))
+    conversation = torch.cat([prompt, first, prompt[:, :5]], dim=1)
+    assert [states.read(row).reused for row in conversation] == [21, 21]
+    found = generate(model, conversation, 9, prefixes=states)
+    assert found.equal(generate(model, conversation, 9))
+
+
+@pytest.mark.parametrize("limit", [{"every": 0}, {"memory": 0}, {"disk": -1}])
+def test_limits_are_positive(build: Build, limit: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="every, memory and disk must be positive, got"):
+        PrefixStates(build("lstm"), **limit)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"), [([], "the prompt is empty"), ([11], "11"), ([-1], "-1")]
+)
+def test_wrong_tokens_are_refused(build: Build, tokens: list[int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        PrefixStates(build("lstm")).read(tokens)
