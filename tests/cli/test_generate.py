@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -308,3 +309,31 @@ def test_a_prefix_cache_needs_the_text(say: Say, tmp_path: Path) -> None:
     say("letters0", "--prompt", "abc", "--save_state", tmp_path / "state")
     given = "--state", tmp_path / "state", "--prefix_cache", tmp_path / "cache"
     assert "give one of them" in say("letters0", *given, code=2, err=True)
+
+
+@pytest.mark.parametrize("draft", ["letters0", "letters1"])
+def test_a_draft_changes_the_speed_alone(say: Say, models: Path, draft: str) -> None:
+    settings = "--prompt", "abcabc", "--max_new_tokens", 20, "--temperature", 0
+    wanted = say("letters1", *settings)
+    given = *settings, "--draft", models / draft, "--ahead", 3
+    assert say("letters1", *given) == wanted
+    told = say("letters1", *given, err=True)
+    pattern = r"draft: (\d+) of (\d+) proposed tokens accepted, [\d.]+ tokens per round, \d+ tokens"
+    accepted, proposed = map(int, re.match(pattern, told).groups())
+    assert accepted <= proposed
+    assert draft != "letters1" or (accepted, proposed) == (15, 15)
+
+
+@pytest.mark.parametrize(
+    ("draft", "more", "message"),
+    [
+        ("numbers", (), "has another tokenizer than"),
+        ("letters0", ("--state_dtype", "bfloat16"), "leave out --state_dtype"),
+        ("letters0", ("--ahead", 0), "ahead=0"),
+    ],
+)
+def test_a_draft_that_cannot_be_is_refused(
+    say: Say, models: Path, draft: str, more: tuple[object, ...], message: str
+) -> None:
+    given = "--prompt", "abc", "--draft", models / draft, *more
+    assert message in say("letters1", *given, code=2, err=True)

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from stateline.data import Tokenizer
-    from stateline.generate import DecodedToken, Kept, PrefixStates, Sampling, SessionState
+    from stateline.generate import (
+        DecodedToken,
+        Kept,
+        PrefixStates,
+        Sampling,
+        SessionState,
+        Speculation,
+    )
     from stateline.models.language_model import LanguageModel
 
 
@@ -44,6 +52,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     option("--save_state", type=maybe, default=None, help="keep the state in this file at the end")
     option("--state", type=maybe, default=None, help="continue from the state in this file")
+    option("--draft", type=maybe, default=None, help="folder of a faster model, which proposes")
+    option("--ahead", type=int, default=4, help="tokens that the draft proposes at a time")
     option("--prefix_cache", type=maybe, default=None, help="folder of kept states of read texts")
     option("--force", action="store_true", help="accept another model's state; let memory grow")
     add_device_option(parser)
@@ -101,6 +111,10 @@ def _check(given: Namespace) -> None:
         )
     if given.save_state is not None:
         check_writable(Path(given.save_state))
+    if given.draft is not None:
+        needless = ("prompts", "stream", "state", "prefix_cache", "state_dtype")
+        if wrong := [name for name in needless if given[name] not in (None, False)]:
+            raise InputError(f"--draft reads one --prompt itself: leave out --{wrong[0]}")
     if given.prefix_cache is not None and given.state is not None:
         raise InputError(
             "--prefix_cache finds states by the text, which --state does not hold: give one of them"
@@ -122,6 +136,7 @@ def _decode_one(
         Kept,
         NumberTokenizer,
         Session,
+        Speculation,
         TextStream,
         check_length,
         decode_text,
@@ -138,11 +153,19 @@ def _decode_one(
         text = TextStream(tokenizer, given.stop)
     if given.log_probs:
         print("token", "log_prob", "text", sep="\t")
-    session = Session(model, state, sampling=sampling, state_dtype=resolve_dtype(given.state_dtype))
+    session: Session | Speculation
+    if given.draft is None:
+        stored = resolve_dtype(given.state_dtype)
+        session = Session(model, state, sampling=sampling, state_dtype=stored)
+    else:
+        session = _speculation(given, model, state, tokenizer, sampling)
+    begin = time.perf_counter()
     for decoded in decode_text(session, [text], given.max_new_tokens):
         _show(_as_row(decoded) if given.log_probs else decoded.text)
         if prefixes is not None:
             (key,) = prefixes.keys([decoded.token], key)
+    if isinstance(session, Speculation):
+        _tell_draft(session, session.state().length - state.length, time.perf_counter() - begin)
     if prefixes is not None and given.state_dtype is None:  # a rounded state is not the text's
         prefixes.keep(key, session.state())
     if given.save_state is None:
@@ -151,6 +174,33 @@ def _decode_one(
         kept = Kept(session.state(), text.hold())
         save_kept(given.save_state, kept, model)
         _tell(kept.session, f"in {given.save_state}")
+
+
+def _speculation(
+    given: Namespace,
+    model: "LanguageModel",
+    state: "SessionState",
+    tokenizer: "Tokenizer",
+    sampling: "Sampling",
+) -> "Speculation":
+    """The decoding with a draft, which has read the prompt, too."""
+    import torch
+
+    from stateline.generate import Speculation, check_length, load_run, prefill
+    from stateline.generate.session import device_of
+    from stateline.runs.folder import check_imports
+
+    check_imports(Path(given.draft))
+    device, dtype = device_of(model), resolve_dtype(given.dtype)
+    draft, its_tokenizer = load_run(given.draft, device=device, dtype=dtype)
+    if its_tokenizer.to_json() != tokenizer.to_json():
+        raise InputError(
+            f"the draft {given.draft} has another tokenizer than {given.run}: give a draft that "
+            "was trained with the same one"
+        )
+    read = prefill(draft, torch.from_numpy(tokenizer.encode(given.prompt))[None])
+    check_length(draft, read.length, given.max_new_tokens)
+    return Speculation(model, state, draft, read, sampling=sampling, ahead=given.ahead)
 
 
 def _prefill(
@@ -261,6 +311,15 @@ def _show(text: str) -> None:
 def _tell_origin(given: Namespace, kept: "Kept | None") -> None:
     if kept is not None:
         _tell(kept.session, f"from {given.state}")
+
+
+def _tell_draft(decoding: "Speculation", tokens: int, seconds: float) -> None:
+    print(
+        f"draft: {decoding.accepted} of {decoding.proposed} proposed tokens accepted, "
+        f"{tokens / max(1, decoding.rounds):.1f} tokens per round, "
+        f"{tokens / seconds:.0f} tokens per second",
+        file=sys.stderr,
+    )
 
 
 def _tell_reused(reused: int, total: int) -> None:

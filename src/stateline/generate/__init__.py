@@ -7,7 +7,7 @@ from stateline.generate.prefixes import PrefixStates, Read
 from stateline.generate.ragged import read_ragged
 from stateline.generate.random import uniform
 from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
-from stateline.generate.sampling import GREEDY, Sampling, choose
+from stateline.generate.sampling import GREEDY, Sampling, choose, pick, probabilities
 from stateline.generate.session import (
     Choice,
     Session,
@@ -16,11 +16,13 @@ from stateline.generate.session import (
     prefill,
     seeded,
 )
+from stateline.generate.speculative import AHEAD, Speculation
 from stateline.generate.state_files import Kept, load_kept, save_kept
 from stateline.generate.text import DecodedToken, HeldText, TextStream, decode_text
 from stateline.generate.tokens import check_length, generate, stream
 
 __all__ = [
+    "AHEAD",
     "GREEDY",
     "Choice",
     "DecodedToken",
@@ -33,6 +35,7 @@ __all__ = [
     "Sampling",
     "Session",
     "SessionState",
+    "Speculation",
     "TextStream",
     "answer",
     "check_length",
@@ -44,8 +47,10 @@ __all__ = [
     "load",
     "load_kept",
     "load_run",
+    "pick",
     "prefill",
     "prefill_chunks",
+    "probabilities",
     "read_ragged",
     "save_kept",
     "seeded",

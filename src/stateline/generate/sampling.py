@@ -78,22 +78,55 @@ def choose(
         >>> choose(torch.tensor([[0.0, 2.0, 1.0]]), GREEDY)
         tensor([1])
     """
-    if seen is not None and sampling.repetition_penalty != 1:
-        penalty = sampling.repetition_penalty
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
-        logits = torch.where(seen, penalized, logits)
     if sampling.temperature == 0:
-        return logits.argmax(dim=-1)
+        return _penalized(logits, sampling, seen).argmax(dim=-1)
     assert random is not None
+    return pick(probabilities(logits, sampling, seen), random)
+
+
+def probabilities(
+    logits: Float[Tensor, "batch vocab"],
+    sampling: Sampling,
+    seen: Bool[Tensor, "batch vocab"] | None = None,
+) -> Float[Tensor, "batch vocab"]:
+    """The distribution that :func:`choose` draws the next token from; greedy, it is one token.
+
+    Example:
+        >>> probabilities(torch.tensor([[0.0, 2.0, 1.0]]), GREEDY)
+        tensor([[0., 1., 0.]])
+    """
+    logits = _penalized(logits, sampling, seen)
+    if sampling.temperature == 0:
+        return torch.zeros_like(logits).scatter(1, logits.argmax(dim=-1, keepdim=True), 1)
     logits = logits.to(widest(logits.device))
     logits = logits - logits.amax(dim=-1, keepdim=True)  # avoids overflow in the division
     logits = logits / sampling.temperature
     if sampling.top_k is not None or sampling.top_p is not None:
         logits = _restrict(logits, sampling)
-    cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
+    return logits.softmax(dim=-1)
+
+
+def pick(
+    chances: Float[Tensor, "batch vocab"], random: Float[Tensor, " batch"]
+) -> Int[Tensor, " batch"]:
+    """The first token of each row whose cumulative chance reaches the row's part of their sum."""
+    cumulative = chances.cumsum(dim=-1)
     reached = random[:, None].to(cumulative) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, reached)[:, 0].clamp(max=logits.shape[-1] - 1)
+    return torch.searchsorted(cumulative, reached)[:, 0].clamp(max=chances.shape[-1] - 1)
+
+
+def _penalized(
+    logits: Float[Tensor, "batch vocab"],
+    sampling: Sampling,
+    seen: Bool[Tensor, "batch vocab"] | None,
+) -> Float[Tensor, "batch vocab"]:
+    """The logits after the repetition penalty."""
+    penalty = sampling.repetition_penalty
+    if seen is None or penalty == 1:
+        return logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(seen, penalized, logits)
 
 
 def _restrict(

@@ -185,6 +185,12 @@ class Session:
         self._lengths += _lengths(state)
         self._numbers, self._fits = None, False
 
+    def restore(self, state: SessionState) -> None:
+        """Continue from another state of the model, such as an earlier one of the session."""
+        self._state, self._free = state, 0
+        self._lengths = _lengths(state)
+        self._numbers, self._fits = None, False
+
     @torch.inference_mode()
     def state(self, rows: Sequence[int] | None = None) -> SessionState:
         """A copy of the state without free room, to keep, fork or save.
@@ -206,7 +212,7 @@ class Session:
         first = int(self._first_nan)
         self._first_nan = None
         if first != _NEVER:
-            raise _nan(first)
+            raise output_is_nan(first)
 
     def _own(self, state: SessionState) -> SessionState:
         """The state with every tensor in its own precision."""
@@ -268,7 +274,7 @@ class Session:
         length, found = max(self._lengths), logits.isnan().any()
         if values_at_hand(logits):
             if found:
-                raise _nan(length)
+                raise output_is_nan(length)
             return
         here = torch.where(found, length, _NEVER)
         before = self._first_nan
@@ -396,7 +402,8 @@ class OutputIsNaN(InputError):
     """The numbers of a model have grown too large."""
 
 
-def _nan(length: int) -> InputError:
+def output_is_nan(length: int) -> InputError:
+    """The error of a model that gives NaN after this number of tokens."""
     return OutputIsNaN(
         f"the model gives NaN after {length} tokens: its numbers grow too large; take an older "
         "checkpoint, or begin without the kept state"

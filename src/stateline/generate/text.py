@@ -11,6 +11,7 @@ from torch import Tensor
 from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.generate.session import Session
+from stateline.generate.speculative import Speculation
 
 _CONTEXT = 32
 """Tokens that a decoder is given to continue a text; a character is made of far fewer."""
@@ -127,7 +128,7 @@ class DecodedToken(NamedTuple):
 
 
 def decode_text(
-    session: Session, texts: Sequence[TextStream], max_new_tokens: int
+    session: Session | Speculation, texts: Sequence[TextStream], max_new_tokens: int
 ) -> Iterator[DecodedToken]:
     """Continue a batch of texts; a row that meets a stop string leaves the batch.
 
@@ -153,6 +154,7 @@ def decode_text(
         if not going:
             return
         if len(going) < len(rows):
+            assert isinstance(session, Session)  # a speculation has one row
             session.select(going)
             rows = [rows[place] for place in going]
 
