@@ -94,6 +94,10 @@ OPTIONS = {
         {"n_heads": 1, "d_conv": 1},
         {"n_heads": 4, "n_key_heads": 2, "d_key": 3, "expand_v": 4 / 3, "d_conv": 2},
     ],
+    "gated_linear_attention": [
+        {"n_heads": 1, "expand_k": 0.25, "rank": 2, "temperature": 2.0},
+        {"n_heads": 2, "expand_v": 1.5, "temperature": 0.1},
+    ],
     "gss": [{"d_state": 4}, {"d_ssm": 3, "expand": 1, "d_state": 3, "exp_frequency": False}],
     "h3": [
         {"d_state": 4},
@@ -102,6 +106,8 @@ OPTIONS = {
         {"d_state": 4, "d_head": 2, "n_ssm": 2, "n_outputs": 3},
         {"d_state": 4, "discretization": "zoh", "max_len": 64},
     ],
+    "hgrn2": [{"n_heads": 2, "expand_k": 2.0, "lower_bound": 0.3}, {"n_heads": 8}],
+    "lightning_attention": [{"n_heads": 2, "decay_scale": 0.0}, {"d_head": 3}],
     "linear_attention": [
         {"feature": "relu", "n_heads": 2},
         {"feature": "identity", "normalise": False},
@@ -121,6 +127,7 @@ OPTIONS = {
         {"d_state": 4, "d_head": 4, "n_groups": 2, "bias": True},
         {"d_state": 3, "d_head": 1, "d_conv": 2, "expand": 1.0},
     ],
+    "retention": [{"n_heads": 1, "expand_v": 0.5}, {"n_heads": 2}],
     "rg_lru": [{"d_inner": 6, "n_heads": 3, "d_conv": 1}, {"n_heads": 1}],
     "s4": [{"d_state": 4}, {"d_state": 6, "n_ssm": 2, "n_outputs": 2, "output": "linear"}],
     "s4d": [

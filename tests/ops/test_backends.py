@@ -381,6 +381,11 @@ DIAGONAL = {
     "step": "diagonal_ssm_step",
 }
 DISCRETISED = {verb: f"{functions} discretize" for verb, functions in DIAGONAL.items()}
+DECAYING = {
+    "forward": "linear_attention",
+    "forward_chunk": "linear_attention",
+    "step": "linear_attention_step",
+}
 REACHED = {
     "attention": dict.fromkeys(("forward", "forward_chunk", "step"), "attention"),
     "block_recurrent": dict.fromkeys(("forward", "forward_chunk", "step"), "local_attention"),
@@ -402,17 +407,16 @@ REACHED = {
         "forward_chunk": "gated_delta_rule short_conv",
         "step": "gated_delta_rule_step short_conv_step",
     },
+    "gated_linear_attention": DECAYING,
     "gss": DIAGONAL,
     "h3": {
         "forward": "diagonal_ssm discretize fft_conv h3_core shift_taps short_conv",
         "forward_chunk": ("diagonal_ssm discretize fft_conv h3_core shift_taps short_conv"),
         "step": "diagonal_ssm_step discretize fft_conv h3_core_step shift_taps short_conv_step",
     },
-    "linear_attention": {
-        "forward": "linear_attention",
-        "forward_chunk": "linear_attention",
-        "step": "linear_attention_step",
-    },
+    "lightning_attention": DECAYING,
+    "linear_attention": DECAYING,
+    "hgrn2": DECAYING,
     "long_conv": {
         "forward": "fft_conv short_conv",
         "forward_chunk": "fft_conv short_conv",
@@ -429,6 +433,7 @@ REACHED = {
         "forward_chunk": "linear_attention short_conv",
         "step": "linear_attention_step short_conv_step",
     },
+    "retention": {verb: f"{functions} rotary" for verb, functions in DECAYING.items()},
     "rg_lru": {
         "forward": "selective_scan short_conv",
         "forward_chunk": "selective_scan short_conv",

@@ -33,6 +33,14 @@ def case(length: int, groups: int = 2, heads: int = 4, strength: float = 0.1) ->
     return [q, k, v, -strength * normal(2, length, heads).exp(), state]
 
 
+def by_entry(length: int, groups: int = 2, strength: float = 0.1) -> list[Tensor]:
+    """The same where each entry of a key decays by itself."""
+    q, k, v, _, state = case(length, groups)
+    generator = torch.Generator().manual_seed(length + 1)
+    noise = torch.randn(2, length, 4, 3, dtype=torch.float64, generator=generator)
+    return [q, k, v, -strength * noise.exp(), state]
+
+
 def delta_case(length: int, strength: float = 0.1) -> list[Tensor]:
     """Two rows of q, k, v, logarithmic decays, beta and a state; float64."""
     q, k, v, log_decay, state = case(length, groups=4, strength=strength)
@@ -59,6 +67,20 @@ def test_the_definition_is_attention_with_decayed_scores() -> None:
     decay = (total[:, :, None] - total[:, None]).exp().movedim(-1, 1).tril()
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * decay
     torch.testing.assert_close(y, torch.einsum("bhij,bjhd->bihd", scores, v))
+
+
+def test_entries_of_keys_that_decay_together_decay_as_heads_do() -> None:
+    q, k, v, log_decay, state = case(9)
+    wanted = linear_attention(q, k, v, log_decay, state, backend="reference")
+    each = log_decay[..., None].expand(-1, -1, -1, 3)
+    torch.testing.assert_close(linear_attention(q, k, v, each, state, backend="reference"), wanted)
+
+
+def test_the_definition_with_a_decay_per_entry_is_diagonal() -> None:
+    q, k, v, log_decay, state = by_entry(1, groups=4)
+    _, after = linear_attention(q, k, v, log_decay, state, backend="reference")
+    kept = torch.diag(log_decay[1, 0, 2].exp()) @ state[1, 2]
+    torch.testing.assert_close(after[1, 2], kept + torch.outer(k[1, 0, 2], v[1, 0, 2]))
 
 
 def test_without_replacing_and_forgetting_the_delta_rule_only_reads() -> None:
@@ -94,6 +116,7 @@ def test_linear_attention_equals_its_definition(
     q, k, v, log_decay, state = case(length, groups)
     agrees(run(backend), run("reference"), [q, k, v, log_decay, state])
     agrees(without_decay(backend), without_decay("reference"), [q, k, v, state])
+    agrees(run(backend), run("reference"), by_entry(length, groups))
 
 
 @pytest.mark.parametrize("backend", FASTER)
@@ -109,12 +132,17 @@ def test_the_delta_rule_equals_its_definition(
 def test_strong_decays_lose_nothing(agrees: Callable[..., None], strength: float) -> None:
     for backend in FASTER:
         agrees(run(backend), run("reference"), case(70, strength=strength))
+        agrees(run(backend), run("reference"), by_entry(70, strength=strength))
         agrees(run_delta(backend), run_delta("reference"), delta_case(70, strength=strength))
 
 
 def test_what_follows_a_strong_decay_is_as_exact_as_anything(agrees: Callable[..., None]) -> None:
     q, k, v, log_decay, state = case(40, strength=0.01)
     log_decay[:, 3] = -1e5
+    for backend in FASTER:
+        agrees(run(backend), run("reference"), [q, k, v, log_decay, state])
+    q, k, v, log_decay, state = by_entry(40, strength=0.01)
+    log_decay[:, 3, :, 1] = -1e5
     for backend in FASTER:
         agrees(run(backend), run("reference"), [q, k, v, log_decay, state])
 
@@ -150,6 +178,10 @@ def test_a_step_is_a_piece_of_length_one() -> None:
     y, after = linear_attention(q, k, v, log_decay, state)
     found = linear_attention_step(q[:, 0], k[:, 0], v[:, 0], log_decay[:, 0], state)
     torch.testing.assert_close(found, (y[:, 0], after))
+    *inputs, state = by_entry(1)
+    y, after = linear_attention(*inputs, state)
+    found = linear_attention_step(*(t[:, 0] for t in inputs), state)
+    torch.testing.assert_close(found, (y[:, 0], after))
     *inputs, state = delta_case(1)
     y, after = gated_delta_rule(*inputs, state)
     found = gated_delta_rule_step(*(t[:, 0] for t in inputs), state)
@@ -160,6 +192,9 @@ def test_groups_that_do_not_fit_are_refused() -> None:
     q, k, v, _, state = case(2, groups=3)
     with pytest.raises(InputError, match="must divide the heads, got 3 and 4"):
         linear_attention(q, k, v, None, state)
+    q, k, v, log_decay, state = by_entry(2)
+    with pytest.raises(InputError, match="each of the 3 entries of a key, got 2"):
+        linear_attention(q, k, v, log_decay[..., :2], state)
 
 
 @pytest.mark.parametrize("backend", [*FASTER, "reference"])

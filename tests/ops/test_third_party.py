@@ -32,6 +32,7 @@ from stateline.ops.short_conv import reference as conv_reference
 
 MODULES = {
     "fla.ops.simple_gla": "chunk_simple_gla",
+    "fla.ops.gla": "chunk_gla",
     "fla.ops.gated_delta_rule": "chunk_gated_delta_rule",
     "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn",
     "causal_conv1d": "causal_conv1d_fn",
@@ -54,6 +55,19 @@ def chunk_simple_gla(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     y, state = linear_reference.linear_attention(q * scale, k, v, g, initial_state)
     return y, state if output_final_state else None
+
+
+def chunk_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    assert g.shape == k.shape
+    return chunk_simple_gla(q, k, v, g, None, scale, initial_state, output_final_state)
 
 
 def chunk_gated_delta_rule(
@@ -154,6 +168,12 @@ def test_linear_attention_by_fla(groups: int) -> None:
     q, k = (normal(2, 9, groups, 5, seed=n).bfloat16() for n in (1, 2))
     decay = -normal(2, 9, 4).exp()
     inputs = q, k, normal(2, 9, 4, 6).bfloat16(), decay, normal(2, 4, 5, 6)
+    agree(linear_attention, "fla", *inputs, limit=1e-2)
+
+
+def test_linear_attention_with_a_decay_per_entry_by_fla() -> None:
+    q, k = (normal(2, 9, 2, 5, seed=n).bfloat16() for n in (1, 2))
+    inputs = q, k, normal(2, 9, 4, 6).bfloat16(), -normal(2, 9, 4, 5).exp(), normal(2, 4, 5, 6)
     agree(linear_attention, "fla", *inputs, limit=1e-2)
 
 

@@ -19,13 +19,17 @@ from stateline.layers.mixers.dss import DSS
 from stateline.layers.mixers.feed_forward import FeedForward
 from stateline.layers.mixers.gated_conv import GatedConv
 from stateline.layers.mixers.gated_delta_net import GatedDeltaNet
+from stateline.layers.mixers.gated_linear_attention import GatedLinearAttention
 from stateline.layers.mixers.gss import GSS
 from stateline.layers.mixers.h3 import H3
+from stateline.layers.mixers.hgrn2 import HGRN2
+from stateline.layers.mixers.lightning_attention import LightningAttention
 from stateline.layers.mixers.linear_attention import LinearAttention
 from stateline.layers.mixers.long_conv import LongConv
 from stateline.layers.mixers.lstm import LSTM
 from stateline.layers.mixers.mamba import Mamba
 from stateline.layers.mixers.mamba2 import Mamba2
+from stateline.layers.mixers.retention import Retention
 from stateline.layers.mixers.rg_lru import RGLRU
 from stateline.layers.mixers.s4 import S4, S4SSM
 from stateline.layers.mixers.s4d import S4D
@@ -64,13 +68,17 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "feed_forward": FeedForward,
         "gated_conv": GatedConv,
         "gated_delta_net": GatedDeltaNet,
+        "gated_linear_attention": GatedLinearAttention,
         "gss": GSS,
         "h3": H3,
+        "hgrn2": HGRN2,
+        "lightning_attention": LightningAttention,
         "linear_attention": LinearAttention,
         "long_conv": LongConv,
         "lstm": LSTM,
         "mamba": Mamba,
         "mamba2": Mamba2,
+        "retention": Retention,
         "rg_lru": RGLRU,
         "s4": S4,
         "s4d": S4D,
@@ -134,6 +142,7 @@ __all__ = [
     "DSS",
     "GSS",
     "H3",
+    "HGRN2",
     "LAYERS",
     "LSTM",
     "NORMS",
@@ -157,7 +166,9 @@ __all__ = [
     "Feedback",
     "GatedConv",
     "GatedDeltaNet",
+    "GatedLinearAttention",
     "Ladder",
+    "LightningAttention",
     "LinearAttention",
     "LongConv",
     "Mamba",
@@ -165,6 +176,7 @@ __all__ = [
     "Parallel",
     "PostNorm",
     "Residual",
+    "Retention",
     "SequenceLayer",
     "ShiftSSM",
     "SlidingAttention",

@@ -2,12 +2,15 @@ r"""Linear attention: one matrix per head; keys write values into it, queries re
 
 .. math:: S_t = e^{g_t} S_{t-1} + k_t v_t^\top, \qquad y_t = S_t^\top q_t
 
-Without the decay g, this is causal attention without the softmax. With it, this is the state space
-model of Mamba-2, where q, k and v are called C, B and x (times the step).
+Without the decay g, this is causal attention without the softmax. With one g per head, this is the
+state space model of Mamba-2, where q, k and v are called C, B and x (times the step). With a vector
+g per head, each entry of the keys has a decay of its own, as in gated linear attention: row i of S
+is multiplied by :math:`e^{g_{t,i}}`.
 
 References:
     Katharopoulos et al., "Transformers are RNNs", ICML 2020, section 3.3; Dao and Gu,
-    "Transformers are SSMs", ICML 2024, section 6.
+    "Transformers are SSMs", ICML 2024, section 6; Yang et al., "Gated Linear Attention Transformers
+    with Hardware-Efficient Training", ICML 2024, section 4.
 """
 
 from jaxtyping import Float
@@ -40,6 +43,16 @@ OP = Op(
 )
 
 
+def decay_fits(log_decay: Tensor | None, k: Tensor) -> str:
+    """Why the decays fit neither the heads nor the entries of their keys, or an empty string."""
+    if log_decay is None or log_decay.ndim < k.ndim or log_decay.shape[-1] == k.shape[-1]:
+        return ""
+    return (
+        "log_decay must have one entry per head, or one for each of the "
+        f"{k.shape[-1]} entries of a key, got {log_decay.shape[-1]}"
+    )
+
+
 def _groups_divide(q: Tensor, v: Tensor) -> str:
     """Why the groups do not fit the heads, or an empty string."""
     groups, heads = q.shape[-2], v.shape[-2]
@@ -49,12 +62,12 @@ def _groups_divide(q: Tensor, v: Tensor) -> str:
 
 
 @own_precision
-@door(_groups_divide)
+@door(_groups_divide, decay_fits)
 def linear_attention(
     q: Float[Tensor, "batch length group d_key"],
     k: Float[Tensor, "batch length group d_key"],
     v: Float[Tensor, "batch length head d_value"],
-    log_decay: Float[Tensor, "batch length head"] | None = None,
+    log_decay: Float[Tensor, "batch length head *entry"] | None = None,
     state: Float[Tensor, "batch head d_key d_value"] | None = None,
     *,
     backend: str = "auto",
@@ -68,7 +81,8 @@ def linear_attention(
         k: Keys, one for each group of adjacent heads.
         v: Values.
         log_decay: Logarithm g of the factor by which the state decays before each token, finite
-            and at most zero; ``None`` means no decay.
+            and at most zero: one per head, or one for each entry of its keys; ``None`` means no
+            decay.
         state: State before the first of these tokens; ``None`` is the zero state.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
@@ -90,12 +104,12 @@ def linear_attention(
     return dispatch(OP, "linear_attention", q, k, v, log_decay, state, backend=backend)
 
 
-@door(_groups_divide)
+@door(_groups_divide, decay_fits)
 def linear_attention_step(
     q: Float[Tensor, "batch group d_key"],
     k: Float[Tensor, "batch group d_key"],
     v: Float[Tensor, "batch head d_value"],
-    log_decay: Float[Tensor, "batch head"] | None,
+    log_decay: Float[Tensor, "batch head *entry"] | None,
     state: Float[Tensor, "batch head d_key d_value"],
     *,
     backend: str = "auto",
@@ -107,12 +121,12 @@ def linear_attention_step(
     return dispatch(OP, "linear_attention_step", q, k, v, log_decay, state, backend=backend)
 
 
-@door(_groups_divide)
+@door(_groups_divide, decay_fits)
 def linear_attention_step_(
     q: Float[Tensor, "batch group d_key"],
     k: Float[Tensor, "batch group d_key"],
     v: Float[Tensor, "batch head d_value"],
-    log_decay: Float[Tensor, "batch head"] | None,
+    log_decay: Float[Tensor, "batch head *entry"] | None,
     state: Float[Tensor, "batch head d_key d_value"],
     *,
     backend: str = "auto",

@@ -1,7 +1,8 @@
-"""Linear attention and Mamba-2's scan by flash-linear-attention's ``chunk_simple_gla``."""
+"""Linear attention by flash-linear-attention: one decay per head, or one per entry of a key."""
 
 from typing import Any
 
+from fla.ops.gla import chunk_gla
 from fla.ops.simple_gla import chunk_simple_gla
 from torch import Tensor
 
@@ -32,7 +33,8 @@ def linear_attention(
     if each > 1:
         q, k = (t.repeat_interleave(each, dim=2) for t in (q, k))
     decay = None if log_decay is None else log_decay.float()
-    y, after = chunk_simple_gla(
+    run = chunk_gla if decay is not None and decay.ndim == v.ndim else chunk_simple_gla
+    y, after = run(
         q.to(v.dtype),
         k.to(v.dtype),
         v,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.linear_attention import numba_kernel as kernels
+from stateline.ops.linear_attention.reference import rows_of
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
 from stateline.ops.numba_common.vector import LANES
@@ -27,6 +28,8 @@ def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence, with the state in registers."""
+    if log_decay is not None and log_decay.ndim == v.ndim and q.shape[2] != v.shape[2]:
+        q, k = (x.repeat_interleave(v.shape[2] // q.shape[2], dim=2) for x in (q, k))
     y, after = _whole(q, k, v, v.new_empty(0) if log_decay is None else log_decay, state)
     return y, after
 
@@ -36,6 +39,8 @@ def linear_attention_step_(
 ) -> Tensor:
     """The recurrence, once, on a state that changes in place."""
     decays = [] if log_decay is None else [log_decay]
+    if log_decay is not None and log_decay.ndim == 2:
+        log_decay = log_decay[..., None]
     dtype = launch.working_dtype(q, k, v, state, *decays)
     y = torch.empty(v.shape, dtype=dtype)
     with Changing(dtype, state) as (s,):
@@ -65,29 +70,35 @@ def _scan(
             fewer heads than the state.
         k: Keys, where tokens write.
         v: Values, which tokens write (batch, length, head, value).
-        decay: Factor of the state before each token (batch, length, head).
+        decay: Factors of the state before each token: of all of it (batch, length, head, 1, 1), of
+            its rows (batch, length, head, key, 1) or its columns (batch, length, head, 1, value).
         state: State at the beginning (batch, head, key, value).
         against: If given, outputs are summed over groups of heads to the shape of ``against``, and
             the products are the dot products of its vectors with the outputs of every head.
         old: Whether a token reads the state before its own write.
         backwards: Whether time runs from the last token to the first.
     """
-    (batch, length, heads), (keys, values), dtype = decay.shape, state.shape[2:], state.dtype
+    (batch, length, heads), (keys, values), dtype = decay.shape[:3], state.shape[2:], state.dtype
+    rows, columns = (decay, decay[:0]) if decay.shape[-2] > 1 else (None, decay)
     outputs, blocks = heads if against is None else against.shape[2], -(-values // LANES)
     y = torch.empty((batch, length, outputs, values), dtype=dtype)
     after = torch.empty(state.shape, dtype=dtype)
     dots = torch.empty((0 if against is None else blocks, batch, length, heads), dtype=dtype)
     signals = (None if x is None else flat(x, dtype) for x in (q, k, v, against))
-    arrays = (*signals, *(flat(x, dtype) for x in (decay, y, dots, state, after)))
-    sizes = batch, length, heads, q.shape[2], k.shape[2], v.shape[2], outputs, keys, values
+    factors = (None if x is None else flat(x, dtype) for x in (rows, columns))
+    arrays = (*signals, *factors, *(flat(x, dtype) for x in (y, dots, state, after)))
+    groups = (x.shape[2] for x in (q, k, v))
+    sizes = batch, length, heads, *groups, outputs, keys, values, decay.shape[-1]
     work = WORK * length * state.numel()
     fan_out(kernels.scan, (*arrays, *sizes, old, backwards), batch * outputs * blocks, work)
     return y, after, dots.sum(0)
 
 
 def _decay(log_decay: Tensor, v: Tensor) -> Tensor:
-    """Factors of the state; an empty ``log_decay`` means no decay."""
-    return log_decay.exp() if log_decay.numel() else log_decay.new_ones(v.shape[:3])
+    """Factors of the state (batch, length, head, key or 1, 1); an empty ``log_decay``: no decay."""
+    if log_decay.numel():
+        return rows_of(log_decay.exp(), v)
+    return log_decay.new_ones(*v.shape[:3], 1, 1)
 
 
 def _forward(
@@ -117,16 +128,24 @@ def _backward(
     dtype = launch.working_dtype(*inputs)
     grad, grad_after, q, k, v, log_decay, state = (x.to(dtype) for x in (grad, grad_after, *inputs))
     decay, decays = _decay(log_decay, v), log_decay.numel() > 0
+    by_entry = decay.shape[-2] > 1
     later = torch.cat([decay[:, 1:], torch.ones_like(decay[:, :1])], dim=1)[:, : v.shape[1]]
-    dq, after, of_q = _scan(grad, v, k, decay, state.mT, against=q, old=decays)
-    dk, _, of_k = _scan(v, grad, q, later, grad_after.mT, against=k, old=decays, backwards=True)
+    of = (None, None) if by_entry else (q, k)
+    dq, after, of_q = _scan(grad, v, k, decay.mT, state.mT, against=of[0], old=decays)
+    dk, _, of_k = _scan(
+        v, grad, q, later.mT, grad_after.mT, against=of[1], old=decays, backwards=True
+    )
     dv, dstate, _ = _scan(k, q, grad, later, grad_after, backwards=True)
     if not decays:
         return like((dq, dk, dv, torch.empty_like(log_decay), dstate), inputs)
-    dstate = dstate * decay[:, 0, :, None, None]
-    ends = (state, dstate), (after.mT, grad_after)
-    first, last = ((a * b).double().sum((-2, -1))[:, None] for a, b in ends)
-    dlog = _from_both_ends(of_q.double(), of_k.double(), first, last)
+    dstate = dstate * decay[:, 0]
+    ends = [(a * b).double().sum(-1) for a, b in ((state, dstate), (after.mT, grad_after))]
+    if by_entry:
+        of_q, of_k = q * dq, k * dk
+    else:
+        ends = [x.sum(-1) for x in ends]
+    first, last = (x[:, None] for x in ends)
+    dlog = _from_both_ends(of_q.double(), of_k.double(), first, last).view(log_decay.shape)
     own = (grad * v).sum(-1).unflatten(2, (q.shape[2], -1)).sum(-1, keepdim=True)
     return like((dq + own * k, dk + own * q, dv, dlog, dstate), inputs)
 

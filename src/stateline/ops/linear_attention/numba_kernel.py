@@ -18,6 +18,7 @@ from stateline.ops.numba_common.vector import (
     load,
     store,
     sum_channels,
+    zeros,
 )
 
 TIME = 64
@@ -39,10 +40,11 @@ def _read_keys(block, x, first, stride, rows, keys, padded):
 
 
 @kernel
-def _advance(q, k, v, decay, y, rows, padded, first, state, old, backwards):
+def _advance(q, k, v, along, decay, y, rows, padded, first, state, old, backwards):
     """A block of tokens through ``KEYS`` rows of the state; only this task uses these rows.
 
-    ``first`` is their first entry in keys and queries; ``old``: outputs come first.
+    ``first`` is their first entry in keys and queries; ``old``: outputs come first. Rows decay by
+    ``along``, or, if that is ``None``, lanes by ``decay``.
     """
     align_stack()
     s0, s1 = load(state, 0, LANES), load(state, LANES, LANES)
@@ -51,9 +53,16 @@ def _advance(q, k, v, decay, y, rows, padded, first, state, old, backwards):
     s6, s7 = load(state, 6 * LANES, LANES), load(state, 7 * LANES, LANES)
     for count in range(rows):
         t = rows - 1 - count if backwards else count
-        i, u, g = t * padded + first, load(v, t * LANES, LANES), entry(decay, t)
-        s0, s1, s2, s3 = g * s0, g * s1, g * s2, g * s3
-        s4, s5, s6, s7 = g * s4, g * s5, g * s6, g * s7
+        i, u = t * padded + first, load(v, t * LANES, LANES)
+        if along is None:
+            g = load(decay, t * LANES, LANES)
+            s0, s1, s2, s3 = g * s0, g * s1, g * s2, g * s3
+            s4, s5, s6, s7 = g * s4, g * s5, g * s6, g * s7
+        else:
+            s0, s1 = entry(along, i) * s0, entry(along, i + 1) * s1
+            s2, s3 = entry(along, i + 2) * s2, entry(along, i + 3) * s3
+            s4, s5 = entry(along, i + 4) * s4, entry(along, i + 5) * s5
+            s6, s7 = entry(along, i + 6) * s6, entry(along, i + 7) * s7
         if old:
             a = load(y, t * LANES, LANES) + entry(q, i) * s0 + entry(q, i + 1) * s1
             a = a + entry(q, i + 2) * s2 + entry(q, i + 3) * s3
@@ -93,26 +102,29 @@ def _add_products(sums, w, y, rows, dots, at, stride):
 
 @kernel
 def scan(
-    q, k, v, w, decay, y, dots, state, after, batch, length, heads, of_q, of_k, of_v, of_y, keys,
-    values, old, backwards, start, stop,
+    q, k, v, w, along, decay, y, dots, state, after, batch, length, heads, of_q, of_k, of_v, of_y,
+    keys, values, wide, old, backwards, start, stop,
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, output, block of values).
 
     Signals are flat (row, time, head, entry), with ``of_q``, ``of_k`` and ``of_v`` heads, each for
-    as many adjacent heads of the state; decay is (row, time, head). Each of the ``of_y`` outputs is
-    the sum over as many adjacent heads, and ``dots`` (block, row, time, head) takes w . y of every
-    head; w is of the shape of y, or ``None``. With ``backwards``, time runs from the last token to
-    the first.
+    as many adjacent heads of the state. Its rows decay by ``along`` (row, time, head, key), or, if
+    that is ``None``, its lanes by ``decay`` (row, time, head, ``wide``), all by the same factor if
+    ``wide`` is 1. Each of the ``of_y`` outputs is the sum over as many adjacent heads, and ``dots``
+    (block, row, time, head) takes w . y of every head; w is of the shape of y, or ``None``. With
+    ``backwards``, time runs from the last token to the first.
     """
     align_stack()
     blocks, padded = (values + LANES - 1) // LANES, (keys + KEYS - 1) // KEYS * KEYS
     each, count, size = heads // of_y, (length + TIME - 1) // TIME, padded * LANES
-    x, g = scratch(each * size, y), scratch(TIME, y)
+    x, g = scratch(each * size, y), scratch(TIME * LANES, y)
+    a, lane = scratch(0 if along is None else TIME * padded, y), zeros(y, LANES)
     qb, kb = scratch(TIME * padded, y), scratch(TIME * padded, y)
     vb, yb = scratch(TIME * LANES, y), scratch(TIME * LANES, y)
     wb, sums = scratch(TIME * LANES, y), scratch(TIME * LANES, y)
     qb[:] = 0
     kb[:] = 0
+    a[:] = 0
     for task in range(start, stop):
         row, output, block = task // blocks // of_y, task // blocks % of_y, task % blocks
         lanes, place = min(LANES, values - block * LANES), block * LANES
@@ -135,12 +147,22 @@ def scan(
                 _read_keys(qb, q, at_q, of_q * keys, rows, keys, padded)
                 _read_keys(kb, k, at_k, of_k * keys, rows, keys, padded)
                 read_block(vb, v, at_v, of_v * values, rows, lanes)
-                for t in range(rows):
-                    g[t] = decay[(token + t) * heads + head]
+                if along is not None:
+                    at = (token * heads + head) * keys
+                    _read_keys(a, along, at, heads * keys, rows, keys, padded)
+                elif wide == 1:
+                    for t in range(rows):
+                        store(g, t * LANES, lane + entry(decay, (token + t) * heads + head))
+                else:
+                    at = (token * heads + head) * values + place
+                    read_block(g, decay, at, heads * values, rows, lanes)
                 yb[:] = 0
                 for j in range(0, padded, KEYS):
                     own = x[i * size + j * LANES : i * size + (j + KEYS) * LANES]
-                    _advance(qb, kb, vb, g, yb, rows, padded, j, own, old, backwards)
+                    if along is None:
+                        _advance(qb, kb, vb, None, g, yb, rows, padded, j, own, old, backwards)
+                    else:
+                        _advance(qb, kb, vb, a, g, yb, rows, padded, j, own, old, backwards)
                 if w is not None:
                     at = ((block * batch + row) * length + first) * heads + head
                     _add_products(sums, wb, yb, rows, dots, at, heads)
@@ -152,19 +174,21 @@ def scan(
 
 @summing_kernel
 def linear_attention_step(q, k, v, log_decay, state, y, start, stop):
-    """One step of rows ``start`` to ``stop``; log_decay may be ``None``.
+    """One step of rows ``start`` to ``stop``; states (row, head, key, value) change in place.
 
-    States (row, head, key, value) change in place.
+    ``log_decay`` (row, head, one for all or each key) may be ``None``.
     """
     heads, keys, values = state.shape[1:]
     each, one = heads // q.shape[1], state.dtype.type(1)
     for row in range(start, stop):
         for head in range(heads):
             g = head // each
-            decay = one if log_decay is None else state.dtype.type(np.exp(log_decay[row, head]))
+            decay = one
             y[row, head] = 0
             for i in range(keys):
                 key, query = k[row, g, i], q[row, g, i]
+                if log_decay is not None and i < log_decay.shape[2]:
+                    decay = state.dtype.type(np.exp(log_decay[row, head, i]))
                 for j in range(values):
                     new = decay * state[row, head, i, j] + key * v[row, head, j]
                     state[row, head, i, j] = new

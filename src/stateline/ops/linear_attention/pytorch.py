@@ -5,7 +5,10 @@ With :math:`G_t` the sum of the logarithmic decays since the chunk's start, and 
 .. math::
     y_t = e^{G_t} S^\top q_t + \sum_{s \le t} e^{G_t - G_s} (q_t \cdot k_s)\, v_s
 
-Every exponent is a sum of logarithmic decays, so none is positive.
+Every exponent is a sum of logarithmic decays, so none is positive. If entries of keys decay by
+themselves, the scores are :math:`\sum_i e^{G_{t,i} - G_{s,i}} q_{t,i} k_{s,i}`, in short
+chunks, for all tokens and entries at once: a product of matrices with the factors :math:`e^{G_t}`
+and :math:`e^{-G_s}` would overflow.
 """
 
 import torch
@@ -13,6 +16,9 @@ from torch import Tensor
 
 from stateline.ops.linear_attention import CHUNK
 from stateline.ops.linear_attention.reference import linear_attention_step, linear_attention_step_
+
+SHORT = 16
+"""Tokens of a chunk where each entry of a key decays by itself."""
 
 __all__ = ["decays", "linear_attention", "linear_attention_step", "linear_attention_step_"]
 
@@ -24,6 +30,8 @@ def linear_attention(
     groups, dtype = q.shape[2], v.dtype
     if v.shape[1] == 0:
         return v.clone(), state.clone()
+    if log_decay is not None and log_decay.ndim == v.ndim:
+        return _by_entry(q, k, v, log_decay, state)
     if log_decay is None:
         log_decay = torch.zeros((), dtype=state.dtype, device=v.device).expand(v.shape[:3])
     h = state.unflatten(1, (groups, -1))
@@ -45,6 +53,23 @@ def linear_attention(
         h = since[..., -1:, :] * h + k_c.mT.unsqueeze(2) @ (until * v_c)
     y = torch.cat(outputs, dim=3).movedim(3, 1).flatten(2, 3)
     return y.to(dtype), h.flatten(1, 2)
+
+
+def _by_entry(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same where each entry of a key decays by itself."""
+    each, dtype = v.shape[2] // q.shape[2], v.dtype
+    q, k = (t.repeat_interleave(each, dim=2) for t in (q, k))
+    signals = (t.to(state.dtype).transpose(1, 2) for t in (q, k, v, log_decay))
+    outputs = []
+    for q_c, k_c, v_c, g_c in zip(*(t.split(SHORT, dim=2) for t in signals), strict=True):
+        between, since, until = decays(g_c.mT)  # (batch, head, entry, ...)
+        scores = torch.einsum("bhti,bhits,bhsi->bhts", q_c, between, k_c)
+        since, until = since.squeeze(-1).mT, until.squeeze(-1).mT
+        outputs.append(scores @ v_c + (since * q_c) @ state)
+        state = since[..., -1, :, None] * state + (until * k_c).mT @ v_c
+    return torch.cat(outputs, dim=2).transpose(1, 2).to(dtype), state
 
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,9 +25,14 @@ def linear_attention_step(
     each = v.shape[1] // q.shape[1]
     query, key = (t.to(state.dtype).repeat_interleave(each, dim=1) for t in (q, k))
     if log_decay is not None:
-        state = log_decay.to(state.dtype).exp()[..., None, None] * state
+        state = rows_of(log_decay.to(state.dtype).exp(), v) * state
     state = state + key[..., None] * v.to(state.dtype)[..., None, :]
     return (query[..., None] * state).sum(dim=-2).to(v.dtype), state
+
+
+def rows_of(decay: Tensor, v: Tensor) -> Tensor:
+    """Decays of the rows of states: one per head, or one for each entry of a key."""
+    return decay[..., None] if decay.ndim == v.ndim else decay[..., None, None]
 
 
 linear_attention_step_ = copying(linear_attention_step)

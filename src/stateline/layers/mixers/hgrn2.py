@@ -1,0 +1,74 @@
+"""HGRN2: a gated linear recurrence whose forget gate is also what the key leaves free."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.linear import Linear
+from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
+from stateline.layers.mixers.linear_attention import LinearAttentionState
+
+
+class HGRN2(DecayingAttention):
+    r"""Gated linear recurrent network with an expanded state.
+
+    .. math::
+        S_t = \mathrm{diag}(f_t) S_{t-1} + (1 - f_t) v_t^\top, \qquad
+        y = W_o\, \mathrm{norm}([S_t^\top \mathrm{silu}(q_t)]_h)
+
+    The forget gate :math:`f_t = \ell + (1 - \ell)\, \sigma(W_f x_t)` is never below the lower bound
+    :math:`\ell`; what it leaves free, :math:`1 - f_t`, is the key. The norm divides by the root
+    mean square over all heads.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads, which divides the widths of gates and values.
+        expand_k: Width of the gates of all heads, in units of ``d_model``.
+        lower_bound: Lower bound :math:`\ell` of the forget gate, from 0 to less than 1.
+        norm_eps: Added to the mean square in the norm.
+
+    Raises:
+        InputError: If the heads do not fit the widths, or the bound is not from 0 to 1.
+
+    References:
+        Qin et al., "HGRN2: Gated Linear RNNs with State Expansion", COLM 2024, section 3.
+    """
+
+    # Differs from the paper: the lower bounds of all layers together are learned there, as a
+    # cumulative softmax over the layers. Here the bound of a layer is a constant.
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        expand_k: float = 1.0,
+        lower_bound: float = 0.0,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=1)
+        super().__init__(d_model, n_heads, d_key, d_value)
+        if not 0 <= lower_bound < 1:
+            raise InputError(f"lower_bound must be from 0 to less than 1, got {lower_bound}")
+        self.expand_k, self.lower_bound, self.norm_eps = expand_k, lower_bound, norm_eps
+        self.sizes = [n_heads * d_key, n_heads * d_key, d_model]
+        self.in_proj = Linear(d_model, sum(self.sizes), bias=False)
+        self.norm = nn.RMSNorm(d_model, eps=norm_eps)
+        self.out_proj = Linear(d_model, d_model, bias=False)
+
+    def signals(self, x: Tensor, state: LinearAttentionState) -> tuple[Any, ...]:
+        """Queries, keys, values and the logarithms of the forget gates; there is no gate."""
+        q, f, v = self.in_proj(x).split(self.sizes, dim=-1)
+        q, f, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, f, v))
+        f, free = f.to(state.s.dtype), 1 - self.lower_bound
+        log_forget, keep = F.logsigmoid(f), free * torch.sigmoid(-f)
+        if self.lower_bound:
+            log_forget = torch.log1p(-keep)
+        return F.silu(q), keep.to(v.dtype), v, log_forget, None
+
+    def read(self, y: Tensor, gate: Tensor | None) -> Tensor:  # noqa: ARG002
+        """Normalise all heads together."""
+        return self.out_proj(self.norm(y.flatten(-2)))

@@ -1,0 +1,110 @@
+"""Retention: linear attention with rotary positions and a fixed decay per head."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import records
+from stateline.layers.linear import Linear
+from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
+from stateline.layers.mixers.heads import Rotary
+
+
+class RetentionState(NamedTuple):
+    """Decayed sum of products of keys and values, and the number of tokens, for the rotation."""
+
+    s: Float[Tensor, "batch head d_key d_value"]
+    length: Int[Tensor, " batch"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The sum accumulates rounding errors."""
+        return ("s",)
+
+
+class Retention(DecayingAttention):
+    r"""Multi-scale retention.
+
+    .. math::
+        S_t = \gamma_h S_{t-1} + R_t k_t v_t^\top / \sqrt{d_k}, \qquad
+        y = W_o \left[ \mathrm{norm}(S_t^\top R_t q_t) \odot \mathrm{silu}(z_t) \right]_h
+
+    :math:`R_t` rotates pairs of entries by angles proportional to the position t, and head h = 0,
+    1, ... decays by :math:`\gamma_h = 1 - 2^{-5-h}` per token. The norm divides by the root mean
+    square over a head.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads, which divides the widths of keys and values.
+        expand_v: Width of the values of all heads, in units of ``d_model``.
+        norm_eps: Added to the mean square in the norm.
+
+    Raises:
+        InputError: If the heads do not fit the widths, or queries are not pairs.
+
+    References:
+        Sun et al., "Retentive Network: A Successor to Transformer for Large Language Models", 2023,
+        equations 5 to 8.
+    """
+
+    # Differs from the paper, whose norm also subtracts the mean, as fla does. The official code
+    # spaces the angles so that the last one is exactly 1 / 10,000.
+
+    def __init__(
+        self, d_model: int, *, n_heads: int = 4, expand_v: float = 2.0, norm_eps: float = 1e-5
+    ) -> None:
+        d_key, d_value = expanded(d_model, n_heads, expand_k=1, expand_v=expand_v)
+        super().__init__(d_model, n_heads, d_key, d_value)
+        if d_key % 2:
+            raise InputError(
+                f"retention rotates pairs: d_model / n_heads must be even, got {d_key}"
+            )
+        self.expand_v, self.norm_eps = expand_v, norm_eps
+        self.rotary = Rotary(d_key, 10_000.0, None)
+        self.in_proj = Linear(d_model, 2 * d_model + 2 * n_heads * d_value, bias=False)
+        self.norm = nn.RMSNorm(d_value, eps=norm_eps)
+        self.out_proj = Linear(n_heads * d_value, d_model, bias=False)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> RetentionState:
+        """Zero state, before position 0."""
+        (s,) = super().init_state(batch_size, capacity=capacity)
+        return RetentionState(s, torch.zeros(batch_size, dtype=torch.int64, device=s.device))
+
+    def log_decay(self, like: Tensor) -> Float[Tensor, " head"]:
+        """Logarithms of the decays, in the precision of the state."""
+        heads = torch.arange(self.n_heads, device=like.device, dtype=like.dtype)
+        return torch.log1p(-torch.exp2(-5 - heads))
+
+    def signals(self, x: Tensor, state: RetentionState) -> tuple[Any, ...]:
+        """Rotated queries and keys, values, the decays of the heads, and the gate."""
+        values = self.n_heads * self.d_value
+        q, k, v, gate = self.in_proj(x).split([self.d_model, self.d_model, values, values], dim=-1)
+        v = v.unflatten(-1, (self.n_heads, self.d_value))
+        decay = self.log_decay(state.s).expand(v.shape[:-1])
+        return self._turned(q, state), self._turned(k, state) * self.d_key**-0.5, v, decay, gate
+
+    def _turned(self, vectors: Tensor, state: RetentionState) -> Tensor:
+        """Queries or keys, rotated by their positions."""
+        heads = vectors.unflatten(-1, (self.n_heads, self.d_key))
+        if heads.ndim == 3:
+            return self.rotary(state.length[:, None], heads[:, None])[0][:, 0]
+        later = torch.arange(heads.shape[1], device=heads.device)
+        return self.rotary(state.length[:, None] + later, heads)[0]
+
+    def read(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Normalise each head, and gate."""
+        return self.out_proj(self.norm(y).flatten(-2) * F.silu(gate))
+
+    def after(self, state: RetentionState, s: Tensor, tokens: int) -> RetentionState:
+        """The state after some tokens."""
+        return RetentionState(s, state.length + tokens)
+
+    def _step_(self, x: Tensor, state: RetentionState) -> Tensor:
+        y = super()._step_(x, state)
+        if not records(x):  # else it was counted
+            state.length.add_(1)
+        return y

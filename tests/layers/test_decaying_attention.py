@@ -1,0 +1,150 @@
+"""Linear attention with a decay: each layer against the recurrence of its paper, in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.layers import (
+    HGRN2,
+    GatedLinearAttention,
+    LightningAttention,
+    LinearAttention,
+    Retention,
+)
+
+WIDTH, HEADS, LENGTH = 8, 2, 21
+SAME = {"rtol": 0, "atol": 1e-10}
+
+
+def made(layer: Any) -> tuple[Any, Tensor]:
+    """The layer with weights of moderate size, and an input; float64."""
+    torch.manual_seed(0)
+    layer = layer.double()
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.copy_(torch.randn_like(weight) / 2)
+    return layer, torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+
+
+def recurrence(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+    """S_t = diag(decay_t) S_(t-1) + k_t v_t', y_t = S_t' q_t, token by token."""
+    s, outputs = torch.zeros(2, HEADS, k.shape[-1], v.shape[-1], dtype=v.dtype), []
+    for t in range(LENGTH):
+        s = decay[:, t, :, :, None] * s + k[:, t, :, :, None] * v[:, t, :, None, :]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], s))
+    return torch.stack(outputs, dim=1)
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (HEADS, -1))
+
+
+def normed(y: Tensor, norm: Any) -> Tensor:
+    return y * (y.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.weight
+
+
+def test_retention_is_its_recurrence() -> None:
+    layer, x = made(Retention(WIDTH, n_heads=HEADS))
+    q, k, v, z = (x @ layer.in_proj.weight.T).split([8, 8, 16, 16], dim=-1)
+    q, k, v = heads(q), heads(k), heads(v)
+    angles = torch.arange(LENGTH)[:, None] * torch.tensor([1.0, 0.01], dtype=torch.float64)
+    turn = torch.polar(torch.ones_like(angles), angles)[None, :, None]
+
+    def turned(t: Tensor) -> Tensor:
+        pairs = torch.complex(t[..., :2], t[..., 2:]) * turn
+        return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+    decay = torch.tensor([1 - 2.0**-5, 1 - 2.0**-6], dtype=torch.float64)
+    y = recurrence(turned(q), turned(k) / 2, v, decay[:, None].expand(2, LENGTH, HEADS, 4))
+    gated = normed(y, layer.norm).flatten(2) * F.silu(z)
+    torch.testing.assert_close(layer(x), gated @ layer.out_proj.weight.T, **SAME)
+
+
+def test_lightning_attention_is_its_recurrence() -> None:
+    layer, x = made(LightningAttention(WIDTH, n_heads=HEADS, decay_scale=0.5))
+    q, k, v = heads(F.silu(x @ layer.qkv.weight.T)).split(4, dim=-1)
+    decay = torch.exp(-0.5 * torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64))
+    y = recurrence(q, k, v, decay[:, None].expand_as(q)).flatten(2)
+    gated = normed(y, layer.norm) * (x @ layer.gate_proj.weight.T).sigmoid()
+    torch.testing.assert_close(layer(x), gated @ layer.out_proj.weight.T, **SAME)
+
+
+def test_lightning_attention_is_that_of_minimax() -> None:
+    from transformers import MiniMaxConfig
+    from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+    config = MiniMaxConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        head_dim=4,
+        num_hidden_layers=2,
+        block_size=5,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    theirs = MiniMaxLightningAttention(config, layer_idx=0).double()
+    layer, x = made(LightningAttention(WIDTH, n_heads=HEADS, decay_scale=1 + 1e-5))
+    names = {"qkv_proj": "qkv", "output_gate": "gate_proj", "norm": "norm", "out_proj": "out_proj"}
+    weights = layer.state_dict()
+    theirs.load_state_dict(
+        {f"{a}.weight": weights[f"{b}.weight"] for a, b in names.items()}, strict=False
+    )
+    # their decays are buffers in float32
+    for name, value in zip(
+        ("query_decay", "key_decay", "diagonal_decay"),
+        theirs.decay_factors(theirs.get_slope_rate().double()),
+        strict=True,
+    ):
+        setattr(theirs, name, value)
+    theirs.slope_rate = theirs.get_slope_rate().double()
+    wanted, _ = theirs(x, None, None)
+    torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-5)
+
+
+def test_gated_linear_attention_is_its_recurrence() -> None:
+    layer, x = made(GatedLinearAttention(WIDTH, n_heads=HEADS, rank=3, temperature=2.0))
+    q, k, v, z, low = (x @ layer.in_proj.weight.T).split([4, 4, 8, 8, 3], dim=-1)
+    alpha = (low @ layer.decay_proj.weight.T + layer.decay_proj.bias).sigmoid().sqrt()
+    y = recurrence(heads(q) / 2**0.5, heads(k), heads(v), heads(alpha))
+    gated = normed(y, layer.norm).flatten(2) * F.silu(z)
+    torch.testing.assert_close(layer(x), gated @ layer.out_proj.weight.T, **SAME)
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.4])
+def test_hgrn2_is_its_recurrence(bound: float) -> None:
+    layer, x = made(HGRN2(WIDTH, n_heads=HEADS, expand_k=0.5, lower_bound=bound))
+    q, f, v = (x @ layer.in_proj.weight.T).split([4, 4, 8], dim=-1)
+    forget = bound + (1 - bound) * f.sigmoid()
+    y = recurrence(heads(F.silu(q)), 1 - heads(forget), heads(v), heads(forget)).flatten(2)
+    wanted = normed(y, layer.norm) @ layer.out_proj.weight.T
+    torch.testing.assert_close(layer(x), wanted, **SAME)
+
+
+def test_lightning_attention_that_never_decays_adds_up() -> None:
+    """Then its heads are those of linear attention without a normaliser."""
+    layer, x = made(LightningAttention(WIDTH, n_heads=HEADS, decay_scale=0.0))
+    state = layer.init_state(2)
+    _, after = layer.forward_chunk(x, state)
+    _, k, v = heads(F.silu(x @ layer.qkv.weight.T)).split(4, dim=-1)
+    torch.testing.assert_close(after.s, torch.einsum("bthk,bthv->bhkv", k, v))
+    assert type(after) is type(LinearAttention(WIDTH).init_state(1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "message"),
+    [
+        (Retention, {"n_heads": 8}, "d_model / n_heads must be even, got 1"),
+        (Retention, {"expand_v": 0.1}, "n_heads must divide expand_v"),
+        (LightningAttention, {"decay_scale": -1.0}, "decay_scale must be at least 0, got -1.0"),
+        (GatedLinearAttention, {"n_heads": 3}, "n_heads must divide expand_k"),
+        (GatedLinearAttention, {"temperature": 0.0}, "temperature must be positive, got 0.0"),
+        (GatedLinearAttention, {"rank": 0}, "rank must be at least 1"),
+        (HGRN2, {"lower_bound": 1.0}, "lower_bound must be from 0 to less than 1, got 1.0"),
+    ],
+)
+def test_impossible_options_are_refused(layer: Any, options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        layer(WIDTH, **options)
