@@ -53,20 +53,20 @@ class DecayingAttention(SequenceLayer[Any]):
         return LinearAttentionState(s.to(torch.promote_types(s.dtype, torch.float32)))
 
     def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        *signals, gate = self.signals(x, state)
-        y, s = linear_attention(*signals, state.s)
+        q, k, v, decay, gate = self.signals(x, state)
+        y, s = linear_attention(q, k, v, decay, state.s)
         return self.read(y, gate), self.after(state, s, x.shape[1])
 
     def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        *signals, gate = self.signals(x, state)
-        y, s = linear_attention_step(*signals, state.s)
+        q, k, v, decay, gate = self.signals(x, state)
+        y, s = linear_attention_step(q, k, v, decay, state.s)
         return self.read(y, gate), self.after(state, s, 1)
 
     def _step_(self, x: Tensor, state: Any) -> Tensor:
         if records(x):
             return super()._step_(x, state)
-        *signals, gate = self.signals(x, state)
-        return self.read(linear_attention_step_(*signals, state.s), gate)
+        q, k, v, decay, gate = self.signals(x, state)
+        return self.read(linear_attention_step_(q, k, v, decay, state.s), gate)
 
     def flops_per_token(self, length: int) -> float:
         """Linear maps, products with the state, and attention inside a chunk."""
