@@ -32,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="size of models and training: a small one for two cores, or the paper's",
     )
     option("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of the runs of each row")
+    option("--rows", nargs="+", type=str, default=[], help="names of rows; by default all")
     option("--data", type=str, default="data", help="folder in place of the recipes' data")
     option("--out", type=str, default="runs/papers", help="folder for the runs of all tables")
     option("--jobs", type=int | None, default=None, help="runs at a time; by default one per core")
@@ -76,6 +77,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
             given.name,
             size=given.size,
             seeds=given.seeds,
+            rows=given.rows,
             recipes=given.recipes,
             data=given.data,
             folder=given.out,

@@ -45,6 +45,7 @@ def reproduce(  # noqa: PLR0913
     *,
     size: Size = "laptop",
     seeds: Sequence[int] = (0, 1, 2),
+    rows: Sequence[str] = (),
     recipes: Path | str = "recipes",
     data: str = "data",
     folder: Path | str = "runs/papers",
@@ -63,6 +64,7 @@ def reproduce(  # noqa: PLR0913
         name: The table, such as ``h3/table_12``, or the path of a file.
         size: ``laptop`` (for two cores) or ``paper``.
         seeds: Seeds of the runs of each row.
+        rows: Names of the rows to run; by default all.
         recipes: Folder of the recipes.
         data: Folder in place of the ``data`` of recipes.
         folder: Folder for the runs of all tables.
@@ -81,6 +83,8 @@ def reproduce(  # noqa: PLR0913
         raise InputError(f"{name} has no size {size}: take --size {next(iter(table.sizes))}")
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise InputError(f"seeds must be different numbers of at least 0, got {[*seeds]}")
+    if rows:
+        table = table.of_rows(size, rows)
     engine = Local(worker_devices(device, workers), resolve_device(device))
     if needs := table.sizes[size].needs:
         tell(f"data: {needs}")
@@ -96,6 +100,7 @@ def reproduce(  # noqa: PLR0913
     if not done:
         raise InputError(f"no run of {name} is there yet: leave out --as_is")
     given = [name, "--size", size, "--seeds", *map(str, seeds)]
+    given += ["--rows", *rows] if rows else []
     runs = [replace(done[job], model=job.label) for job in jobs if job in done]
     begun = outline(jobs, tasks, command_line("reproduce", given))
     results = replace(begun, runs=runs, finished=len(runs) == len(jobs))

@@ -19,12 +19,13 @@ A row names a recipe below ``recipes/``, where ``{size}`` stands for the size, o
 task. Settings of a size override the recipe, and settings of a row override both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import field
+from msgspec.structs import replace
 
 from stateline.errors import InputError, unknown_name
 from stateline.files import read_yaml
@@ -191,6 +192,19 @@ class Table(_Part, frozen=True, kw_only=True):
     def rows_of(self, size: Size) -> list[Row]:
         """The rows at a size."""
         return self.sizes[size].rows or self.rows
+
+    def of_rows(self, size: Size, names: Sequence[str]) -> "Table":
+        """The table at a size with some of its rows.
+
+        Raises:
+            InputError: If there is no row of a name.
+        """
+        rows = {row.name: row for row in self.rows_of(size)}
+        for name in names:
+            if name not in rows:
+                raise unknown_name("row", name, rows)
+        own = replace(self.sizes[size], rows=[rows[name] for name in names])
+        return replace(self, sizes={size: own})
 
     def columns_of(self, size: Size) -> list[Column]:
         """The columns at a size."""

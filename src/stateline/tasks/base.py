@@ -268,6 +268,7 @@ class ExampleTask(GeneratedTask):
     Attributes:
         examples: Number of training examples, which are reshuffled for every epoch. ``None`` draws
             new examples for every batch.
+        drop_last: Whether an epoch leaves out the examples that do not fill a batch.
         answer_len: Tokens of the answer, with which an example ends.
     """
 
@@ -282,6 +283,7 @@ class ExampleTask(GeneratedTask):
     problems_per_batch: ClassVar[int] = 128
     seed: int
     examples: int | None = None
+    drop_last: bool = True
     answer_len: int = 1
 
     @abstractmethod
@@ -302,17 +304,20 @@ class ExampleTask(GeneratedTask):
             rng = generator(self.seed, "train", index)
             drawn = self.draw(rng, self.batch_size, self.train_length)
         else:
-            drawn = self._fixed[epoch_rows(self.seed, self.examples, self.batch_size, index)]
+            sizes = self.examples, self.batch_size
+            drawn = self._fixed[epoch_rows(self.seed, *sizes, index, drop_last=self.drop_last)]
         return Batch(tokens=drawn[:, :-1], targets=drawn[:, 1:])
 
-    def _set_sizes(self, length: int, batch_size: int, examples: int | None) -> None:
+    def _set_sizes(
+        self, length: int, batch_size: int, examples: int | None, *, drop_last: bool
+    ) -> None:
         """Set how long examples are, and how many; check that they fill a batch."""
         if examples is not None and examples < batch_size:
             raise InputError(
                 f"examples must be at least batch_size={batch_size}, or none to draw new ones for "
                 f"every batch, got examples={examples}"
             )
-        self.batch_size, self.examples = batch_size, examples
+        self.batch_size, self.examples, self.drop_last = batch_size, examples, drop_last
         self.train_length, self.eval_lengths = length, (length, 2 * length, 4 * length)
 
     @cached_property
@@ -402,12 +407,19 @@ class CorpusTask(Task):
         """The whole held-out text once, in windows of ``length`` tokens."""
 
 
-def epoch_rows(seed: int, count: int, batch_size: int, index: int) -> Int[np.ndarray, " batch"]:
+def epoch_rows(
+    seed: int, count: int, batch_size: int, index: int, *, drop_last: bool = True
+) -> Int[np.ndarray, " batch"]:
     """Indices of the rows in a batch; each epoch has its own order.
 
-    The incomplete batch at the end of an epoch is skipped.
+    The incomplete batch at the end of an epoch is left out with ``drop_last``, and is smaller
+    without it.
+
+    Example:
+        >>> [len(epoch_rows(0, 10, 4, index, drop_last=False)) for index in range(4)]
+        [4, 4, 2, 4]
     """
-    epoch, place = divmod(index, count // batch_size)
+    epoch, place = divmod(index, count // batch_size if drop_last else -(-count // batch_size))
     order = generator(seed, "train", epoch).permutation(count)
     return order[place * batch_size :][:batch_size]
 

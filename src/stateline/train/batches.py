@@ -52,7 +52,7 @@ class Batches:
 
     def __init__(self, task: Task, config: TrainConfig, processes: Processes) -> None:
         self.task, self.config, self.processes = task, config, processes
-        self.rows = processes.rows(task.batch_size)
+        processes.rows(task.batch_size)  # refused now, not at the first update
         self._ahead = AHEAD if processes.device.type != "cpu" else 0
         self._pool = ThreadPoolExecutor(1, "batches") if self._ahead else None
         self._waiting: deque[tuple[int, Future[list[MicroBatch]]]] = deque()
@@ -96,10 +96,11 @@ class Batches:
             tokens, targets = self.task.train_batch(index)
             fresh = torch.ones(len(tokens), dtype=torch.bool)
         stateless = config.segment_len is None and not config.carry_state
+        rows = self.processes.rows(len(tokens))
         length = tokens.shape[1] if config.segment_len is None else config.segment_len
         for at in range(0, tokens.shape[1], length):
-            here, wanted = (part[self.rows, at : at + length] for part in (tokens, targets))
-            anew = None if stateless else fresh[self.rows] & (at == 0)
+            here, wanted = (part[rows, at : at + length] for part in (tokens, targets))
+            anew = None if stateless else fresh[rows] & (at == 0)
             yield MicroBatch(here, wanted, anew, int(self.task.asked(wanted).sum()))
 
     def _pinned(self, micro: MicroBatch) -> MicroBatch:

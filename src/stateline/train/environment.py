@@ -1,6 +1,8 @@
 """The record of where a run took place."""
 
 import platform
+import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -11,12 +13,14 @@ def environment() -> dict[str, str | int]:
     """Versions and machine, which results and speed depend on.
 
     With ``amx`` = 1, products in bfloat16 run on the matrix units of the processor. ``gpu`` and
-    ``cuda`` are there where there is a CUDA device.
+    ``cuda`` are there where there is a CUDA device. ``commit`` is there where the library runs from
+    a Git checkout; it ends with ``+`` if files of the library differ from the commit.
     """
     gpu: dict[str, str | int] = {}
     if torch.cuda.is_available():
         gpu = {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
-    return gpu | {
+    commit = {"commit": found} if (found := _commit()) else {}
+    return gpu | commit | {
         "stateline": metadata.version("stateline"),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -25,6 +29,23 @@ def environment() -> dict[str, str | int]:
         "amx": int("amx_bf16" in _cpu_info()),
         "threads": torch.get_num_threads(),
     }
+
+
+@cache
+def _commit() -> str:
+    """The commit of the library's checkout; empty if there is none."""
+    folder = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if not git("ls-files", "--", __file__):  # an installation inside another project's checkout
+            return ""
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _cpu_name() -> str:

@@ -43,6 +43,8 @@ class AssociativeRecall(ExampleTask):
         batch_size: Examples in a training batch.
         examples: Number of training examples, reshuffled for every epoch; by default new ones are
             drawn for every batch.
+        drop_last: Whether each epoch leaves out the examples that do not fill a batch. Official
+            code trains on them, too, in a smaller batch.
         allow_dot: Whether the last key may be absent from the pairs.
 
     Raises:
@@ -75,6 +77,7 @@ class AssociativeRecall(ExampleTask):
         key_length: int = 1,
         batch_size: int = 64,
         examples: int | None = None,
+        drop_last: bool = True,
         allow_dot: bool = False,
     ) -> None:
         if vocab_size < 4 or vocab_size % 2:
@@ -94,7 +97,7 @@ class AssociativeRecall(ExampleTask):
             )
         self.least_row = self.n_keys
         self._n_pairs(length)
-        self._set_sizes(length, batch_size, examples)
+        self._set_sizes(length, batch_size, examples, drop_last=drop_last)
 
     def _n_pairs(self, length: int) -> int:
         if length <= self.key_length:

@@ -37,6 +37,8 @@ class InductionHead(ExampleTask):
         batch_size: Examples in a training batch.
         examples: Number of training examples, reshuffled for every epoch; by default new ones are
             drawn for every batch.
+        drop_last: Whether each epoch leaves out the examples that do not fill a batch. Official
+            code trains on them, too, in a smaller batch.
 
     Raises:
         InputError: If there are no two ordinary tokens, or no room for a mark and its answer.
@@ -68,6 +70,7 @@ class InductionHead(ExampleTask):
         n_triggers: int = 1,
         batch_size: int = 64,
         examples: int | None = None,
+        drop_last: bool = True,
     ) -> None:
         at_least(4, vocab_size=vocab_size)  # two special and two ordinary tokens
         at_least(1, induction_length=induction_length, n_triggers=n_triggers, batch_size=batch_size)
@@ -76,7 +79,7 @@ class InductionHead(ExampleTask):
         self.n_triggers = n_triggers
         self.least_row = n_triggers
         self._n_places(length)
-        self._set_sizes(length, batch_size, examples)
+        self._set_sizes(length, batch_size, examples, drop_last=drop_last)
 
     def _n_places(self, length: int) -> int:
         """Number of positions for a mark; the last one is unused, as in the official code."""
