@@ -1,20 +1,25 @@
-"""Writes the tables of claims into the pages of the papers: ``make ledger``.
+"""Writes the claims into the pages of the papers, and draws their charts: ``make ledger``.
 
-``docs/papers/claims/PAPER.yaml`` lists the claims of a paper with our verdicts. Our figures come
-from recorded tables (``benchmarks/papers``), which ``stateline reproduce NAME --record`` writes.
+``docs/papers/claims/PAPER.yaml`` lists the claims of a paper as inequalities. Our figures come from
+recorded tables (``benchmarks/papers``), which ``stateline reproduce NAME --record`` writes, and the
+verdicts follow from them (:mod:`stateline.papers.claim`).
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import yaml
 
+from stateline.charts.export import write_charts
 from stateline.cli.reproduce import RECORDS
 from stateline.errors import InputError
 from stateline.files import write_text
-from stateline.papers.record import TableRecord, read_table
+from stateline.papers.chart import draw
+from stateline.papers.claim import RATE, Judged, Statement, judge_all, verdict
+from stateline.papers.record import RecordedRow, TableRecord, read_table
 from stateline.papers.show import cell, number, seeds
 from stateline.papers.table import Table, find_table
 
@@ -22,38 +27,46 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "papers"
 CLAIMS = sorted((PAGES / "claims").glob("*.yaml"))
 
+VERDICTS = (
+    *("reproduced", "in part", "contradicted", "no power"),
+    *("needs a GPU", "needs data", "not run"),
+)
+
 BEGIN, END = "<!-- claims: made by make ledger -->", "<!-- end of claims -->"
 
-HEAD = ("place", "claim", "the paper", "here", "size", "verdict", "command")
-
-Verdict = Literal["reproduced", "in part", "contradicted", "needs a GPU", "needs data", "not run"]
-
-MEASURED = ("reproduced", "in part", "contradicted")
-"""Verdicts that need a recorded result, or a test for what is exact."""
+Unmeasured = Literal["needs a GPU", "needs data", "not run"]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A claim of a paper, or a part of its experiments, and our verdict.
+    """A claim of a paper, or a part of its experiments.
+
+    The verdict follows from ``statements`` on recorded figures, or from a ``test`` of what is
+    exact. It is written only where nothing was measured.
 
     Attributes:
-        verdict: Our verdict.
-        why: The reason for it.
+        why: Our setting and its limits, or why nothing was measured.
+        verdict: Why there is no result.
+        statements: The claim as inequalities between recorded figures, its headline first.
+        lacks: Parts of the claim that the record or the test does not cover.
         table: A table of ``stateline reproduce``; it gives what is not given here.
         place: Where in the paper.
         claim: What the paper says, in a sentence.
-        paper: Its figures.
+        paper: Its figures, if the record does not have them.
         sure: How sure we are of them.
         size: The size of the recorded result.
         command: How to measure it; by default that of the table.
         record: The recorded result, below ``benchmarks/papers``, without suffix; by default that of
             the table.
-        show: Our figures: pairs of a row's name and a column's heading; by default all rows in the
-            first column.
+        rows: Rows to show; by default all.
+        columns: Columns to show; by default the first.
+        guessing: By column, the score of a model that has learned nothing.
         test: A test that shows it, ``FILE::NAME``, where it is exact.
     """
 
-    verdict: Verdict
     why: str
+    verdict: Unmeasured | None = None
+    statements: list[Statement] = []
+    lacks: list[str] = []
     table: str = ""
     place: str = ""
     claim: str = ""
@@ -62,12 +75,19 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     size: Literal["laptop", "paper", "-"] = "laptop"
     command: str = ""
     record: str = ""
-    show: list[tuple[str, str]] = []
+    rows: list[str] = []
+    columns: list[str] = []
+    guessing: dict[str, float] = {}
     test: str = ""
 
     def __post_init__(self) -> None:
         if not self.table and not (self.place and self.claim):
             raise ValueError("a claim without a table needs place and claim")
+        if sum((self.verdict is not None, bool(self.statements), bool(self.test))) != 1:
+            raise ValueError(
+                "a claim has one of statements (on recorded figures), test (if it is exact) and "
+                "verdict (if nothing was measured)"
+            )
 
     @property
     def commands(self) -> str:
@@ -76,6 +96,40 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return self.command or f"pytest {self.test} -m ''"
         size = " --size paper" if self.size == "paper" else ""
         return f"stateline reproduce {self.table}{size}" if self.table else ""
+
+
+class Entry(NamedTuple):
+    """A claim with what belongs to it.
+
+    Attributes:
+        claim: The claim.
+        table: Its table of ``stateline reproduce``.
+        record: Its recorded result.
+        judged: Its statements with their outcomes.
+    """
+
+    claim: Claim
+    table: Table | None
+    record: TableRecord | None
+    judged: list[Judged]
+
+    @property
+    def place(self) -> str:
+        """Where in the paper."""
+        return self.claim.place or (self.table.place if self.table else "")
+
+    @property
+    def words(self) -> str:
+        """What the paper says."""
+        return self.claim.claim or (self.table.claim if self.table else "")
+
+    @property
+    def verdict(self) -> str:
+        """The verdict, computed unless nothing was measured."""
+        claim = self.claim
+        if claim.test:
+            return "in part" if claim.lacks else "reproduced"
+        return claim.verdict or verdict(self.judged, claim.lacks)
 
 
 def read_claims(path: Path) -> list[Claim]:
@@ -90,52 +144,135 @@ def read_claims(path: Path) -> list[Claim]:
         raise InputError(f"the claims {path}: {error}") from error
 
 
-def ledger(path: Path, records: Path = ROOT / RECORDS) -> str:
-    """The table of a paper's claims in Markdown.
+def entries(path: Path, records: Path = ROOT / RECORDS) -> list[Entry]:
+    """The claims of a paper with their tables, records and outcomes.
 
     Raises:
-        InputError: If a claim has a verdict on a result that is not recorded.
+        InputError: If a statement is on a result that is not recorded.
     """
-    rows = [_row(claim, records) for claim in read_claims(path)]
-    lines = [HEAD, ["---"] * len(HEAD), *rows]
-    return "\n".join(
-        "| " + " | ".join(c.replace("|", r"\|") for c in line) + " |" for line in lines
-    )
+    return [_entry(claim, records) for claim in read_claims(path)]
 
 
-def _row(claim: Claim, records: Path) -> tuple[str, ...]:
+def _entry(claim: Claim, records: Path) -> Entry:
     table = find_table(claim.table, ROOT / "recipes")[1] if claim.table else None
-    record = _record(claim, records)
-    if claim.verdict in MEASURED and record is None and not claim.test:
-        raise InputError(f"{claim.table or claim.place}: {claim.verdict}, but nothing is recorded")
-    figures, sure = (
-        claim.paper or _figures(table, claim),
-        claim.sure or (table.sure if table else ""),
-    )
-    return (
-        claim.place or (table.place if table else ""),
-        claim.claim or (table.claim if table else ""),
-        f"{figures} ({sure})" if figures else "",
-        _here(record, claim) if record else ("exact, by a test" if claim.test else ""),
-        claim.size if claim.commands or claim.record else "",
-        f"**{claim.verdict}**: {claim.why}",
-        f"`{claim.commands}`" if claim.commands else "",
-    )
-
-
-def _record(claim: Claim, records: Path) -> TableRecord | None:
     name = claim.record or (f"{claim.table}-{claim.size}" if claim.table else "")
-    path = records / f"{name}.json"
-    return read_table(path) if name and (claim.record or path.exists()) else None
+    if not claim.statements:
+        return Entry(claim, table, None, [])
+    if not (records / f"{name}.json").exists():
+        raise InputError(f"{claim.table or claim.place} has statements, but nothing is recorded")
+    record = read_table(records / f"{name}.json")
+    return Entry(claim, table, record, judge_all(claim.statements, record))
 
 
-def _figures(table: Table | None, claim: Claim) -> str:
-    """The paper's figures in a table, row by row."""
-    if table is None or claim.size == "-":
-        return ""
-    rows = [
-        row for size in ("paper", "laptop") if size in table.sizes for row in table.rows_of(size)
+def ledger(path: Path, records: Path = ROOT / RECORDS) -> str:
+    """The claims of a paper in Markdown: measured by runs, exact by tests, and not measured.
+
+    Raises:
+        InputError: If a statement is on a result that is not recorded.
+    """
+    found = entries(path, records)
+    counts = Counter(entry.verdict for entry in found)
+    total = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+    measured = [entry for entry in found if entry.record is not None]
+    overview = [(f"**{entry.verdict}**", entry.place, entry.words) for entry in measured]
+    return "\n\n".join(
+        [
+            f"{len(found)} claims: {total}.",
+            *([_grid(("verdict", "place", "claim"), overview)] if measured else []),
+            *map(_section, measured),
+            *_rows("Exact, by tests", [entry for entry in found if entry.claim.test]),
+            *_rows("Not measured", [entry for entry in found if entry.claim.verdict]),
+        ]
+    )
+
+
+def _section(entry: Entry) -> str:
+    """A claim that was measured by runs: the sentence, figures, and what is folded."""
+    claim, record = entry.claim, entry.record
+    assert record is not None
+    shown = [row for row in record.rows if not claim.rows or row.name in claim.rows]
+    lines = [
+        f"### {_capital(entry.place)}: {entry.verdict}",
+        entry.words,
+        _figures(claim, record, shown),
+        _given(entry, shown),
+        "\n".join(f"- {own.outcome}: {own.words}." for own in entry.judged),
+        f"Not measured: {'; '.join(claim.lacks)}." if claim.lacks else "",
     ]
+    if (name := _chart(entry)) and (PAGES / name).exists():
+        lines += [f"![{_capital(entry.place)}: our figures]({name})"]
+    chances = ", ".join(f"{own.chance:.2g}" for own in entry.judged)
+    commit = str(record.environment.get("commit", ""))[:10] or "not recorded"
+    how = (
+        f"{_capital(seeds(shown))}, {claim.size} size, {record.created}, commit {commit}. "
+        f"Chance of each difference between equal models: {chances} (decided below "
+        f"{RATE / len(entry.judged):.2g})."
+    )
+    commands = f"```console\n{_lines(claim.commands)}\n```" if claim.commands else ""
+    folded = _folded("How it was measured", f"{_capital(claim.why)}.", how, record.note, commands)
+    return "\n\n".join([*filter(None, lines), folded])
+
+
+def _rows(title: str, found: Sequence[Entry]) -> list[str]:
+    """A table of claims without runs, and their commands."""
+    if not found:
+        return []
+    rows = []
+    for entry in found:
+        here = "; ".join(filter(None, (entry.claim.why, *entry.claim.lacks)))
+        figures = entry.claim.paper or _paper(entry)
+        rows.append((entry.place, entry.words, figures, f"**{entry.verdict}**: {here}"))
+    commands = "\n".join(
+        f"# {entry.place}\n{_lines(entry.claim.commands)}"
+        for entry in found
+        if entry.claim.commands
+    )
+    grid = _grid(("place", "claim", "the paper", "here"), rows)
+    return [f"### {title}", grid, _folded("Commands", f"```console\n{commands}\n```")]
+
+
+def _folded(title: str, *parts: str) -> str:
+    inner = filter(None, parts)
+    return "\n\n".join([f"<details><summary>{title}</summary>", *inner, "</details>"])
+
+
+def _lines(commands: str) -> str:
+    return commands.replace("; ", "\n")
+
+
+def _figures(claim: Claim, record: TableRecord, rows: Sequence[RecordedRow]) -> str:
+    """Our figures by row and column, the paper's in brackets."""
+    columns = [record.columns.index(name) for name in claim.columns or record.columns[:1]]
+    lines = [
+        (row.name, *(_with_paper(cell(row, column), row.paper[column:][:1]) for column in columns))
+        for row in rows
+    ]
+    headings = [record.columns[column] for column in columns]
+    if claim.guessing:
+        floor = [claim.guessing.get(heading) for heading in headings]
+        lines.append(("guessing", *("" if own is None else number(own) for own in floor)))
+    return _grid(("", *headings), lines)
+
+
+def _with_paper(ours: str, paper: Sequence[float | None]) -> str:
+    return f"{ours} ({number(paper[0])})" if paper and paper[0] is not None else ours
+
+
+def _given(entry: Entry, shown: Sequence[RecordedRow]) -> str:
+    """The paper's figures in a sentence, or what the brackets hold."""
+    sure = entry.claim.sure or (entry.table.sure if entry.table else "")
+    if entry.claim.paper:
+        return f"The paper: {entry.claim.paper} ({sure})."
+    known = any(figure is not None for row in shown for figure in row.paper)
+    return f"In brackets: the paper ({sure})." if known else ""
+
+
+def _paper(entry: Entry) -> str:
+    """The paper's figures in a table that was not run, row by row."""
+    if entry.table is None or entry.claim.size == "-":
+        return ""
+    table, sizes = entry.table, ("paper", "laptop")
+    rows = [row for size in sizes if size in table.sizes for row in table.rows_of(size)]
     given = {row.name: row.paper for row in rows if any(f is not None for f in row.paper)}
     return "; ".join(
         f"{name}: " + ", ".join("-" if f is None else number(f) for f in figures)
@@ -143,18 +280,32 @@ def _figures(table: Table | None, claim: Claim) -> str:
     )
 
 
-def _here(record: TableRecord, claim: Claim) -> str:
-    """Our figures, by column."""
-    rows = {row.name: row for row in record.rows}
-    shown = claim.show or [(name, record.columns[0]) for name in rows]
-    by_column: dict[str, list[str]] = {}
-    for name, heading in shown:
-        if name not in rows or heading not in record.columns:
-            raise InputError(f"{record.table or claim.record} has no figure of {name}, {heading}")
-        figure = cell(rows[name], record.columns.index(heading))
-        by_column.setdefault(heading, []).append(f"{name} {figure}")
-    figures = "; ".join(f"{heading}: {', '.join(own)}" for heading, own in by_column.items())
-    return f"{figures} ({seeds([rows[name] for name, _ in shown])}, {record.created})"
+def _chart(entry: Entry) -> str:
+    """Where the chart of a claim lies, below the pages; empty if its table is not drawn."""
+    table, claim = entry.table, entry.claim
+    drawn = table is not None and table.plot in ("x", "length") and not claim.record
+    return f"charts/{claim.table.replace('/', '-')}.svg" if drawn else ""
+
+
+def draw_charts() -> None:
+    """Draw the charts of all claims again."""
+    for path in CLAIMS:
+        for entry in entries(path):
+            if (name := _chart(entry)) and entry.record and entry.table:
+                first = draw(entry.table, entry.record)[0]
+                file = PAGES / name
+                write_charts([first._replace(name=file.stem)], file.parent, ["svg"])
+
+
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(c.replace("|", r"\|") for c in line) + " |" for line in lines
+    )
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def with_ledger(page: str, table: str) -> str:
@@ -180,5 +331,6 @@ def pages() -> Mapping[Path, str]:
 
 
 if __name__ == "__main__":
+    draw_charts()
     for page, text in pages().items():
         write_text(page, text)

@@ -63,7 +63,7 @@ def results() -> Results:
 
 
 def drawn(plot: str) -> list[list[tuple[str, float, float, int]]]:
-    charts = draw(table(plot), RECORD, results())
+    charts = draw(table(plot), RECORD, results().runs)
     return [[(r["model"], r["x"], r["y"], r["values"]) for r in chart.rows] for chart in charts]
 
 

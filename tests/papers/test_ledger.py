@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from stateline.cli import COMMANDS, Parser, _underscored
 from stateline.cli.reproduce import RECORDS
 from stateline.cli.train import add_arguments, read_recipe
 from stateline.errors import InputError
+from stateline.papers.claim import judge, verdict
 from stateline.papers.record import read_table
 from stateline.papers.table import find_table
 
@@ -93,15 +95,16 @@ def test_every_recorded_table_is_shown() -> None:
 @pytest.mark.parametrize(
     ("claim", "message"),
     [
-        ("{verdict: reproduced, why: x, table: h3/table_4}", "reproduced, but nothing is recorded"),
-        ("{verdict: in part, why: x, place: p, claim: c}", "in part, but nothing is recorded"),
-        ("{verdict: fine, why: x, place: p, claim: c}", "Invalid enum value 'fine'"),
+        ("{statements: [{of: H3, above: 1}], why: x, table: h3/table_4}", "nothing is recorded"),
+        ("{why: x, place: p, claim: c}", "one of statements"),
+        ("{verdict: not run, test: t, why: x, place: p, claim: c}", "one of statements"),
+        ("{verdict: reproduced, why: x, place: p, claim: c}", "Invalid enum value 'reproduced'"),
         ("{verdict: not run, place: p, claim: c}", "missing required field `why`"),
         ("{verdict: not run, why: x, claim: c}", "without a table needs place and claim"),
         (
-            "{verdict: in part, why: x, place: p, claim: c, record: h3/books_hybrid, "
-            "show: [[Transformer, x]]}",
-            "has no figure of Transformer, x",
+            "{statements: [{of: Transformer, above: 1}], why: x, place: p, claim: c, "
+            "record: h3/books_hybrid}",
+            "has no figure of Transformer, bits per byte at 512",
         ),
     ],
 )
@@ -111,6 +114,35 @@ def test_a_verdict_needs_a_result(claim: str, message: str, tmp_path: Path) -> N
     with pytest.raises(InputError) as error:
         ledger.ledger(path)
     assert message in str(error.value)
+
+
+def measured() -> list[Any]:
+    found = [entry for path in ledger.CLAIMS for entry in ledger.entries(path)]
+    return [entry for entry in found if entry.record is not None]
+
+
+def test_a_wrong_sentence_is_not_reproduced() -> None:
+    """Every statement that holds is turned round: its claim must be contradicted."""
+    for entry in measured():
+        for statement, judged in zip(entry.claim.statements, entry.judged, strict=True):
+            if judged.outcome != "undecided":
+                wrong = judge(statement.reversed, entry.record)
+                assert {wrong.outcome, judged.outcome} == {"holds", "opposite"}
+                said = verdict([wrong])
+                assert said == ("contradicted" if judged.outcome == "holds" else "reproduced")
+
+
+def test_one_seed_decides_nothing() -> None:
+    for entry in measured():
+        rows = {row.name: row for row in entry.record.rows}
+        if all(len(rows[own.of].seeds) == 1 for own in entry.claim.statements):
+            assert entry.verdict == "no power"
+
+
+def test_charts_of_claims_are_drawn() -> None:
+    for entry in measured():
+        if name := ledger._chart(entry):
+            assert (ledger.PAGES / name).is_file(), "run make ledger"
 
 
 def test_a_page_without_marks_is_refused() -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from stateline.runs.verdict import ERROR_RATE, Kind, _two_sided, judge
+from stateline.runs.verdict import ERROR_RATE, Kind, judge, two_sided
 
 PROBLEMS = 1024
 SHARES = Kind(higher_is_better=True, problems=PROBLEMS)
@@ -85,4 +85,4 @@ def test_nothing_is_claimed_without_a_spread_or_a_score(own: list[float | None])
 def test_the_probabilities_are_those_of_the_printed_tables(
     t: float, freedom: float, probability: float
 ) -> None:
-    assert _two_sided(t, freedom) == pytest.approx(probability, rel=0.005)
+    assert two_sided(t, freedom) == pytest.approx(probability, rel=0.005)

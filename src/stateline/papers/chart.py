@@ -8,16 +8,16 @@ from stateline.charts.lines import Line, Point, line_chart
 from stateline.charts.style import Model, styled
 from stateline.papers.record import TableRecord
 from stateline.papers.table import Table
-from stateline.runs.results import Results
+from stateline.runs.results import RunRecord
 
 
-def draw(table: Table, record: TableRecord, results: Results) -> list[Chart]:
+def draw(table: Table, record: TableRecord, runs: Sequence[RunRecord] = ()) -> list[Chart]:
     """The charts of a table: none, one, or one per column if the rows have an ``x``.
 
     Args:
         table: The table.
         record: Its result.
-        results: Its runs.
+        runs: Its runs, whose curves are drawn if the figure is over updates.
     """
     if table.plot == "none" or not record.rows:
         return []
@@ -31,7 +31,7 @@ def draw(table: Table, record: TableRecord, results: Results) -> list[Chart]:
             for n, heading in enumerate(record.columns)
         ]
     updates = table.plot == "updates"
-    lines = _curves(models, results) if updates else _by_length(table, record, models)
+    lines = _curves(models, runs) if updates else _by_length(table, record, models)
     return [_chart("chart", title, lines, table.plot, "score")]
 
 
@@ -40,13 +40,13 @@ def _chart(name: str, title: str, lines: Sequence[Line], x: str, y: str) -> Char
     return line_chart(name, title, note, lines, (Axis(x), Axis(y)))
 
 
-def _curves(models: Mapping[str, Model], results: Results) -> list[Line]:
+def _curves(models: Mapping[str, Model], runs: Sequence[RunRecord]) -> list[Line]:
     """Scores while training, at the updates that all seeds have reached."""
     lines = []
     for name, model in models.items():
         curves = [
             {point.step: point.metric for point in run.curve if point.metric is not None}
-            for run in results.runs
+            for run in runs
             if run.model == name
         ]
         steps = sorted(set.intersection(*map(set, curves)))

@@ -109,6 +109,6 @@ def reproduce(  # noqa: PLR0913
     home = folder / name / size
     write_table(home / FILE, record)
     write_results(home, results)
-    charts = draw(table, record, results)
+    charts = draw(table, record, runs)
     write_charts(charts, home, ["svg", "csv"])
     return Reproduced(table, record, results, charts, home)

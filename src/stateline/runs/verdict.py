@@ -172,7 +172,7 @@ def _chance(
     error = math.sqrt(pooled * (1 / len(first) + 1 / len(second)))
     if difference == 0 or error == 0:
         return 1.0 if difference == 0 else 0.0
-    return _two_sided(difference / error, sum(free))
+    return two_sided(difference / error, sum(free))
 
 
 def _barnard(first: tuple[int, int], second: tuple[int, int]) -> float:
@@ -208,7 +208,7 @@ def _deviation(scores: Sequence[float], problems: int) -> float:
     return max(stdev(scores), floor)
 
 
-def _two_sided(t: float, freedom: int) -> float:
+def two_sided(t: float, freedom: int) -> float:
     """Probability that Student's t is at least as far from 0.
 
     With t = sqrt(freedom) tan(a), the density of a is proportional to cos(a)^(freedom - 1).

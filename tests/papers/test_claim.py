@@ -1,0 +1,136 @@
+"""Verdicts on claims follow from the recorded figures."""
+
+import msgspec
+import pytest
+
+from stateline.errors import InputError
+from stateline.papers.claim import Judged, Outcome, Statement, judge, judge_all, verdict
+from stateline.papers.record import RecordedRow, TableRecord
+
+SEEDS = {
+    "good": [[98.0, 98.4, 98.2], [300.0, 300.0, 400.0]],
+    "bad": [[61.0, 63.0, 60.0], [1200.0, 900.0, None]],
+    "wide": [[99.0, 40.0, 61.0], [900.0, None, None]],
+    "once": [[99.0], [100.0]],
+    "never": [[50.0, 49.0, 51.0], [None, None, None]],
+}
+
+
+def record() -> TableRecord:
+    return TableRecord(
+        table="",
+        size="laptop",
+        command="stateline",
+        created="2026-11-23",
+        environment={},
+        columns=["score (%)", "updates to 0.9"],
+        rows=[
+            RecordedRow(label=name, seeds=[*range(len(values[0]))], values=values, updates=2000)
+            for name, values in SEEDS.items()
+        ],
+    )
+
+
+def outcome(**statement: object) -> Outcome:
+    return judge(msgspec.convert(statement, Statement), record()).outcome
+
+
+UPDATES = "updates to 0.9"
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ({"of": "good", "above": "bad"}, "holds"),
+        ({"of": "good", "below": "bad"}, "opposite"),
+        ({"of": "good", "above": "bad", "by": 30.0}, "holds"),
+        ({"of": "good", "above": "bad", "by": 36.7}, "undecided"),
+        ({"of": "good", "above": "bad", "times": 2.0}, "opposite"),
+        ({"of": "good", "above": "wide"}, "undecided"),
+        ({"of": "once", "above": "bad"}, "undecided"),
+        ({"of": "bad", "below": "once"}, "undecided"),
+        ({"of": "good", "above": 97.0}, "holds"),
+        ({"of": "good", "above": 99.5}, "opposite"),
+        ({"of": "good", "above": 98.3}, "undecided"),
+        ({"of": "once", "above": 50.0}, "undecided"),
+        # Missing figures count with all updates of the run, as a lower bound.
+        ({"of": "never", "above": "good", "column": UPDATES}, "holds"),
+        ({"of": "good", "above": "never", "column": UPDATES}, "opposite"),
+        ({"of": "bad", "above": "good", "column": UPDATES}, "undecided"),
+        ({"of": "never", "below": 2500.0, "column": UPDATES}, "undecided"),
+        # Two columns of a row are compared seed by seed.
+        ({"of": "good", "above": "good", "column": UPDATES, "against": "score (%)"}, "holds"),
+    ],
+)
+def test_a_statement_is_decided_by_its_seeds(
+    statement: dict[str, object], expected: Outcome
+) -> None:
+    assert outcome(**statement) == expected
+
+
+def test_figures_of_one_row_are_paired() -> None:
+    """Losses of 1 to 1.2 in every seed are clear, although seeds differ by tens."""
+    row = RecordedRow(
+        label="m", seeds=[0, 1, 2], values=[[10.0, 50.0, 90.0], [11.0, 51.2, 91.1]], updates=1
+    )
+    pair = msgspec.structs.replace(record(), columns=["short", "long"], rows=[row])
+    said = Statement(of="m", above="m", column="long", against="short")
+    assert judge(said, pair).outcome == "holds"
+    assert judge(said.reversed, pair).outcome == "opposite"
+
+
+def test_the_words_hold_both_figures() -> None:
+    said = Statement(of="good", above="bad", times=1.5, by=2.0)
+    assert judge(said, record()).words == (
+        "good (98.20 ± 0.20), score (%), above 1.5 x bad (61.3 ± 1.5) + 2"
+    )
+
+
+def test_the_rate_is_shared_among_statements() -> None:
+    """Of two figures whose chance is 3 %, one alone decides, one of two does not."""
+    row = RecordedRow(label="m", seeds=[0, 1, 2], values=[[1.0, 1.2, 1.45]], updates=1)
+    one = msgspec.structs.replace(record(), columns=["a"], rows=[row])
+    said = Statement(of="m", above=0.6)
+    (alone,) = judge_all([said], one)
+    assert 0.025 < alone.chance < 0.05
+    assert alone.outcome == "holds"
+    assert {own.outcome for own in judge_all([said, said], one)} == {"undecided"}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "lacks", "expected"),
+    [
+        (["holds", "holds"], [], "reproduced"),
+        (["holds", "holds"], ["longer strings"], "in part"),
+        (["holds", "undecided"], [], "in part"),
+        (["holds", "opposite"], [], "in part"),
+        (["opposite", "holds"], [], "contradicted"),
+        (["undecided", "opposite"], [], "contradicted"),
+        (["undecided", "holds"], [], "in part"),
+        (["undecided", "undecided"], [], "no power"),
+    ],
+)
+def test_the_verdict_follows_from_the_outcomes(
+    outcomes: list[Outcome], lacks: list[str], expected: str
+) -> None:
+    assert verdict([Judged("", own, 0.0) for own in outcomes], lacks) == expected
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ({"of": "good"}, "one of above and below"),
+        ({"of": "good", "above": 1.0, "below": 2.0}, "one of above and below"),
+        ({"of": "good", "above": "good"}, "only in another column"),
+    ],
+)
+def test_a_statement_without_sense_is_refused(statement: dict[str, object], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert(statement, Statement)
+
+
+def test_a_statement_needs_recorded_figures() -> None:
+    with pytest.raises(InputError, match=r"no figure of best, score \(%\)"):
+        judge(Statement(of="best", above=1.0), record())
+    with pytest.raises(InputError, match="no figure of good, loss"):
+        judge(Statement(of="good", above=1.0, column="loss"), record())
