@@ -7,7 +7,8 @@ import pytest
 
 from stateline.cli import main
 from stateline.cli.reproduce import RECORDS
-from stateline.papers.record import TableRecord, read_table
+from stateline.papers.record import RecordedRow, TableRecord, read_table, write_table
+from stateline.papers.verify import verify
 from stateline.reports import read_results
 
 TASK = "copying(n_letters=3, min_len=2, max_len=3, context_len=12, batch_size=2, longest=6)"
@@ -91,6 +92,56 @@ def test_runs_of_train_are_taken_over(capsys: pytest.CaptureFixture[str]) -> Non
     assert "runs taken over: 1\n4 runs, 1 of them done before" in shown
     (one,) = read_results(Path("old/a")).runs
     assert recorded().rows[0].values[0][0] == 100 * (one.by_length[3]["string_accuracy"] or 0.0)
+
+
+def test_a_record_is_verified_by_new_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs of the same seeds are equal; a figure that was changed in the record is outside."""
+    assert reproduce("--record") == 0
+    capsys.readouterr()
+    assert reproduce("--verify", "--rows", "LSTM") == 0
+    shown = capsys.readouterr().out
+    assert "0 of 6 figures are outside the spread of the record." in shown
+    assert Path("runs/papers/verify/nobody/one/laptop/table.json").exists()
+    path = RECORDS / "nobody/one-laptop.json"
+    record = read_table(path)
+    record.rows[1].values[2][:] = [7.0, 7.0]
+    write_table(path, record)
+    assert reproduce("--verify", "--rows", "LSTM") == 1
+    assert "2 of 6 figures are outside the spread of the record." in capsys.readouterr().out
+
+
+def test_some_rows_are_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("--rows", "LSTM") == 0
+    assert [row.label for row in recorded().rows] == ["LSTM"]
+    assert reproduce("--rows", "LTSM") == 2
+    assert "unknown row 'LTSM': did you mean 'LSTM'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("then", "seed", "now", "expected"),
+    [
+        ([1.0, 2.0, 3.0], 1, 2.00001, "equal"),
+        ([1.0, 2.0, 3.0], 7, 2.5, "within"),
+        ([1.0, 2.0, 3.0], 1, 4.0, "within"),
+        ([1.0, 2.0, 3.0], 1, 40.0, "outside"),
+        ([2.0, 2.0], 0, 2.1, "outside"),
+        ([2.0], 0, 2.0, "equal"),
+        ([2.0], 0, 2.1, "no spread"),
+        ([2.0, None], 1, None, "equal"),
+        ([2.0, None], 1, 3.0, "no spread"),
+        ([2.0, 2.5], 1, None, "no spread"),
+    ],
+)
+def test_a_new_figure_is_held_against_the_spread(
+    then: list[float | None], seed: int, now: float | None, expected: str
+) -> None:
+    def table(seeds: list[int], values: list[float | None]) -> TableRecord:
+        row = RecordedRow(label="H3", seeds=seeds, values=[values])
+        rest = {"command": "", "created": "", "environment": {}, "columns": ["score"]}
+        return TableRecord(table="", size="laptop", rows=[row], **rest)  # type: ignore[arg-type]
+
+    (found,) = verify(table([*range(len(then))], then), table([seed], [now]))
+    assert found.agreement == expected
 
 
 def test_without_training_the_table_has_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:

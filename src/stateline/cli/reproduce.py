@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser
 from stateline.devices import add_device_option
 
 if TYPE_CHECKING:
+    from stateline.papers.record import TableRecord
     from stateline.papers.reproduce import Reproduced
 
 RECORDS = Path("benchmarks/papers")
@@ -49,6 +50,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help=f"also keep the table in {RECORDS}, from which the papers' pages are made",
     )
+    option(
+        "--verify",
+        action="store_true",
+        help=f"train anew in OUT/verify, and compare each figure with the table in {RECORDS}",
+    )
     option("--recipes", type=str, default="recipes", help="folder of the recipes")
     add_device_option(parser)
 
@@ -61,7 +67,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
 
     from stateline.cli.progress import show_news
     from stateline.devices import resolve_device
-    from stateline.papers.record import write_table
+    from stateline.papers.record import read_table, write_table
     from stateline.papers.reproduce import reproduce
     from stateline.papers.table import find_table
     from stateline.reports import check_report, write_report
@@ -71,7 +77,10 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         return 0
     resolve_device(given.device)
     name, _ = find_table(given.name, Path(given.recipes))
-    check_report(Path(given.out) / name / given.size / "report.html")
+    recorded = RECORDS / f"{name}-{given.size}.json"
+    record = read_table(recorded) if given.verify else None
+    folder = Path(given.out) / "verify" if given.verify else Path(given.out)
+    check_report(folder / name / given.size / "report.html")
     with show_news(Console()) as news:
         found = reproduce(
             given.name,
@@ -80,7 +89,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
             rows=given.rows,
             recipes=given.recipes,
             data=given.data,
-            folder=given.out,
+            folder=folder,
             taken_from=given["from"],
             train=not given.as_is,
             workers=given.jobs,
@@ -90,9 +99,30 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         )
     write_report(found.results, found.folder / "report.html")
     if given.record:
-        write_table(RECORDS / f"{name}-{given.size}.json", found.record)
+        write_table(recorded, found.record)
     _show(found)
-    return 0
+    return 0 if record is None else _verify(record, found.record)
+
+
+def _verify(record: "TableRecord", fresh: "TableRecord") -> int:
+    """Print how new figures agree with the recorded ones; 1 if one is outside their spread."""
+    from rich import box
+    from rich.table import Table as Grid
+
+    from stateline.cli.console import wide_console
+    from stateline.papers.show import NONE, number
+    from stateline.papers.verify import verify
+
+    verified = verify(record, fresh)
+    grid = Grid("row", "column", "recorded", "seed", "now", "", box=box.SIMPLE_HEAD)
+    for row, column, recorded, seed, now, agreement in verified:
+        shown = NONE if now is None else number(now)
+        grid.add_row(row, column, recorded, str(seed), shown, agreement)
+    console = wide_console()
+    console.print(grid)
+    outside = sum(own.agreement == "outside" for own in verified)
+    console.print(f"{outside} of {len(verified)} figures are outside the spread of the record.")
+    return 1 if outside else 0
 
 
 def _show(found: "Reproduced") -> None:

@@ -208,7 +208,7 @@ def _deviation(scores: Sequence[float], problems: int) -> float:
     return max(stdev(scores), floor)
 
 
-def two_sided(t: float, freedom: int) -> float:
+def two_sided(t: float, freedom: float) -> float:
     """Probability that Student's t is at least as far from 0.
 
     With t = sqrt(freedom) tan(a), the density of a is proportional to cos(a)^(freedom - 1).

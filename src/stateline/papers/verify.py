@@ -1,0 +1,82 @@
+"""Whether new runs of a table agree with its record."""
+
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from stateline.errors import InputError
+from stateline.papers.record import RecordedRow, TableRecord
+from stateline.papers.show import NONE, cell, number
+from stateline.runs.verdict import two_sided
+
+RATE = 0.01
+"""Probability that a new figure of the same distribution is called outside."""
+
+Agreement = Literal["equal", "within", "outside", "no spread"]
+
+
+class Verified(NamedTuple):
+    """A new figure beside the recorded ones.
+
+    Attributes:
+        row: Name of the row.
+        column: Heading of the column.
+        recorded: The recorded figures in words.
+        seed: The seed of the new run.
+        now: The new figure; ``None`` if there is none.
+        agreement: ``equal`` to the recorded figure of this seed to four digits; ``within`` what the
+            spread of the recorded seeds lets expect of a new one; ``outside`` it; ``no spread``
+            if one seed was recorded, or a seed has no figure, and the new figure is another.
+    """
+
+    row: str
+    column: str
+    recorded: str
+    seed: int
+    now: float | None
+    agreement: Agreement
+
+
+def verify(record: TableRecord, fresh: TableRecord) -> list[Verified]:
+    """Compare every figure of new runs with the recorded figures of its row.
+
+    A new figure x is ``within`` if Student's t of x - mean, with the recorded deviation times
+    sqrt(1 + 1 / n) for n seeds, is not rarer than :data:`RATE`.
+
+    Args:
+        record: The recorded table.
+        fresh: The same table, or some of its rows, of new runs.
+
+    Raises:
+        InputError: If the record lacks a row or a column of the new runs.
+    """
+    return [*_verify(record, fresh)]
+
+
+def _verify(record: TableRecord, fresh: TableRecord) -> Iterator[Verified]:
+    rows = {row.name: row for row in record.rows}
+    for row in fresh.rows:
+        for column, heading in enumerate(fresh.columns):
+            if row.name not in rows or heading not in record.columns:
+                raise InputError(f"nothing is recorded of {row.name}, {heading}")
+            old, place = rows[row.name], record.columns.index(heading)
+            for seed, now in zip(row.seeds, row.values[column], strict=True):
+                agreement = _agreement(old, place, seed, now)
+                yield Verified(row.name, heading, cell(old, place), seed, now, agreement)
+
+
+def _agreement(old: RecordedRow, column: int, seed: int, now: float | None) -> Agreement:
+    then = dict(zip(old.seeds, old.values[column], strict=True))
+    if seed in then and _shown(then[seed]) == _shown(now):
+        return "equal"
+    spread, count = old.spread(column), len(old.seeds)
+    if spread is None or count < 2 or now is None:
+        return "no spread"
+    if spread.deviation == 0:
+        return "outside"
+    t = abs(now - spread.mean) / (spread.deviation * math.sqrt(1 + 1 / count))
+    return "outside" if two_sided(t, count - 1) < RATE else "within"
+
+
+def _shown(value: float | None) -> str:
+    return NONE if value is None else number(value)
