@@ -154,6 +154,15 @@ def test_a_fixed_number_of_examples_is_gone_through_in_every_epoch(
     assert torch.equal(kind(examples=50, batch_size=16).train_batch(4).tokens, epochs[1][1])
 
 
+def test_the_smaller_last_batch_of_an_epoch_is_kept() -> None:
+    """50 examples are three batches of 16 and one of 2; each epoch has every example once."""
+    task = AssociativeRecall(examples=50, batch_size=16, drop_last=False)
+    for epoch in range(2):
+        batches = [task.train_batch(4 * epoch + i).tokens for i in range(4)]
+        assert [len(batch) for batch in batches] == [16, 16, 16, 2]
+        assert sorted(torch.cat(batches).tolist()) == sorted(task._fixed[:, :-1].tolist())
+
+
 def test_examples_must_make_a_batch() -> None:
     with pytest.raises(InputError, match="examples must be at least batch_size=16"):
         AssociativeRecall(examples=15, batch_size=16)
