@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 HEADS := attention(position=hard_alibi, n_heads=8)
 demo: .venv/run
 	$(BIN)/stateline compare --protocol quick --seeds 4 --d_model 48 \
-	  "attention=$(HEADS)*2" "lstm=lstm*2" "h3=h3*2" "lstm+attention=lstm $(HEADS)" \
+	  "attention=$(HEADS)*2" "lstm=lstm*2" "h3=h3*2" "h3+attention=h3 $(HEADS)" \
 	  --tasks "word_problem(length=16, steps=400, eval_every=50)" \
 	  "copying(n_letters=8, max_len=8, context_len=20, steps=800, eval_every=50, stop_at=0.98)" \
 	  --out runs/demo

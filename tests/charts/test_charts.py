@@ -3,7 +3,10 @@
 import csv
 import json
 import math
+import random
+import re
 import struct
+from importlib.resources import files
 
 import altair as alt
 import pytest
@@ -11,9 +14,10 @@ import pytest
 from stateline.charts import draw
 from stateline.charts.chart import Axis
 from stateline.charts.export import FORMATS, svg, write_charts
+from stateline.charts.labels import Box, mark_box, place_names, spread_out
 from stateline.charts.lines import Level, Line, Point, limits, line_chart
 from stateline.charts.scatter import Spot, front, trade_off_chart
-from stateline.charts.style import COLOURS, DARK_COLOURS, SHAPES, styled
+from stateline.charts.style import COLOURS, DARK_COLOURS, HEIGHT, SHAPES, WIDTH, styled
 from stateline.errors import InputError
 
 MODELS = styled(["h3*2", 'evil"\\<script>', "attention*2"])
@@ -29,7 +33,7 @@ def chart(outlier=2.0, levels=()):
         for k, model in enumerate(MODELS)
     ]
     lines[1].points[2].values[:] = [outlier] * 3
-    return line_chart("bits", "Bits by length", "Median.", lines, AXES, levels)
+    return line_chart("bits", "Bits by length", ["Median."], lines, AXES, levels)
 
 
 def test_an_outlier_is_drawn_at_the_edge_and_named():
@@ -53,14 +57,14 @@ def test_an_axis_ends_before_far_outliers_only():
 
 def test_a_seed_that_diverged_leaves_the_median_of_the_others():
     line = Line(MODELS[0], [Point(16, [2.0, math.nan, 4.0]), Point(64, [math.nan])])
-    (row,) = line_chart("a", "a", "", [line], AXES).rows
+    (row,) = line_chart("a", "a", [], [line], AXES).rows
     assert (row["y"], row["low"], row["high"], row["values"]) == (3.0, 2.0, 4.0, 2)
 
 
 def test_a_line_that_others_cover_is_wider():
     points = [Point(16, [2.0]), Point(64, [1.0])]
     lines = [Line(MODELS[0], points), Line(MODELS[2], points)]
-    widths = {row["model"]: row["width"] for row in line_chart("a", "a", "", lines, AXES).rows}
+    widths = {row["model"]: row["width"] for row in line_chart("a", "a", [], lines, AXES).rows}
     assert widths["h3*2"] > widths["attention*2"]
 
 
@@ -88,15 +92,60 @@ def test_equal_models_are_both_on_the_front():
 def test_models_on_the_front_are_named_in_the_chart():
     axes = (Axis("bytes", "log10"), Axis("score"))
     best = front(SPOTS, less_cost=True, more_score=True)
-    drawn = trade_off_chart("a", "a", "", SPOTS, best, axes, less_cost=True)
+    drawn = trade_off_chart("a", "a", [], SPOTS, best, axes, less_cost=True)
     text = svg(drawn).partition("role-legend")[0]
     assert all(f">{name}</text>" in text for name in "abd")
     assert not any(f">{name}</text>" in text for name in "ce")
 
 
+def test_no_name_covers_another_or_a_mark():
+    draw_ = random.Random(0)
+    left_out = 0
+    for _ in range(300):
+        places = [(draw_.uniform(0, WIDTH), draw_.uniform(0, HEIGHT)) for _ in range(8)]
+        marks = [mark_box(*place) for place in places]
+        lines = [Box(x - 1, y - 20, x + 1, y + 20) for x, y in places]
+        names = [("m" * draw_.randint(1, 25), *place) for place in places[:5]]
+        found = place_names(names, marks, lines, (WIDTH, HEIGHT))
+        boxes = [place.box for place in found if place]
+        left_out += len(names) - len(boxes)
+        for rank, box in enumerate(boxes):
+            assert not any(box.covers(other) for other in [*boxes[:rank], *boxes[rank + 1 :]])
+            assert not any(box.covers(mark) for mark in marks)
+            assert 0 <= box.left <= box.right <= WIDTH
+    assert left_out < 0.02 * 300 * 5
+
+
+def test_a_name_without_room_is_left_out():
+    crowd = [mark_box(x, y) for x in range(0, WIDTH, 8) for y in range(-12, HEIGHT, 8)]
+    assert place_names([("h3", 150.0, 100.0)], crowd, [], (WIDTH, HEIGHT)) == [None]
+
+
+def test_a_baseline_far_off_the_scale_is_named_in_the_note():
+    drawn = chart(levels=[Level("gzip 90", y=90.0)])
+    assert drawn.note.endswith("Off the scale: gzip 90.")
+    assert "gzip" not in json.dumps(drawn.spec())
+
+
+def test_baselines_of_one_height_are_written_below_one_another():
+    assert spread_out([50.0, 50.0, 10.0, 55.0]) == [50.0, 64.0, 10.0, 78.0]
+
+
+@pytest.mark.parametrize("scale", ["linear", "log2", "log10"])
+def test_the_place_of_a_value_on_an_axis_is_that_of_the_drawing(scale):
+    axis = Axis("x", scale).over([2.0, 5.0, 40.0])
+    spots = [Spot(m, (x, x, x), x, x, x) for m, x in zip(MODELS, (2.0, 5.0, 40.0), strict=True)]
+    drawn = svg(trade_off_chart("a", "a", [], spots, [], (axis, axis), less_cost=True))
+    marks = re.findall(r'translate\(([\d.]+),([\d.]+)\)" d="[^"]*" fill="#', drawn)
+    places = [(WIDTH * axis.share(x, WIDTH), HEIGHT * (1 - axis.share(x, HEIGHT))) for x in (2, 5)]
+    for place, mark in zip(places, marks, strict=False):
+        assert [float(end) for end in mark] == pytest.approx(place, abs=0.01)
+    assert len(marks) >= 3
+
+
 def test_charts_are_valid_vega_lite():
     axes = (Axis("bytes", "log10"), Axis("score"))
-    drawn = trade_off_chart("a", "a", "", SPOTS, [], axes, less_cost=True)
+    drawn = trade_off_chart("a", "a", [], SPOTS, [], axes, less_cost=True)
     for one in (chart(outlier=9.0, levels=[Level("gzip", y=2.0)]), drawn):
         assert one.altair().to_dict(validate=True) == one.spec()
 
@@ -117,6 +166,18 @@ def test_every_colour_contrasts_with_its_page(colours, page):
     for colour in colours:
         dark, light = sorted([_luminance(colour), _luminance(page)])
         assert (light + 0.05) / (dark + 0.05) >= 3.0  # WCAG 2.1 for graphics
+
+
+def test_the_text_of_a_page_contrasts_with_what_is_behind_it():
+    style = (files("stateline.reports") / "templates" / "style.css").read_text()
+    light, dark = re.findall(r":root \{([^}]*)\}", style)
+    for scheme in (light, dark):
+        colour = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6});", scheme))
+        behind = {"text": ("page", "tint", "best", "warn"), "quiet": ("page", "best")}
+        for text, backs in (behind | {"link": ("page",)}).items():
+            for back in backs:
+                low, high = sorted([_luminance(colour[text]), _luminance(colour[back])])
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (text, back)  # WCAG 2.1 for text
 
 
 def test_a_chart_is_written_in_every_format(tmp_path):

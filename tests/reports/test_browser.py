@@ -3,12 +3,17 @@
 Charts become interactive shortly before they are seen, so the tests scroll through the page.
 """
 
+from pathlib import Path
+
 import pytest
 
 from stateline.reports.html import page as page_of
+from stateline.runs.folder import read_results
 from tests.reports.typed import merge, typed
 
 pytestmark = pytest.mark.slow
+
+GALLERY = Path(__file__).parents[2] / "docs" / "gallery" / "hybrids"
 
 SIZES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 
@@ -257,3 +262,63 @@ def test_without_scripts_the_page_has_its_pictures_and_words(browser, page):
         assert "Click" not in said
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory):
+    """The page of a real comparison."""
+    path = tmp_path_factory.mktemp("gallery") / "report.html"
+    path.write_text(page_of(read_results(GALLERY)))
+    return path
+
+
+COVERED = """[...document.querySelectorAll("[data-chart]")].flatMap(chart => {
+    const texts = [...chart.querySelectorAll("text")].filter(t => t.textContent.trim());
+    const boxes = texts.map(t => t.getBoundingClientRect());
+    return texts.flatMap((text, n) => texts.slice(0, n).filter((_, m) =>
+        boxes[m].left + 1 < boxes[n].right && boxes[n].left + 1 < boxes[m].right &&
+        boxes[m].top + 1 < boxes[n].bottom && boxes[n].top + 1 < boxes[m].bottom
+    ).map(other => [chart.dataset.chart, text.textContent, other.textContent]));
+})"""
+"""Pairs of texts in a chart that cover one another."""
+
+
+@pytest.mark.parametrize("name", ["page", "gallery"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_text_of_a_chart_covers_another(browser, request, name, width):
+    show_all(browser, request.getfixturevalue(name), width)
+    assert browser.ask("document.querySelectorAll('[data-chart] text').length") > 100
+    assert browser.ask(COVERED) == []
+
+
+def test_a_text_that_covers_another_is_found(browser, gallery):
+    show_all(browser, gallery)
+    browser.ask(
+        f"{CHARTS}[0].querySelectorAll('.mark-text text').forEach("
+        "t => t.setAttribute('transform', 'translate(0, 0)'))"
+    )
+    assert browser.ask(COVERED)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_first_screen_has_the_answers(browser, gallery, width):
+    """On a wide screen all of them; on a phone, where a row is a card, the first ones."""
+    browser.open(gallery, width, "light")
+    rows = "[...document.querySelectorAll('.decisions tbody tr')]"
+    ends = browser.ask(f"{rows}.map(row => row.getBoundingClientRect().bottom)")
+    below = [end for end in ends if end > 900]
+    assert len(below) == (0 if width == 1280 else 3)
+
+
+def test_whatever_takes_the_focus_has_a_name(browser, gallery):
+    show_all(browser, gallery)
+    tree = browser.call("Accessibility.getFullAXTree")["nodes"]
+    focusable = [
+        node
+        for node in tree
+        if not node["ignored"]
+        and any(p["name"] == "focusable" and p["value"]["value"] for p in node["properties"])
+        and node["role"]["value"] != "RootWebArea"
+    ]
+    assert len(focusable) > 50
+    assert [node["role"] for node in focusable if not node.get("name", {}).get("value")] == []

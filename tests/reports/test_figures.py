@@ -115,7 +115,7 @@ def test_scores_are_drawn_against_costs_with_the_front_named(make):
     assert {row["model"]: row["front"] for row in chart.rows} == dict(
         zip(make.models, (1, 1, 0), strict=True)
     )
-    assert "the Pareto front of the medians, “h3*2” and “attention(position=rope)*2”" in chart.note
+    assert "The front: “h3*2” and “attention(position=rope)*2”." in chart.notes
 
 
 def test_a_model_without_a_score_is_named_beside_the_front(make):

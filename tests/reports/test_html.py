@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from stateline.charts.style import VARIABLES, styled
+from stateline.reports.format import MEDIAN
 from stateline.reports.html import legend
 from stateline.reports.records import drawn_models
+from stateline.reports.trade_offs import FRONT
 from stateline.runs.folder import read_results
 from tests.reports.typed import page_of
 
@@ -125,17 +127,31 @@ def test_every_chart_says_what_it_shows(page):
         "Text: bits per byte against state size",
         "Text: bits per byte against FLOPs per token",
         "Text: bits per byte against decoding speed",
-        "String accuracy by length",
-        "String accuracy during training",
-        "Loss during training",
-        "Bits per byte by length",
-        "Bits per byte during training",
-        "Loss during training",
+        "Copying: string accuracy by length",
+        "Copying: string accuracy during training",
+        "Copying: loss during training",
+        "Text: bits per byte by length",
+        "Text: bits per byte during training",
+        "Text: loss during training",
         "State size",
         "FLOPs per token",
         "Decoding speed",
         "Training speed",
     ]
+
+
+def test_what_all_charts_of_a_section_have_in_common_is_said_once(page):
+    visible = re.sub('aria-label="[^"]*"', "", without_bundle(page))
+    assert visible.count(FRONT) == 1
+    assert visible.count(MEDIAN) == 2  # two tasks
+
+
+def test_every_table_and_the_page_have_names_of_their_own(page):
+    own = without_bundle(page)
+    names = re.findall('role="(?:region|table)" aria-label="([^"]*)"', own)
+    assert len(names) == len(set(names)) == own.count("<table")
+    assert own.count("<main>") == 1
+    assert "graphics-symbol" not in own
 
 
 def test_a_model_has_one_colour_throughout(page):
@@ -220,7 +236,7 @@ def test_more_models_than_colours_differ_in_shape():
 
 def test_a_score_by_position_is_shown_where_a_run_has_it(make):
     results = make.results()
-    title = "<figcaption>Bits per byte by position</figcaption>"
+    title = "<figcaption>Text: bits per byte by position</figcaption>"
     assert title not in page_of(results)
     results["runs"][1]["by_position"] = {"64": 3.0, "256": 2.5, "512": None, "4096": 2.4}
     page = page_of(results)

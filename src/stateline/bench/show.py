@@ -132,7 +132,7 @@ def _chart(case: str, figures: Sequence[Figure], name: str) -> Chart:
     return line_chart(
         name,
         case,
-        "Median, with a band from quartile to quartile.",
+        ["Median, with a band from quartile to quartile."],
         [Line(m, places[m.name]) for m in styled(list(places), families)],
         (
             Axis("length", "log2", ticks=length_ticks([figure.length for figure in figures])),

@@ -1,6 +1,7 @@
 """A chart: its title and note, its data as rows, and its drawing by Vega-Lite."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +13,9 @@ Row = dict[str, Any]
 
 SHOWN = "(!length(shown) || indexof(shown, datum.model) >= 0)"
 """An expression: true for marks of the models that the reader has chosen, or if none is chosen."""
+
+PADDING = 6
+"""Pixels between the ends of an axis and the nearest data."""
 
 FADED = 0.06
 """Opacity of the models that the reader has not chosen."""
@@ -36,7 +40,7 @@ class Axis(NamedTuple):
 
     def encode(self, channel: type[alt.X] | type[alt.Y], field: str) -> Any:
         """The encoding of a field of the rows by this axis."""
-        scale: dict[str, Any] = {"nice": False, "padding": 6}
+        scale: dict[str, Any] = {"nice": False, "padding": PADDING}
         logarithmic = {"type": "log", "base": 2 if self.scale == "log2" else 10}
         scale |= {"zero": False} if self.scale == "linear" else logarithmic
         if self.domain is not None:
@@ -48,6 +52,24 @@ class Axis(NamedTuple):
             ticks = {"values": values, "labelExpr": f"({json.dumps(texts)})[datum.value]"}
         return channel(f"{field}:Q", title=self.title, scale=scale, axis=ticks)
 
+    def over(self, values: Sequence[float]) -> "Axis":
+        """The axis with a domain: its own, or from the least to the largest value."""
+        if self.domain is not None:
+            return self
+        low, high = min(values), max(values)
+        if low == high and self.scale == "linear":
+            low, high = low - 0.5, high + 0.5
+        elif low == high:
+            low, high = low / 2, high * 2
+        return self._replace(domain=(low, high))
+
+    def share(self, value: float, pixels: int) -> float:
+        """The place of a value on an axis with a domain, as a share of its length in pixels."""
+        assert self.domain is not None
+        scaled = float if self.scale == "linear" else math.log
+        low, own, high = (scaled(number) for number in (self.domain[0], value, self.domain[1]))
+        return (PADDING + (own - low) / (high - low) * (pixels - 2 * PADDING)) / pixels
+
 
 class Chart(NamedTuple):
     """A chart for readers, files and pages.
@@ -55,7 +77,7 @@ class Chart(NamedTuple):
     Attributes:
         name: Unique in a report; also the name of its files, without suffix.
         title: What is plotted against what.
-        note: How to read it.
+        notes: How to read it, in sentences; a page says once what several charts have in common.
         models: The models in it.
         rows: Its data, a row per point.
         layers: What is drawn, from bottom to top.
@@ -63,10 +85,15 @@ class Chart(NamedTuple):
 
     name: str
     title: str
-    note: str
+    notes: tuple[str, ...]
     models: list[Model]
     rows: list[Row]
     layers: list[alt.Chart]
+
+    @property
+    def note(self) -> str:
+        """How to read it."""
+        return " ".join(self.notes)
 
     def altair(self, *, alone: bool = True) -> alt.LayerChart:
         """The chart as an object of Altair, to be shown in a notebook or changed.

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import altair as alt
 
 from stateline.charts.chart import Axis, Chart, Row, by_model, numbers, opacity, own_rows
-from stateline.charts.style import INK, Model
+from stateline.charts.labels import LONGEST, spread_out
+from stateline.charts.style import HEIGHT, INK, Model
 
 WIDEST_GAP = 0.5
 """Smallest gap, as a share of the range of all values, that separates outliers."""
@@ -51,7 +52,7 @@ class Level(NamedTuple):
 def line_chart(
     name: str,
     title: str,
-    note: str,
+    notes: Sequence[str],
     lines: Sequence[Line],
     axes: tuple[Axis, Axis],
     levels: Sequence[Level] = (),
@@ -59,12 +60,12 @@ def line_chart(
 ) -> Chart:
     """A chart of lines.
 
-    Values that would squash all others are drawn at the edge as triangles, and the note names them.
+    Values that would squash all others are drawn at the edge as triangles, and a note names them.
 
     Args:
         name: Unique in a report; also the name of its files.
         title: What is plotted against what.
-        note: How to read it.
+        notes: How to read it, in sentences.
         lines: The lines; the later is drawn over the earlier.
         axes: Of x and of y.
         levels: Lines across the chart.
@@ -74,20 +75,24 @@ def line_chart(
     drawn = [line for line in lines if line.points]
     rows = [row for rank, line in enumerate(drawn) for row in _rows(line, drawn[rank + 1 :])]
     models = [line.model for line in drawn]
-    if y.scale == "linear" and not y.domain:
-        drawn_at = [row[end] for row in rows for end in ("low", "y", "high")]
-        y = y._replace(domain=limits([*drawn_at, *(lv.y for lv in levels if lv.y is not None)]))
-    outside = [row for row in rows if y.domain and not y.domain[0] <= row["y"] <= y.domain[1]]
+    drawn_at = [row[end] for row in rows for end in ("low", "y", "high")]
+    drawn_at += [level.y for level in levels if level.y is not None]
+    if y.scale == "linear" and not y.domain and drawn_at:
+        y = y._replace(domain=limits(drawn_at))
+    y = y.over(drawn_at) if drawn_at else y
+    beyond = [lv for lv in levels if lv.y is not None and not _within(lv.y, y.domain)]
+    outside = [row for row in rows if not _within(row["y"], y.domain)]
     for row in outside:
         row |= {"inside": 0, "marked": 0}
     layers = [*_lines(models, rows, (x, y)), *_marks(models, rows, (x, y), spread)]
-    layers += _levels(levels, (x, y))
+    layers += _levels([level for level in levels if level not in beyond], (x, y))
+    notes = [*notes, *(f"Off the scale: {level.text}." for level in beyond)]
     if outside:
         layers += _outside(models, outside, (x, y))
         named = ", ".join(f"{r['model']} {r['y']:.4g} at {r['x']:,g}" for r in outside[:4])
         more = f" and {len(outside) - 4} more" if len(outside) > 4 else ""
-        note = f"{note} Off the scale, drawn as triangles: {named}{more}."
-    return Chart(name, title, note.strip(), models, rows, layers)
+        notes = [*notes, f"Off the scale, drawn as triangles: {named}{more}."]
+    return Chart(name, title, tuple(notes), models, rows, layers)
 
 
 def limits(values: Sequence[float]) -> tuple[float, float] | None:
@@ -111,6 +116,11 @@ def limits(values: Sequence[float]) -> tuple[float, float] | None:
     if len(outliers) > MOST_OUTLIERS * len(ordered) or spare == 0:
         return None
     return inside[0] - spare, inside[-1] + spare
+
+
+def _within(value: float, domain: tuple[float, float] | None) -> bool:
+    """Whether an axis shows a value; without a domain it shows all."""
+    return domain is None or domain[0] <= value <= domain[1]
 
 
 def _rows(line: Line, above: Sequence[Line]) -> list[Row]:
@@ -200,23 +210,22 @@ def _outside(
 
 
 def _levels(levels: Sequence[Level], axes: tuple[Axis, Axis]) -> list[alt.Chart]:
-    """Rules across the chart, and their labels at its edge."""
+    """Rules across the chart, and their labels above it or at its right, where no mark is."""
     x, y = axes
     layers = []
-    heights = [level.y for level in levels if level.y is not None]
-    lowest = min(heights) if len(heights) > 1 else None
     for level in levels:
-        base = own_rows([{"x": level.x, "y": level.y, "text": level.text}])
         if level.x is not None:
+            base = own_rows([{"x": level.x, "text": level.text}])
             place = {"x": x.encode(alt.X, "x")}
             label = base.mark_text(baseline="bottom", dy=-3, y=0).encode(**place, text="text:N")
             layers += [base.mark_rule(opacity=0.5).encode(**place), label]
-        else:
-            place = {"y": y.encode(alt.Y, "y")}
-            rule = base.mark_rule(opacity=0.6, strokeDash=[2, 3]).encode(**place)
-            dy = 9 if level.y == lowest else -7
-            text = base.mark_text(baseline="middle", align="right", dy=dy)
-            layers += [rule, text.encode(**place, x=alt.value("width"), text="text:N")]
+    across = [(level.y, level.text) for level in levels if level.y is not None]
+    heights = spread_out([HEIGHT * (1 - y.share(height, HEIGHT)) for height, _ in across])
+    for (height, text), at in zip(across, heights, strict=True):
+        base = own_rows([{"y": height, "text": text}])
+        rule = base.mark_rule(opacity=0.6, strokeDash=[2, 3]).encode(y=y.encode(alt.Y, "y"))
+        label = base.mark_text(baseline="middle", align="left", dx=6, limit=LONGEST, y=at)
+        layers += [rule, label.encode(x=alt.value("width"), text="text:N")]
     return layers
 
 

@@ -1,13 +1,14 @@
 """Charts of scores against costs, with the Pareto front."""
 
-import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import altair as alt
 
 from stateline.charts.chart import Axis, Chart, Row, by_model, numbers, opacity, own_rows
-from stateline.charts.style import INK, Model
+from stateline.charts.labels import LONGEST, Box, mark_box, place_names
+from stateline.charts.style import HEIGHT, INK, WIDTH, Model
 
 
 class Spot(NamedTuple):
@@ -62,7 +63,7 @@ def front(spots: Sequence[Spot], *, less_cost: bool, more_score: bool) -> list[S
 def trade_off_chart(
     name: str,
     title: str,
-    note: str,
+    notes: Sequence[str],
     spots: Sequence[Spot],
     best: Sequence[Spot],
     axes: tuple[Axis, Axis],
@@ -71,16 +72,19 @@ def trade_off_chart(
 ) -> Chart:
     """A chart of models by cost and score; the front is drawn, and the models on it are named.
 
+    Names cover neither each other nor marks; a name for which there is no room is left out.
+
     Args:
         name: Unique in a report; also the name of its files.
         title: What is plotted against what.
-        note: How to read it.
+        notes: How to read it, in sentences.
         spots: Where the models are.
         best: Those on the front, by cost.
         axes: Of the cost and of the score.
         less_cost: True if less of the cost is better.
     """
-    x, y = axes
+    x = axes[0].over([end for spot in spots for end in spot.costs])
+    y = axes[1].over([end for spot in spots for end in (spot.low, spot.high)])
     place = {"x": x.encode(alt.X, "x"), "y": y.encode(alt.Y, "y")}
     models = [spot.model for spot in spots]
     look, rows = by_model(models), [_row(spot, spot in best) for spot in spots]
@@ -102,21 +106,37 @@ def trade_off_chart(
         layers.append(bar.encode(**reach, color=look["color"]))
     mark = alt.Chart().mark_point(filled=True, size=90, opacity=opacity(1))
     layers.append(mark.encode(**place, **look, tooltip=numbers(found)))
-    costs, on_front = [spot.cost for spot in spots], [row for row in rows if row["front"]]
-    layers += _names(
-        sorted(on_front, key=lambda row: row["x"]), place, math.sqrt(min(costs) * max(costs))
-    )
-    return Chart(name, title, note, models, rows, layers)
+    layers += _names(rows, (x, y), place, less_cost=less_cost)
+    return Chart(name, title, tuple(notes), models, rows, layers)
 
 
-def _names(rows: Sequence[Row], place: dict[str, Any], middle: float) -> list[alt.Chart]:
-    """The names of models, beside their marks; in turns above and below, so that few overlap."""
+def _names(
+    rows: Sequence[Row], axes: tuple[Axis, Axis], place: dict[str, Any], *, less_cost: bool
+) -> list[alt.Chart]:
+    """The names of the models on the front, beside their marks."""
+    x, y = axes
+
+    def pixels(cost: float, score: float) -> tuple[float, float]:
+        return WIDTH * x.share(cost, WIDTH), HEIGHT * (1 - y.share(score, HEIGHT))
+
+    marks = [mark_box(*pixels(row["x"], row["y"])) for row in rows]
+    bars = [(*pixels(r["x"], r["high"]), *pixels(r["x"], r["low"])) for r in rows]
+    bars += [(*pixels(r["cost_low"], r["y"]), *pixels(r["cost_high"], r["y"])) for r in rows]
+    on_front = sorted((row for row in rows if row["front"]), key=lambda row: row["x"])
+    for first, second in pairwise(on_front):
+        left, right = pixels(first["x"], first["y"]), pixels(second["x"], second["y"])
+        level, turn = (left[1], right[0]) if less_cost else (right[1], left[0])
+        bars.append((left[0], level, right[0], level))
+        bars.append((turn, min(left[1], right[1]), turn, max(left[1], right[1])))
+    lines = [Box(a - 1, min(b, d) - 1, c + 1, max(b, d) + 1) for a, b, c, d in bars]
+    names = [(row["model"], *pixels(row["x"], row["y"])) for row in on_front]
     layers = []
-    for rank, row in enumerate(rows):
-        align: Literal["left", "right"] = "right" if row["x"] > middle else "left"
-        dx, dy = (-8 if align == "right" else 8), (13 if rank % 2 else -9)
-        text = own_rows([row]).mark_text(align=align, dx=dx, dy=dy, limit=150)
-        layers.append(text.encode(**place, text="model:N"))
+    for row, found in zip(on_front, place_names(names, marks, lines, (WIDTH, HEIGHT)), strict=True):
+        if found is not None:
+            text = own_rows([row]).mark_text(
+                align=found.align, baseline="middle", dx=found.dx, dy=found.dy, limit=LONGEST
+            )
+            layers.append(text.encode(**place, text="model:N"))
     return layers
 
 

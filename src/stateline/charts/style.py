@@ -86,6 +86,7 @@ def config(*, legend: bool) -> dict[str, Any]:
     axis = {"titleFontWeight": "normal", "tickSize": 4, "titlePadding": 6, "labelLimit": 90}
     return {
         "aria": False,
+        "mark": {"aria": False},
         "font": "sans-serif",
         "background": "transparent",
         "view": {"stroke": None, "continuousWidth": WIDTH, "continuousHeight": HEIGHT},

@@ -36,8 +36,8 @@ def draw(table: Table, record: TableRecord, runs: Sequence[RunRecord] = ()) -> l
 
 
 def _chart(name: str, title: str, lines: Sequence[Line], x: str, y: str) -> Chart:
-    note = "Lines are medians over seeds, bands reach from the lowest to the highest."
-    return line_chart(name, title, note, lines, (Axis(x), Axis(y)))
+    notes = ["Lines are medians over seeds, bands reach from the lowest to the highest."]
+    return line_chart(name, title, notes, lines, (Axis(x), Axis(y)))
 
 
 def _curves(models: Mapping[str, Model], runs: Sequence[RunRecord]) -> list[Line]:

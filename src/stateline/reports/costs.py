@@ -25,7 +25,7 @@ class Cost(NamedTuple):
         short: Heading of a column.
         unit: Title of the axis of its chart.
         length: Title of the axis of lengths.
-        note: The exact definition of the cost.
+        notes: The exact definition of the cost, in sentences.
         text: Words for a number.
         higher_is_better: True for speeds.
     """
@@ -35,7 +35,7 @@ class Cost(NamedTuple):
     short: str
     unit: str
     length: str
-    note: str
+    notes: tuple[str, ...]
     text: Callable[[int | float], str] = short_number
     higher_is_better: bool = False
 
@@ -50,7 +50,7 @@ STATE = Cost(
     short="state",
     unit="bytes per sequence",
     length="tokens already in the state",
-    note="Memory that one sequence carries from token to token.",
+    notes=("Memory that one sequence carries from token to token.",),
     text=short_bytes,
 )
 FLOPS = Cost(
@@ -59,7 +59,7 @@ FLOPS = Cost(
     short="FLOPs",
     unit="FLOPs per token",
     length="sequence length (tokens)",
-    note="Forward FLOPs, counted, per token of a sequence of the given length.",
+    notes=("Forward FLOPs, counted, per token of a sequence of the given length.",),
 )
 
 _PHASES = {
@@ -85,7 +85,7 @@ def speed(phase: str, batch: int | None = None) -> Cost:
         short=f"{phase} tok/s{rows}",
         unit="tokens per second",
         length=_length(phase),
-        note=f"{note} Median of the rounds, with a band over its spread.",
+        notes=(note, "Median of the rounds, with a band over its spread."),
         higher_is_better=True,
     )
 
@@ -100,7 +100,7 @@ def memory(phase: str, batch: int | None = None) -> Cost:
         short=f"{phase} memory{rows}",
         unit="bytes beyond model and inputs",
         length=_length(phase),
-        note=note,
+        notes=(note,),
         text=short_bytes,
     )
 

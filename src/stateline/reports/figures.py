@@ -12,14 +12,12 @@ from stateline.models.pattern import Item, parse_pattern
 from stateline.reports import series
 from stateline.reports.axes import cost_axis, score_axis
 from stateline.reports.costs import Cost, Measured, cost_lengths, costs, disturbance
-from stateline.reports.format import words
-from stateline.reports.records import drawn_models, runs_of, score
+from stateline.reports.format import MEDIAN, words
+from stateline.reports.records import drawn_models, runs_of, score, task_label
 from stateline.reports.scaling import scaling_charts
 from stateline.reports.trade_offs import trade_off_charts
 from stateline.runs.folder import slug
 from stateline.runs.results import Results, TaskRecord
-
-MEDIAN = "Median over seeds, with a band from lowest to highest."
 
 Series = Callable[[Results, str, TaskRecord], list[Point]]
 
@@ -51,16 +49,15 @@ def sections(results: Results) -> Sections:
 
 def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
     """The charts of one task for which a run has data."""
-    metric, levels = words(task.metric).capitalize(), _levels(task)
+    metric, levels = words(task.metric), _levels(task)
     here = Level("trained", x=task.train_length)
     steps = Axis("training step", form=",.4~r")
-    bits = f"{MEDIAN} The state is rounded just before the last token of the prompt."
-    held = f"{MEDIAN} A seed that has stopped keeps its last value."
+    bits = "The state is rounded just before the last token of the prompt."
     drawn = [
         _chart(
             results,
             task,
-            ("by-length", f"{metric} by length", MEDIAN + _scored(task)),
+            ("by-length", f"{metric} by length", _scored(task)),
             series.by_length,
             (_lengths("length, in the task's unit"), score_axis(task)),
             [*levels, here],
@@ -68,7 +65,7 @@ def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
         _chart(
             results,
             task,
-            ("while-training", f"{metric} during training", held),
+            ("while-training", f"{metric} during training", []),
             partial(series.by_step, field="metric"),
             (steps, score_axis(task, f"{words(task.metric)} at length {task.train_length}")),
             levels,
@@ -76,7 +73,7 @@ def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
         _chart(
             results,
             task,
-            ("loss", "Loss during training", held),
+            ("loss", "loss during training", []),
             partial(series.by_step, field="loss"),
             (steps, Axis("training loss (nats per token)")),
         ),
@@ -84,7 +81,7 @@ def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
         _chart(
             results,
             task,
-            ("by-position", f"{metric} by position", f"{MEDIAN} Each point: since the one before."),
+            ("by-position", f"{metric} by position", ["Each point: since the one before."]),
             series.by_position,
             (_lengths("position (tokens)"), score_axis(task)),
             [here],
@@ -92,7 +89,7 @@ def task_charts(results: Results, task: TaskRecord) -> list[Chart]:
         _chart(
             results,
             task,
-            ("by-bits", f"{metric} by bits per number of the state", bits),
+            ("by-bits", f"{metric} by bits per number of the state", [bits]),
             series.by_bits,
             (Axis("bits per number of the state"), score_axis(task)),
             levels,
@@ -114,7 +111,7 @@ def keyword_charts(results: Results) -> list[Chart]:
             line_chart(
                 f"{slug(name)}-by-{slug(keyword)}".lower(),
                 f"{words(some.metric).capitalize()} by {keyword}: {name}",
-                f"{MEDIAN} Each task at its training length, solved or not.",
+                [MEDIAN, "Each task at its training length, solved or not."],
                 lines,
                 (
                     Axis(keyword, ticks={value: f"{value:g}" for value in sorted(tasks)}),
@@ -136,7 +133,7 @@ def task_name(results: Results, task: TaskRecord) -> str:
 def _chart(
     results: Results,
     task: TaskRecord,
-    texts: tuple[str, str, str],
+    texts: tuple[str, str, Sequence[str]],
     points: Series,
     axes: tuple[Axis, Axis],
     levels: Sequence[Level] = (),
@@ -146,7 +143,7 @@ def _chart(
     if max((len(line.points) for line in lines), default=0) < 2:
         return None
     x, y = axes
-    name, title, note = texts
+    name, what, notes = texts
     places = [point.x for line in lines for point in line.points]
     places += [level.x for level in levels if level.x is not None]
     if x.scale == "log2":
@@ -154,7 +151,8 @@ def _chart(
     if y.domain is None:
         y = y._replace(scale=_scale([v for line in lines for p in line.points for v in p.values]))
     name = f"{task_name(results, task)}-{name}"
-    return line_chart(name, title, note, lines, (x, y), levels)
+    title = f"{task_label(results, task)}: {what}"
+    return line_chart(name, title, [MEDIAN, *notes], lines, (x, y), levels)
 
 
 def _scale(values: Sequence[float]) -> Literal["linear", "log10"]:
@@ -168,13 +166,13 @@ def _lengths(title: str) -> Axis:
     return Axis(title, "log2")
 
 
-def _scored(task: TaskRecord) -> str:
+def _scored(task: TaskRecord) -> list[str]:
     if task.solved_at is None:
-        return ""
-    return (
-        " Beyond the training length, the figure shows only seeds that solved the task, and leaves"
-        " out models most of whose seeds failed."
-    )
+        return []
+    return [
+        "Beyond the training length, the figure shows only seeds that solved the task, and leaves "
+        "out models most of whose seeds failed."
+    ]
 
 
 def _levels(task: TaskRecord) -> list[Level]:
@@ -231,11 +229,10 @@ def _cost_chart(results: Results, cost: Cost) -> Chart:
     values = [value for line in lines for point in line.points for value in point.values]
     lengths = Axis(cost.length, "log2", ticks=length_ticks(cost_lengths(results, cost)))
     name = f"cost-{slug(cost.title)}".lower()
-    note = f"{cost.note} {disturbance(results)}" if cost.higher_is_better else cost.note
-    spread = ("from", "to")
-    return line_chart(
-        name, cost.title, note.strip(), lines, (lengths, cost_axis(cost, values)), spread=spread
-    )
+    disturbed = disturbance(results) if cost.higher_is_better else ""
+    notes = [*cost.notes, *([disturbed] if disturbed else [])]
+    axes = (lengths, cost_axis(cost, values))
+    return line_chart(name, cost.title, notes, lines, axes, spread=("from", "to"))
 
 
 def _cost_line(model: Model, values: Mapping[int, Measured]) -> Line:

@@ -6,6 +6,12 @@ from collections.abc import Mapping
 DASH = "\N{EN DASH}"
 """A dash, which joins the ends of a range and stands for a missing number."""
 
+MEDIAN = (
+    "Median over seeds, with a band from lowest to highest; during training, a seed that has "
+    "stopped keeps its last value."
+)
+"""What lines of charts of scores are."""
+
 
 def short_number(value: int | float) -> str:
     """A count to three digits.

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -79,7 +79,11 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"breakable": _breakable, "words": words}
+    environment.filters |= {
+        "breakable": _breakable,
+        "words": words,
+        "shared_notes": _shared_notes,
+    }
     return environment
 
 
@@ -120,6 +124,12 @@ def _inline(name: str, picture: str) -> Markup:
     """A chart as a picture for readers without scripts; its ids begin with its name."""
     text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", picture)
     return Markup(re.sub(r'(\bid="|url\(#)', rf"\g<1>{name}-", text))
+
+
+def _shared_notes(charts: Sequence[Chart]) -> list[str]:
+    """The sentences that all of several charts have in common; they stand once, below them."""
+    first, *others = charts
+    return [note for note in first.notes if others and all(note in c.notes for c in others)]
 
 
 def _breakable(text: str) -> Markup:

@@ -100,7 +100,7 @@ def exact_match_by_length(results: ProbeResults, task: str) -> Chart:
     return line_chart(
         f"probe-{task}",
         "Exact match by length",
-        "Mean over batches, with a band of their standard deviation.",
+        ["Mean over batches, with a band of their standard deviation."],
         lines,
         (
             Axis(PROBES[task].unit, "log2", ticks=length_ticks(lengths) if lengths else None),

@@ -11,8 +11,15 @@ from stateline.charts.chart import Axis, Chart, by_model, opacity, own_rows
 from stateline.charts.lines import Line, Point, line_chart
 from stateline.charts.style import Model
 from stateline.reports.axes import score_axis
-from stateline.reports.format import words
-from stateline.reports.records import drawn_models, families, middle, runs_of, score
+from stateline.reports.format import MEDIAN, words
+from stateline.reports.records import (
+    drawn_models,
+    families,
+    middle,
+    runs_of,
+    score,
+    task_label,
+)
 from stateline.runs.results import Results, TaskRecord
 
 FIT_SIZES = 4
@@ -85,10 +92,9 @@ def scaling_charts(results: Results, task: TaskRecord, name: str) -> list[Chart]
         score_axis(task, f"{metric} at length {task.train_length}"),
     )
     fits = [fit for line in lines if (fit := _fit(line, task))]
-    note = "Median over seeds, with a band from lowest to highest."
-    note = " ".join([note, *("Dashed: fits." for _ in fits[:1]), *map(_sentence, fits)])
-    title = f"{metric.capitalize()} by size"
-    chart = line_chart(f"{name}-by-size", title, note, lines, axes)
+    notes = [MEDIAN, *("Dashed: fits." for _ in fits[:1]), *map(_sentence, fits)]
+    title = f"{task_label(results, task)}: {metric} by size"
+    chart = line_chart(f"{name}-by-size", title, notes, lines, axes)
     return [chart._replace(layers=[*chart.layers, *_dashed(chart.models, fits, axes)])]
 
 

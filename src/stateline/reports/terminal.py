@@ -52,16 +52,20 @@ def print_results(results: Results, console: Console, budgets: Sequence[Budget] 
 
 
 def _print_decisions(results: Results, console: Console, budgets: Sequence[Budget]) -> None:
-    """Print which model to take for each task."""
-    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in HEADINGS:
-        drawn.add_column(heading, overflow="fold")
+    """Print which model to take for each task: a row per length, its answer first."""
+    drawn = RichTable(box=None, show_header=False, padding=(0, 1, 0, 2), pad_edge=False)
+    drawn.add_column()
+    drawn.add_column(overflow="fold")
     above = ""
     for decision in decisions(results, budgets):
-        label = "" if decision.task == above else decision.task
+        if decision.task != above:
+            drawn.add_row(Text(decision.task, style="bold"))
         above = decision.task
         best = Text(decision.best or DASH, style="bold")
-        drawn.add_row(label, decision.length, best, *map(Text, decision[3:]))
+        answer = Text(f": {decision.score}, {decision.costs}" if decision.best else "")
+        *_, following = zip(HEADINGS, decision, strict=True)
+        after = f"\n{following[0]}: {following[1]}" if following[1] else ""
+        drawn.add_row(f"at {decision.length}", best + answer + Text(f"\n{decision.sure}{after}"))
     if drawn.row_count:
         given = listing([budget.text for budget in budgets])
         console.print(Text(f"\nWhich one{f', within {given}' if given else ''}", style="bold"))

@@ -12,6 +12,12 @@ from stateline.runs.results import Results, TaskRecord
 
 COSTS = (STATE, FLOPS, speed("decode"))
 
+FRONT = (
+    "Dashed: the Pareto front of the medians; no other model is better in one and at least as good "
+    "in the other. Bars: lowest to highest seed."
+)
+"""What is drawn in every chart."""
+
 
 def trade_off_charts(results: Results, task: TaskRecord, name: str) -> list[Chart]:
     """The score of each model at the longest length that is decided on against each of its costs.
@@ -38,20 +44,17 @@ def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart |
     best = front(spots, less_cost=not cost.higher_is_better, more_score=task.higher_is_better)
     metric = words(task.metric)
     named = listing([f"“{spot.model.name}”" for spot in best])
-    note = (
-        f"Dashed: the Pareto front of the medians, {named}: no other model is better in one and at "
-        f"least as good in the other. Bars: lowest to highest seed."
-    )
-    if cost.higher_is_better:
-        note += f" {disturbance(results)}"
+    notes = [FRONT, f"The front: {named}."]
+    if cost.higher_is_better and (disturbed := disturbance(results)):
+        notes.append(disturbed)
     left_out = [m for m in results.models if m not in {spot.model.name for spot in spots}]
     if missing := [m for m in left_out if runs_of(results, m, task)]:
-        note += f" Without a score or a cost: {listing([f'“{m}”' for m in missing])}."
+        notes.append(f"Without a score or a cost: {listing([f'“{m}”' for m in missing])}.")
     return trade_off_chart(
         f"{name}-against-{slug(cost.title)}".lower(),
         f"{task_label(results, task)}: {metric} against "
         f"{cost.title.lower() if cost is not FLOPS else cost.title}",
-        note.strip(),
+        notes,
         spots,
         best,
         (
