@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.calls import call, is_inside
+from stateline.layers.calls import call, call_packed, is_inside
+from stateline.layers.documents import Documents
 from stateline.layers.keywords import check_counts
 from stateline.layers.state import leaves_of, nbytes
 from stateline.layers.stored_state import widened
@@ -83,6 +85,9 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         optimizer_groups: Optimizer group (``"ssm"`` or ``"no_decay"``) of the layer's own
             parameters, by name, where it is not the default.
         any_batch_axes: Whether inputs may have any number of batch axes instead of one.
+        packs: Whether ``_forward`` and ``_forward_chunk`` take ``starts`` themselves, as composite
+            layers do, which hand them on. The documents of other layers are cut out for them: see
+            :mod:`stateline.layers.documents`.
         max_len: Largest number of tokens in a sequence, or ``None`` for no limit. The model around
             the layer enforces it.
         settings: Dataclass of the constructor's keywords, in layers that have one.
@@ -92,6 +97,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
     is_mixer: ClassVar[bool] = False
     optimizer_groups: ClassVar[Mapping[str, str]] = {}
     any_batch_axes: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
     causal: bool = True
     max_len: int | None = None
     settings: Any = None
@@ -112,32 +118,54 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
                 can write in place. ``forward_chunk`` keeps that room free.
         """
 
-    def forward(self, x: Tensor, *more: Any, **options: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *more: Any,
+        starts: Bool[Tensor, "batch length"] | Documents | None = None,
+        **options: Any,
+    ) -> Tensor:
         """Process whole sequences from the initial state.
 
         Args:
             x: Input (batch, length, d_model).
             *more: ``lengths`` of the rows, for layers that are not causal.
+            starts: True at the first position of each document, if rows hold several: each is then
+                read from the initial state, as in a row of its own.
             **options: What the layer takes besides.
 
         Returns:
             Output (batch, length, d_output).
         """
+        if starts is not None:
+            return call_packed(self, "forward", x, *more, starts=starts, **options)
         if is_inside():
             return self._forward(x, *more, **options)
         return call(self, "forward", x, *more, **options)
 
-    def forward_chunk(self, x: Tensor, state: StateT, **options: Any) -> tuple[Tensor, StateT]:
+    def forward_chunk(
+        self,
+        x: Tensor,
+        state: StateT,
+        *,
+        starts: Bool[Tensor, "batch length"] | Documents | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, StateT]:
         """Process the next ``length`` tokens of sequences.
 
         Args:
             x: Input (batch, length, d_model).
             state: State before it.
+            starts: True at the first position of each document. The state continues the document
+                that a row begins with, unless another begins there; the last document of the row
+                leaves the state.
             **options: What the layer takes besides.
 
         Returns:
             Output (batch, length, d_output), and the state after it.
         """
+        if starts is not None:
+            return call_packed(self, "forward_chunk", x, state, starts=starts, **options)
         if is_inside():
             return self._forward_chunk(x, state, **options)
         return call(self, "forward_chunk", x, state, **options)

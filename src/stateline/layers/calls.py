@@ -8,6 +8,7 @@ between nested layers and calls under ``torch.compile`` are not checked.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from stateline.errors import InputError
+from stateline.layers.documents import Documents, read, read_chunk
 from stateline.layers.state import State, copied, select_rows
 
 _nested: ContextVar[bool] = ContextVar("nested", default=False)
@@ -74,8 +76,44 @@ def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
         ) from error
 
 
+def call_packed(
+    layer: Any, name: str, x: Tensor, *more: Any, starts: Tensor | Documents, **options: Any
+) -> Any:
+    """Call a layer with packed rows: the documents are cut out, unless the layer does it itself.
+
+    Args:
+        layer: The layer.
+        name: ``forward`` or ``forward_chunk``.
+        x: Input.
+        *more: The state, for ``forward_chunk``.
+        starts: Where the documents begin.
+        **options: Further arguments.
+
+    Raises:
+        InputError: If the input, the starts or the state does not fit the layer.
+    """
+    if 0 in x.shape[:2]:
+        return getattr(layer, name)(x, *more, **options)
+    documents = Documents.of(starts, x)
+    if not is_inside():
+        return call(layer, name, x, *more, starts=documents, **options)
+    return _run_packed(layer, name, x, *more, starts=documents, **options)
+
+
+def _run_packed(
+    layer: Any, name: str, x: Tensor, *more: Any, starts: Documents, **options: Any
+) -> Any:
+    if layer.packs:
+        return getattr(layer, f"_{name}")(x, *more, starts=starts, **options)
+    if name == "forward":
+        return read(layer, x, starts, **options)
+    return read_chunk(layer, x, *more, starts, **options)
+
+
 def _call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
     run = getattr(layer, f"_{name}")
+    if "starts" in options:
+        run = partial(_run_packed, layer, name)
     with unchecked():
         _check_input(layer, x, name)
         if name == "forward":

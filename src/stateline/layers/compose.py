@@ -19,6 +19,8 @@ class Around(SequenceLayer[Any]):
     the whole layer's.
     """
 
+    packs = True
+
     @property
     @abstractmethod
     def inner(self) -> AnyLayer:
@@ -36,13 +38,13 @@ class Around(SequenceLayer[Any]):
         """Initial state of the inner layer."""
         return self.inner.init_state(batch_size, capacity=capacity)
 
-    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
         entered, kept = self.enter(x)
-        return self.leave(kept, self.inner(*row_inputs(self.inner, entered, lengths)))
+        return self.leave(kept, self.inner(*row_inputs(self.inner, entered, lengths), **packed))
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _forward_chunk(self, x: Tensor, state: Any, **packed: Any) -> tuple[Tensor, Any]:
         entered, kept = self.enter(x)
-        y, state = self.inner.forward_chunk(entered, state)
+        y, state = self.inner.forward_chunk(entered, state, **packed)
         return self.leave(kept, y), state
 
     def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -124,6 +126,8 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
         Black et al., "GPT-NeoX-20B", 2022, section 2.1.
     """
 
+    packs = True
+
     def __init__(self, *branches: Residual) -> None:
         super().__init__(branches[0].d_model)
         self.branches = nn.ModuleList(branches)
@@ -133,26 +137,28 @@ class Parallel(SequenceLayer[tuple[Any, ...]]):
         """One initial state per branch."""
         return tuple(b.init_state(batch_size, capacity=capacity) for b in self._branches)
 
-    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
         y = x
         for branch in self._branches:
             entered = row_inputs(branch.layer, branch.norm(x), lengths)
-            y = branch.add(y, branch.layer(*entered))
+            y = branch.add(y, branch.layer(*entered, **packed))
         return y
 
-    def _forward_chunk(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
-        return self._advance("forward_chunk", x, state)
+    def _forward_chunk(
+        self, x: Tensor, state: tuple[Any, ...], **packed: Any
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        return self._advance("forward_chunk", x, state, **packed)
 
     def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
         return self._advance("step", x, state)
 
     def _advance(
-        self, verb: str, x: Tensor, state: tuple[Any, ...]
+        self, verb: str, x: Tensor, state: tuple[Any, ...], **packed: Any
     ) -> tuple[Tensor, tuple[Any, ...]]:
         """Add the outputs of all branches, each with its own state, to their common input."""
         y, after = x, []
         for branch, before in zip(self._branches, state, strict=True):
-            added, new = getattr(branch.layer, verb)(branch.norm(x), before)
+            added, new = getattr(branch.layer, verb)(branch.norm(x), before, **packed)
             y = branch.add(y, added)
             after.append(new)
         return y, tuple(after)
@@ -197,7 +203,7 @@ class ActivationCheckpointing:
 
     checkpoints_activations = False
 
-    def run(self, function: Callable[..., Any], *inputs: Any) -> Any:
+    def run(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """Call a part or one of its methods, with checkpointing where it is on."""
         part = getattr(function, "__self__", function)
         own = (
@@ -206,8 +212,8 @@ class ActivationCheckpointing:
             and part.checkpoints_activations
         )
         if self.checkpoints_activations and torch.is_grad_enabled() and not own:
-            return checkpoint(function, *inputs, use_reentrant=False)
-        return function(*inputs)
+            return checkpoint(function, *inputs, use_reentrant=False, **options)
+        return function(*inputs, **options)
 
 
 class Chain(ActivationCheckpointing, SequenceLayer[tuple[Any, ...]]):
@@ -215,6 +221,8 @@ class Chain(ActivationCheckpointing, SequenceLayer[tuple[Any, ...]]):
 
     Abstract: subclasses say which layers.
     """
+
+    packs = True
 
     @property
     @abstractmethod
@@ -225,15 +233,17 @@ class Chain(ActivationCheckpointing, SequenceLayer[tuple[Any, ...]]):
         """One initial state per link."""
         return tuple(link.init_state(batch_size, capacity=capacity) for link in self.links)
 
-    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
         for link in self.links:
-            x = self.run(link, *row_inputs(link, x, lengths))
+            x = self.run(link, *row_inputs(link, x, lengths), **packed)
         return x
 
-    def _forward_chunk(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+    def _forward_chunk(
+        self, x: Tensor, state: tuple[Any, ...], **packed: Any
+    ) -> tuple[Tensor, tuple[Any, ...]]:
         after = []
         for link, before in zip(self.links, state, strict=True):
-            x, new = self.run(link.forward_chunk, x, before)
+            x, new = self.run(link.forward_chunk, x, before, **packed)
             after.append(new)
         return x, tuple(after)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import require_causal, values_at_hand
+from stateline.layers.documents import Documents
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
 from stateline.models.build import build_stack
@@ -53,6 +54,8 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         "Transformers without Tears", 2019, for the standard deviation.
     """
 
+    packs = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.d_model)
         self.config = config
@@ -73,11 +76,15 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device)
         return LanguageModelState(position, self.stack.init_state(batch_size, capacity=capacity))
 
-    def _forward(self, x: Tensor, *, keep: int | None = None) -> Tensor:
+    def _forward(
+        self, x: Tensor, *, keep: int | None = None, starts: Documents | None = None
+    ) -> Tensor:
         require_causal(self, "the prediction of what follows")
-        check_length(self.max_len, x.shape[1])
+        check_length(self.max_len, x.shape[1] if starts is None else starts.longest)
+        packed = {} if starts is None else {"starts": starts}
         positions = torch.arange(x.shape[1], device=x.device)
-        return self._logits(_last(self.stack(self._embed(x, positions)), keep))
+        positions = positions if starts is None else starts.positions
+        return self._logits(_last(self.stack(self._embed(x, positions), **packed), keep))
 
     def hidden_states(
         self, x: Int[Tensor, "batch length"]
@@ -90,13 +97,24 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         return tuple(states)
 
     def _forward_chunk(
-        self, x: Tensor, state: LanguageModelState, *, keep: int | None = None
+        self,
+        x: Tensor,
+        state: LanguageModelState,
+        *,
+        keep: int | None = None,
+        starts: Documents | None = None,
     ) -> tuple[Tensor, LanguageModelState]:
-        check_length(self.max_len, x.shape[1], state.position)
         positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
-        h, layers = self.stack.forward_chunk(self._embed(x, positions), state.layers)
-        logits = self._logits(_last(h, keep))
-        return logits, LanguageModelState(state.position + x.shape[1], layers)
+        if starts is None:
+            packed = {}
+            check_length(self.max_len, x.shape[1], state.position)
+        else:
+            packed = {"starts": starts}
+            positions = torch.where(starts.continued, positions, starts.positions)
+            check_length(self.max_len, 1, positions)
+        h, layers = self.stack.forward_chunk(self._embed(x, positions), state.layers, **packed)
+        position = positions[:, -1] + 1 if x.shape[1] else state.position
+        return self._logits(_last(h, keep)), LanguageModelState(position, layers)
 
     def _step(self, x: Tensor, state: LanguageModelState) -> tuple[Tensor, LanguageModelState]:
         check_length(self.max_len, 1, state.position)

@@ -15,6 +15,7 @@ from stateline.layers.law.outputs import (
     outputs_agree,
     rows_do_not_mix,
 )
+from stateline.layers.law.packing import packed_rows_agree
 from stateline.layers.law.precision import LOW_PRECISION_LIMIT, precision
 from stateline.layers.law.report import Finding, LawReport
 from stateline.layers.law.states import ages_join, saving, settings_are_kept, size, state_is_a_value
@@ -29,6 +30,7 @@ _CLAUSES = (
     rows_do_not_mix,
     state_is_a_value,
     ages_join,
+    packed_rows_agree,
     saving,
     settings_are_kept,
     precision,
@@ -52,6 +54,7 @@ def check_layer(
     - Every parameter that matters gets a gradient.
     - No output depends on a later input, and rows do not mix.
     - The given state is unchanged, and every initial state is a fresh one.
+    - Documents that are packed into rows give the outputs, gradients and states of each alone.
     - Joined states of different lengths give the outputs of each alone.
     - Saving and loading a state or a ``state_dict`` changes nothing; the settings by which a saved
       state knows its layer are attributes.

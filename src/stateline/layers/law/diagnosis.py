@@ -276,6 +276,32 @@ def _ages(case: Case) -> Iterator[str]:
             yield f"{told}: the {which} rows come out wrong"
 
 
+def _packed(case: Case) -> Iterator[str]:
+    x, state, half = case.x, case.warm(), case.x.shape[1] // 2
+    starts = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+    starts[:, half] = True
+    calls: dict[str, Callable[[Tensor], tuple[Tensor, Any]]] = {
+        "forward": lambda x: (case.layer(x, starts=starts), ()),
+        "forward_chunk": lambda x: case.layer.forward_chunk(x, state, starts=starts),
+    }
+    other = torch.cat([case.example(*x.shape[:2])[:, :half], x[:, half:]], dim=1)
+    with torch.no_grad():
+        for verb, call in calls.items():
+            (y, after), (y_other, after_other) = call(x), call(other)
+            seen = (y - y_other)[:, half:].abs().flatten(2).amax(dim=(0, 2))
+            places = (seen > case.limit * float(y.abs().max())).nonzero()
+            if len(places):
+                told = f"first at its position {int(places[0])}"
+                yield f"{verb} with starts sees the document before, {told}"
+            if left := _differing(case, after, after_other):
+                yield f"{verb} with starts leaves the document before in {', '.join(left)}"
+            alone = case.layer(x[:, half:]) if verb == "forward" else None
+            if alone is None:
+                alone, _ = case.layer.forward_chunk(x[:, half:], case.init())
+            if relative(y[:, half:], alone) > case.limit:
+                yield f"{verb} with starts does not begin anew: positions or settings go on"
+
+
 def _gradients(case: Case) -> Iterator[str]:
     """Gradients of the parameters, by forward and by one chunk."""
     parameters = {n: p for n, p in case.layer.named_parameters() if p.requires_grad}
@@ -325,6 +351,7 @@ _EXPERIMENTS = (
     _outputs,
     _steps,
     _ages,
+    _packed,
     _gradients,
     _gradients_through_states,
 )

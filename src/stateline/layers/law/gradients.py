@@ -15,24 +15,24 @@ def gradients_agree(case: Case) -> Iterator[Finding]:
     """Gradients agree."""
     x = case.x.clone().requires_grad_(case.x.is_floating_point())
     weight = torch.randn_like(case.layer(case.x))
-    whole = _grads(case, x, case.layer(x), weight, ())
-    chunked = _grads(case, x, case.run(x, case.chunks, case.init())[0], weight, ())
-    stepped = _grads(case, x, case.walk(x, case.init())[0], weight, ())
-    yield _compare("gradients: chunks = forward", chunked, whole, case.limit)
-    yield _compare("gradients: steps = forward", stepped, whole, case.limit)
+    whole = gradients(case, x, case.layer(x), weight, ())
+    chunked = gradients(case, x, case.run(x, case.chunks, case.init())[0], weight, ())
+    stepped = gradients(case, x, case.walk(x, case.init())[0], weight, ())
+    yield compare("gradients: chunks = forward", chunked, whole, case.limit)
+    yield compare("gradients: steps = forward", stepped, whole, case.limit)
     yield _reach(case, whole)
 
     leaves, spec = pytree.tree_flatten(case.warm())
     leaves = [t.requires_grad_() if t.is_floating_point() else t for t in leaves]
     state = pytree.tree_unflatten(leaves, spec)
-    whole = _grads(case, x, case.layer.forward_chunk(x, state)[0], weight, leaves)
-    chunked = _grads(case, x, case.run(x, case.chunks, state)[0], weight, leaves)
-    stepped = _grads(case, x, case.walk(x, state)[0], weight, leaves)
-    yield _compare("gradients from a state: chunks", chunked, whole, case.limit)
-    yield _compare("gradients from a state: steps", stepped, whole, case.limit)
+    whole = gradients(case, x, case.layer.forward_chunk(x, state)[0], weight, leaves)
+    chunked = gradients(case, x, case.run(x, case.chunks, state)[0], weight, leaves)
+    stepped = gradients(case, x, case.walk(x, state)[0], weight, leaves)
+    yield compare("gradients from a state: chunks", chunked, whole, case.limit)
+    yield compare("gradients from a state: steps", stepped, whole, case.limit)
 
 
-def _grads(
+def gradients(
     case: Case, x: Tensor, y: Tensor, weight: Tensor, leaves: Sequence[Tensor]
 ) -> dict[str, Tensor]:
     """Gradients of a random projection of the output, by name; zero where nothing flows."""
@@ -47,7 +47,7 @@ def _grads(
     return dict(zip(targets, grads, strict=True))
 
 
-def _compare(
+def compare(
     clause: str, found: dict[str, Tensor], wanted: dict[str, Tensor], limit: float
 ) -> Finding:
     """The worst of the tensors, each relative to its own largest entry.

@@ -1,6 +1,6 @@
 """Feed-forward: the same two-layer network at every position."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -54,6 +54,7 @@ class FeedForward(SequenceLayer[tuple[()]]):
 
     wants_feed_forward = False
     any_batch_axes = True
+    packs = True
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class FeedForward(SequenceLayer[tuple[()]]):
         """Empty: the layer has no memory."""
         return ()
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def _forward(self, x: Tensor, **_: Any) -> Tensor:
         a, b = self.in_proj, self.out_proj
         if self.activation == "gelu" and not self.dropout.rate and is_plain(a) and is_plain(b):
             return feed_forward(x, FeedForwardWeights(a.weight, a.bias, b.weight, b.bias))
@@ -97,7 +98,7 @@ class FeedForward(SequenceLayer[tuple[()]]):
             return h if self.activation == "relu" else h.square()
         return F.gelu(h, approximate="tanh" if self.activation == "gelu" else "none")
 
-    def _forward_chunk(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
+    def _forward_chunk(self, x: Tensor, state: tuple[()], **_: Any) -> tuple[Tensor, tuple[()]]:
         return self(x), state
 
     def _step(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:

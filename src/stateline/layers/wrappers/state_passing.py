@@ -49,16 +49,18 @@ class StatePassing(ActivationCheckpointing, Around):
         """The core."""
         return self.core
 
-    def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:  # noqa: ARG002
         if x.shape[1] <= self.chunk_len:
-            return self.run(self.core, x)
-        return self.forward_chunk(x, self.init_state(len(x)))[0]
+            return self.run(self.core, x, **packed)
+        return self.forward_chunk(x, self.init_state(len(x)), **packed)[0]
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        outputs = []
+    def _forward_chunk(self, x: Tensor, state: Any, **packed: Any) -> tuple[Tensor, Any]:
+        outputs, place = [], 0
         for chunk in x.split(self.chunk_len, dim=1):
-            y, state = self.run(self.core.forward_chunk, chunk, state)
+            own = {name: starts.cut(place, chunk.shape[1]) for name, starts in packed.items()}
+            y, state = self.run(self.core.forward_chunk, chunk, state, **own)
             outputs.append(y)
+            place += chunk.shape[1]
         return torch.cat(outputs, dim=1), state
 
     def flops_per_token(self, length: int) -> float:
