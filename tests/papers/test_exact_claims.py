@@ -5,10 +5,9 @@ That ``flops_per_token`` is what PyTorch counts is tested with the layers.
 
 import torch
 from torch import nn
-
 from torch.testing import assert_close
 
-from stateline.layers import Attention, CachedStaircase, H3, Ladder, Residual, Staircase
+from stateline.layers import H3, Attention, CachedStaircase, Ladder, Residual, Staircase
 
 CHUNK, LONG = 4, 4096
 
