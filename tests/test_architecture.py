@@ -22,6 +22,7 @@ PARTS = [
     "probe",
     "papers",
     "compare",
+    "serve",
     "hf_check",
     "hf",
     "runs",

@@ -378,3 +378,18 @@ def test_what_cannot_be_generated_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         run(build("h3(d_state=8)", max_len=12))
+
+
+def test_rows_of_different_sampling_decode_together_as_alone(build: Build) -> None:
+    """A server has rows of many settings; each draws from its own."""
+    model, samplings = build("h3(d_state=8) attention"), [FREE, Sampling(), NARROW, FREE]
+    states = [seeded(prefill(model, row[None]), seed) for seed, row in enumerate(RAGGED)]
+
+    def decoded(session: Session) -> Tensor:
+        return torch.stack([session.step().tokens for _ in range(9)], dim=1)
+
+    alone = [decoded(Session(model, s, sampling=c)) for s, c in zip(states, samplings, strict=True)]
+    session = Session(model, cat_states(states[:2]), sampling=samplings[:2])
+    session.join(cat_states(states[2:]), samplings[2:])
+    session.select([3, 2, 1, 0])
+    assert decoded(session).equal(torch.cat(alone[::-1]))

@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "data": "turn text into a corpus of tokens on disk",
     "train": "train one architecture on one task",
     "generate": "continue a prompt with a trained model",
+    "serve": "serve a trained model over HTTP, with states that are kept",
     "evaluate": "score a trained model on texts of any length, or on evaluation tasks",
     "probe": "measure what models retrieve from their context, by its length",
     "report": "show the results of several runs side by side and write a report",

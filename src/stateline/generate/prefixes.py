@@ -101,9 +101,11 @@ class PrefixStates:
         """Number of kept states."""
         return len(self._states.keys() | self._files.keys())
 
-    def keys(self, tokens: Sequence[int], after: bytes | None = None) -> Iterator[bytes]:
+    def keys(
+        self, tokens: Sequence[int], after: bytes | None = None, salt: str = ""
+    ) -> Iterator[bytes]:
         """The hash after each token of a text, which may continue the text of another hash."""
-        key = self._start if after is None else after
+        key = sha256(self._start + salt.encode()).digest() if after is None else after
         for token in tokens:
             key = sha256(key + token.to_bytes(8)).digest()
             yield key
@@ -129,12 +131,15 @@ class PrefixStates:
 
     @torch.inference_mode()
     def pieces(
-        self, tokens: Sequence[int] | Int[Tensor, "_"], after: bytes | None = None
+        self, tokens: Sequence[int] | Int[Tensor, "_"], after: bytes | None = None, salt: str = ""
     ) -> Generator[int, None, Read]:
-        """As :meth:`read`, but stops after each piece and yields its number of tokens."""
+        """As :meth:`read`, but stops after each piece and yields its number of tokens.
+
+        Texts share states only with texts of the same ``salt``.
+        """
         ids = torch.as_tensor(tokens, dtype=torch.int64).reshape(-1)
         self.model.check_tokens(ids)
-        keys = list(self.keys(ids.tolist(), after))
+        keys = list(self.keys(ids.tolist(), after, salt))
         done, state = self._longest(keys, after)
         reused = done
         if state is None:

@@ -95,7 +95,7 @@ class Session:
     Args:
         model: A language model in evaluation mode.
         state: Result of :func:`prefill` or :func:`extend`, or a kept state.
-        sampling: How tokens are chosen.
+        sampling: How tokens are chosen, for all rows or for each.
         room: Steps for which a growing state gets room at a time.
         state_dtype: Precision in which accumulators are kept between steps, such as
             ``torch.bfloat16``, see :func:`stateline.layers.stored_state.stored`; by default their
@@ -114,20 +114,22 @@ class Session:
         model: LanguageModel,
         state: SessionState,
         *,
-        sampling: Sampling = GREEDY,
+        sampling: Sampling | Sequence[Sampling] = GREEDY,
         room: int = ROOM,
         state_dtype: torch.dtype | None = None,
     ) -> None:
-        self.model, self.sampling, self._state_dtype = model, sampling, state_dtype
+        self.model, self._state_dtype = model, state_dtype
         self._dtypes = [leaf.dtype for leaf in pytree.tree_leaves(state.model)]
         self._memory = Memory(model)
         self._state, self._room, self._free = state, room, 0
         self._lengths = _lengths(state)
+        self._sampling = sampling if isinstance(sampling, Sampling) else GREEDY
+        self._samplings: list[Sampling] = []
+        self._add_samplings(sampling, len(self._lengths))
         self._numbers: Tensor | None = None
         self._next = 0
         self._fits = False  # known after a step that was checked
-        drawn = int(sampling.temperature > 0)
-        self._advance = torch.tensor([0, 0, drawn], device=state.token.device)
+        self._rows_changed()
         self._first_nan: Tensor | None = None
         self._graphs: Graphs | None = None
         if state.token.is_cuda:
@@ -157,7 +159,7 @@ class Session:
         self._fits = True
         self._watch(logits)
         numbers, random = self._draw()
-        tokens = choose(logits, self.sampling, numbers, state.seen)
+        tokens = self._choose(logits, numbers, state.seen)
         state.seen.scatter_(1, tokens[:, None], True)
         self._state = SessionState(after, tokens, random, state.seen)
         self._free -= 1
@@ -169,27 +171,37 @@ class Session:
         """Keep only some rows, in the given order."""
         self._state = select_rows(self._state, torch.tensor(rows, device=self._state.token.device))
         self._lengths = [self._lengths[row] for row in rows]
-        self._numbers, self._fits = None, False
+        self._samplings = [self._samplings[row] for row in rows]
+        self._rows_changed()
 
     @torch.inference_mode()
-    def join(self, state: SessionState) -> None:
+    def join(
+        self, state: SessionState, sampling: Sampling | Sequence[Sampling] | None = None
+    ) -> None:
         """Add the rows of a state of the same model after the present rows.
 
         Every row continues as it would alone: its random numbers follow from its own seed and row
         number, see :func:`seeded`.
 
+        Args:
+            state: The rows.
+            sampling: How their tokens are chosen; by default as the session was given for all its
+                rows, or greedily.
+
         Raises:
             InputError: If the state is of another kind of model, or on another device.
         """
         self._state, self._free = _cat_alike(trim(self._own(self._state)), state), 0
-        self._lengths += _lengths(state)
-        self._numbers, self._fits = None, False
+        new = _lengths(state)
+        self._lengths += new
+        self._add_samplings(sampling or self._sampling, len(new))
+        self._rows_changed()
 
     def restore(self, state: SessionState) -> None:
-        """Continue from another state of the model, such as an earlier one of the session."""
+        """Continue from another state of as many rows, such as an earlier one of the session."""
         self._state, self._free = state, 0
         self._lengths = _lengths(state)
-        self._numbers, self._fits = None, False
+        self._rows_changed()
 
     @torch.inference_mode()
     def state(self, rows: Sequence[int] | None = None) -> SessionState:
@@ -259,10 +271,36 @@ class Session:
         self._state = state._replace(model=roomy, seen=state.seen.clone())
         self._free = capacity - fed
 
+    def _add_samplings(self, sampling: Sampling | Sequence[Sampling], rows: int) -> None:
+        self._samplings += [sampling] * rows if isinstance(sampling, Sampling) else sampling
+
+    def _rows_changed(self) -> None:
+        """Forget what was computed for the rows before, and group the rows by their sampling."""
+        self._numbers, self._fits = None, False
+        device, rows = self._state.token.device, defaultdict(list)
+        for row, sampling in enumerate(self._samplings):
+            rows[sampling].append(row)
+        self._groups = [(s, torch.tensor(found, device=device)) for s, found in rows.items()]
+        drawn = [[0, 0, int(sampling.temperature > 0)] for sampling in self._samplings]
+        self._advance = torch.tensor(drawn, device=device)
+        self._draws = any(sampling.temperature > 0 for sampling in rows)
+
+    def _choose(
+        self, logits: Tensor, numbers: Tensor | None, seen: Tensor
+    ) -> Int[Tensor, " batch"]:
+        """The next token of each row, by the row's own sampling."""
+        if len(self._groups) == 1:
+            return choose(logits, self._groups[0][0], numbers, seen)
+        tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        for sampling, rows in self._groups:
+            own = None if numbers is None else numbers[rows]
+            tokens[rows] = choose(logits[rows], sampling, own, seen[rows])
+        return tokens
+
     def _draw(self) -> tuple[Tensor | None, Tensor]:
         """This step's random numbers, and the rows' counters after it."""
         random = self._state.random
-        if self.sampling.temperature == 0:
+        if not self._draws:
             return None, random
         if self._numbers is None or self._next == DRAWN:
             self._numbers, self._next = uniform_block(random, DRAWN), 0

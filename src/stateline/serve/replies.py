@@ -1,0 +1,207 @@
+"""From the pieces of a text to the JSON of OpenAI's interfaces."""
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+from stateline.data import Tokenizer
+from stateline.serve.engine import LogProbs, Piece
+from stateline.serve.requests import ResponseRequest, response_id
+
+Event = tuple[str, dict[str, Any]]
+"""A name, or none, and the data of a server-sent event."""
+
+
+class Answer(ABC):
+    """An answer that grows by pieces.
+
+    Attributes:
+        done: Whether the last piece has come.
+        last: What ends a stream.
+    """
+
+    last = b""
+
+    def __init__(self) -> None:
+        self.done, self.text, self.tokens, self.reused, self.length = False, "", 0, 0, 0
+        self.finish, self.key, self.created = "", b"", int(time.time())
+
+    def begin(self) -> list[Event]:
+        """Events before the first piece."""
+        return []
+
+    def add(self, pieces: list[Piece]) -> list[Event]:
+        """Take pieces, and return the events that tell them."""
+        new = "".join(piece.text for piece in pieces)
+        self.text += new
+        self.tokens += sum(piece.tokens for piece in pieces)
+        end = pieces[-1]
+        self.reused, self.length, self.finish, self.key = (
+            end.reused,
+            end.length,
+            end.finish,
+            end.key,
+        )
+        self.done = bool(end.finish)
+        return self.events(new, pieces)
+
+    @abstractmethod
+    def events(self, new: str, pieces: list[Piece]) -> list[Event]:
+        """Events for new text."""
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The whole answer."""
+
+
+class CompletionAnswer(Answer):
+    """An answer of ``/v1/completions``."""
+
+    last = b"data: [DONE]\n\n"
+
+    def __init__(self, model: str, tokenizer: Tokenizer, log_probs: bool, usage: bool) -> None:
+        super().__init__()
+        self._model, self._tokenizer, self._usage = model, tokenizer, usage
+        self._log_probs: list[LogProbs] | None = [] if log_probs else None
+        self._id = f"cmpl-{secrets.token_hex(12)}"
+
+    def events(self, new: str, pieces: list[Piece]) -> list[Event]:
+        """One chunk, and one with the numbers of tokens at the end if these were asked for."""
+        told = None
+        if self._log_probs is not None:
+            found = [one for piece in pieces for one in piece.log_probs]
+            told = self._told(found, sum(len(self._name(one.token)) for one in self._log_probs))
+            self._log_probs += found
+        events = [("", self._with([_choice(new, told, self.finish or None)]))]
+        if self._usage and self.done:
+            events.append(("", self._with([]) | {"usage": self._numbers()}))
+        return events
+
+    def whole(self) -> dict[str, Any]:
+        """The completion."""
+        told = None if self._log_probs is None else self._told(self._log_probs, 0)
+        return self._with([_choice(self.text, told, self.finish)]) | {"usage": self._numbers()}
+
+    def _with(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        head = {"id": self._id, "object": "text_completion", "created": self.created}
+        return {**head, "model": self._model, "choices": choices}
+
+    def _numbers(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.length - self.tokens,
+            "completion_tokens": self.tokens,
+            "total_tokens": self.length,
+            "prompt_tokens_details": {"cached_tokens": self.reused},
+        }
+
+    def _told(self, found: list[LogProbs], offset: int) -> dict[str, Any]:
+        names = [self._name(one.token) for one in found]
+        offsets = [offset + sum(map(len, names[:place])) for place in range(len(names))]
+        top = [{self._name(token): value for token, value in one.top} for one in found]
+        values = [one.log_prob for one in found]
+        return {
+            "tokens": names,
+            "token_logprobs": values,
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
+
+    def _name(self, token: int) -> str:
+        """The text of a token; of one that is no text alone, its number."""
+        text = self._tokenizer.decode([token])
+        return text if text.isprintable() or text.isspace() else f"<{token}>"
+
+
+class ResponseAnswer(Answer):
+    """An answer of ``/v1/responses``, whose id leads to the state after it."""
+
+    def __init__(self, model: str, given: ResponseRequest) -> None:
+        super().__init__()
+        self._model, self._given, self._number = model, given, 0
+        self._item = f"msg_{secrets.token_hex(12)}"
+        self._early = f"resp_{secrets.token_hex(12)}"
+        self._id = ""
+
+    def begin(self) -> list[Event]:
+        """The response begins; it gets the id that leads to its state with its end."""
+        place = {"output_index": 0, "item_id": self._item, "content_index": 0}
+        return [
+            self._event("response.created", response=self._response("in_progress")),
+            self._event("response.output_item.added", output_index=0, item=self._message("", True)),
+            self._event("response.content_part.added", **place, part=_part("")),
+        ]
+
+    def events(self, new: str, pieces: list[Piece]) -> list[Event]:  # noqa: ARG002
+        """The new text, and at the end the response."""
+        place = {"output_index": 0, "item_id": self._item, "content_index": 0}
+        found = []
+        if new:
+            found.append(self._event("response.output_text.delta", **place, delta=new, logprobs=[]))
+        if self.done:
+            whole = self.whole()
+            part, item = _part(self.text), whole["output"][0]
+            found += [
+                self._event("response.output_text.done", **place, text=self.text, logprobs=[]),
+                self._event("response.content_part.done", **place, part=part),
+                self._event("response.output_item.done", output_index=0, item=item),
+                self._event(f"response.{whole['status']}", response=whole),
+            ]
+        return found
+
+    def whole(self) -> dict[str, Any]:
+        """The response."""
+        self._id = self._id or response_id(self.key)
+        status = "completed" if self.finish == "stop" else "incomplete"
+        return self._response(status)
+
+    def _response(self, status: str) -> dict[str, Any]:
+        given, ended = self._given, status != "in_progress"
+        early = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        prompt = self.length - self.tokens
+        usage = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": self.reused},
+            "output_tokens": self.tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.length,
+        }
+        return {
+            "id": self._id or self._early,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": early,
+            "instructions": None,
+            "max_output_tokens": given.max_output_tokens,
+            "metadata": given.metadata or {},
+            "model": self._model,
+            "output": [self._message(self.text, False)] if ended else [],
+            "parallel_tool_calls": False,
+            "previous_response_id": given.previous_response_id,
+            "store": given.store is not False,
+            "temperature": 1.0 if given.temperature is None else given.temperature,
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": 1.0 if given.top_p is None else given.top_p,
+            "truncation": "disabled",
+            "usage": usage if ended else None,
+        }
+
+    def _message(self, text: str, going: bool) -> dict[str, Any]:
+        status, parts = ("in_progress", []) if going else ("completed", [_part(text)])
+        kind = {"type": "message", "role": "assistant"}
+        return {"id": self._item, **kind, "status": status, "content": parts}
+
+    def _event(self, name: str, **data: Any) -> Event:
+        self._number += 1
+        return name, {"type": name, "sequence_number": self._number - 1, **data}
+
+
+def _choice(text: str, log_probs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+    return {"index": 0, "text": text, "logprobs": log_probs, "finish_reason": finish}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": []}

@@ -1,0 +1,172 @@
+"""The requests that a server understands, and how they become rows."""
+
+import re
+import secrets
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from stateline.data import Tokenizer
+from stateline.errors import InputError
+from stateline.generate import Sampling
+from stateline.serve.engine import Row
+
+Count = Annotated[int, Meta(ge=1, lt=2**31)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Zero = Annotated[float, Meta(ge=0, le=0)]
+Word = Annotated[str, Meta(min_length=1, max_length=1000)]
+Stop = Word | Annotated[list[Word], Meta(max_length=16)]
+Tokens = list[Annotated[int, Meta(ge=0, lt=2**31)]]
+
+ID = "resp_"
+_ID = re.compile(ID + "([0-9a-f]{64})_[0-9a-f]{16}")
+
+RequestT = TypeVar("RequestT", bound="Request")
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """What a stream tells besides the text."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Request(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What both kinds of requests have; fields of OpenAI's that change nothing here are neutral.
+
+    Attributes:
+        model: The name of the model.
+        temperature: See :class:`stateline.generate.Sampling`, as the next three.
+        top_p: As there.
+        top_k: As there.
+        repetition_penalty: As there.
+        stop: Strings before which the text ends.
+        seed: Seed of the random choices; by default another one each time.
+        stream: Whether the text comes in pieces.
+        cache_salt: Kept states are shared only with requests of the same salt.
+    """
+
+    model: Word
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: Count | None = None
+    repetition_penalty: float | None = None
+    stop: Stop | None = None
+    seed: Seed | None = None
+    stream: bool | None = None
+    cache_salt: Word | None = None
+    user: str | None = None
+
+    def row(self, tokenizer: Tokenizer) -> Row:
+        """The row that this request asks for; a kind of request adds the rest."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return Row(
+            _tokens(self.text(), tokenizer),
+            sampling=Sampling(temperature, self.top_k, self.top_p, penalty),
+            seed=secrets.randbits(62) if self.seed is None else self.seed,
+            stop=stop,
+            salt=self.cache_salt or "",
+        )
+
+    def text(self) -> str | Tokens:
+        """The text to continue."""
+        raise NotImplementedError
+
+
+class CompletionRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    """A request to ``/v1/completions``: the text that follows a prompt."""
+
+    prompt: str | Tokens
+    max_tokens: Count | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stream_options: StreamOptions | None = None
+    n: Literal[1] | None = None
+    best_of: Literal[1] | None = None
+    echo: bool | None = None
+    suffix: None = None
+    logit_bias: None = None
+    presence_penalty: Zero | None = None
+    frequency_penalty: Zero | None = None
+
+    def text(self) -> str | Tokens:
+        """The prompt."""
+        return self.prompt
+
+    def row(self, tokenizer: Tokenizer) -> Row:
+        """The row of a prompt."""
+        if self.echo:
+            raise InputError("echo is not offered: join the prompt and the answer yourself")
+        row = super().row(tokenizer)
+        row.new_tokens, row.log_probs = self.max_tokens or 16, self.logprobs
+        return row
+
+
+class ResponseRequest(Request, kw_only=True, forbid_unknown_fields=True):
+    """A request to ``/v1/responses``: what follows, in a conversation whose state is kept.
+
+    Attributes:
+        input: Text; chats have no template here.
+        previous_response_id: The response that this one continues.
+        max_output_tokens: Largest number of new tokens.
+        store: Whether the state after the response is kept, to be continued.
+    """
+
+    input: str | Tokens
+    previous_response_id: Word | None = None
+    max_output_tokens: Count | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    instructions: None = None
+    tools: Annotated[list[None], Meta(max_length=0)] | None = None
+    truncation: Literal["disabled"] | None = None
+
+    def text(self) -> str | Tokens:
+        """The input."""
+        return self.input
+
+    def row(self, tokenizer: Tokenizer) -> Row:
+        """The row of an input, which may continue a kept state."""
+        row = super().row(tokenizer)
+        row.new_tokens = self.max_output_tokens or 256
+        row.store = self.store is not False
+        if self.previous_response_id is not None:
+            row.after = key_of(self.previous_response_id)
+        return row
+
+
+def response_id(key: bytes) -> str:
+    """A name for a response, from which the hash of its text can be read."""
+    return f"{ID}{key.hex()}_{secrets.token_hex(8)}"
+
+
+def key_of(name: str) -> bytes:
+    """The hash of the text of a response.
+
+    Raises:
+        InputError: If no response has such a name.
+    """
+    found = _ID.fullmatch(name)
+    if found is None:
+        raise InputError(f"there is no response {name[:100]!r}: give the id of one")
+    return bytes.fromhex(found[1])
+
+
+def decode(body: bytes, kind: type[RequestT]) -> RequestT:
+    """Read a request.
+
+    Raises:
+        InputError: If it is no JSON, or not of this kind.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"the request cannot be read: {error}") from error
+
+
+def _tokens(text: str | Tokens, tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(text).tolist() if isinstance(text, str) else text

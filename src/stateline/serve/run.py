@@ -1,0 +1,39 @@
+"""What runs an application: a socket, and a server that ends when the process is told to."""
+
+import socket
+
+import uvicorn
+from starlette.applications import Starlette
+
+from stateline.errors import InputError
+
+GRACE = 3
+"""Seconds that clients get at the end."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at which clients can connect.
+
+    Args:
+        host: Address.
+        port: Port; 0 takes a free one.
+
+    Raises:
+        InputError: If there can be none.
+    """
+    if not 0 <= port < 1 << 16:
+        raise InputError(f"a port must be from 0 to 65535, got {port}")
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen at {host}:{port}: {error.strerror}; give another one"
+        ) from error
+
+
+def make_server(app: Starlette) -> uvicorn.Server:
+    """A server; ``run(sockets=[...])`` serves until the process is told to end."""
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
+    )
+    return uvicorn.Server(config)

@@ -1,0 +1,86 @@
+"""``stateline serve`` as a process: killed, started again, and what it refuses."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from stateline.cli import main
+from stateline.generate import PrefixStates
+from stateline.generate.session import Session
+from stateline.models.checkpoint import load_model, save_model
+from tests.serve.running import Client, opinionated
+
+pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.cpu]
+
+
+@contextmanager
+def serving(run: Path, *options: str, name: str = "tiny") -> Iterator[tuple[Client, int]]:
+    """A server in a process of its own, which is killed at the end."""
+    command = [sys.executable, "-m", "stateline", "serve", str(run), "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(f"{name} at http://127.0.0.1:")
+        yield Client(int(line.split(":")[-1].split("/")[0])), process.pid
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_killed_server_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    save_model(opinionated(), tmp_path / "tiny")
+    states = "--states", str(tmp_path / "kept"), "--every", "16"
+    with serving(tmp_path / "tiny", *states) as (client, pid):
+        first = client.respond("a turn before the end")
+        wanted = client.respond(" and after", previous_response_id=first["id"])
+        os.kill(pid, signal.SIGKILL)
+    with serving(tmp_path / "tiny", *states) as (client, _):
+        found = client.respond(" and after", previous_response_id=first["id"])
+        assert found["output"][0]["content"] == wanted["output"][0]["content"]
+    model = load_model(tmp_path / "tiny")
+    kept = PrefixStates(model, folder=tmp_path / "kept")
+    alone = PrefixStates(model, every=16)
+    prompt = list(b"a turn before the end")
+    read = alone.read(prompt)
+    session, key = Session(model, read.state), read.key
+    for _ in range(12):
+        (key,) = alone.keys([int(session.step().tokens)], key)
+    assert first["id"].startswith(f"resp_{key.hex()}_")
+    loaded = kept.get(key)
+    assert loaded is not None
+    pairs = zip(*(pytree.tree_leaves(s.model) for s in (loaded, session.state())), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert Session(model, loaded).step().logits.equal(session.step().logits)
+
+
+def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_model(opinionated("lstm"), tmp_path / "tiny")
+    for option, message in (
+        (("--port", "99999"), "a port must be from 0 to 65535, got 99999"),
+        (("--host", "203.0.113.1"), "cannot listen at 203.0.113.1:8000"),
+        (("--max_rows", "0"), "the limit rows must be positive, got 0"),
+        (("--every", "0"), "every, memory and disk must be positive"),
+    ):
+        assert main(["serve", str(tmp_path / "tiny"), *option]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_without_its_packages_the_command_names_the_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("stateline.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    assert main(["serve", str(tmp_path)]) == 2
+    assert "pip install 'stateline[serve]'" in capsys.readouterr().err

@@ -1,0 +1,338 @@
+"""The server: answers, streams, kept conversations, limits, and what it refuses."""
+
+import http.client
+import json
+import random
+import re
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateline.data import ByteTokenizer
+from stateline.generate import Model, PrefixStates, Sampling, Session, generate, prefill, seeded
+from stateline.serve import Limits
+from tests.serve.running import Client, app_of, opinionated, running
+
+pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.cpu]
+
+MODEL = opinionated()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with running(app_of(MODEL, limits=Limits(new_tokens=4000, body=20_000))) as client:
+        yield client
+
+
+def continued(text: bytes, count: int) -> list[int]:
+    return generate(MODEL, torch.tensor([list(text)]), count)[0].tolist()
+
+
+def shown(tokens: list[int]) -> str:
+    return bytes(tokens).decode(errors="surrogateescape").encode(errors="replace").decode()
+
+
+def plain(text: str) -> str:
+    return text.replace("\ufffd", "?")
+
+
+def test_a_completion_is_what_generate_gives(client: Client) -> None:
+    answer = client.complete("once upon a time")
+    (choice,) = answer["choices"]
+    assert plain(choice["text"]) == shown(continued(b"once upon a time", 12))
+    assert choice["finish_reason"] == "length"
+    assert answer["usage"]["prompt_tokens"] == 16
+    assert answer["usage"]["completion_tokens"] == 12
+    assert client.complete(list(b"once upon a time"))["choices"] == answer["choices"]
+
+
+def test_a_repeated_prompt_is_not_read_again(client: Client) -> None:
+    first, second = (client.complete("a prompt of its own, once", logprobs=3) for _ in range(2))
+    assert first["choices"] == second["choices"]
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (first, second)]
+    assert cached == [0, 25]
+    longer = client.complete("a prompt of its own, twice")
+    assert longer["usage"]["prompt_tokens_details"]["cached_tokens"] == 17
+    salted = client.complete("a prompt of its own, once", cache_salt="s", logprobs=3)
+    assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert salted["choices"] == first["choices"]
+
+
+def test_sampled_tokens_follow_from_the_seed(client: Client) -> None:
+    prompt, sampling = torch.tensor([list(b"sampled")]), Sampling(0.9, top_p=0.9)
+    wanted = generate(MODEL, prompt, 20, sampling=sampling, seed=7)[0].tolist()
+    given = {"temperature": 0.9, "top_p": 0.9, "seed": 7, "max_tokens": 20}
+    assert plain(client.complete("sampled", **given)["choices"][0]["text"]) == shown(wanted)
+
+
+def test_rows_together_give_what_they_give_alone(client: Client) -> None:
+    prompts = [f"{number} bottles of beer"[: 3 + number] for number in range(24)]
+    settings = [{"temperature": n % 3 / 2, "seed": n, "max_tokens": 5 + n} for n in range(24)]
+    alone = [client.complete(p, **s)["choices"] for p, s in zip(prompts, settings, strict=True)]
+    with ThreadPoolExecutor(24) as pool:
+        asked = [
+            pool.submit(client.complete, p, **s) for p, s in zip(prompts, settings, strict=True)
+        ]
+        assert [one.result()["choices"] for one in asked] == alone
+
+
+def test_a_text_ends_before_a_stop_string(client: Client) -> None:
+    text = Model(MODEL, ByteTokenizer()).generate("stop here", 40)
+    wanted = next(text[n : n + 1] for n in range(3, 40) if text[n : n + 1].isascii())
+    answer = client.complete("stop here", max_tokens=40, stop=[wanted, "\u0000\u0001x"])
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert plain(answer["choices"][0]["text"]) == plain(
+        text[: text.index(wanted)].encode(errors="replace").decode()
+    )
+
+
+def test_log_probabilities_are_those_of_the_model(client: Client) -> None:
+    (choice,) = client.complete("how likely", logprobs=5)["choices"]
+    session = Session(MODEL, prefill(MODEL, torch.tensor([list(b"how likely")])))
+    wanted = [session.step() for _ in range(12)]
+    found = torch.tensor(choice["logprobs"]["token_logprobs"])
+    torch.testing.assert_close(found, torch.cat([c.log_probs for c in wanted]), rtol=0, atol=1e-5)
+    assert all(len(top) <= 5 for top in choice["logprobs"]["top_logprobs"])
+
+
+def events(body: bytes) -> list[dict[str, Any]]:
+    lines = [line for line in body.decode().split("\n") if line.startswith("data: ")]
+    return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
+
+
+def test_a_stream_is_the_whole_answer(client: Client) -> None:
+    whole = client.complete("streamed", logprobs=2)
+    request = {"model": "tiny", "prompt": "streamed", "temperature": 0, "max_tokens": 12}
+    request |= {"stream": True, "stream_options": {"include_usage": True}, "logprobs": 2}
+    status, body = client.send("/v1/completions", request)
+    assert status == 200
+    assert body.endswith(b"data: [DONE]\n\n")
+    *chunks, last = events(body)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        found = [value for choice in choices for value in choice["logprobs"][name]]
+        assert found == whole["choices"][0]["logprobs"][name]
+    assert last["usage"]["completion_tokens"] == 12
+
+
+def test_a_conversation_continues_its_state_and_forks(client: Client) -> None:
+    first = client.respond("first turn. ")
+    said = first["output"][0]["content"][0]["text"]
+    assert plain(said) == shown(continued(b"first turn. ", 12))
+    text = b"first turn. " + bytes(continued(b"first turn. ", 12))
+    for turn in (b"second", b"another"):
+        told = client.respond(turn.decode(), previous_response_id=first["id"])
+        wanted = shown(continued(text + turn, 12))
+        assert plain(told["output"][0]["content"][0]["text"]) == wanted
+        assert told["usage"]["input_tokens_details"] == {"cached_tokens": 0}
+        assert told["usage"]["input_tokens"] == len(text + turn)
+    again = client.respond("", previous_response_id=first["id"])
+    assert plain(again["output"][0]["content"][0]["text"]) == shown(continued(text, 12))
+
+
+def test_a_streamed_response_is_the_whole_one(client: Client) -> None:
+    whole = client.respond("stream me")
+    request = {"model": "tiny", "input": "stream me", "temperature": 0, "max_output_tokens": 12}
+    found = events(client.send("/v1/responses", request | {"stream": True})[1])
+    kinds = [event["type"] for event in found]
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.incomplete"
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    text = "".join(e["delta"] for e in found if e["type"] == "response.output_text.delta")
+    assert text == whole["output"][0]["content"][0]["text"]
+    assert found[-1]["response"]["output"][0]["content"] == whole["output"][0]["content"]
+    client.respond("and", previous_response_id=found[-1]["response"]["id"])
+
+
+def test_models_and_metrics_are_shown(client: Client) -> None:
+    client.complete("count me", max_tokens=2)
+    assert [m["id"] for m in json.loads(client.send("/v1/models")[1])["data"]] == ["tiny"]
+    assert json.loads(client.send("/v1/models/tiny")[1])["object"] == "model"
+    assert client.metric("new_tokens_total") > 0
+    assert client.metric("rows") == 0
+
+
+def error_of(body: bytes) -> str:
+    found = json.loads(body)["error"]
+    assert found["type"] in ("invalid_request_error", "server_error")
+    assert "\n" not in found["message"]
+    return found["message"]
+
+
+GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 2, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": [1, 999]}, "999"),
+        ({"prompt": [[1]]}, r"\$\.prompt"),
+        ({"max_tokens": 0}, r"\$\.max_tokens"),
+        ({"max_tokens": 4001}, "at most 4000 new tokens"),
+        ({"temperature": -1}, r"\$\.temperature"),
+        ({"top_p": 0}, r"\$\.top_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be from"),
+        ({"stop": ""}, r"\$\.stop"),
+        ({"n": 2}, r"\$\.n"),
+        ({"echo": True}, "echo is not offered"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"seed": -1}, r"\$\.seed"),
+        ({"logprobs": 21}, r"\$\.logprobs"),
+        ({"model": "huge"}, "there is no model 'huge'"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_one_line(
+    client: Client, change: dict[str, Any], message: str
+) -> None:
+    status, body = client.send("/v1/completions", GOOD | change)
+    assert status == (404 if "model" in change else 400)
+    assert re.search(message, error_of(body)), body
+
+
+def test_wrong_ways_to_ask_are_refused(client: Client) -> None:
+    asked = [
+        (415, client.send("/v1/completions", GOOD, kind="text/plain")),
+        (413, client.send("/v1/completions", GOOD | {"prompt": "x" * 30_000})),
+        (405, client.send("/v1/completions")),
+        (404, client.send("/v1/chat/completions", GOOD)),
+        (404, client.send("/v1/models/huge")),
+        (400, client.send("/v1/responses", {"model": "tiny", "input": "a", "tools": [{}]})),
+    ]
+    for previous in ("resp_1", f"resp_{'0' * 64}_{'0' * 16}"):
+        request = {"model": "tiny", "input": "a", "previous_response_id": previous}
+        asked.append((400, client.send("/v1/responses", request)))
+    for wanted, (status, body) in asked:
+        assert status == wanted
+        error_of(body)
+
+
+def malformed(count: int) -> Iterator[bytes]:
+    """Requests that are wrong in one place, drawn from a seed."""
+    draw = random.Random(0)
+    values = [None, True, -1, 1e999, 10**30, "", "\ud800", [], [None], {}, {"a": 1}, [[1]], -0.5]
+    for number in range(count):
+        body = json.dumps(GOOD).encode()
+        if number % 3 == 0:  # damaged JSON
+            yield body[: draw.randrange(len(body))] + draw.choice([b"\xff", b'"', b"[" * 2000, b""])
+        elif number % 3 == 1:
+            name = draw.choice(["prompt", "max_tokens", "logprobs", "seed", "top_k", "n"])
+            wrong = [v for v in values if v is not None or name == "prompt"]
+            value = draw.choice(wrong)
+            if name == "prompt" and value == "\ud800":
+                value = {}
+            yield json.dumps(GOOD | {name: value}).encode()
+        else:
+            name = "".join(draw.choices("abcdefgh_", k=6))
+            yield json.dumps(GOOD | {name: draw.choice(values)}).encode()
+
+
+def test_300_malformed_requests_are_refused_in_one_line_each(client: Client) -> None:
+    for body in malformed(300):
+        status, told = client.send("/v1/completions", body)
+        assert 400 <= status < 500, (body, told)
+        error_of(told)
+    assert client.complete("still there", max_tokens=1)
+
+
+def test_bytes_that_are_no_http_are_refused(client: Client) -> None:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=10) as raw:
+        raw.sendall(b"\x00\xff nonsense\r\n\r\n")
+        assert b" 400 " in raw.recv(1000).split(b"\r\n")[0]
+
+
+def left_alone(client: Client, rows: int) -> None:
+    deadline = time.monotonic() + 20
+    while client.metric("rows") != rows:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_row(client: Client, stream: bool) -> None:
+    left_alone(client, 0)
+    request = {"model": "tiny", "prompt": "long", "max_tokens": 4000, "stream": stream}
+    connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(request), headers)
+    if stream:
+        connection.getresponse().readline()
+    left_alone(client, 1)
+    before = client.metric("new_tokens_total")
+    connection.close()
+    left_alone(client, 0)
+    assert client.metric("new_tokens_total") - before < 3900
+
+
+def test_a_key_is_asked_for() -> None:
+    with running(app_of(MODEL, key="secret"), key="secret") as client:
+        assert client.send("/v1/models")[0] == 200
+        for key in (None, "", "wrong"):
+            status, body = Client(client.port, key).send("/v1/completions", GOOD)
+            assert status == 401
+            assert error_of(body) == "the key is missing or wrong"
+
+
+def test_limits_hold() -> None:
+    limits = Limits(rows=2, waiting=1, length=40, new_tokens=30, seconds=0.3)
+    with running(app_of(MODEL, limits=limits)) as client:
+        status, body = client.send("/v1/completions", GOOD | {"prompt": "x" * 39})
+        assert (status, "at most 40 tokens" in error_of(body)) == (400, True)
+        with ThreadPoolExecutor(12) as pool:
+            request = GOOD | {"max_tokens": 30}
+            asked = [pool.submit(client.send, "/v1/completions", request) for _ in range(12)]
+            found = {one.result()[0] for one in asked}
+        assert found <= {200, 429}
+        assert 200 in found
+    memory = MODEL.state_bytes(40)
+    with running(app_of(MODEL, limits=Limits(memory=memory))) as client:
+        assert client.complete("x" * 20, max_tokens=20)
+        status, body = client.send("/v1/completions", GOOD | {"prompt": "x" * 200})
+        assert (status, "shorten the text" in error_of(body)) == (400, True)
+        with ThreadPoolExecutor(4) as pool:  # rows wait for memory
+            asked = [pool.submit(client.complete, "y" * 20, max_tokens=20) for _ in range(4)]
+            assert len({one.result()["choices"][0]["text"] for one in asked}) == 1
+
+
+def test_a_text_ends_in_its_time() -> None:
+    with running(app_of(MODEL, limits=Limits(seconds=0.2))) as client:
+        answer = client.complete("slow", max_tokens=4000)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] < 4000
+
+
+def test_a_conversation_outlives_the_server(tmp_path: Path) -> None:
+    def app() -> Any:
+        return app_of(MODEL, prefixes=PrefixStates(MODEL, every=16, folder=tmp_path))
+
+    with running(app()) as client:
+        first = client.respond("kept over a restart. ")
+        here = client.respond("go on", previous_response_id=first["id"])
+    with running(app()) as client:
+        there = client.respond("go on", previous_response_id=first["id"])
+        assert there["output"][0]["content"] == here["output"][0]["content"]
+        kept = client.complete("kept over a restart. ")["usage"]["prompt_tokens_details"]
+        assert kept["cached_tokens"] == 21
+
+
+def test_a_model_that_gives_nan_fails_its_clients_and_not_the_server() -> None:
+    model = opinionated("lstm")
+    with running(app_of(model)) as client:
+        with torch.no_grad():
+            model.embedding.weight.fill_(float("nan"))
+        status, body = client.send("/v1/completions", GOOD)
+        assert (status, "the model gives NaN" in error_of(body)) == (400, True)
+        assert client.send("/v1/models")[0] == 200
+
+
+def test_seeds_are_rows_of_their_own() -> None:
+    state = seeded(prefill(MODEL, torch.tensor([[1, 2]])), 5)
+    assert state.random.tolist() == [[5, 0, 0]]
