@@ -93,6 +93,7 @@ OPTIONS = {
     "gated_delta_net": [
         {"n_heads": 1, "d_conv": 1},
         {"n_heads": 4, "n_key_heads": 2, "d_key": 3, "expand_v": 4 / 3, "d_conv": 2},
+        {"n_heads": 4, "n_key_heads": 2, "n_products": 3, "reflects": True, "expand_v": 1},
     ],
     "gated_linear_attention": [
         {"n_heads": 1, "expand_k": 0.25, "rank": 2, "temperature": 2.0},
@@ -107,6 +108,7 @@ OPTIONS = {
         {"d_state": 4, "discretization": "zoh", "max_len": 64},
     ],
     "hgrn2": [{"n_heads": 2, "expand_k": 2.0, "lower_bound": 0.3}, {"n_heads": 8}],
+    "kimi_delta_attention": [{"n_heads": 2, "d_head": 3, "rank": 1}, {"n_heads": 1, "d_conv": 1}],
     "lightning_attention": [{"n_heads": 2, "decay_scale": 0.0}, {"d_head": 3}],
     "linear_attention": [
         {"feature": "relu", "n_heads": 2},
@@ -129,6 +131,7 @@ OPTIONS = {
     ],
     "retention": [{"n_heads": 1, "expand_v": 0.5}, {"n_heads": 2}],
     "rg_lru": [{"d_inner": 6, "n_heads": 3, "d_conv": 1}, {"n_heads": 1}],
+    "rwkv7": [{"n_heads": 1, "rank": 2}, {"n_heads": 2, "gate_rank": 3}],
     "s4": [{"d_state": 4}, {"d_state": 6, "n_ssm": 2, "n_outputs": 2, "output": "linear"}],
     "s4d": [
         {"d_state": 4, "init": init, "discretization": discretization}

@@ -414,6 +414,11 @@ REACHED = {
         "forward_chunk": ("diagonal_ssm discretize fft_conv h3_core shift_taps short_conv"),
         "step": "diagonal_ssm_step discretize fft_conv h3_core_step shift_taps short_conv_step",
     },
+    "kimi_delta_attention": {
+        "forward": "delta_rule short_conv",
+        "forward_chunk": "delta_rule short_conv",
+        "step": "delta_rule_step short_conv_step",
+    },
     "lightning_attention": DECAYING,
     "linear_attention": DECAYING,
     "hgrn2": DECAYING,
@@ -439,6 +444,7 @@ REACHED = {
         "forward_chunk": "selective_scan short_conv",
         "step": "selective_scan_step short_conv_step",
     },
+    "rwkv7": {"forward": "delta_rule", "forward_chunk": "delta_rule", "step": "delta_rule_step"},
     "s4": {
         "forward": "dplr_ssm fft_conv",
         "forward_chunk": "dplr_ssm fft_conv",

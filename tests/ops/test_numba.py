@@ -70,6 +70,13 @@ def replacing(batch: int, length: int, heads: int, width: int) -> Inputs:
     return [q, F.normalize(k, dim=-1), v, log_decay, beta, state]
 
 
+def correcting(batch: int, length: int, heads: int, width: int) -> Inputs:
+    q, k, v, log_decay, beta, state = replacing(batch, length, heads, width)
+    decays = log_decay[..., None] * normal(batch, length, heads, width, seed=3).sigmoid()
+    written = normal(batch, length, heads, width, seed=4)
+    return [q, written, v, decays, k, -beta[..., None] * k, state]
+
+
 CASES: dict[str, tuple[str, Callable[..., Inputs], int]] = {
     "diagonal_ssm": ("diagonal_ssm", diagonal, 4),
     "diagonal_ssm_chunk": ("diagonal_ssm", diagonal, 5),
@@ -77,6 +84,7 @@ CASES: dict[str, tuple[str, Callable[..., Inputs], int]] = {
     "short_conv": ("short_conv", convolution, 2),
     "linear_attention": ("linear_attention", lookup, 5),
     "gated_delta_rule": ("gated_delta_rule", replacing, 6),
+    "delta_rule": ("delta_rule", correcting, 7),
 }
 FUNCTIONS = list(CASES)
 CHUNKED = [
@@ -84,6 +92,7 @@ CHUNKED = [
     "selective_scan",
     "linear_attention",
     "gated_delta_rule",
+    "delta_rule",
 ]
 STEPS = [
     "diagonal_ssm_step",
@@ -91,6 +100,7 @@ STEPS = [
     "h3_core_step",
     "linear_attention_step",
     "gated_delta_rule_step",
+    "delta_rule_step",
 ]
 
 
@@ -256,6 +266,9 @@ def step_inputs(function: str, channels: int = 18) -> Inputs:
     if function == "gated_delta_rule_step":
         q, k, v = normal(3, 4, 5), F.normalize(normal(3, 4, 5, seed=1), dim=-1), normal(3, 4, 7)
         return [q, k, v, -normal(3, 4).exp(), normal(3, 4, seed=1).sigmoid(), normal(3, 4, 5, 7)]
+    if function == "delta_rule_step":
+        *signals, state = correcting(3, 1, 4, 5)
+        return [*(x[:, 0] for x in signals), state]
     q, k, v, taps, *others = core(3, 1, channels, 5)
     return [q[:, 0], k[:, 0], v[:, 0], taps, *others]
 

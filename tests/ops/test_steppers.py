@@ -113,10 +113,17 @@ def delta_case() -> list[Tensor]:
     return [*signals, normal(ROWS, 4).sigmoid(), state]
 
 
+def entries_case() -> list[Tensor]:
+    q, k, v, _, state = lookup_case()
+    a = normal(ROWS, 4, 5) / 5
+    return [q, k, v, -normal(ROWS, 4, 5).exp(), a, -a * normal(ROWS, 4, 1).sigmoid(), state]
+
+
 RECURRENCES: dict[str, Callable[[], list[Any]]] = {
     "selective_scan": scan_case,
     "linear_attention": lambda: lookup_case(groups=2),
     "gated_delta_rule": delta_case,
+    "delta_rule": entries_case,
 }
 
 

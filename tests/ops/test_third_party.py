@@ -18,6 +18,7 @@ from stateline.ops import (
     AttentionMask,
     LocalWindow,
     attention,
+    delta_rule,
     gated_delta_rule,
     linear_attention,
     local_attention,
@@ -25,6 +26,7 @@ from stateline.ops import (
     short_conv,
     third_party,
 )
+from stateline.ops.delta_rule import reference as entries_reference
 from stateline.ops.gated_delta_rule import reference as delta_reference
 from stateline.ops.linear_attention import reference as linear_reference
 from stateline.ops.selective_scan import reference as scan_reference
@@ -33,6 +35,7 @@ from stateline.ops.short_conv import reference as conv_reference
 MODULES = {
     "fla.ops.simple_gla": "chunk_simple_gla",
     "fla.ops.gla": "chunk_gla",
+    "fla.ops.generalized_delta_rule": "chunk_dplr_delta_rule",
     "fla.ops.gated_delta_rule": "chunk_gated_delta_rule",
     "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn",
     "causal_conv1d": "causal_conv1d_fn",
@@ -68,6 +71,24 @@ def chunk_gla(
 ) -> tuple[Tensor, Tensor | None]:
     assert g.shape == k.shape
     return chunk_simple_gla(q, k, v, g, None, scale, initial_state, output_final_state)
+
+
+def chunk_dplr_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    gk: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    assert initial_state is not None
+    assert q.dtype == k.dtype == v.dtype == a.dtype == b.dtype
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    y, state = entries_reference.delta_rule(q * scale, k, v, gk, a, b, initial_state)
+    return y, state if output_final_state else None
 
 
 def chunk_gated_delta_rule(
@@ -192,6 +213,13 @@ def test_gated_delta_rule_by_fla() -> None:
     agree(gated_delta_rule, "fla", q, k, v, decay, beta, normal(2, 4, 5, 5), limit=1e-2)
 
 
+def test_the_delta_rule_of_entries_by_fla() -> None:
+    q, k, v, a = (normal(2, 9, 4, 5, seed=n).bfloat16() for n in (1, 2, 3, 4))
+    a = torch.nn.functional.normalize(a, dim=-1)
+    decay, b = -normal(2, 9, 4, 5).exp(), -a * normal(2, 9, 4, 1).sigmoid()
+    agree(delta_rule, "fla", q, k, v, decay, a, b.bfloat16(), normal(2, 4, 5, 5), limit=1e-2)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_selective_scan_by_mamba(groups: int) -> None:
     """The state goes in and out, with gradients, though their function has none."""
@@ -285,6 +313,7 @@ def test_the_mask_of_a_window_leaves_out_no_block(length: int, slots: int, windo
     [
         ("linear_attention", "fla", (*[normal(1, 3, 1, 2)] * 3, None, None), "not exact enough"),
         ("linear_attention", "fla", (*[normal(1, 3, 1, 257)] * 3, None, None), "up to 256"),
+        ("delta_rule", "fla", [normal(1, 3, 1, 2)] * 7, "not exact enough"),
         ("gated_delta_rule", "fla", [normal(1, 3, 1, 2)] * 6, "not exact enough"),
         ("selective_scan", "mamba_ssm", [normal(1, 9, 2)] * 6, "fewer than 128"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 8), normal(8, 5)), "2, 3 or 4 taps"),

@@ -23,6 +23,7 @@ from stateline.layers.mixers.gated_linear_attention import GatedLinearAttention
 from stateline.layers.mixers.gss import GSS
 from stateline.layers.mixers.h3 import H3
 from stateline.layers.mixers.hgrn2 import HGRN2
+from stateline.layers.mixers.kimi_delta_attention import KimiDeltaAttention
 from stateline.layers.mixers.lightning_attention import LightningAttention
 from stateline.layers.mixers.linear_attention import LinearAttention
 from stateline.layers.mixers.long_conv import LongConv
@@ -31,6 +32,7 @@ from stateline.layers.mixers.mamba import Mamba
 from stateline.layers.mixers.mamba2 import Mamba2
 from stateline.layers.mixers.retention import Retention
 from stateline.layers.mixers.rg_lru import RGLRU
+from stateline.layers.mixers.rwkv7 import RWKV7
 from stateline.layers.mixers.s4 import S4, S4SSM
 from stateline.layers.mixers.s4d import S4D
 from stateline.layers.mixers.s5 import S5, S5SSM
@@ -72,6 +74,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "gss": GSS,
         "h3": H3,
         "hgrn2": HGRN2,
+        "kimi_delta_attention": KimiDeltaAttention,
         "lightning_attention": LightningAttention,
         "linear_attention": LinearAttention,
         "long_conv": LongConv,
@@ -80,6 +83,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "mamba2": Mamba2,
         "retention": Retention,
         "rg_lru": RGLRU,
+        "rwkv7": RWKV7,
         "s4": S4,
         "s4d": S4D,
         "s5": S5,
@@ -148,6 +152,7 @@ __all__ = [
     "NORMS",
     "NOT_CAUSAL",
     "RGLRU",
+    "RWKV7",
     "S4",
     "S4D",
     "S4SSM",
@@ -167,6 +172,7 @@ __all__ = [
     "GatedConv",
     "GatedDeltaNet",
     "GatedLinearAttention",
+    "KimiDeltaAttention",
     "Ladder",
     "LightningAttention",
     "LinearAttention",

@@ -5,6 +5,7 @@ Each op has a folder, and each of its backends a file in it. :data:`OPS` lists t
 
 from stateline.ops.attention import AttentionMask, attention
 from stateline.ops.convolution import slide
+from stateline.ops.delta_rule import delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.diagonal_ssm import (
     DiagonalWeights,
     diagonal_ssm,
@@ -48,6 +49,9 @@ __all__ = [
     "LocalWindow",
     "MIMOWeights",
     "attention",
+    "delta_rule",
+    "delta_rule_step",
+    "delta_rule_step_",
     "diagonal_ssm",
     "diagonal_ssm_every",
     "diagonal_ssm_step",

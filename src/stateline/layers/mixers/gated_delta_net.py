@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.heads import head_sizes
@@ -55,6 +56,10 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         expand_v: Width of the values of a head, in units of ``d_key``.
         d_conv: Taps of the convolution.
         norm_eps: Added to the mean square in the norm.
+        n_products: Number of keys n, each with a value and a :math:`\beta`, that a token writes one
+            after the other; the state decays before the first and is read after the last. The
+            state of a token is then multiplied by a product of n reflections (DeltaProduct).
+        reflects: Whether :math:`\beta` reaches 2 in place of 1, so that a key can be reflected.
         query_scale: Factor of the queries; by default :math:`1 / \sqrt{d_k}` for keys of d_k
             entries a head, as in fla and Qwen3-Next. The norm undoes it up to ``norm_eps``. Models
             saved before this keyword existed used 1: ``query_scale=1`` restores that.
@@ -64,13 +69,14 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
 
     References:
         Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", ICLR
-        2025, section 3.
+        2025, section 3; ``n_products`` and ``reflects``: Siems et al., "DeltaProduct: Improving
+        State-Tracking in Linear RNNs via Householder Products", NeurIPS 2025, section 3.
     """
 
     keeps_float32 = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay", "dt_bias": "no_decay"}
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         d_model: int,
         *,
@@ -80,6 +86,8 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         expand_v: float = 2,
         d_conv: int = 4,
         norm_eps: float = 1e-5,
+        n_products: int = 1,
+        reflects: bool = False,
         query_scale: float | None = None,
     ) -> None:
         super().__init__(d_model)
@@ -91,22 +99,22 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
             )
         if query_scale is not None and query_scale <= 0:
             raise InputError(f"query_scale must be positive, got {query_scale=}")
+        check_counts(n_products=n_products)
         self.n_heads, self.n_key_heads, self.expand_v = n_heads, n_key_heads, expand_v
+        self.n_products, self.reflects = n_products, reflects
         self.d_conv, self.norm_eps = d_conv, norm_eps
         self.query_scale = self.d_key**-0.5 if query_scale is None else query_scale
         self.d_values = n_heads * self.d_value
-        mixed = 2 * n_key_heads * self.d_key + self.d_values
-        self.in_proj = Linear(d_model, mixed + self.d_values + 2 * n_heads, bias=False)
+        self.d_keys = n_key_heads * self.d_key
+        mixed = self.d_keys + n_products * (self.d_keys + self.d_values)
+        self.in_proj = Linear(
+            d_model, mixed + self.d_values + (1 + n_products) * n_heads, bias=False
+        )
         self.conv = ShortConv(mixed, taps=d_conv, bias=False)
         self.dt_bias = nn.Parameter(initial_step_bias(n_heads))
         self.a_log = nn.Parameter((16 * (1 - torch.rand(n_heads))).log())
         self.norm = nn.RMSNorm(self.d_value, eps=norm_eps)
         self.out_proj = Linear(self.d_values, d_model, bias=False)
-
-    @property
-    def d_keys(self) -> int:
-        """Width of the keys of all heads together."""
-        return (self.conv.d_model - self.d_values) // 2
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> GatedDeltaNetState:  # noqa: ARG002
         """Zero state."""
@@ -116,9 +124,12 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
     def _forward_chunk(
         self, x: Tensor, state: GatedDeltaNetState
     ) -> tuple[Tensor, GatedDeltaNetState]:
-        return self._advance(x, state, self.conv.forward_chunk, gated_delta_rule)
+        scan = gated_delta_rule if self.n_products == 1 else self._several
+        return self._advance(x, state, self.conv.forward_chunk, scan)
 
     def _step(self, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
+        if self.n_products > 1:
+            return super()._step(x, state)
         return self._advance(x, state, self.conv.step, gated_delta_rule_step)
 
     def _advance(
@@ -134,18 +145,29 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         return self._read(y, z), GatedDeltaNetState(conv, s)
 
     def _step_(self, x: Tensor, state: GatedDeltaNetState) -> Tensor:
-        if records(x):
+        if self.n_products > 1 or records(x):
             return super()._step_(x, state)
         mixed, z, log_decay, beta = self._project(x)
         q, k, v = self._split(self.conv.step_(mixed, state.conv))
         return self._read(gated_delta_rule_step_(q, k, v, log_decay, beta, state.s), z)
 
+    def _several(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, s: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Several tokens of the rule for each token: the first decays, the last is read."""
+        others, n = self.n_products - 1, self.n_products
+        q = F.pad(q[:, :, None], (0, 0, 0, 0, others, 0)).flatten(1, 2)
+        log_decay = F.pad(log_decay[:, :, None], (0, 0, 0, others)).flatten(1, 2)
+        k, v = (t.unflatten(2, (n, -1)).flatten(1, 2) for t in (k, v))
+        y, s = gated_delta_rule(q, k, v, log_decay, beta.unflatten(2, (n, -1)).flatten(1, 2), s)
+        return y[:, others::n], s
+
     def flops_per_token(self, length: int) -> float:
         """Projections, convolution, products with the state, and the system of a chunk."""
         keys = self.n_heads * self.d_key
-        inside = min(length, CHUNK) * (4.0 * keys + 3.0 * self.d_values)
+        inside = min(self.n_products * length, CHUNK) * (4.0 * keys + 3.0 * self.d_values)
         between = 6.0 * self.d_key * self.d_values
-        return super().flops_per_token(length) + inside + between
+        return super().flops_per_token(length) + self.n_products * (inside + between)
 
     @derived
     def rate(self) -> Float[Tensor, " head"]:
@@ -154,17 +176,22 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Input of the convolution, gate, logarithm of the decay and beta (..., head)."""
-        sizes = [self.conv.d_model, self.d_values, self.n_heads, self.n_heads]
+        sizes = [self.conv.d_model, self.d_values, self.n_heads, self.n_products * self.n_heads]
         mixed, z, step, beta = self.in_proj(x).split(sizes, dim=-1)
-        return mixed, z, -self.rate() * F.softplus(step + self.dt_bias), beta.sigmoid()
+        beta = 2 * beta.sigmoid() if self.reflects else beta.sigmoid()
+        return mixed, z, -self.rate() * F.softplus(step + self.dt_bias), beta
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scaled queries and keys (..., head, d_key), of unit length before scaling, and values."""
-        q, k, v = mixed.split([self.d_keys, self.d_keys, self.d_values], dim=-1)
+        """Scaled queries and keys (..., head, d_key), of unit length before scaling, and values.
+
+        The heads of each of several products follow those of the one before.
+        """
+        n = self.n_products
+        q, k, v = mixed.split([self.d_keys, n * self.d_keys, n * self.d_values], dim=-1)
         q, k = (unit_length(t.unflatten(-1, (-1, self.d_key))) for t in (q, k))
-        if (shared := self.n_heads // q.shape[-2]) > 1:
+        if (shared := self.n_heads // self.n_key_heads) > 1:
             q, k = (t.repeat_interleave(shared, dim=-2) for t in (q, k))
-        return self.query_scale * q, k, v.unflatten(-1, (self.n_heads, -1))
+        return self.query_scale * q, k, v.unflatten(-1, (n * self.n_heads, -1))
 
     def _read(self, y: Tensor, z: Tensor) -> Tensor:
         normed = self.norm(y.to(self.norm.weight.dtype)).flatten(-2)

@@ -67,7 +67,7 @@ def gated_delta_rule(
         k: Keys, of unit length or shorter.
         v: Values.
         log_decay: Logarithm of the decay :math:`\alpha`, finite and at most zero.
-        beta: Fraction of the old value that is replaced, from 0 to 1.
+        beta: Fraction of the old value that is replaced, from 0 to 1; up to 2, it is reflected.
         state: State before the first of these tokens; ``None`` is the zero state.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 

@@ -58,7 +58,7 @@ def gated_delta_rule_step_(
 gated_delta_rule_step = on_a_copy(gated_delta_rule_step_)
 
 
-def _whole_vectors(x: Tensor, *axes: int) -> Tensor:
+def whole_vectors(x: Tensor, *axes: int) -> Tensor:
     """Zeros after the entries of some axes, up to a multiple of the lanes."""
     for axis in axes:
         if missing := -x.shape[axis] % LANES:
@@ -74,8 +74,8 @@ def _prepared(
     q, k, v, log_decay, beta, state = (
         x.detach().to(dtype) for x in (q, k, v, log_decay, beta, state)
     )
-    q, k, v = (_whole_vectors(x, -1) for x in (q, k, v))
-    return [q, k, v, beta, log_decay.exp(), _whole_vectors(state, -1, -2)]
+    q, k, v = (whole_vectors(x, -1) for x in (q, k, v))
+    return [q, k, v, beta, log_decay.exp(), whole_vectors(state, -1, -2)]
 
 
 def _scan(
@@ -123,7 +123,7 @@ def _backward(
     """
     inputs, (keys, values) = (q, k, v, log_decay, beta, state), state.shape[2:]
     q, k, v, beta, decay, start = _prepared(*inputs)
-    dy, dend = _whole_vectors(grad.to(v.dtype), -1), _whole_vectors(grad_after.to(v.dtype), -1, -2)
+    dy, dend = whole_vectors(grad.to(v.dtype), -1), whole_vectors(grad_after.to(v.dtype), -1, -2)
     w, p = torch.empty_like(v), torch.empty_like(v)
     dq, dk, found = (torch.empty_like(k) for _ in range(3))
     states = _scan(delta.forward, (k, None, k, v, beta, decay, start), (w, None), False)

@@ -145,12 +145,12 @@ def _backward(
     else:
         ends = [x.sum(-1) for x in ends]
     first, last = (x[:, None] for x in ends)
-    dlog = _from_both_ends(of_q.double(), of_k.double(), first, last).view(log_decay.shape)
+    dlog = from_both_ends(of_q.double(), of_k.double(), first, last).view(log_decay.shape)
     own = (grad * v).sum(-1).unflatten(2, (q.shape[2], -1)).sum(-1, keepdim=True)
     return like((dq + own * k, dk + own * q, dv, dlog, dstate), inputs)
 
 
-def _from_both_ends(plus: Tensor, minus: Tensor, first: Tensor, last: Tensor) -> Tensor:
+def from_both_ends(plus: Tensor, minus: Tensor, first: Tensor, last: Tensor) -> Tensor:
     """Gradient of ``log_decay``: E_t = E_{t+1} + plus_t - minus_t, from the first or the last one.
 
     Rounding errors add up with the size of the terms, so at each token the sum of smaller terms is

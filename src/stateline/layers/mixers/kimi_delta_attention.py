@@ -1,0 +1,142 @@
+"""Kimi Delta Attention: the gated delta rule with a decay for each entry of a key."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.derived import derived
+from stateline.layers.keywords import check_counts
+from stateline.layers.linear import Linear
+from stateline.layers.mixers.gated_delta_net import GatedDeltaNetState
+from stateline.layers.mixers.heads import head_sizes
+from stateline.layers.mixers.short_conv import ShortConv
+from stateline.layers.mixers.step_sizes import initial_step_bias
+from stateline.layers.norm import unit_length
+from stateline.ops import delta_rule, delta_rule_step, delta_rule_step_
+from stateline.ops.delta_rule import CHUNK
+
+
+class KimiDeltaAttention(SequenceLayer[GatedDeltaNetState]):
+    r"""Multi-head linear attention by the delta rule with a decay per entry of the keys (KDA).
+
+    .. math::
+        S_t = (I - \beta_t k_t k_t^\top)\, \mathrm{diag}(\alpha_t) S_{t-1} + \beta_t k_t v_t^\top,
+        \qquad
+        y = W_o \left[ \mathrm{norm}(S_t^\top q_t / \sqrt{d_k}) \odot \sigma(z_t) \right]_h
+
+    Queries, keys and values are projections after a short convolution and SiLU; queries and keys
+    are scaled to unit length. :math:`\beta = \sigma(W_\beta x)` is a number per head, and
+    :math:`\alpha = \exp(-e^{a_h}\, \mathrm{softplus}(W_2 W_1 x + b))` has an entry for each entry
+    of the keys. The maps to :math:`\alpha` and to the gate z have a low rank. The parameters of the
+    decay and the state stay float32 under a cast to half precision.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads; must divide ``d_model`` unless ``d_head`` is given.
+        d_head: Width of queries, keys and values of a head; by default ``d_model / n_heads``.
+        rank: Rank of the maps to the decays and to the gate; by default ``d_head``.
+        d_conv: Taps of the convolution.
+        norm_eps: Added to the mean square in the norm.
+
+    Raises:
+        InputError: If the heads do not fit the width, or a size is not positive.
+
+    References:
+        Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 2025, section 3.
+    """
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay", "dt_bias": "no_decay"}
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        d_head: int | None = None,
+        rank: int | None = None,
+        d_conv: int = 4,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(d_model)
+        _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
+        self.rank = self.d_head if rank is None else rank
+        check_counts(rank=self.rank)
+        self.n_heads, self.d_conv, self.norm_eps = n_heads, d_conv, norm_eps
+        inner = n_heads * self.d_head
+        self.in_proj = Linear(d_model, 3 * inner + 2 * self.rank + n_heads, bias=False)
+        self.conv = ShortConv(3 * inner, taps=d_conv, bias=False)
+        self.decay_proj = Linear(self.rank, inner, bias=False)
+        self.gate_proj = Linear(self.rank, inner, bias=False)
+        self.dt_bias = nn.Parameter(initial_step_bias(inner))
+        self.a_log = nn.Parameter(torch.empty(n_heads).uniform_(1, 16).log())
+        self.norm = nn.RMSNorm(self.d_head, eps=norm_eps)
+        self.out_proj = Linear(inner, d_model, bias=False)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> GatedDeltaNetState:  # noqa: ARG002
+        """Zero state."""
+        s = zeros(self.a_log, batch_size, self.n_heads, self.d_head, self.d_head)
+        return GatedDeltaNetState(self.conv.init_state(batch_size), s)
+
+    def _forward_chunk(
+        self, x: Tensor, state: GatedDeltaNetState
+    ) -> tuple[Tensor, GatedDeltaNetState]:
+        return self._advance(x, state, self.conv.forward_chunk, delta_rule)
+
+    def _step(self, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
+        return self._advance(x, state, self.conv.step, delta_rule_step)
+
+    def _advance(
+        self,
+        x: Tensor,
+        state: GatedDeltaNetState,
+        convolve: Callable[..., Any],
+        scan: Callable[..., Any],
+    ) -> tuple[Tensor, GatedDeltaNetState]:
+        mixed, *others, gate = self._project(x)
+        mixed, conv = convolve(mixed, state.conv)
+        y, s = scan(*self._signals(mixed, *others), state.s)
+        return self._read(y, gate), GatedDeltaNetState(conv, s)
+
+    def _step_(self, x: Tensor, state: GatedDeltaNetState) -> Tensor:
+        if records(x):
+            return super()._step_(x, state)
+        mixed, *others, gate = self._project(x)
+        mixed = self.conv.step_(mixed, state.conv)
+        q, k, v, log_decay, a, b = self._signals(mixed, *others)
+        return self._read(delta_rule_step_(q, k, v, log_decay, a, b, state.s), gate)
+
+    def flops_per_token(self, length: int) -> float:
+        """Linear maps, convolution, products with the state, and the system of a chunk."""
+        inner = self.n_heads * self.d_head
+        inside = min(length, CHUNK) * 7.0 * inner
+        return super().flops_per_token(length) + inside + 8.0 * self.d_head * inner
+
+    @derived
+    def rate(self) -> Float[Tensor, "head 1"]:
+        """Decay rate of each head per unit of step."""
+        return self.a_log.exp()[:, None]
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Input of the convolution, logarithms of the decays, beta (..., head, 1), and gate."""
+        sizes = [self.conv.d_model, self.rank, self.n_heads, self.rank]
+        mixed, low, beta, gate = self.in_proj(x).split(sizes, dim=-1)
+        steps = F.softplus(self.decay_proj(low) + self.dt_bias)
+        log_decay = -self.rate() * steps.unflatten(-1, (self.n_heads, self.d_head))
+        return mixed, log_decay, beta.sigmoid()[..., None], self.gate_proj(gate)
+
+    def _signals(self, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+        """What the op takes: the old value at a key is read after the decay, and removed there."""
+        q, k, v = mixed.unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
+        q, k = unit_length(q) * self.d_head**-0.5, unit_length(k)
+        written = beta * k
+        return q, written, v, log_decay, log_decay.exp() * k, -written
+
+    def _read(self, y: Tensor, gate: Tensor) -> Tensor:
+        normed = self.norm(y.to(self.norm.weight.dtype)).flatten(-2)
+        return self.out_proj(normed.to(gate.dtype) * gate.sigmoid())

@@ -1,0 +1,150 @@
+"""RWKV-7: a delta rule whose removal, writing and decay have rates of their own for each entry."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.keywords import check_counts
+from stateline.layers.linear import Linear
+from stateline.layers.mixers.heads import head_sizes
+from stateline.ops import delta_rule, delta_rule_step, delta_rule_step_
+from stateline.ops.delta_rule import CHUNK
+
+SLOWEST = -math.exp(-0.5)
+"""Lowest logarithm of a decay."""
+
+MIXED = ("r", "w", "k", "v", "a", "g")
+"""What is computed from a mixture of its own of the token and the one before."""
+
+
+class RWKV7State(NamedTuple):
+    """The last input, and the matrix of every head."""
+
+    x: Float[Tensor, "batch d_model"]
+    s: Float[Tensor, "batch head d_head d_head"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The matrices accumulate rounding errors."""
+        return ("s",)
+
+
+class RWKV7(SequenceLayer[RWKV7State]):
+    r"""Time mixing of RWKV-7 (Goose).
+
+    .. math::
+        S_t = \bigl( \mathrm{diag}(w_t) - (a_t \odot \kappa_t) \kappa_t^\top \bigr) S_{t-1}
+        + k_t v_t^\top, \qquad
+        p_t = \mathrm{norm}(S_t^\top r_t) + (r_t \odot \rho)^\top k_t \; v_t, \qquad
+        y = W_o ([p_t]_h \odot g_t)
+
+    Each of r, w, k, v, a and g is computed from a mixture of the token and the one before,
+    :math:`x_t + \mu \odot (x_{t-1} - x_t)`, with weights :math:`\mu` of its own. With low-rank maps
+    f, the decay is :math:`w = \exp(-e^{-1/2} \sigma(f_w))` with tanh inside, the rate of learning
+    :math:`a = \sigma(f_a)`, and the gate :math:`g = f_g` with a sigmoid inside. :math:`\kappa` is
+    :math:`\xi \odot k'` at unit length, with :math:`k' = W_k x`, and
+    :math:`k = k' \odot (1 + (a - 1) \odot \eta)`. The norm is that of each head, with mean, weight
+    and bias. Parameters of single entries and the state stay float32 under a cast to half
+    precision.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads; must divide ``d_model``.
+        rank: Rank of the maps to w and a.
+        gate_rank: Rank of the map to the gate; by default twice ``rank``.
+
+    Raises:
+        InputError: If ``n_heads`` does not divide ``d_model``, or a rank is not positive.
+
+    References:
+        Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025, section 4 and
+        appendix; the state is the transpose of the paper's.
+    """
+
+    # Differs from the paper: values are not mixed with those of the first layer, which a layer
+    # alone cannot see; and a block has the feed-forward of the model, not that of RWKV.
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("mix", "decay_bias", "rate_bias", "removal", "writing", "bonus"), "no_decay"
+    )
+
+    def __init__(
+        self, d_model: int, *, n_heads: int = 4, rank: int = 32, gate_rank: int | None = None
+    ) -> None:
+        super().__init__(d_model)
+        _, self.d_head = head_sizes(d_model, n_heads, None, None)
+        self.n_heads, self.rank = n_heads, rank
+        self.gate_rank = 2 * rank if gate_rank is None else gate_rank
+        check_counts(rank=rank, gate_rank=self.gate_rank)
+        place = torch.linspace(0, 1, d_model)
+        self.mix = nn.Parameter(1 - place.repeat(len(MIXED), 1) ** 0.5)
+        self.r_proj, self.k_proj, self.v_proj, self.out_proj = (
+            Linear(d_model, d_model, bias=False) for _ in range(4)
+        )
+        self.decay_in, self.rate_in = (Linear(d_model, rank, bias=False) for _ in range(2))
+        self.decay_out, self.rate_out = (Linear(rank, d_model, bias=False) for _ in range(2))
+        self.gate_in = Linear(d_model, self.gate_rank, bias=False)
+        self.gate_out = Linear(self.gate_rank, d_model, bias=False)
+        self.decay_bias = nn.Parameter(-5.5 + 6 * place)
+        self.rate_bias = nn.Parameter(torch.zeros(d_model))
+        self.removal = nn.Parameter(torch.full((d_model,), 0.71))
+        self.writing = nn.Parameter(torch.ones(d_model))
+        self.bonus = nn.Parameter(torch.zeros(n_heads, self.d_head))
+        self.norm = nn.GroupNorm(n_heads, d_model, eps=1e-5 * self.d_head)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> RWKV7State:  # noqa: ARG002
+        """Zeros."""
+        s = zeros(self.mix, batch_size, self.n_heads, self.d_head, self.d_head)
+        return RWKV7State(zeros(self.r_proj.weight, batch_size, self.d_model), s)
+
+    def _forward_chunk(self, x: Tensor, state: RWKV7State) -> tuple[Tensor, RWKV7State]:
+        inputs = torch.cat([state.x[:, None].to(x.dtype), x], dim=1)
+        y, s = self._advance(x, inputs[:, :-1], state.s, delta_rule)
+        return y, RWKV7State(inputs[:, -1].clone(), s)
+
+    def _step(self, x: Tensor, state: RWKV7State) -> tuple[Tensor, RWKV7State]:
+        y, s = self._advance(x, state.x, state.s, delta_rule_step)
+        return y, RWKV7State(x.clone(), s)
+
+    def _step_(self, x: Tensor, state: RWKV7State) -> Tensor:
+        if records(x):
+            return super()._step_(x, state)
+        y, _ = self._advance(x, state.x, state.s, lambda *all_: (delta_rule_step_(*all_), None))
+        state.x.copy_(x)
+        return y
+
+    def flops_per_token(self, length: int) -> float:
+        """Linear maps, products with the state, and the system of a chunk."""
+        inside = min(length, CHUNK) * 7.0 * self.d_model
+        return super().flops_per_token(length) + inside + 8.0 * self.d_head * self.d_model
+
+    def _advance(
+        self, x: Tensor, before: Tensor, s: Tensor, scan: Callable[..., Any]
+    ) -> tuple[Tensor, Any]:
+        """Outputs and the matrices after, from inputs and the inputs one token before."""
+        mixed = x[..., None, :] + self.mix.to(x.dtype) * (before.to(x.dtype) - x)[..., None, :]
+        x_r, x_w, x_k, x_v, x_a, x_g = mixed.unbind(dim=-2)
+        low = self.decay_out(self.decay_in(x_w).tanh())
+        log_decay = SLOWEST * (low + self.decay_bias).sigmoid()
+        rate = (self.rate_out(self.rate_in(x_a)) + self.rate_bias).sigmoid()
+        key = self.k_proj(x_k)
+        removed = self._heads(self.removal * key)
+        removed = F.normalize(removed, dim=-1, eps=1e-12)
+        r, k, v = self.r_proj(x_r), key * (1 + (rate - 1) * self.writing), self.v_proj(x_v)
+        r, k, v, log_decay, rate = map(self._heads, (r, k, v, log_decay, rate))
+        y, after = scan(r, k, v, log_decay, removed, -rate * removed, s)
+        normed = self.norm(y.to(self.norm.weight.dtype).flatten(0, -3).flatten(1))
+        bonus = (r * self.bonus * k).sum(dim=-1, keepdim=True) * v
+        gate = self.gate_out(self.gate_in(x_g).sigmoid())
+        found = normed.view(x.shape) + bonus.flatten(-2)
+        return self.out_proj((found * gate).to(x.dtype)), after
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, self.d_head))

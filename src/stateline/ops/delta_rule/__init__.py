@@ -1,0 +1,132 @@
+r"""Delta rule with a decay per entry: a token reads, decays and corrects a matrix.
+
+.. math::
+    S_t = \mathrm{diag}(e^{g_t}) S_{t-1} + b_t (a_t^\top S_{t-1}) + k_t v_t^\top,
+    \qquad y_t = S_t^\top q_t
+
+What the state holds at a is written at b. For :math:`a = e^g \odot \kappa` and
+:math:`b = -\beta \kappa`, the old value at the key :math:`\kappa` is removed after the decay, as in
+Kimi Delta Attention; for :math:`a = \kappa` and :math:`b = -\kappa \odot \alpha`, before it, as in
+RWKV-7.
+
+References:
+    Kimi Team, "Kimi Linear", 2025, equation 1; Peng et al., "RWKV-7 Goose", 2025, section 3; the
+    state is the transpose of the second paper's.
+"""
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.ops.dispatch import dispatch, own_precision
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
+from stateline.ops.stepping import zeros_before
+
+CHUNK = 16
+"""Tokens of a chunk; the decays between all its tokens are computed for each entry."""
+
+
+def example(sizes: Sizes) -> Example:
+    """Removal at keys of unit length, weak decay."""
+    count, width = sizes.heads
+    q, k, v = (sizes.signal(count, width) for _ in "qkv")
+    log_decay = -0.1 * sizes.signal(count, width).sigmoid()
+    a = F.normalize(k, dim=-1)
+    b = -a * sizes.signal(count, width).sigmoid()
+    return Example((q, k, v, log_decay, a, b), 10.0 * sizes.positions * width)
+
+
+OP = Op(
+    "delta_rule",
+    {
+        "numba": f"{__name__}.numba_backend",
+        "fla": f"{__name__}.fla_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
+    },
+    example,
+)
+
+
+@own_precision
+@door()
+def delta_rule(
+    q: Float[Tensor, "batch length head d_key"],
+    k: Float[Tensor, "batch length head d_key"],
+    v: Float[Tensor, "batch length head d_value"],
+    log_decay: Float[Tensor, "batch length head d_key"],
+    a: Float[Tensor, "batch length head d_key"],
+    b: Float[Tensor, "batch length head d_key"],
+    state: Float[Tensor, "batch head d_key d_value"] | None = None,
+    *,
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
+    r"""Response to a sequence or to its next chunk, and the state after it.
+
+    Computed in the dtype of the state.
+
+    Args:
+        q: Queries.
+        k: Keys at which values are written.
+        v: Values.
+        log_decay: Logarithms g of the decays, finite and at most zero.
+        a: Where the state is read before the token.
+        b: Where the value that was read is added. The state stays bounded if
+            :math:`\mathrm{diag}(e^g) + b a^\top` is no longer than 1.
+        state: State before the first of these tokens; ``None`` is the zero state.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
+
+    Returns:
+        Outputs in the dtype of ``v``, and the state after the last token.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
+
+    Example:
+        The second value replaces half of the first.
+
+        >>> import torch
+        >>> one, v = torch.ones(1, 2, 1, 1), torch.tensor([4.0, 3.0]).view(1, 2, 1, 1)
+        >>> y, state = delta_rule(one, one, v, 0 * one, one, -0.5 * one)
+        >>> y.flatten()
+        tensor([4., 5.])
+    """
+    if state is None:
+        state = zeros_before(v, len(v), *q.shape[2:], v.shape[3])
+    return dispatch(OP, "delta_rule", q, k, v, log_decay, a, b, state, backend=backend)
+
+
+@door()
+def delta_rule_step(
+    q: Float[Tensor, "batch head d_key"],
+    k: Float[Tensor, "batch head d_key"],
+    v: Float[Tensor, "batch head d_value"],
+    log_decay: Float[Tensor, "batch head d_key"],
+    a: Float[Tensor, "batch head d_key"],
+    b: Float[Tensor, "batch head d_key"],
+    state: Float[Tensor, "batch head d_key d_value"],
+    *,
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "batch head d_value"], Float[Tensor, "batch head d_key d_value"]]:
+    """One step of the recurrence: the output for the next token, and the state after it.
+
+    The arguments are the same as in :func:`delta_rule`, without the axis of time.
+    """
+    return dispatch(OP, "delta_rule_step", q, k, v, log_decay, a, b, state, backend=backend)
+
+
+@door()
+def delta_rule_step_(
+    q: Float[Tensor, "batch head d_key"],
+    k: Float[Tensor, "batch head d_key"],
+    v: Float[Tensor, "batch head d_value"],
+    log_decay: Float[Tensor, "batch head d_key"],
+    a: Float[Tensor, "batch head d_key"],
+    b: Float[Tensor, "batch head d_key"],
+    state: Float[Tensor, "batch head d_key d_value"],
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "batch head d_value"]:
+    """The same without gradients: the state changes in place."""
+    return dispatch(OP, "delta_rule_step_", q, k, v, log_decay, a, b, state, backend=backend)
