@@ -279,10 +279,13 @@ class TestCheck:
         assert "lstm: the law holds" in shown
         assert "2 checked, broken: leaky" in shown
 
-    def test_the_backend_of_every_op_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
-        shown = said(capsys, "check", "--backends")
-        rows = [line.split()[0] for line in shown.splitlines()[4:] if not line.startswith(" ")]
-        assert rows == sorted(OPS)
+    def test_the_backend_of_every_op_is_told_within_80_columns(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        lines = said(capsys, "check", "--backends").splitlines()
+        assert [line.split()[0] for line in lines[5:] if not line.startswith(" ")] == sorted(OPS)
+        assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.usefixtures("quick_speed", "one_process")

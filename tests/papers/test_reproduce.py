@@ -46,7 +46,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reproduce(*more: str) -> int:
     options = ["--jobs", "0", "--device", "cpu", "--seeds", "0", "1"]
-    return main(["reproduce", "nobody/one", *options, *more])
+    return main(["reproduce", "nobody/one", "--recipes", "recipes", *options, *more])
 
 
 def recorded() -> TableRecord:
@@ -153,10 +153,22 @@ def test_without_training_the_table_has_what_is_there(capsys: pytest.CaptureFixt
 
 
 def test_tables_are_listed_with_their_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce"]) == 0
+    assert main(["reproduce", "--recipes", "recipes"]) == 0
     assert capsys.readouterr().out == (
         "nobody/one: table 1. Tiny models learn nothing.\n  --size laptop: 2 rows; seconds\n"
     )
+
+
+def test_stateline_has_its_tables_anywhere_within_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["reproduce"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("h3/table_12: ") for line in lines)
+    assert "with 3 seeds, " in " ".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +193,7 @@ def test_what_cannot_be_reproduced_is_one_line_and_leaves_nothing(
     Path("score.yaml").write_text(TABLE.replace("at: 3", "score: accuracy"))
     Path("at.yaml").write_text(TABLE.replace("at: 3", "at: 4"))
     Path("after.yaml").write_text(TABLE.replace("updates_to: 1.0", "after: 3"))
-    assert main(["reproduce", *arguments]) == 2
+    assert main(["reproduce", "--recipes", "recipes", *arguments]) == 2
     shown = capsys.readouterr().err
     assert message in shown
     assert shown.count("\n") == 1

@@ -105,15 +105,16 @@ def _layer(name: str, d_model: int) -> "AnyLayer":
 def _print_backends(device: "torch.device") -> None:
     from stateline.ops import OPS
 
-    print(f"Backends on {device} in order of preference, and where auto chooses them: in training,")
-    print("at inference, or in both, for inputs of each dtype and of shape (4, 1024, 64).\n")
+    print(f"Backends on {device} in order of preference, and where auto chooses them: in")
+    print("training, at inference, or in both, for inputs of each dtype and of shape")
+    print("(4, 1024, 64).\n")
     titles = ("op", "backend", *_DTYPES, "here")
     rows = [titles, *(row for name in sorted(OPS) for row in _rows(name, device))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(titles) - 1)]
     indent = sum(widths) + 2 * len(widths)
     for *cells, here in rows:
         left = "".join(f"{cell:<{width}}  " for cell, width in zip(cells, widths, strict=True))
-        room = max(20, get_terminal_size((120, 0)).columns - indent)
+        room = max(16, get_terminal_size((120, 0)).columns - indent)
         print(left + f"\n{' ' * indent}".join(textwrap.wrap(here, room)))
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from stateline.compare.news import News
-from stateline.reports.format import words
+from stateline.reports.format import count, words
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord, SpeedRecord
 from stateline.train.metrics import Metrics
@@ -117,7 +117,7 @@ class _Lines(News):
 
     def planned(self, jobs: int, done: int) -> None:
         self.count, self.done = jobs, done
-        self._say(f"{jobs} runs" + (f", {done} of them done before" if done else ""))
+        self._say(count(jobs, "run") + (f", {done} of them done before" if done else ""))
 
     def starting(self, workers: int) -> None:
         self._say(_starting(workers))

@@ -6,6 +6,7 @@ table shows the mean and the standard deviation over them, beside the paper's fi
 command continues where it stopped, and tables share the runs that they have in common.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from jsonargparse import ArgumentParser
 
 from stateline.devices import add_device_option
+from stateline.reports.format import count
 
 if TYPE_CHECKING:
     from stateline.papers.record import TableRecord
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 RECORDS = Path("benchmarks/papers")
 """Where ``--record`` puts tables, as ``PAPER/NAME-SIZE.json``."""
+
+_MINUTES = re.compile(
+    r"(?:about )?(?P<least>a|[\d.]+)(?: to (?P<most>[\d.]+))? minutes? of an? (?:idle )?core "
+    r"per (?P<unit>run|seed)\b"
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -55,7 +62,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help=f"train anew in OUT/verify, and compare each figure with the table in {RECORDS}",
     )
-    option("--recipes", type=str, default="recipes", help="folder of the recipes")
+    option(
+        "--recipes",
+        type=str | None,
+        default=None,
+        help="folder of the recipes; by default those of Stateline",
+    )
     add_device_option(parser)
 
 
@@ -69,14 +81,15 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.devices import resolve_device
     from stateline.papers.record import read_table, write_table
     from stateline.papers.reproduce import reproduce
-    from stateline.papers.table import find_table
+    from stateline.papers.table import RECIPES, find_table
     from stateline.reports import check_report, write_report
 
+    recipes = Path(given.recipes or RECIPES)
     if given.name is None:
-        _list_tables(Path(given.recipes))
+        _list_tables(recipes, len(given.seeds))
         return 0
     resolve_device(given.device)
-    name, _ = find_table(given.name, Path(given.recipes))
+    name, _ = find_table(given.name, recipes)
     recorded = RECORDS / f"{name}-{given.size}.json"
     record = read_table(recorded) if given.verify else None
     folder = Path(given.out) / "verify" if given.verify else Path(given.out)
@@ -87,7 +100,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
             size=given.size,
             seeds=given.seeds,
             rows=given.rows,
-            recipes=given.recipes,
+            recipes=recipes,
             data=given.data,
             folder=folder,
             taken_from=given["from"],
@@ -139,17 +152,36 @@ def _show(found: "Reproduced") -> None:
     console.print(where, markup=False, highlight=False, soft_wrap=True)
 
 
-def _list_tables(recipes: Path) -> None:
-    from rich.console import Console
+def _list_tables(recipes: Path, seeds: int) -> None:
+    """Print every table with what it costs, as wide as the terminal."""
+    from rich.padding import Padding
+    from rich.text import Text
 
+    from stateline.cli.console import wide_console
     from stateline.papers.table import find_table, find_tables
 
-    console = Console()
+    console = wide_console()
     for name in find_tables(recipes):
         _, table = find_table(name, recipes)
-        said = f"{name}: {table.place}. {table.claim}"
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        console.print(Text(f"{name}: {table.place}. {table.claim}"))
         for size, settings in table.sizes.items():
-            count = len(table.rows_of(size))
-            said = f"  --size {size}: {count} rows; {settings.cost}"
-            console.print(said, markup=False, highlight=False, soft_wrap=True)
+            rows = len(table.rows_of(size))
+            said = f"--size {size}: {rows} rows; {settings.cost}"
+            said += _in_all(settings.cost, rows, seeds)
+            console.print(Padding(Text(said), (0, 0, 0, 2), expand=False))
+
+
+def _in_all(cost: str, rows: int, seeds: int) -> str:
+    """What a whole table takes, where its cost begins with minutes per run or per seed.
+
+    Example:
+        >>> _in_all("3 to 7 minutes of a core per run", rows=10, seeds=3)
+        '; in all, with 3 seeds, 90 to 210 minutes of a core'
+    """
+    found = _MINUTES.match(cost)
+    if found is None:
+        return ""
+    times = seeds * (rows if found["unit"] == "run" else 1)
+    ends = [end for end in (found["least"], found["most"]) if end]
+    told = " to ".join(f"{times * (1.0 if end == 'a' else float(end)):g}" for end in ends)
+    return f"; in all, with {count(seeds, 'seed')}, {told} minutes of a core"

@@ -16,7 +16,7 @@ from stateline.papers.chart import draw
 from stateline.papers.plan import plan_table
 from stateline.papers.record import FILE, TableRecord, record_table, write_table
 from stateline.papers.run import keep_runs, matching_runs, run_jobs, stored_runs
-from stateline.papers.table import Size, Table, find_table
+from stateline.papers.table import RECIPES, Size, Table, find_table
 from stateline.plugins import command_line
 from stateline.runs.results import Results
 from stateline.runs.store import outline, write_results
@@ -46,7 +46,7 @@ def reproduce(  # noqa: PLR0913
     size: Size = "laptop",
     seeds: Sequence[int] = (0, 1, 2),
     rows: Sequence[str] = (),
-    recipes: Path | str = "recipes",
+    recipes: Path | str = RECIPES,
     data: str = "data",
     folder: Path | str = "runs/papers",
     taken_from: Sequence[Path | str] = (),
@@ -65,7 +65,7 @@ def reproduce(  # noqa: PLR0913
         size: ``laptop`` (for two cores) or ``paper``.
         seeds: Seeds of the runs of each row.
         rows: Names of the rows to run; by default all.
-        recipes: Folder of the recipes.
+        recipes: Folder of the recipes; by default Stateline's own.
         data: Folder in place of the ``data`` of recipes.
         folder: Folder for the runs of all tables.
         taken_from: Folders with finished runs of other commands, which are taken over.

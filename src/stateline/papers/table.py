@@ -211,6 +211,10 @@ class Table(_Part, frozen=True, kw_only=True):
         return self.sizes[size].columns or self.columns
 
 
+RECIPES = Path(__file__).parents[1] / "recipes"
+"""The recipes of Stateline; in its repository, a link to the folder ``recipes``."""
+
+
 def find_tables(recipes: Path) -> dict[str, Path]:
     """The files of tables in a folder of recipes, by name: ``h3/table_12``.
 
@@ -221,10 +225,7 @@ def find_tables(recipes: Path) -> dict[str, Path]:
         f"{path.parents[1].name}/{path.stem}": path for path in recipes.glob("*/tables/*.yaml")
     }
     if not files:
-        raise InputError(
-            f"no tables in {recipes}: run this in a copy of Stateline's repository, or name its "
-            "folder recipes with --recipes"
-        )
+        raise InputError(f"no tables in {recipes}: without --recipes, those of Stateline are taken")
     return dict(sorted(files.items()))
 
 
