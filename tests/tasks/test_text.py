@@ -174,7 +174,7 @@ def test_real_prose_packs_to_two_to_four_bits_per_byte(data: Path) -> None:
         ({"length": 0}, "length must be at least 1, got length=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"held_out_bytes": 1}, "held_out_bytes must be at least 2, got held_out_bytes=1"),
-        ({"length": 30}, "must give 31 bytes to train on .* got 18 and 2: give more text"),
+        ({"length": 30}, "must give 31 bytes in a row .* got 18 and 2: give more text"),
     ],
 )
 def test_impossible_sizes_are_refused(

@@ -15,8 +15,19 @@ def held(path: Path) -> dict[str, torch.Tensor]:
     for file in sorted(path.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
             assert name not in tensors or name.startswith("carried/")
-            tensors[name] = torch.cat([tensors[name], tensor]) if name in tensors else tensor
+            tensors[name] = _joined(tensors[name], tensor) if name in tensors else tensor
     return tensors
+
+
+def _joined(rows: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+    """All rows; a cache of keys has as many slots as the longest of its own rows needs."""
+    if rows.ndim > 1:
+        slots = max(rows.shape[1], more.shape[1])
+        rows, more = (
+            torch.cat([t, t.new_zeros(len(t), slots - t.shape[1], *t.shape[2:])], dim=1)
+            for t in (rows, more)
+        )
+    return torch.cat([rows, more])
 
 
 def forked(what: str, home: Path, *more: str) -> list[list[int]]:

@@ -13,7 +13,7 @@ from stateline.train.config import TrainConfig
 from stateline.train.loop import train
 from stateline.train.processes import Processes, join_processes
 
-MODES = {"ddp": {"parallel": "ddp"}, "fsdp": {"parallel": "fsdp"}}
+MODES = ["ddp-join", "ddp-pack", "fsdp-join", "fsdp-pack"]
 PATTERN = """
     h3 attention ladder(lstm, passes=2)
     block_recurrent(window=4, n_states=2) block_state(window=4, variant=mf, n_states=2, d_ssm=2)
@@ -22,14 +22,14 @@ PATTERN = """
 
 def run(home: Path, mode: str, until: int, processes: Processes) -> None:
     """Train on from what lies in the folder of this mode, up to a step."""
-    task = Text(path=str(home / "text.txt"), length=16, batch_size=4)
+    parallel, documents = mode.split("-")
+    task = Text(path=str(home / "text"), length=16, batch_size=4, documents=documents)  # type: ignore[arg-type]
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig(PATTERN, 256, d_model=8))
     settings = {"log_every": 1, "eval_every": 3, "save_every": 0, "warmup_steps": 2, "lr": 1e-3}
     carry = {"carry_state": True, "carry_cap": 48, "segment_len": 7, "accumulate": 2}
     carry["checkpoint_activations"] = True
-    parallel = MODES[mode]
-    config = TrainConfig(steps=9, **parallel, **settings, **carry)  # type: ignore[arg-type]
+    config = TrainConfig(steps=9, parallel=parallel, **settings, **carry)  # type: ignore[arg-type]
     done = iter(range(until // 3 * 3 - 2, 99)) if until < 9 else iter([])
     train(
         model,

@@ -37,7 +37,7 @@ _spec.loader.exec_module(several)
 
 
 def torchrun(home: Path, until: int) -> None:
-    """Two processes train on, first with DDP, then with FSDP."""
+    """Two processes train on, with DDP and FSDP, on joined and on packed documents."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*launch, str(SCRIPT), str(home), str(until)], capture_output=True, text=True, check=False
@@ -50,13 +50,22 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One process throughout; and two, then one, then two again, each for three steps."""
     alone, shared = (tmp_path_factory.mktemp(name) for name in ("alone", "shared"))
     for home in (alone, shared):
-        (home / "text.txt").write_bytes(bytes(97 + n * n % 23 for n in range(800)))
-    several.run(alone, "ddp", 9, ALONE)
+        (home / "text").mkdir()
+        for number in range(50):
+            text = bytes(97 + n * n % 23 for n in range(number, number + 12 + number % 17))
+            (home / "text" / f"{number}.txt").write_bytes(text)
+    for documents in ("join", "pack"):
+        several.run(alone, f"ddp-{documents}", 9, ALONE)
     torchrun(shared, 3)
     for mode in several.MODES:
         several.run(shared, mode, 6, ALONE)
     torchrun(shared, 9)
-    return {"alone": alone / "ddp", **{mode: shared / mode for mode in several.MODES}}
+    return {"alone": alone, **{mode: shared / mode for mode in several.MODES}}
+
+
+def alike(homes: dict[str, Path], mode: str) -> Path:
+    """The run of one process on the same documents."""
+    return homes["alone"] / f"ddp-{mode.split('-')[1]}"
 
 
 def lines(folder: Path, name: str) -> dict[int, float]:
@@ -72,7 +81,7 @@ def lines(folder: Path, name: str) -> dict[int, float]:
 def test_losses_and_scores_are_those_of_one_process(
     homes: dict[str, Path], mode: str, what: str, count: int
 ) -> None:
-    alone = lines(homes["alone"], what)
+    alone = lines(alike(homes, mode), what)
     assert len(alone) == count
     assert lines(homes[mode], what) == pytest.approx(alone, rel=1e-5)
 
@@ -80,7 +89,7 @@ def test_losses_and_scores_are_those_of_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", several.MODES)
 def test_checkpoints_hold_what_those_of_one_process_hold(homes: dict[str, Path], mode: str) -> None:
-    ours, alone = (held(found(homes[name])[-1]) for name in (mode, "alone"))
+    ours, alone = (held(found(home)[-1]) for home in (homes[mode], alike(homes, mode)))
     assert ours.keys() == alone.keys()
     for name, wanted in alone.items():
         assert ours[name].shape == wanted.shape

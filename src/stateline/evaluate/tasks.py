@@ -17,11 +17,21 @@ from stateline.evaluate.division import by_rows
 from stateline.evaluate.losses import Buckets, token_losses
 from stateline.generate import generate
 from stateline.layers.base import row_inputs
+from stateline.layers.documents import Documents
 from stateline.layers.state import replace_rows
 from stateline.models.factory import AnyModel
 from stateline.models.language_model import LanguageModel
 from stateline.models.sequence_head import SequenceHead
-from stateline.tasks.base import IGNORE, CorpusTask, GeneratedTask, LabelledTask, Task
+from stateline.tasks.base import (
+    IGNORE,
+    Batch,
+    ConsecutiveBatch,
+    CorpusTask,
+    GeneratedTask,
+    LabelledTask,
+    PackedBatch,
+    Task,
+)
 from stateline.tasks.rows import RowsTask
 from stateline.tasks.text.corpus import TextTask
 
@@ -244,11 +254,11 @@ def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: ran
     assert buckets.last is not None
     device = model.embedding.weight.device
 
-    def losses(tokens: Tensor, targets: Tensor) -> Tensor:
-        return token_losses(model(tokens.to(device)), targets.to(device))
+    def losses(tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor:
+        return token_losses(model(tokens.to(device), starts=starts), targets.to(device))
 
-    for tokens, targets in islice(task.held_out(buckets.last), len(batches) or None):
-        _add(buckets, by_rows(losses, tokens, targets), targets)
+    for batch in islice(task.held_out(buckets.last), len(batches) or None):
+        _add(buckets, by_rows(losses, *batch), batch)
     return buckets
 
 
@@ -260,19 +270,23 @@ def _read_on(model: LanguageModel, task: TextTask, buckets: Buckets, batches: ra
 
     def losses(tokens: Tensor, targets: Tensor, fresh: Tensor) -> Tensor:
         nonlocal state
+        starts, fresh = (fresh, fresh[:, 0]) if fresh.ndim > 1 else (None, fresh)
         begun = model.init_state(len(tokens))
         state = begun if state is None else replace_rows(state, fresh, begun)
-        logits, state = model.forward_chunk(tokens.to(device), state)
+        logits, state = model.forward_chunk(tokens.to(device), state, starts=starts)
         return token_losses(logits, targets.to(device))
 
     for window in islice(task.held_out_rows(buckets.last), len(batches) or None):
-        _add(buckets, by_rows(losses, *window), window[1])
+        _add(buckets, by_rows(losses, *window), window)
     return buckets
 
 
-def _add(buckets: Buckets, losses: Tensor, targets: Tokens) -> None:
-    positions, scored = torch.arange(1, targets.shape[1] + 1), targets != IGNORE
-    buckets.add(positions.expand_as(targets)[scored], losses[scored])
+def _add(buckets: Buckets, losses: Tensor, batch: Batch | ConsecutiveBatch | PackedBatch) -> None:
+    """Add losses by the position in the row, or in the document of packed rows."""
+    positions, scored = torch.arange(batch.targets.shape[1]), batch.targets != IGNORE
+    if isinstance(batch, PackedBatch):
+        positions = Documents(batch.starts).positions
+    buckets.add(positions.expand_as(scored)[scored] + 1, losses[scored])
 
 
 def _nats_per_bit_per_byte(task: CorpusTask) -> float:

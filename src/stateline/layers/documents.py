@@ -190,11 +190,11 @@ class Layout:
 def read(layer: Any, x: Tensor, documents: Documents, **options: Any) -> Tensor:
     """Outputs of a layer for packed rows: each document is read from the initial state."""
     if documents.apart:
-        return layer.forward(x, **options)
+        return layer._forward(x, **options)
 
     def outputs(group: Group, rows: Tensor) -> Tensor:
         lengths = () if layer.causal else (group.lengths,)
-        return layer.forward(rows, *lengths, **options)
+        return layer._forward(rows, *lengths, **options)
 
     return documents.whole.apply(x, outputs)
 
@@ -205,19 +205,19 @@ def read_chunk(
 ) -> tuple[Tensor, State]:
     """Outputs for packed rows that a state continues, and the state after the last documents."""
     if not documents.starts.any():
-        return layer.forward_chunk(x, state, **options)
+        return layer._forward_chunk(x, state, **options)
     # States that begin get the room of the given one: callers may go on in place.
     states = cat_states([state, layer.init_state(len(x))])
     begun = select_rows(states, range(len(x), 2 * len(x)))
     if documents.apart:
         fresh = documents.starts[:, 0].to(x.device)
-        return layer.forward_chunk(x, replace_rows(state, fresh, begun), **options)
+        return layer._forward_chunk(x, replace_rows(state, fresh, begun), **options)
     left: list[tuple[Tensor, State]] = []
 
     def outputs(group: Group, rows: Tensor) -> Tensor:
         if group.kind == STANDS_ALONE:
-            return layer.forward(rows, **options)
-        y, after = layer.forward_chunk(rows, select_rows(states, group.sources), **options)
+            return layer._forward(rows, **options)
+        y, after = layer._forward_chunk(rows, select_rows(states, group.sources), **options)
         if group.kind == LEAVES_A_STATE:
             left.append((group.rows, after))
         return y
@@ -253,7 +253,7 @@ def _take(x: Tensor, there: _Index, back: _Index) -> Tensor:
     return _Take.apply(x, there, back)
 
 
-def _borders(lengths: Numbers, ends: Numbers) -> Numbers:
+def _borders(lengths: Numbers, ends: Numbers) -> Int[np.ndarray, " batches_and_1"]:
     """Cut documents, sorted by length, into batches of least cost.
 
     The cost of a batch is its tokens with padding, and ``CALL``.

@@ -58,6 +58,21 @@ class ConsecutiveBatch(NamedTuple):
     fresh: Bool[Tensor, " batch"]
 
 
+class PackedBatch(NamedTuple):
+    """A batch whose rows hold several documents.
+
+    Attributes:
+        tokens: Tokens.
+        targets: The next token of the document, ``IGNORE`` where there is none.
+        starts: True where a document begins. A row of a batch that continues the previous one goes
+            on with its last document, unless another begins at its first position.
+    """
+
+    tokens: Int[Tensor, "batch length"]
+    targets: Int[Tensor, "batch length"]
+    starts: Bool[Tensor, "batch length"]
+
+
 class Problems(NamedTuple):
     """Prompts of one length, and the answers that greedy decoding should give."""
 
@@ -113,10 +128,10 @@ class Task(ABC):
     eval_lengths: tuple[int, ...]
 
     @abstractmethod
-    def train_batch(self, index: int) -> Batch:
+    def train_batch(self, index: int) -> Batch | PackedBatch:
         """Training batch number ``index``."""
 
-    def consecutive_batch(self, index: int) -> ConsecutiveBatch:  # noqa: ARG002
+    def consecutive_batch(self, index: int) -> ConsecutiveBatch | PackedBatch:  # noqa: ARG002
         """Training batch number ``index``; its rows continue the previous batch.
 
         Raises:
@@ -403,7 +418,7 @@ class CorpusTask(Task):
         return {self.metric, "perplexity"}
 
     @abstractmethod
-    def held_out(self, length: int) -> Iterator[Batch]:
+    def held_out(self, length: int) -> Iterator[Batch | PackedBatch]:
         """The whole held-out text once, in windows of ``length`` tokens."""
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from stateline.tasks.base import Inputs, Task
+from stateline.tasks.base import ConsecutiveBatch, Inputs, PackedBatch, Task
 from stateline.train.config import TrainConfig
 from stateline.train.processes import Processes
 
@@ -25,12 +25,14 @@ class MicroBatch(NamedTuple):
         targets: Targets.
         fresh: Rows that begin with an empty state, on the CPU; ``None`` if no state is needed.
         scored: Number of targets that are not ignored.
+        starts: True where a document of packed rows begins, on the CPU.
     """
 
     tokens: Inputs
     targets: Tensor
     fresh: Bool[Tensor, " batch"] | None
     scored: int
+    starts: Bool[Tensor, "batch length"] | None = None
 
 
 class Batches:
@@ -89,19 +91,22 @@ class Batches:
 
     def _cut(self, index: int) -> Iterator[MicroBatch]:
         """This process's rows of a batch, cut along the sequence."""
-        config = self.config
-        if config.carry_state:
-            tokens, targets, fresh = self.task.consecutive_batch(index)
-        else:
-            tokens, targets = self.task.train_batch(index)
-            fresh = torch.ones(len(tokens), dtype=torch.bool)
-        stateless = config.segment_len is None and not config.carry_state
+        config, task = self.config, self.task
+        batch = task.consecutive_batch(index) if config.carry_state else task.train_batch(index)
+        tokens, targets, starts = *batch[:2], None
         rows = self.processes.rows(len(tokens))
+        fresh = torch.ones(len(tokens), dtype=torch.bool)
+        if isinstance(batch, PackedBatch):
+            starts, fresh = batch.starts[rows], batch.starts[:, 0]
+        elif isinstance(batch, ConsecutiveBatch):
+            fresh = batch.fresh
+        stateless = config.segment_len is None and not config.carry_state
         length = tokens.shape[1] if config.segment_len is None else config.segment_len
         for at in range(0, tokens.shape[1], length):
             here, wanted = (part[rows, at : at + length] for part in (tokens, targets))
             anew = None if stateless else fresh[rows] & (at == 0)
-            yield MicroBatch(here, wanted, anew, int(self.task.asked(wanted).sum()))
+            begun = None if starts is None else starts[:, at : at + length]
+            yield MicroBatch(here, wanted, anew, int(task.asked(wanted).sum()), begun)
 
     def _pinned(self, micro: MicroBatch) -> MicroBatch:
         return micro._replace(tokens=micro.tokens.pin_memory(), targets=micro.targets.pin_memory())
@@ -117,4 +122,8 @@ class Batches:
 def positions_after(positions: Int[Tensor, " batch"], micro: MicroBatch) -> Int[Tensor, " batch"]:
     """Tokens that each row's state has seen after a micro-batch, on the CPU."""
     assert micro.fresh is not None
-    return torch.where(micro.fresh, 0, positions) + micro.tokens.shape[1]
+    positions = torch.where(micro.fresh, 0, positions) + micro.tokens.shape[1]
+    if micro.starts is None:
+        return positions
+    since = micro.starts.flip(1).long().argmax(1) + 1  # the last start of the row
+    return torch.where(micro.starts.any(1), since, positions)

@@ -33,6 +33,7 @@ class Segment(nn.Module):
         state: Any = None,
         fresh: Bool[Tensor, " batch"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
+        starts: Bool[Tensor, "batch length"] | None = None,
     ) -> tuple[Float[Tensor, "batch length classes"], Any]:
         """Logits, and the state after the segment.
 
@@ -42,7 +43,9 @@ class Segment(nn.Module):
             fresh: Rows that begin with an empty state; ``None`` if no state is needed, which is
                 faster.
             lengths: Number of positions of each row, for models that are not causal.
+            starts: True where a document of packed rows begins.
         """
+        packed = {} if starts is None else {"starts": starts}
         lower = self.dtype != torch.float32
         if fresh is not None:
             # Called every time: learned initial states must take part in every forward pass
@@ -51,6 +54,6 @@ class Segment(nn.Module):
             state = begun if state is None or fresh.all() else replace_rows(state, fresh, begun)
         with torch.autocast(tokens.device.type, self.dtype, enabled=lower):
             if fresh is None:
-                return self.model(*row_inputs(self.model, tokens, lengths)).float(), None
-            logits, state = self.model.forward_chunk(tokens, state)
+                return self.model(*row_inputs(self.model, tokens, lengths), **packed).float(), None
+            logits, state = self.model.forward_chunk(tokens, state, **packed)
             return logits.float(), state

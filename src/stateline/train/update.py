@@ -107,7 +107,9 @@ class Updater:
         """Add the gradient of a micro-batch; return its part of the loss, on the device."""
         with self.processes.local(self.segment, last=last):
             lengths = None if self.model.causal else self.task.row_lengths(micro.targets)
-            logits, self.state = self.segment(micro.tokens, *self._enter(micro), lengths)
+            logits, self.state = self.segment(
+                micro.tokens, *self._enter(micro), lengths, micro.starts
+            )
             loss = self.task.loss(logits, micro.targets) / scored_in_all
             (loss * self.processes.count).backward()  # processes average their gradients
         self.state = None if self.state is None else detach(self.state)

@@ -4,7 +4,7 @@ import gzip
 import lzma
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,12 +14,24 @@ from stateline.data.token_text import TokenText
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
 from stateline.settings import at_least
-from stateline.tasks.base import IGNORE, Batch, ConsecutiveBatch, CorpusTask, generator
+from stateline.tasks.base import (
+    IGNORE,
+    Batch,
+    ConsecutiveBatch,
+    CorpusTask,
+    PackedBatch,
+    epoch_rows,
+    generator,
+)
+from stateline.tasks.text.packing import PackedRows, Stream, packed_batch
 
 TOKENS_PER_BATCH = 16_384
 """Approximate number of tokens in a batch of the held-out text."""
 
 Numbers = Int[np.ndarray, " n"]
+
+
+Documents = Literal["join", "separate", "pack"]
 
 
 class TextTask(CorpusTask):
@@ -29,6 +41,7 @@ class TextTask(CorpusTask):
     single document.
 
     Attributes:
+        documents: Whether rows are windows of documents, or packed with several documents.
         carried: Whether the held-out text is scored in rows whose state is carried from window to
             window, instead of in windows that each begin with an empty state.
     """
@@ -36,18 +49,24 @@ class TextTask(CorpusTask):
     metric = "bits_per_byte"
     higher_is_better = False
     carried: bool = False
+    documents: Documents = "join"
     seed: int
     _training: TokenText
     _held_out: TokenText
-    _epoch: "tuple[int, Segments, int] | None" = None
-    """Number, segments and first segment of the epoch that was read last."""
+    _epoch: "tuple[int, Segments | Stream, int] | None" = None
+    """Number, segments or stream, and where it begins, of the epoch that was read last."""
 
-    def train_batch(self, index: int) -> Batch:
-        """Training batch number ``index``: windows at random places.
+    def train_batch(self, index: int) -> Batch | PackedBatch:
+        """Training batch number ``index``: windows at random places, or packed rows.
 
-        A document is drawn in proportion to its length, then a place in it.
+        For a window, a document is drawn in proportion to its length, then a place in it. Packed
+        rows are shuffled in every epoch; the incomplete last batch is skipped.
         """
         text, length = self._training, self.train_length
+        if self.documents == "pack":
+            rows = self._packed_rows
+            numbers = epoch_rows(self.seed, len(rows), self.batch_size, index).tolist()
+            return packed_batch(text, map(rows.pieces, numbers), length)
         rng = generator(self.seed, "train", index)
         begins, ends = text.borders[:-1], text.borders[1:]
         if len(begins) == 1:
@@ -59,17 +78,29 @@ class TextTask(CorpusTask):
         return _windows(text, starts, np.minimum(starts + length, ends[drawn] - 1), length)
 
     @cached_property
+    def _packed_rows(self) -> PackedRows:
+        rows = self._pack(self._training, self.train_length)
+        if len(rows) < self.batch_size:
+            raise InputError(
+                f"packed rows of length={self.train_length} must be at least "
+                f"batch_size={self.batch_size}, got {len(rows)}: give more text, or lower length "
+                "or batch_size"
+            )
+        return rows
+
+    @cached_property
     def _targets_before(self) -> Numbers:
         """Cumulative number of targets up to the end of each document."""
         return np.cumsum(np.maximum(np.diff(self._training.borders) - 1, 0))
 
-    def consecutive_batch(self, index: int) -> ConsecutiveBatch:
+    def consecutive_batch(self, index: int) -> ConsecutiveBatch | PackedBatch:
         """Training batch number ``index``; it continues the rows of the previous one.
 
         The text is cut into segments of the training length, and each row reads consecutive
         segments. When all are read, a new epoch begins: every row starts from an empty state, and
         the segments differ. A single document is cut at other places; several documents come in
-        another order, each from the start of a segment.
+        another order, each from the start of a segment; if they are packed, each follows the one
+        before it, wherever that ends.
 
         Raises:
             InputError: If the text is too short for a segment per row.
@@ -77,18 +108,24 @@ class TextTask(CorpusTask):
         epoch, step = divmod(index, self._batches_per_epoch)
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = (epoch, *self._cut(epoch))
-        _, segments, offset = self._epoch
-        rows = np.arange(self.batch_size) * self._batches_per_epoch
-        starts, stops, first = segments.places(offset + rows + step)
+        _, source, offset = self._epoch
+        rows = np.arange(self.batch_size) * self._batches_per_epoch + step
+        if isinstance(source, Stream):
+            places = offset + rows * self.train_length
+            return _next_rows(self._training, source, places, self.train_length, begun=step == 0)
+        starts, stops, first = source.places(offset + rows)
         tokens, targets = _windows(self._training, starts, stops, self.train_length)
         return ConsecutiveBatch(tokens, targets, torch.from_numpy(first | (step == 0)))
 
     @cached_property
     def _batches_per_epoch(self) -> int:
         begins, ends = self._training.borders[:-1], self._training.borders[1:]
-        if len(begins) == 1:  # cutting from the latest possible place gives the fewest segments
-            begins = np.minimum(begins + self.train_length - 1, ends)
-        segments = len(Segments(begins, ends, self.train_length))
+        if self.documents == "pack":
+            segments = len(Stream(begins, ends)) // self.train_length
+        else:
+            if len(begins) == 1:  # cutting from the latest possible place gives the fewest segments
+                begins = np.minimum(begins + self.train_length - 1, ends)
+            segments = len(Segments(begins, ends, self.train_length))
         if segments < self.batch_size:
             raise InputError(
                 f"consecutive batches need a segment of length={self.train_length} for each of "
@@ -97,38 +134,56 @@ class TextTask(CorpusTask):
             )
         return segments // self.batch_size
 
-    def _cut(self, epoch: int) -> tuple["Segments", int]:
-        """The segments of an epoch, and the index of the first one to read."""
+    def _cut(self, epoch: int) -> tuple["Segments | Stream", int]:
+        """The segments of an epoch and the first one to read, or all documents and the place."""
         rng = generator(self.seed, "epoch", epoch)
         begins, ends = self._training.borders[:-1], self._training.borders[1:]
-        if len(begins) == 1:
+        if len(begins) == 1 and self.documents != "pack":
             begins = begins + rng.integers(self.train_length)
         else:
             order = rng.permutation(len(begins))
             begins, ends = begins[order], ends[order]
+        read = self.batch_size * self._batches_per_epoch
+        if self.documents == "pack":
+            source = Stream(begins, ends)
+            return source, int(rng.integers(len(source) - read * self.train_length + 1))
         segments = Segments(begins, ends, self.train_length)
-        spare = len(segments) - self.batch_size * self._batches_per_epoch
-        return segments, int(rng.integers(spare + 1))
+        return segments, int(rng.integers(len(segments) - read + 1))
 
-    def held_out(self, length: int) -> Iterator[Batch]:
+    def held_out(self, length: int) -> Iterator[Batch | PackedBatch]:
         """The held-out text once, in windows of ``length``, about 16,000 tokens per batch.
 
         Every token of a document but the first is a target once. Each window is read from an empty
-        state, so longer windows give better scores. Short windows are padded with ``IGNORE``.
+        state, so longer windows give better scores. Short windows are padded with ``IGNORE``, or
+        packed.
         """
         at_least(1, length=length)
-        segments = Segments(self._held_out.borders[:-1], self._held_out.borders[1:], length)
-        rows = max(1, TOKENS_PER_BATCH // length)
+        text, rows = self._held_out, max(1, TOKENS_PER_BATCH // length)
+        if self.documents == "pack":
+            packed = self._pack(text, length)
+            return (
+                packed_batch(text, map(packed.pieces, numbers.tolist()), length)
+                for numbers in _in_runs(len(packed), rows)
+            )
+        segments = Segments(text.borders[:-1], text.borders[1:], length)
         return (
-            _windows(self._held_out, *segments.places(numbers)[:2], length)
+            _windows(text, *segments.places(numbers)[:2], length)
             for numbers in _in_runs(len(segments), rows)
         )
 
-    def held_out_rows(self, length: int) -> Iterator[ConsecutiveBatch]:
+    def _pack(self, text: TokenText, length: int) -> PackedRows:
+        segments = Segments(text.borders[:-1], text.borders[1:], length)
+        starts, stops, _ = segments.places(np.arange(len(segments)))
+        return PackedRows(starts, stops, length)
+
+    def held_out_rows(self, length: int) -> Iterator[ConsecutiveBatch | PackedBatch]:
         """The held-out text once, in ``batch_size`` rows that each batch continues by ``length``.
 
         The first batch, and each document, begin with an empty state.
         """
+        if self.documents == "pack":
+            yield from self._held_out_stream(length)
+            return
         segments = Segments(self._held_out.borders[:-1], self._held_out.borders[1:], length)
         rows = min(self.batch_size, len(segments))
         steps = -(-len(segments) // rows)
@@ -139,6 +194,15 @@ class TextTask(CorpusTask):
             tokens, targets = _windows(self._held_out, starts, stops, length)
             targets[torch.from_numpy(left_over)] = IGNORE
             yield ConsecutiveBatch(tokens, targets, torch.from_numpy(first | (step == 0)))
+
+    def _held_out_stream(self, length: int) -> Iterator[PackedBatch]:
+        stream = Stream(self._held_out.borders[:-1], self._held_out.borders[1:])
+        count = -(-len(stream) // length)
+        rows = min(self.batch_size, count)
+        steps = -(-count // rows)
+        for step in range(steps):
+            places = (np.arange(rows) * steps + step) * length
+            yield _next_rows(self._held_out, stream, places, length, begun=step == 0)
 
     def hold_out_validation(self) -> str:
         """Score the end of the training text: a tenth of it, but no more than is held out.
@@ -233,6 +297,15 @@ def eval_lengths(length: int, longest: int | None) -> tuple[int, ...]:
 
 def _in_runs(count: int, size: int) -> Iterator[Numbers]:
     return (np.arange(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _next_rows(
+    text: TokenText, stream: Stream, places: Numbers, length: int, *, begun: bool
+) -> PackedBatch:
+    """What the rows of a stream read from these places; at first, all begin with an empty state."""
+    batch = packed_batch(text, (stream.pieces(place, length) for place in places.tolist()), length)
+    batch.starts[:, 0] |= begun
+    return batch
 
 
 def _windows(text: TokenText, starts: Numbers, stops: Numbers, length: int) -> Batch:

@@ -16,7 +16,7 @@ from stateline.data.token_text import TokenText
 from stateline.errors import InputError
 from stateline.files import user_path
 from stateline.settings import at_least
-from stateline.tasks.text.corpus import TextTask, eval_lengths
+from stateline.tasks.text.corpus import Documents, TextTask, eval_lengths
 
 # Not part of the library though in its folder, or not code (pydoc_data).
 _PASSED_OVER = {"site-packages", "dist-packages", "__pycache__", "pydoc_data"}
@@ -43,6 +43,8 @@ class Text(TextTask):
         length: Bytes in a training window.
         held_out_bytes: Largest number of bytes to score.
         batch_size: Windows in a training batch.
+        documents: ``"join"`` reads the files as one long text. With ``"separate"``, windows end
+            with their file. With ``"pack"``, too, but a row holds several files, or parts of them.
         longest: Score at ``length``, at its doublings up to this length, and at it; by default at
             ``length`` and four times ``length``.
         carried: Score the held-out text in ``batch_size`` rows with carried state, as models with a
@@ -80,6 +82,7 @@ class Text(TextTask):
         length: int = 256,
         held_out_bytes: int = 262_144,
         batch_size: int = 16,
+        documents: Documents = "join",
         longest: int | None = None,
         carried: bool = False,
     ) -> None:
@@ -87,7 +90,7 @@ class Text(TextTask):
         at_least(2, held_out_bytes=held_out_bytes)
         self.seed, self.batch_size = seed, batch_size
         self.train_length, self.eval_lengths = length, eval_lengths(length, longest)
-        self.carried = carried
+        self.carried, self.documents = carried, documents
         library = f"standard library of Python {platform.python_version()}"
         self.source = library if path is None else path
         files = _read_files(path)
@@ -97,12 +100,15 @@ class Text(TextTask):
         self._sha256 = _fingerprint(files)
         self._held_out_files, training, held_out = _split(files, held_out_bytes)
         self._training, self._held_out = (
-            TokenText.of(np.frombuffer(text, dtype=np.uint8)) for text in (training, held_out)
+            _text_of(part, documents) for part in (training, held_out)
         )
-        if len(training) <= length or len(held_out) < 2:
+        windows = np.diff(self._training.borders)
+        needed = length + 1 if len(windows) == 1 and documents != "pack" else 2
+        scored = int(np.diff(self._held_out.borders).max(initial=0))
+        if windows.max() < needed or scored < 2:
             raise InputError(
-                f"{self.source} must give {length + 1} bytes to train on (length + 1) and 2 to "
-                f"hold out, got {len(training)} and {len(held_out)}: give more text or lower length"
+                f"{self.source} must give {needed} bytes in a row to train on and 2 to hold out, "
+                f"got {windows.max()} and {scored}: give more text or lower length"
             )
 
     def describe(self) -> Mapping[str, object]:
@@ -140,24 +146,31 @@ def _read_files(path: str | None) -> dict[str, bytes]:
     return {name: text for name, text in files.items() if is_text(text)}
 
 
-def _split(files: Mapping[str, bytes], most: int) -> tuple[tuple[str, ...], bytes, bytes]:
-    """Names of the held-out files, the training text, and ``most`` bytes of held-out text."""
+def _split(
+    files: Mapping[str, bytes], most: int
+) -> tuple[tuple[str, ...], list[bytes], list[bytes]]:
+    """Names of the held-out files, the files to train on, and ``most`` bytes of held-out files."""
     if len(files) == 1:
         ((name, text),) = files.items()
         cut = len(text) - max(2, len(text) // 10)
-        return (name,), text[:cut], text[cut:][:most]
+        return (name,), [text[:cut]], [text[cut:][:most]]
     order = sorted(files)
     chosen = [order[number] for number in held_out_by_hash(order, HELD_OUT)]
-    held_out, names = b"", []
+    held_out, names, room = list[bytes](), [], most
     for name in chosen:
-        if len(held_out) < most:
-            held_out += files[name][: most - len(held_out)]
+        if room > 0:
+            held_out.append(files[name][:room])
             names.append(name)
-    return (
-        tuple(names),
-        b"".join(files[name] for name in sorted(files.keys() - set(chosen))),
-        held_out,
-    )
+            room -= len(held_out[-1])
+    return tuple(names), [files[name] for name in sorted(files.keys() - set(chosen))], held_out
+
+
+def _text_of(files: list[bytes], documents: Documents) -> TokenText:
+    """The files as documents, or joined."""
+    tokens = np.frombuffer(b"".join(files), dtype=np.uint8)
+    borders = np.cumsum([0, *map(len, files)])
+    text = TokenText([len(tokens)], lambda _: tokens, borders)
+    return text.joined() if documents == "join" else text
 
 
 def _fingerprint(files: Mapping[str, bytes]) -> str:

@@ -1,14 +1,14 @@
 """Tokens: predict the next token of a corpus on disk."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from stateline.data.corpus import Split, open_corpus
 from stateline.data.token_text import TokenText
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
 from stateline.settings import at_least
-from stateline.tasks.text.corpus import TextTask, eval_lengths
+from stateline.tasks.text.corpus import Documents, TextTask, eval_lengths
 
 
 class Tokens(TextTask):
@@ -23,7 +23,10 @@ class Tokens(TextTask):
         length: Tokens in a training window.
         batch_size: Windows in a training batch.
         documents: ``"join"`` reads them as one long text. With ``"separate"``, windows end with
-            their document, and carried state is reset at the start of each document.
+            their document, and carried state is reset at the start of each document. With
+            ``"pack"``, too, but a row holds several documents, or parts of them, so that few
+            positions are empty: they are packed by best fit, or with carried state one follows the
+            other.
         held_out_tokens: Largest number of tokens of the held-out text to score.
         longest: Score at ``length``, at its doublings up to this length, and at it; by default at
             ``length`` and four times ``length``.
@@ -53,7 +56,7 @@ class Tokens(TextTask):
         path: str = "",
         length: int = 256,
         batch_size: int = 16,
-        documents: Literal["join", "separate"] = "join",
+        documents: Documents = "join",
         held_out_tokens: int = 262_144,
         longest: int | None = None,
         carried: bool = False,
@@ -83,7 +86,7 @@ class Tokens(TextTask):
         if documents == "join":
             self._training, self._held_out = training.text.joined(), scored.joined()
         windows = self._training.borders[1:] - self._training.borders[:-1]
-        needed = length + 1 if len(windows) == 1 else 2
+        needed = length + 1 if len(windows) == 1 and documents != "pack" else 2
         if windows.max() < needed or scored.borders.max() < 2:
             raise InputError(
                 f"the corpus {path} must give {needed} tokens in a row to train on and 2 to hold "
