@@ -336,6 +336,7 @@ def test_packed_rows_compile() -> None:
         torch.testing.assert_close(compiled(x, starts=turned), model(x, starts=turned))
 
 
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize("starts", [STARTS.int(), STARTS[:1], STARTS[:, :3]])
 def test_starts_must_fit_the_input(starts: Tensor) -> None:
     with pytest.raises(InputError, match=r"starts must be true at .* \(2, 8\)"):

@@ -151,9 +151,7 @@ def test_sizes_that_are_impossible_are_refused(
 
 
 def test_an_unknown_way_to_join_is_refused(make: Callable[..., Tokens]) -> None:
-    with pytest.raises(
-        InputError, match="one of join, separate, pack, got 'cut'"
-    ):
+    with pytest.raises(InputError, match="one of join, separate, pack, got 'cut'"):
         make_task(f"tokens(path={make().corpus.folder}, documents=cut)")
 
 

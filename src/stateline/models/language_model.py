@@ -111,7 +111,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         else:
             packed = {"starts": starts}
             positions = torch.where(starts.continued, positions, starts.positions)
-            check_length(self.max_len, 1, positions)
+            check_length(self.max_len, 1, positions.flatten())
         h, layers = self.stack.forward_chunk(self._embed(x, positions), state.layers, **packed)
         position = positions[:, -1] + 1 if x.shape[1] else state.position
         return self._logits(_last(h, keep)), LanguageModelState(position, layers)
