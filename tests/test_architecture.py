@@ -23,6 +23,7 @@ PARTS = [
     "papers",
     "compare",
     "serve",
+    "server_check",
     "hf_check",
     "hf",
     "runs",

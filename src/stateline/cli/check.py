@@ -1,5 +1,6 @@
-"""Check the law of sequence layers, parallel = chunks = steps, or show the backends of the ops."""
+"""Check the law of layers, models and servers: the same in every mode, or show the backends."""
 
+import json
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,10 @@ from jsonargparse import ArgumentParser
 
 from stateline.devices import add_device_option, resolve_device
 from stateline.errors import InputError
+from stateline.files import write_text
+
+KEY = "STATELINE_KEY"
+"""The environment variable that may hold the key of a server."""
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +29,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "names",
         nargs="*",
         type=str,
-        help="layers, patterns, folders with a model, or hf:FOLDER for a causal language model of "
-        "transformers; by default every layer and wrapper",
+        help="layers, patterns, folders with a model, hf:FOLDER for a causal language model of "
+        "transformers, or http://HOST/v1 for a server; by default every layer and wrapper",
     )
     parser.add_argument("--d_model", type=int, default=16, help="width to check at")
     parser.add_argument(
@@ -39,6 +44,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="show the backends of each op, why some cannot run here, and which ones auto chooses",
     )
+    parser.add_argument(
+        "--model", type=str | None, default=None, help="for a server: the name of the model"
+    )
+    parser.add_argument(
+        "--key", type=str | None, default=None, help=f"for a server: its key; or set {KEY}"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="for a server: of the prompts; another for each check"
+    )
+    parser.add_argument(
+        "--json", type=str | None, default=None, help="for servers: write the results to this file"
+    )
     add_device_option(parser)
 
 
@@ -51,6 +68,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.hf_check import HUGGING_FACE, ModelReport, check_model, load_hugging_face
     from stateline.layers import ATTENTION_WRAPPERS, LAYERS, NOT_CAUSAL, WRAPPERS
     from stateline.layers.law import LawReport, check_layer
+    from stateline.server_check import ServerReport, check_server
 
     device = resolve_device(given.device)
     if given.backends:
@@ -67,9 +85,12 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     ]
     dtype = torch.float32 if given.float32 else torch.float64
     folders = [name for name in names if name.startswith(HUGGING_FACE)]
-    layers = [name for name in names if name not in folders]
+    urls = [name for name in names if name.startswith(("http://", "https://"))]
+    layers = [name for name in names if name not in folders and name not in urls]
+    if given.json is not None and not urls:
+        raise InputError("--json holds the results of servers: give http://HOST/v1")
     stacks = {name: _layer(name, given.d_model).to(device) for name in layers}
-    reports: list[LawReport | ModelReport] = []
+    reports: list[LawReport | ModelReport | ServerReport] = []
     for name, stack in stacks.items():
         reports.append(check_layer(stack, dtype=dtype, name=name))
         print(reports[-1], flush=True)
@@ -77,6 +98,15 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         model = load_hugging_face(name.removeprefix(HUGGING_FACE), device=device)
         reports.append(check_model(model, dtype=dtype, name=name))
         print(reports[-1], flush=True)
+    key = given.key or os.environ.get(KEY) or None
+    served = []
+    for url in urls:
+        served.append(check_server(url, given.model, key=key, seed=given.seed))
+        print(served[-1], flush=True)
+    if given.json is not None:
+        results = json.dumps([report.as_json() for report in served], indent=2)
+        write_text(Path(given.json), results)
+    reports += served
     broken = [report.name for report in reports if not report.ok]
     print(
         f"\n{len(reports)} checked, " + (f"broken: {', '.join(broken)}" if broken else "all hold")
