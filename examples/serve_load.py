@@ -2,7 +2,7 @@
 
 Run it: python examples/serve_load.py
 
-A model with random weights is served at this machine. Then 200 clients of the package openai ask for
+A model with random weights is served at this machine. 200 clients of the package openai ask for
 streams at once, and some of them one after the other: tokens per second, and the processor time of
 the server and of the clients per token. A conversation of 50,000 tokens gets one more turn. At last
 two models are decoded with and without a draft: one where it helps, and one where it does not.

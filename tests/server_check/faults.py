@@ -121,18 +121,11 @@ def position_off_by_one(engine: Engine) -> None:
 def not_reloaded(engine: Engine) -> None:
     """States that were driven out are found, empty."""
     kept, get, known = engine.prefixes, engine.prefixes.get, set[bytes]()
+    empty = extend(kept.model, kept.read([0]).state, torch.zeros(1, 4, dtype=torch.int64))
 
     def wrong(key: bytes) -> SessionState | None:
         state = get(key)
-        if state is not None:
-            known.add(key)
-        elif key in known:
-            return extend(
-                kept.model,
-                kept.read([0]).state,
-                torch.zeros(1, 4, dtype=torch.int64),
-            )
-        return state
+        return empty if state is None and key in known else state
 
     keep = kept.keep
 

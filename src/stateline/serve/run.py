@@ -10,6 +10,9 @@ from stateline.errors import InputError
 GRACE = 3
 """Seconds that clients get at the end."""
 
+IDLE = 75
+"""Seconds after which a connection without requests is closed, longer than clients keep theirs."""
+
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket at which clients can connect.
@@ -34,6 +37,10 @@ def listen(host: str, port: int) -> socket.socket:
 def make_server(app: Starlette) -> uvicorn.Server:
     """A server; ``run(sockets=[...])`` serves until the process is told to end."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE,
+        timeout_keep_alive=IDLE,
     )
     return uvicorn.Server(config)
