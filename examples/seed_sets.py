@@ -3,44 +3,114 @@
 Run it: python examples/seed_sets.py runs/mine
 
 The folder holds a comparison with four or more seeds per task (``--seeds 6``). Its seeds are split
-into halves in every way, and each half is judged as the report would judge it alone.
+into halves in every way, and each half is judged as the report would judge it alone. With a number,
+as in ``python examples/seed_sets.py runs/mine 4``, they are split into sets of so many seeds, one
+after the other: of each set, the claims of the page and its decisions are printed.
 """
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from stateline.reports import read_results
-from stateline.reports.records import kind_of, runs_of, score
+from stateline.reports.conclusions import ranked
+from stateline.reports.decision import decisions, read_budget
+from stateline.reports.records import kind_of, middle, runs_of, score, task_label
 from stateline.runs.results import Results, TaskRecord
-from stateline.runs.verdict import judge
+from stateline.runs.verdict import Verdict, judge
 
 Claims = set[tuple[str, str]]
 
+LIMITS = ("", "state<=64KiB")
+"""Budgets of the decisions; an empty text is none."""
 
-def claims(results: Results, task: TaskRecord, seeds: set[int]) -> Claims:
-    """The pairs of models of which the first is called better, judged by some of the seeds."""
+
+def verdict(results: Results, task: TaskRecord) -> Verdict:
+    """How the models compare at the training length."""
     scores = {
-        model: [
-            score(run, task, task.train_length)
-            for run in runs_of(results, model, task)
-            if run.seed in seeds
-        ]
+        model: [score(run, task, task.train_length) for run in runs_of(results, model, task)]
         for model in results.models
     }
-    return judge(scores, kind_of(task, task.train_length)).better
+    return judge(scores, kind_of(task, task.train_length))
 
 
-def main(folder: Path) -> None:
+def of_seeds(results: Results, seeds: set[int]) -> Results:
+    """The results of some seeds."""
+    return replace(results, runs=[run for run in results.runs if run.seed in seeds])
+
+
+def stated(results: Results) -> dict[str, Claims]:
+    """For each task the claims of its page: the best model before each that is clearly worse."""
+    found: dict[str, Claims] = {}
+    for task in results.tasks:
+        same, worse = ranked(verdict(results, task))
+        found[task_label(results, task)] = {(same[0], model) for model in worse}
+    return found
+
+
+def medians(results: Results) -> dict[tuple[str, str], float]:
+    """The median score of each model on each task, the larger the better."""
+    return {
+        (task_label(results, task), model): (1 if task.higher_is_better else -1)
+        * middle([score(run, task, task.train_length) for run in runs_of(results, model, task)])
+        for task in results.tasks
+        for model in results.models
+    }
+
+
+def decided(results: Results) -> dict[str, str]:
+    """The best model by task, length and budget."""
+    return {
+        f"{row.task} at {row.length.split()[0]}{f' within {limit}' if limit else ''}": row.best
+        for limit in LIMITS
+        for row in decisions(results, [read_budget(limit)] if limit else [])
+        if row.sure != "no better than a guess"
+    }
+
+
+def sets_of(results: Results, size: int) -> Iterator[set[int]]:
+    """The seeds in sets of a size, one after the other; what is left over is left out."""
+    seeds = sorted({run.seed for run in results.runs})
+    for start in range(0, len(seeds) - size + 1, size):
+        yield set(seeds[start : start + size])
+
+
+def compare_sets(results: Results, size: int) -> None:
+    """Print what each set claims and decides, and how often another set disagrees."""
+    sets = list(sets_of(results, size))
+    parts = [of_seeds(results, seeds) for seeds in sets]
+    claims, scores, answers = (list(map(f, parts)) for f in (stated, medians, decided))
+    contrary = against = 0
+    for seeds, own in zip(sets, claims, strict=True):
+        pairs = [(task, *pair) for task, found in own.items() for pair in sorted(found)]
+        told = "; ".join(f"{task}: {better} > {worse}" for task, better, worse in pairs)
+        print(f"seeds {min(seeds)} to {max(seeds)}: {len(pairs)} claims: {told}")
+        contrary += sum((w, b) in other[task] for task, b, w in pairs for other in claims)
+        against += sum(m[task, w] >= m[task, b] for task, b, w in pairs for m in scores)
+    print(f"{contrary} claims of one set contradict a claim of another")
+    print(f"{against} claims have the medians of another set against them")
+    for question, right in decided(results).items():
+        found = [answer.get(question, "") for answer in answers]
+        same = found.count(right)
+        others = sorted({answer for answer in found if answer != right})
+        more = f", else {' or '.join(filter(None, others)) or 'none'}" if others else ""
+        print(f"{question}: {right or 'none'} from all seeds, {same} of {len(sets)} sets{more}")
+
+
+def compare_halves(results: Results) -> None:
     """Print, for each task, how often two halves claim the same, and how often the contrary."""
-    results = read_results(folder)
     for task in results.tasks:
         seeds = sorted({run.seed for run in results.runs if run.task == task.spec})
         halves = [{seeds[0], *half} for half in combinations(seeds[1:], len(seeds) // 2 - 1)]
         found = Counter[str]()
         for half in halves:
-            first, second = (claims(results, task, own) for own in (half, {*seeds} - half))
+            first, second = (
+                verdict(of_seeds(results, own), task).better for own in (half, {*seeds} - half)
+            )
             contrary = {(worse, better) for better, worse in second}
             found.update(both=len(first & second), one=len(first ^ second))
             found.update(contrary=len(first & contrary))
@@ -50,5 +120,14 @@ def main(folder: Path) -> None:
         )
 
 
+def main(folder: Path, size: int = 0) -> None:
+    """Compare sets of a size, or all halves."""
+    results = read_results(folder)
+    if size:
+        compare_sets(results, size)
+    else:
+        compare_halves(results)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -54,6 +54,33 @@ def test_help_on_a_command_needs_no_torch(
     assert (code, torch) == (0, False)
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "said"),
+    [
+        ("compare", "--decide [DECIDE]", "add seeds, from 3 to 6 or --seeds"),
+        ("compare", "--budget_minutes BUDGET_MINUTES", "time after which --decide adds no seeds"),
+        ("compare", "--budget LIMIT [LIMIT ...]", '"state<=64KiB"'),
+        ("compare", "--watch", "open the page in a browser"),
+        ("compare", "--threads THREADS", "threads of each model on the CPU"),
+        ("compare", "--workers_per_gpu WORKERS_PER_GPU", "models that share a GPU"),
+        ("compare", "--engine {local,ray,slurm}", "or by Slurm"),
+        ("compare", "--slurm NAME=VALUE [NAME=VALUE ...]", "parameters of submitit"),
+        ("compare", "--gpus_per_job GPUS_PER_JOB", "by default 1 if a node has a GPU"),
+        ("compare", "--tracker TRACKER", "wandb, mlflow, or MODULE:FUNCTION"),
+        ("train", "--tracker TRACKER", "wandb, mlflow, or MODULE:FUNCTION"),
+        ("train", "--threads THREADS", "by default all cores"),
+        ("report", "--budget LIMIT [LIMIT ...]", '"state<=64KiB"'),
+        ("reproduce", "--recipes RECIPES", "by default those of Stateline"),
+    ],
+)
+def test_help_explains_an_option(
+    command: str, option: str, said: str, answers: dict[str, tuple[int, str, bool]]
+) -> None:
+    _, told, _ = answers[f"{command} --help"]
+    _, _, explained = " ".join(told.split()).rpartition(f" {option} ")
+    assert said in explained[:400]
+
+
 def test_help_names_every_command(answers: dict[str, tuple[int, str, bool]]) -> None:
     _, told, torch = answers["--help"]
     assert all(f"  {name:<10}{text}\n" in told for name, text in COMMANDS.items())

@@ -1,6 +1,10 @@
 """Which model a report decides on, at which cost, and how surely."""
 
+import re
+from pathlib import Path
+
 import pytest
+from msgspec.structs import replace
 
 from stateline.errors import InputError
 from stateline.reports import decision, read_results
@@ -44,6 +48,32 @@ def test_five_questions_are_answered_by_the_gallery(gallery):
     none = decided(gallery, "state<=100")
     assert {row.sure for row in none.values()} == {"no model is within the budget"}
     assert {row.best for row in none.values()} == {""}
+
+
+QUESTIONS = re.findall(
+    r"^\| Which [^|]*\| ([^|]*) \| ([^|]*) at (\d+) \| ([^|]*) \|$",
+    Path("docs/commands/report.md").read_text().replace("| |", "|  |"),
+    re.MULTILINE,
+)
+"""Of the table on the page of the command: the budget, the task, the length and the answer."""
+
+
+def test_the_questions_of_the_documentation_have_its_answers(gallery):
+    assert len(QUESTIONS) == 5
+    for budget, task, length, answer in QUESTIONS:
+        budgets = [text for text in [budget.strip().strip("`")] if text]
+        row = decided(gallery, *budgets)[task, length]
+        assert row.best == answer, (budget, task)
+
+
+def test_three_seeds_and_the_three_others_give_the_same_answers(gallery):
+    for seeds in ({0, 1, 2}, {3, 4, 5}):
+        some = replace(gallery, runs=[run for run in gallery.runs if run.seed in seeds])
+        assert decided(some)["Word problem", "64"].best == "lstm"
+        assert decided(some)["Associative recall", "80"].best == "lstm+attention"
+        small = decided(some, "state<=64KiB")
+        assert small["Associative recall", "80"].best == "lstm"
+        assert small["Copying", "8"].best == "h3"
 
 
 def test_the_longest_length_is_the_last_at_which_a_model_is_above_chance(gallery):

@@ -3,6 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
+from stateline.reports import read_results
 from stateline.reports.format import DASH
 from tests.reports.typed import print_results
 
@@ -51,6 +52,13 @@ def test_a_narrow_console_loses_no_digit(large, width):
     table = text.partition("\nparameters")[2].partition("\nCopying: ")[0]
     assert table.count("0.970") == 6 * 6
     assert table.count("128 KiB") == 6
+
+
+@pytest.mark.parametrize(("width", "lines"), [(80, 40), (120, 30)])
+def test_the_decisions_are_the_first_screen(width, lines):
+    first = "\n".join(printed(read_results("docs/gallery/hybrids"), width).splitlines()[:lines])
+    assert "at 64                lstm: 0.999 accuracy, 968 B" in first
+    assert first.count("not told apart from") == 6
 
 
 def test_the_best_is_marked_without_colour(make):
