@@ -18,7 +18,7 @@ from stateline.layers import (
     NOT_CAUSAL,
     WRAPPERS,
     AnyLayer,
-    Parallel,
+    ParallelResidual,
     PostNorm,
     Residual,
     Stack,
@@ -129,6 +129,10 @@ OPTIONS = {
         {"d_state": 4, "d_head": 4, "n_groups": 2, "bias": True},
         {"d_state": 3, "d_head": 1, "d_conv": 2, "expand": 1.0},
     ],
+    "moe": [
+        {"experts": 3, "top_k": 1, "d_hidden": 5, "activation": "gelu"},
+        {"experts": 4, "top_k": 4, "shared": 2, "normalise": False},
+    ],
     "retention": [{"n_heads": 1, "expand_v": 0.5}, {"n_heads": 2}],
     "rg_lru": [{"d_inner": 6, "n_heads": 3, "d_conv": 1}, {"n_heads": 1}],
     "rwkv7": [{"n_heads": 1, "rank": 2}, {"n_heads": 2, "gate_rank": 3}],
@@ -184,11 +188,11 @@ def residual_blocks() -> Stack:
     return Stack(Residual(h3, NORMS["layer"](WIDTH)), Residual(lstm, NORMS["rms"](WIDTH)))
 
 
-def parallel_block() -> Parallel:
+def parallel_block() -> ParallelResidual:
     """As in GPT-NeoX, with a second layer that has a state."""
     layers = (LAYERS["attention"](WIDTH, position="rope"), LAYERS["lstm"](WIDTH))
     parts = (*layers, LAYERS["feed_forward"](WIDTH, activation="gelu_exact"))
-    return Parallel(*(Residual(part, NORMS["layer"](WIDTH)) for part in parts))
+    return ParallelResidual(*(Residual(part, NORMS["layer"](WIDTH)) for part in parts))
 
 
 def attentions() -> Stack:
@@ -231,6 +235,10 @@ KINDS: dict[str, Callable[[], AnyLayer]] = {
         for name, kind in WRAPPERS.items()
         if name not in NOT_CAUSAL
     },
+    "parallel(normalise)": lambda: WRAPPERS["parallel"](hybrid(), normalise=True),
+    "shared(three depths)": lambda: WRAPPERS["shared"](
+        Stack(*(LAYERS[name](WIDTH) for name in ("attention", "lstm", "h3", "s4d"))), rank=2
+    ),
     "ladder(passes=3)": lambda: WRAPPERS["ladder"](LAYERS["s4d"](WIDTH, d_state=4), passes=3),
     **{
         f"staircase({core}, {passes=}, {chunk_len=})": lambda core=core, n=passes, c=chunk_len: (

@@ -9,7 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers import H3, LSTM, NORMS, S4D, FeedForward, Ladder, Parallel, Residual, Stack
+from stateline.layers import (
+    H3,
+    LSTM,
+    NORMS,
+    S4D,
+    FeedForward,
+    Ladder,
+    ParallelResidual,
+    Residual,
+    Stack,
+)
 
 WIDTH = 6
 X = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -86,7 +96,7 @@ def test_parallel_branches_see_the_same_input() -> None:
     first, second = FeedForward(WIDTH), LSTM(WIDTH)
     norms = [torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)]
     torch.nn.init.normal_(norms[1].weight)  # so that it matters which branch has which
-    block = Parallel(Residual(first, norms[0]), Residual(second, norms[1]))
+    block = ParallelResidual(Residual(first, norms[0]), Residual(second, norms[1]))
     torch.testing.assert_close(block(X), X + first(norms[0](X)) + second(norms[1](X)))
     assert block.state_bytes(5) == second.state_bytes(5)
     assert block.flops_per_token(5) == first.flops_per_token(5) + second.flops_per_token(5)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stateline.errors import InputError
-from stateline.layers import FeedForward, Ladder, Parallel, Residual, Stack
+from stateline.layers import FeedForward, Ladder, ParallelResidual, Residual, Stack
 from stateline.layers.compose import title
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
@@ -49,7 +49,7 @@ def test_repeated_layers_have_weights_of_their_own() -> None:
 def test_a_parallel_block_is_one_layer_with_its_feed_forward_beside_it() -> None:
     stack = built("attention lstm", block="parallel")
     assert kinds(stack) == ["Attention + FeedForward", "LSTM"]
-    assert [type(link) for link in stack.links] == [Parallel, Residual]
+    assert [type(link) for link in stack.links] == [ParallelResidual, Residual]
 
 
 def test_a_plain_block_has_neither_norms_nor_residuals() -> None:
@@ -176,3 +176,16 @@ def test_residual_branches_are_scaled(block: str) -> None:
     torch.testing.assert_close(scaled.forward_chunk(x, scaled.init_state(2))[0], plain(x))
     steps = [scaled.step_(x[:, t], state) for t in range(5)]
     torch.testing.assert_close(torch.stack(steps, dim=1), plain(x))
+
+
+def test_only_some_wrappers_take_several_patterns() -> None:
+    with pytest.raises(InputError, match="ladder takes one pattern, got 2: put spaces"):
+        build_stack(ModelConfig("ladder(h3, s4d)", vocab_size=3))
+
+
+def test_a_mixture_of_experts_can_be_the_feed_forward_of_blocks() -> None:
+    layers = {"moe": {"experts": 4, "top_k": 1}}
+    stack = build_stack(ModelConfig("attention*2", 3, feed_forward="moe", layers=layers))
+    found = [link.layer for link in stack.links]
+    assert [type(layer).__name__ for layer in found] == ["Attention", "MoE"] * 2
+    assert found[1].experts == 4

@@ -13,9 +13,13 @@ values = st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none() 
 
 
 def items_around(core: st.SearchStrategy[tuple[Item, ...]]) -> st.SearchStrategy[tuple[Item, ...]]:
-    item = st.builds(
-        Item, names, st.dictionaries(names, values, max_size=3), core, st.integers(1, 99)
-    )
+    keywords, more = st.dictionaries(names, values, max_size=3), core.filter(bool)
+
+    def item_with(own: tuple[Item, ...]) -> st.SearchStrategy[Item]:
+        others = st.lists(more, max_size=2).map(tuple) if own else st.just(())
+        return st.builds(Item, names, keywords, st.just(own), st.integers(1, 99), others)
+
+    item = core.flatmap(item_with)
     return st.lists(item, min_size=1, max_size=3).map(tuple) | core.filter(
         lambda items: len(items) > 1
     ).map(lambda items: (Item("", {}, items, 3), Item("h3", {})))
@@ -73,9 +77,16 @@ def test_a_group_is_repeated_as_a_whole(text: str, canonical: str, names: str) -
 def test_a_group_stands_in_a_wrapper_and_a_wrapper_in_a_group() -> None:
     text = "(ladder((h3 s4d)*2 lstm, passes=4) attention(n_heads=2))*3"
     assert canonical_pattern(text) == text
-    ((name, keywords, core, repeat),) = parse_pattern(text)
+    ((name, keywords, core, repeat, _),) = parse_pattern(text)
     assert (name, keywords, repeat) == ("", {}, 3)
     assert core[0].core == (Item("", {}, (Item("h3", {}), Item("s4d", {})), 2), Item("lstm", {}))
+
+
+def test_a_wrapper_can_have_several_patterns() -> None:
+    ((_, keywords, core, _, others),) = parse_pattern("parallel(h3*2,s4d lstm , a=1, (h3 s4d)*2)")
+    assert (keywords, core) == ({"a": 1}, (Item("h3", {}, (), 2),))
+    assert [len(part) for part in others] == [2, 1]
+    assert canonical_pattern("parallel( a,x=1,b c )") == "parallel(a, b c, x=1)"
 
 
 @pytest.mark.parametrize("depth", [17, 5000])
@@ -112,13 +123,11 @@ def test_a_repeat_count_has_a_limit(count: str) -> None:
         ("h3(d_state=4 <here>d_head=2)", "',' or ')'"),
         ("ladder(h3 s4d, passes=4<here>", "',' or ')'"),
         ("h3(n=4, <here>n=4)", "each keyword once, not 'n' again,"),
-        ("ladder(h3, <here>s4d)", "keyword=value, since the core is already given,"),
         ("h3 s4d(n=1)*2 lstm<here>=3", "a layer name"),
         ("(<here>)", "a layer name"),
         ("(h3<here>", "')' (arguments follow their name without a space)"),
         ("ladder (h3<here>, passes=4)", "')' (arguments follow their name without a space)"),
         ("h3*2<here>(s4d lstm)*2", "a space"),
-        ("ladder(h3, <here>(s4d lstm)*2)", "keyword=value, since the core is already given,"),
         ("h3*<here>\u0664", "a repeat count of at least 1"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from stateline.compare.recipe import Model
 from stateline.errors import InputError, unknown_name
 from stateline.layers import LAYERS
-from stateline.models.config import ModelConfig
+from stateline.models.config import ModelConfig, feed_forward_of
 from stateline.models.pattern import Item, parse_pattern
 from stateline.models.size import count_parameters, match_width, meta_model
 from stateline.runs.initial import as_in_folder, initial_config
@@ -178,10 +179,11 @@ def _offered(config: ModelConfig) -> Iterator[tuple[str, str]]:
     waiting = list[Item](parse_pattern(config.pattern))
     while waiting:
         item = waiting.pop()
-        waiting += item.core
+        waiting += itertools.chain(item.core, *item.others)
         given.setdefault(item.name, set()).update(item.keywords, config.layers.get(item.name, {}))
     if config.feed_forward != "none":
-        given.setdefault("feed_forward", set(config.layers.get("feed_forward", {})))
+        name, _ = feed_forward_of(config)
+        given.setdefault(name, set(config.layers.get(name, {})))
     for keyword in FINE:
         for name in given:
             known = inspect.signature(LAYERS[name]).parameters if name in LAYERS else ()

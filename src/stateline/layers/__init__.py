@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from stateline.layers.base import AnyLayer, SequenceLayer
-from stateline.layers.compose import Branch, Parallel, PostNorm, Residual, Stack
+from stateline.layers.compose import Branch, ParallelResidual, PostNorm, Residual, Stack
 from stateline.layers.mixers.attention import Attention
 from stateline.layers.mixers.block_recurrent import BlockRecurrent
 from stateline.layers.mixers.block_state import BlockState
@@ -30,6 +30,7 @@ from stateline.layers.mixers.long_conv import LongConv
 from stateline.layers.mixers.lstm import LSTM
 from stateline.layers.mixers.mamba import Mamba
 from stateline.layers.mixers.mamba2 import Mamba2
+from stateline.layers.mixers.moe import MoE
 from stateline.layers.mixers.retention import Retention
 from stateline.layers.mixers.rg_lru import RGLRU
 from stateline.layers.mixers.rwkv7 import RWKV7
@@ -52,6 +53,8 @@ from stateline.layers.wrappers.bidirectional import Bidirectional
 from stateline.layers.wrappers.cached_staircase import CachedStaircase
 from stateline.layers.wrappers.feedback import Feedback
 from stateline.layers.wrappers.ladder import Ladder
+from stateline.layers.wrappers.parallel import Parallel
+from stateline.layers.wrappers.shared import Shared
 from stateline.layers.wrappers.staircase import Staircase
 from stateline.layers.wrappers.state_passing import StatePassing
 from stateline.plugins import Registry
@@ -81,6 +84,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "lstm": LSTM,
         "mamba": Mamba,
         "mamba2": Mamba2,
+        "moe": MoE,
         "retention": Retention,
         "rg_lru": RGLRU,
         "rwkv7": RWKV7,
@@ -102,6 +106,8 @@ WRAPPERS: Registry[type[AnyLayer]] = Registry(
         "cached_staircase": CachedStaircase,
         "feedback": Feedback,
         "ladder": Ladder,
+        "parallel": Parallel,
+        "shared": Shared,
         "staircase": Staircase,
         "state_passing": StatePassing,
     },
@@ -179,11 +185,14 @@ __all__ = [
     "LongConv",
     "Mamba",
     "Mamba2",
+    "MoE",
     "Parallel",
+    "ParallelResidual",
     "PostNorm",
     "Residual",
     "Retention",
     "SequenceLayer",
+    "Shared",
     "ShiftSSM",
     "SlidingAttention",
     "Stack",

@@ -80,6 +80,8 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         wants_feed_forward: Whether a block of this layer is followed by a feed-forward.
         is_mixer: Whether a wrapper stands in a block of its own, as a mixer does, and its core has
             no residual branches.
+        takes_several: Whether a wrapper's core is a stack of parts, each of which is an argument of
+            its own in a pattern.
         keeps_float32: Whether the layer's own parameters stay float32 when a module that
             contains it is cast to half precision.
         optimizer_groups: Optimizer group (``"ssm"`` or ``"no_decay"``) of the layer's own
@@ -95,6 +97,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
 
     wants_feed_forward: ClassVar[bool] = True
     is_mixer: ClassVar[bool] = False
+    takes_several: ClassVar[bool] = False
     optimizer_groups: ClassVar[Mapping[str, str]] = {}
     any_batch_axes: ClassVar[bool] = False
     packs: ClassVar[bool] = False

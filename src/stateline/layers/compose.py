@@ -113,7 +113,7 @@ class PostNorm(Branch):
         return self.norm(self.add(kept, y))
 
 
-class Parallel(SequenceLayer[tuple[Any, ...]]):
+class ParallelResidual(SequenceLayer[tuple[Any, ...]]):
     r"""Pre-norm residual branches side by side: :math:`y = x + \sum_i f_i(\mathrm{norm}_i(x))`.
 
     All branches have the same input. In a stack, by contrast, each branch also sees what the
@@ -184,10 +184,10 @@ def title(layer: AnyLayer) -> str:
     Example:
         >>> from stateline.layers import LSTM
         >>> branch = Residual(LSTM(4), nn.LayerNorm(4))
-        >>> title(branch), title(Parallel(branch, branch))
+        >>> title(branch), title(ParallelResidual(branch, branch))
         ('LSTM', 'LSTM + LSTM')
     """
-    if isinstance(layer, Parallel):
+    if isinstance(layer, ParallelResidual):
         return " + ".join(title(branch) for branch in layer._branches)
     return type(layer.layer if isinstance(layer, Branch) else layer).__name__
 

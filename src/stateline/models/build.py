@@ -11,12 +11,12 @@ from stateline.layers import (
     NORMS,
     WRAPPERS,
     AnyLayer,
-    Parallel,
+    ParallelResidual,
     PostNorm,
     Residual,
     Stack,
 )
-from stateline.models.config import MAX_SIZE, ModelConfig
+from stateline.models.config import MAX_SIZE, ModelConfig, feed_forward_of
 from stateline.models.pattern import Item, Value, parse_pattern
 from stateline.settings import construct
 
@@ -71,7 +71,8 @@ def _check_limits(items: Sequence[Item], config: ModelConfig) -> None:
 def _count(items: Sequence[Item], config: ModelConfig, *, runs: bool) -> int:
     total = 0
     for item in items:
-        inner = _count(item.core, config, runs=runs) if item.core else 1
+        parts = [_count(part, config, runs=runs) for part in (item.core, *item.others) if part]
+        inner = sum(parts) if parts else 1
         total += item.repeat * inner * (_loops(item, config) if runs else 1)
     return total
 
@@ -117,10 +118,16 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
                 f"{item.name} wraps other layers: give a pattern, as in {item.name}(h3*2)"
             )
         made = WRAPPERS[item.name]
+        if item.others and not made.takes_several:
+            raise InputError(
+                f"{item.name} takes one pattern, got {1 + len(item.others)}: put spaces between "
+                "layers that follow each other"
+            )
+        bare = replace(config, block="plain", feed_forward="none") if made.is_mixer else config
+        parts = [_stack(part, bare) for part in (item.core, *item.others)]
+        core = Stack(*map(_bare, parts)) if made.takes_several else parts[0]
         if not made.is_mixer:
-            return [construct("wrapper", item.name, made, keywords, _stack(item.core, config))]
-        bare = replace(config, block="plain", feed_forward="none")
-        core = _stack(item.core, bare)
+            return [construct("wrapper", item.name, made, keywords, core)]
         return _with_feed_forward(construct("wrapper", item.name, made, keywords, core), config)
     if item.name not in LAYERS:
         raise unknown_name("layer", item.name, [*LAYERS, *WRAPPERS])
@@ -137,12 +144,17 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
     return _with_feed_forward(layer, config)
 
 
+def _bare(stack: Stack) -> AnyLayer:
+    """The layer of a stack that holds a single one, or the stack."""
+    return stack.links[0] if len(stack.links) == 1 else stack
+
+
 def _with_feed_forward(layer: AnyLayer, config: ModelConfig) -> list[AnyLayer]:
     """A mixer in a block of its own, and the feed-forward of its block."""
     if not layer.wants_feed_forward or config.feed_forward == "none":
         return _block([layer], config)
-    name = "feed_forward"
-    keywords = {"activation": config.feed_forward, **config.layers.get(name, {})}
+    name, keywords = feed_forward_of(config)
+    keywords = {**keywords, **config.layers.get(name, {})}
     feed_forward = construct("layer", name, LAYERS[name], keywords, config.d_model)
     return _block([layer, feed_forward], config)
 
@@ -157,4 +169,4 @@ def _block(layers: list[AnyLayer], config: ModelConfig) -> list[AnyLayer]:
         return [PostNorm(layer, norm(), *join) for layer in layers]
     branches = [Residual(layer, norm(), *join) for layer in layers]
     alone = len(branches) == 1 or config.block == "sequential"
-    return [*branches] if alone else [Parallel(*branches)]
+    return [*branches] if alone else [ParallelResidual(*branches)]

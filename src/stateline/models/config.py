@@ -46,6 +46,9 @@ TRANSFORMERS_SETTINGS = {
 """Settings that transformers adds to the ``config.json`` of an exported model; ignored here."""
 
 
+FeedForwardKind = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "moe", "none"]
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Configuration of a language model.
@@ -65,13 +68,14 @@ class ModelConfig:
             (whose weight is stored as an offset from one) or ``none``.
         norm_eps: Added to the variance (or mean square) before taking its root.
         feed_forward: What follows each layer that wants a feed-forward: ``gelu`` (tanh
-            approximation), ``gelu_exact``, ``relu``, ``relu2``, ``swiglu``, ``geglu`` or ``none``.
+            approximation), ``gelu_exact``, ``relu``, ``relu2``, ``swiglu``, ``geglu``, ``moe`` (a
+            mixture of experts) or ``none``.
         tie_embeddings: Use the embedding matrix as the output matrix.
         head_bias: Add a bias to an output matrix that is not tied.
         max_len: If set, positions have learned embeddings, and longer inputs are refused. If
             ``None``, there are no position embeddings and no limit.
         layers: Keywords for all layers of a kind, which a pattern may override; the
-            keywords of ``feed_forward`` also apply inside blocks.
+            keywords of ``feed_forward`` and of ``moe`` also apply inside blocks.
         embedding_multiplier: Factor of the embeddings of tokens.
         residual_multiplier: Factor of the output of each residual branch.
         logits_divisor: Divisor of the logits.
@@ -92,7 +96,7 @@ class ModelConfig:
     block: Literal["sequential", "parallel", "post_norm", "plain"] = "sequential"
     norm: Literal["layer", "rms", "rms_offset", "none"] = "layer"
     norm_eps: float = 1e-5
-    feed_forward: Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "none"] = "gelu"
+    feed_forward: FeedForwardKind = "gelu"
     tie_embeddings: bool = True
     head_bias: bool = False
     max_len: int | None = None
@@ -183,3 +187,15 @@ class ModelConfig:
         if missing := required - set(values):
             raise InputError(f"the model configuration lacks {', '.join(sorted(missing))}")
         return cls(**values)
+
+
+def feed_forward_of(config: ModelConfig) -> tuple[str, dict[str, Value]]:
+    """The layer that is the feed-forward of the blocks, and its keywords.
+
+    Example:
+        >>> feed_forward_of(ModelConfig("attention", vocab_size=2, feed_forward="swiglu"))
+        ('feed_forward', {'activation': 'swiglu'})
+    """
+    if config.feed_forward == "moe":
+        return "moe", {}
+    return "feed_forward", {"activation": config.feed_forward}

@@ -6,6 +6,7 @@
     attention(position=rope) h3*2           keywords set what a layer is made of
     (h3*3 attention)*4                      a group is repeated as a whole
     ladder(h3*2 attention, passes=3)        a wrapper is applied to a pattern, its core
+    parallel(attention, mamba2)             or to several
 
     pattern  := item (space item)*
     item     := (name [arguments] | "(" pattern ")") ["*" count]
@@ -13,8 +14,8 @@
     argument := keyword "=" value | pattern
     value    := number | true | false | none | word | "quoted text"
 
-Only wrappers take a pattern as an argument, and groups may be nested. Tasks are named by the same
-grammar: ``copying(max_len=20)``.
+Only wrappers take patterns as arguments, few of them several, and groups may be nested. Tasks are
+named by the same grammar: ``copying(max_len=20)``.
 """
 
 import re
@@ -44,12 +45,14 @@ class Item(NamedTuple):
         keywords: Values by keyword.
         core: What a wrapper is applied to, or what a group consists of.
         repeat: How often the item is repeated.
+        others: Further patterns that a wrapper is applied to.
     """
 
     name: str
     keywords: dict[str, Value]
     core: tuple["Item", ...] = ()
     repeat: int = 1
+    others: tuple[tuple["Item", ...], ...] = ()
 
 
 def parse_pattern(text: str) -> tuple[Item, ...]:
@@ -67,7 +70,7 @@ def parse_pattern(text: str) -> tuple[Item, ...]:
 
     Example:
         >>> parse_pattern("h3*2")
-        (Item(name='h3', keywords={}, core=(), repeat=2),)
+        (Item(name='h3', keywords={}, core=(), repeat=2, others=()),)
         >>> parse_pattern("attention(n_heads=4 h3")
         Traceback (most recent call last):
         ...
@@ -166,27 +169,21 @@ class _Parser:
 
     def item_after(self, name: str) -> Item:
         keywords: dict[str, Value] = {}
-        core: tuple[Item, ...] = ()
+        patterns: list[tuple[Item, ...]] = []
         if self.at("(") and self.adjacent:
             self.descend()
             self.advance()
-            if not self.take(")"):
-                core = self.arguments(keywords)
+            while not self.take(")"):
+                if pattern := self.argument(keywords):
+                    patterns.append(pattern)
+                if not self.at(")") and not self.take(","):
+                    raise self.error("',' or ')'")
             self.depth -= 1
-        return Item(name, keywords, core, self.count())
+        core, *others = patterns or [()]
+        return Item(name, keywords, core, self.count(), tuple(others))
 
-    def arguments(self, keywords: dict[str, Value]) -> tuple[Item, ...]:
-        """Parse up to the closing parenthesis; fill ``keywords`` and return the core."""
-        core: tuple[Item, ...] = ()
-        while True:
-            core = self.argument(keywords, core)
-            if self.take(")"):
-                return core
-            if not self.take(","):
-                raise self.error("',' or ')'")
-
-    def argument(self, keywords: dict[str, Value], core: tuple[Item, ...]) -> tuple[Item, ...]:
-        """Parse ``keyword=value`` into ``keywords``, or a pattern, which is the core."""
+    def argument(self, keywords: dict[str, Value]) -> tuple[Item, ...]:
+        """Parse ``keyword=value`` into ``keywords``, or a pattern, and return it."""
         start = self.start
         if self.kind == "word" and _NAME.match(self.token):
             name = self.advance()
@@ -195,15 +192,12 @@ class _Parser:
                     self.start = start
                     raise self.error(f"each keyword once, not {name!r} again,")
                 keywords[name] = self.value()
-                return core
-            first: tuple[Item, ...] = () if core else (self.item_after(name),)
+                return ()
+            first: tuple[Item, ...] = (self.item_after(name),)
         elif self.at("("):
-            first = () if core else self.group()
+            first = self.group()
         else:
             raise self.error("keyword=value or a pattern")
-        if core:
-            self.start = start
-            raise self.error("keyword=value, since the core is already given,")
         more = self.kind == "word" or (self.at("(") and not self.adjacent)
         return first + (self.items() if more else ())
 
@@ -242,14 +236,14 @@ def format_pattern(items: tuple[Item, ...]) -> str:
     """Write items as text; :func:`parse_pattern` reads the same items back.
 
     Example:
-        >>> format_pattern(parse_pattern("ladder( h3 * 2,passes = 4 )"))
-        'ladder(h3*2, passes=4)'
+        >>> format_pattern(parse_pattern("ladder( h3 * 2,passes = 4 ) parallel(h3,(s4d h3))"))
+        'ladder(h3*2, passes=4) parallel(h3, s4d h3)'
     """
     return " ".join(_format_item(item) for item in items)
 
 
 def _format_item(item: Item) -> str:
-    arguments = [format_pattern(item.core)] if item.core else []
+    arguments = [format_pattern(part) for part in (item.core, *item.others) if part]
     arguments += [f"{key}={_format_value(value)}" for key, value in item.keywords.items()]
     call = f"({', '.join(arguments)})" if arguments else ""
     return f"{item.name}{call}" + (f"*{item.repeat}" if item.repeat > 1 else "")

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from stateline.devices import log_bfloat16_rate
+from stateline.layers import MoE
 from stateline.layers.state import detach, trim
 from stateline.models.factory import AnyModel
 from stateline.tasks.base import Task
@@ -49,6 +50,7 @@ class Updater:
         self.segment = processes.wrap(segment, processes.shards(config))
         self.optimizer = make_optimizer(model, config)
         self.parameters = list(model.parameters())
+        self.mixtures = [module for module in model.modules() if isinstance(module, MoE)]
         self.state: Any = None
         self._positions = torch.zeros(0, dtype=torch.int64)
 
@@ -90,6 +92,8 @@ class Updater:
         scored = sum(micro.scored for micro in micro_batches)
         scored_in_all = max(1.0, self.processes.sum(scored))
         self.optimizer.zero_grad()
+        for mixture in self.mixtures:
+            mixture.share = 1 / len(micro_batches)
         losses = [
             self._backward(micro, scored_in_all, last=micro is micro_batches[-1])
             for micro in micro_batches

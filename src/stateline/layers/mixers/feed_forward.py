@@ -3,6 +3,7 @@
 from typing import Any, Literal, get_args
 
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from stateline.layers.base import SequenceLayer
@@ -28,7 +29,42 @@ def default_hidden(d_model: int, activation: str) -> int:
     return 8 * round(d_model / 3) if activation in GATED else 4 * d_model
 
 
-class FeedForward(SequenceLayer[tuple[()]]):
+def activated(h: Float[Tensor, "*batch hidden"], activation: str) -> Tensor:
+    """The nonlinearity of a feed-forward; gates take the first half of the entries."""
+    if activation in GATED:
+        gate, h = h.chunk(2, dim=-1)
+        return h * (F.silu(gate) if activation == "swiglu" else F.gelu(gate, approximate="tanh"))
+    if activation in ("relu", "relu2"):
+        h = F.relu(h)
+        return h if activation == "relu" else h.square()
+    return F.gelu(h, approximate="tanh" if activation == "gelu" else "none")
+
+
+class Positionwise(SequenceLayer[tuple[()]]):
+    """A layer that maps every position by itself, without a state.
+
+    Abstract: subclasses define ``_forward``.
+    """
+
+    wants_feed_forward = False
+    any_batch_axes = True
+    packs = True
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[()]:  # noqa: ARG002
+        """Empty: the layer has no memory."""
+        return ()
+
+    def _forward_chunk(self, x: Tensor, state: tuple[()], **_: Any) -> tuple[Tensor, tuple[()]]:
+        return self(x), state
+
+    def _step(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
+        return self(x), state
+
+    def _step_(self, x: Tensor, state: tuple[()]) -> Tensor:  # noqa: ARG002
+        return self(x)
+
+
+class FeedForward(Positionwise):
     r"""Two linear maps with a nonlinearity between: :math:`y = W_2\, \phi(W_1 x + b_1) + b_2`.
 
     ``swiglu`` gates instead: :math:`y = W_2 (\mathrm{silu}(W_g x) \odot W_1 x)`; so does ``geglu``,
@@ -52,10 +88,6 @@ class FeedForward(SequenceLayer[tuple[()]]):
         ``relu2``: So et al., "Primer", 2021.
     """
 
-    wants_feed_forward = False
-    any_batch_axes = True
-    packs = True
-
     def __init__(
         self,
         d_model: int,
@@ -77,32 +109,8 @@ class FeedForward(SequenceLayer[tuple[()]]):
         self.out_proj = Linear(d_hidden, d_model, bias=bias)
         self.dropout = Dropout(dropout)
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[()]:  # noqa: ARG002
-        """Empty: the layer has no memory."""
-        return ()
-
     def _forward(self, x: Tensor, **_: Any) -> Tensor:
         a, b = self.in_proj, self.out_proj
         if self.activation == "gelu" and not self.dropout.rate and is_plain(a) and is_plain(b):
             return feed_forward(x, FeedForwardWeights(a.weight, a.bias, b.weight, b.bias))
-        return b(self.dropout(self._activated(a(x))))
-
-    def _activated(self, h: Tensor) -> Tensor:
-        if self.activation in GATED:
-            gate, h = h.chunk(2, dim=-1)
-            if self.activation == "swiglu":
-                return h * F.silu(gate)
-            return h * F.gelu(gate, approximate="tanh")
-        if self.activation in ("relu", "relu2"):
-            h = F.relu(h)
-            return h if self.activation == "relu" else h.square()
-        return F.gelu(h, approximate="tanh" if self.activation == "gelu" else "none")
-
-    def _forward_chunk(self, x: Tensor, state: tuple[()], **_: Any) -> tuple[Tensor, tuple[()]]:
-        return self(x), state
-
-    def _step(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
-        return self(x), state
-
-    def _step_(self, x: Tensor, state: tuple[()]) -> Tensor:  # noqa: ARG002
-        return self(x)
+        return b(self.dropout(activated(a(x), self.activation)))

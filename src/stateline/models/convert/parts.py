@@ -14,7 +14,7 @@ from stateline.layers import LAYERS
 from stateline.layers.base import LOW_PRECISION
 from stateline.layers.mixers.feed_forward import GATED, default_hidden
 from stateline.layers.mixers.mamba2 import default_head
-from stateline.models.config import ModelConfig
+from stateline.models.config import ModelConfig, feed_forward_of
 from stateline.models.convert.weights import check_names, some_names
 from stateline.models.pattern import Item, Value, parse_pattern
 
@@ -175,7 +175,8 @@ def _expand(item: Item, config: ModelConfig) -> Iterator[Layer]:
             raise InputError(f"{item.name} has no official counterpart, got {config.pattern!r}")
         yield _layer(item.name, item.keywords, config)
         if LAYERS[item.name].wants_feed_forward and config.feed_forward != "none":
-            yield _layer("feed_forward", {"activation": config.feed_forward}, config, inside=True)
+            name, keywords = feed_forward_of(config)
+            yield _layer(name, keywords, config, inside=True)
 
 
 def _layer(

@@ -1,0 +1,150 @@
+"""Mixtures of experts, layers side by side, and blocks that stand at several depths."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.layers import H3, LSTM, S4D, Attention, MoE, Parallel, Shared, Stack
+from stateline.models.build import build_stack
+from stateline.models.config import ModelConfig
+from stateline.ops.grouped_linear import grouped_linear
+
+WIDTH = 8
+X = torch.randn(3, 7, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def by_definition(layer: Any, x: Tensor, normalise: bool = True) -> Tensor:
+    """Position by position, expert by expert."""
+    y = torch.zeros_like(x)
+    for place in torch.cartesian_prod(*map(torch.arange, x.shape[:2])).tolist():
+        token = x[tuple(place)]
+        p = (layer.router.weight @ token).softmax(0)
+        chosen = sorted(range(layer.experts), key=lambda i: -float(p[i]))[: layer.top_k]
+        total = sum(p[i] for i in chosen) if normalise else 1.0
+        for i in chosen:
+            gate, h = (layer.in_weight[i] @ token).chunk(2)
+            y[tuple(place)] += p[i] / total * (layer.out_weight[i] @ (F.silu(gate) * h))
+    return y if layer.always is None else y + layer.always(x)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 1, "shared": 2}, {"experts": 3, "top_k": 3, "normalise": False}]
+)
+def test_a_mixture_of_experts_is_its_equation(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer = MoE(WIDTH, d_hidden=6, **options).double().eval()
+    wanted = by_definition(layer, X, options.get("normalise", True))
+    torch.testing.assert_close(layer(X), wanted, rtol=0, atol=1e-12)
+
+
+def test_a_mixture_of_experts_is_that_of_qwen3_next() -> None:
+    from transformers import Qwen3NextConfig
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
+
+    config = Qwen3NextConfig(
+        hidden_size=WIDTH,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=6,
+        shared_expert_intermediate_size=6,
+        norm_topk_prob=True,
+    )
+    torch.manual_seed(0)
+    theirs = Qwen3NextSparseMoeBlock(config).double()
+    for weight in theirs.parameters():
+        torch.nn.init.normal_(weight)
+    torch.nn.init.zeros_(theirs.shared_expert.down_proj.weight)
+    layer = MoE(WIDTH, experts=4, d_hidden=6).double().eval()
+    with torch.no_grad():
+        layer.router.weight.copy_(theirs.gate.weight)
+        layer.in_weight.copy_(theirs.experts.gate_up_proj)
+        layer.out_weight.copy_(theirs.experts.down_proj)
+    torch.testing.assert_close(layer(X), theirs(X), rtol=0, atol=1e-5)
+
+
+def test_the_loss_that_balances_is_added_to_the_gradient_in_training_alone() -> None:
+    torch.manual_seed(0)
+    layer = MoE(WIDTH, experts=4, d_hidden=6, balance=0.5).double()
+
+    def gradient(layer: MoE) -> Tensor:
+        return torch.autograd.grad(layer(X).sum(), layer.router.weight)[0]
+
+    added = gradient(layer) - gradient(layer.eval())
+    scores = layer.router(X.flatten(0, 1)).softmax(-1)
+    used = F.one_hot(scores.topk(2).indices, 4).double().mean((0, 1))
+    loss = 0.5 * 4 * (used * scores.mean(0)).sum()
+    wanted = torch.autograd.grad(loss, layer.router.weight)[0]
+    torch.testing.assert_close(added, wanted)
+    layer.train().share = 0.25
+    torch.testing.assert_close(gradient(layer) - gradient(layer.eval()), wanted / 4)
+
+
+def test_groups_of_rows_have_matrices_of_their_own_in_values_and_gradients() -> None:
+    x, weight = X.flatten(0, 1)[:9].clone(), torch.randn(4, 5, WIDTH, dtype=torch.float64)
+    counts = torch.tensor([2, 0, 6, 1])
+    torch.autograd.gradcheck(
+        lambda a, b: grouped_linear(a, b, counts),
+        (x.requires_grad_(), weight.requires_grad_()),
+    )
+    wanted = torch.cat([x[:2] @ weight[0].T, x[2:8] @ weight[2].T, x[8:] @ weight[3].T])
+    torch.testing.assert_close(grouped_linear(x, weight, counts), wanted)
+
+
+def test_layers_side_by_side_are_added() -> None:
+    torch.manual_seed(0)
+    a, b = Attention(WIDTH).double(), LSTM(WIDTH).double()
+    torch.testing.assert_close(Parallel(Stack(a, b))(X), a(X) + b(X))
+    mean = Parallel(Stack(a, b), normalise=True).double()
+    with torch.no_grad():
+        mean.norms[1].weight.fill_(3.0)
+    normed = [F.rms_norm(layer(X), (WIDTH,), eps=1e-6) for layer in (a, b)]
+    torch.testing.assert_close(mean(X), (normed[0] + 3 * normed[1]) / 2)
+
+
+def test_a_pattern_names_what_stands_side_by_side() -> None:
+    stack = build_stack(ModelConfig("parallel(attention, s4d lstm)", 3, d_model=WIDTH))
+    first, feed_forward = (link.layer for link in stack.links)
+    assert [type(branch) for branch in first.branches] == [Attention, Stack]
+    assert type(feed_forward).__name__ == "FeedForward"
+
+
+def test_a_shared_block_stands_at_several_depths_with_one_set_of_weights() -> None:
+    torch.manual_seed(0)
+    block, one, other = (kind(WIDTH).double() for kind in (Attention, LSTM, S4D))
+    layer = Shared(Stack(block, one, other), rank=2).double()
+    first, second = layer.adapted
+    h = one(block(X + X @ first.down.weight.T @ first.up.weight.T))
+    wanted = other(block(h + h @ second.down.weight.T @ second.up.weight.T))
+    torch.testing.assert_close(layer(X), wanted)
+    parts = sum(p.numel() for part in (block, one, other) for p in part.parameters())
+    assert sum(p.numel() for p in layer.parameters()) == parts + 4 * 2 * WIDTH
+    assert len(layer.state_dict()) == len({p.data_ptr() for p in layer.state_dict().values()})
+    block_flops = block.flops_per_token(7)
+    others = one.flops_per_token(7) + other.flops_per_token(7) + 8 * 2 * WIDTH
+    assert layer.flops_per_token(7) == 2 * block_flops + others
+
+
+def test_a_copy_of_a_shared_block_shares_its_own_weights() -> None:
+    import copy
+
+    layer = copy.deepcopy(Shared(Stack(H3(WIDTH), LSTM(WIDTH), LSTM(WIDTH))))
+    block = layer.core.links[0]
+    assert all(place.inner is block for place in layer.adapted)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MoE(WIDTH, experts=2, top_k=3), "top_k must be at most experts"),
+        (lambda: MoE(WIDTH, shared=-1), "shared and balance at least 0"),
+        (lambda: MoE(WIDTH, experts=0), "experts and top_k must be at least 1"),
+        (lambda: Shared(LSTM(WIDTH), rank=0), "rank must be at least 1"),
+    ],
+)
+def test_impossible_options_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
