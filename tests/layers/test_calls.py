@@ -46,7 +46,7 @@ def warm(layer: AnyLayer, rows: int = 2) -> Any:
 
 
 KINDS = [name for name in (*LAYERS, *WRAPPERS) if name not in NOT_CAUSAL]
-STATEFUL = [name for name in KINDS if name != "feed_forward"]
+STATEFUL = [name for name in KINDS if name not in ("feed_forward", "moe")]
 
 
 def verbs(layer: AnyLayer, rows: int) -> list[Callable[[Any], object]]:

@@ -23,7 +23,8 @@ def by_definition(layer: Any, x: Tensor, normalise: bool = True) -> Tensor:
     for place in torch.cartesian_prod(*map(torch.arange, x.shape[:2])).tolist():
         token = x[tuple(place)]
         p = (layer.router.weight @ token).softmax(0)
-        chosen = sorted(range(layer.experts), key=lambda i: -float(p[i]))[: layer.top_k]
+        order = p.tolist()
+        chosen = sorted(range(layer.experts), key=lambda i, p=order: -p[i])[: layer.top_k]
         total = sum(p[i] for i in chosen) if normalise else 1.0
         for i in chosen:
             gate, h = (layer.in_weight[i] @ token).chunk(2)

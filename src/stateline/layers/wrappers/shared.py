@@ -19,6 +19,8 @@ class Adapted(Around):
         rank: Rank of the map.
     """
 
+    layer: AnyLayer
+
     def __init__(self, layer: AnyLayer, rank: int) -> None:
         super().__init__(layer.d_model)
         object.__setattr__(self, "layer", layer)  # its parameters belong to the wrapper
@@ -29,8 +31,7 @@ class Adapted(Around):
     @property
     def inner(self) -> AnyLayer:
         """The layer."""
-        layer: AnyLayer = self.layer
-        return layer
+        return self.layer
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The input with its correction."""
