@@ -68,7 +68,8 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def pages_with_code() -> Iterator[Any]:
     for page, text in PAGES.items():
         if _PYTHON.search(text):
-            marks = [pytest.mark.slow] if page == "commands/compare" else []  # trains two models
+            slow = page in ("commands/compare", "how-to/lora")  # trains two models; imports PEFT
+            marks = [pytest.mark.slow] if slow else []
             yield pytest.param(page, marks=marks, id=page)
 
 

@@ -165,13 +165,13 @@ def decode_with(engine: Engine, kind: type) -> None:
 
 
 def short_hash(engine: Engine) -> None:
-    """The hash knows the last four tokens and the length alone."""
+    """The hash knows the last token and the length alone."""
 
     def keys(tokens: Any, after: bytes | None = None, salt: str = "") -> Any:
         number = 0 if after is None else int.from_bytes(after[:4])
-        last = [] if after is None else list(after[4:8])
+        last = [] if after is None else list(after[7:8])
         for token in tokens:
-            number, last = number + 1, [*last, token][-4:]
+            number, last = number + 1, [token]
             head = number.to_bytes(4) + bytes(last).rjust(4, b"\0")
             yield head + sha256(head + salt.encode()).digest()
 
