@@ -1,6 +1,7 @@
-"""Time updates of the same small models in two checkouts of this repository.
+"""Time updates, or decoding, of the same small models in two checkouts of this repository.
 
 Run it: python examples/two_checkouts.py OLD NEW
+or:     python examples/two_checkouts.py OLD NEW --decode session --rows 1 --model mamba 64
 
 OLD and NEW are folders with a checkout (``git worktree add OLD COMMIT`` makes one). A process for
 each of them trains the model on one thread by the public functions, so batches, clipping and
@@ -9,6 +10,11 @@ that other programs disturb both alike. The table shows the median update in mil
 median of the ratios of neighbouring updates; the last line weighs the times by the planned updates.
 Without ``--model`` and ``--task``, these are the models and tasks of ``make demo`` that
 older checkouts also have.
+
+``--decode`` times single tokens instead: by a ``Session``, or by the model's ``step_`` with derived
+values kept, as a session keeps them (``kept``) or not (``step_``). A turn is ``--tokens`` tokens
+after a prompt of eight; without ``--model``, one block of every layer in both checkouts decodes at
+width 64.
 """
 
 import argparse
@@ -45,6 +51,66 @@ started = time.process_time()
 train(model, task, TrainConfig(steps=1_000_000), interrupted=turn)
 """
 
+DECODED = """
+import sys, time
+import torch
+from stateline import LanguageModel, ModelConfig
+from stateline.generate.session import Session, prefill
+from stateline.layers.derived import Memory, remembering
+
+pattern, how, rows, tokens, d_model = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = LanguageModel(ModelConfig(pattern, vocab_size=256, d_model=d_model)).eval()
+prompt = torch.randint(256, (rows, 8))
+memory = Memory(model) if isinstance(Memory, type) else {}  # before Memory was a class
+
+def by_session():
+    session = Session(model, prefill(model, prompt))
+    session.step()
+    return session.step
+
+@torch.inference_mode()
+def by_step():
+    state = model.init_state(rows, capacity=8 + tokens)
+    token = prompt[:, 0]
+
+    @torch.inference_mode()
+    def step():
+        model.step_(token, state)
+
+    @torch.inference_mode()
+    def kept():
+        with remembering(memory):
+            model.step_(token, state)
+
+    return kept if how == "kept" else step
+
+begin = by_session if how == "session" else by_step
+while True:
+    step = begin()
+    started = time.process_time()
+    for _ in range(tokens):
+        step()
+    print((time.process_time() - started) / tokens, flush=True)
+    if not sys.stdin.readline():
+        break
+"""
+
+LAYERS = """
+import torch
+from stateline import LanguageModel, ModelConfig
+from stateline.layers import LAYERS
+for name in LAYERS:
+    try:
+        model = LanguageModel(ModelConfig(name, vocab_size=256, d_model=64)).eval()
+        with torch.inference_mode():
+            model.step_(torch.tensor([0]), model.init_state(1, capacity=1))
+        print(name)
+    except Exception:
+        pass  # it has no steps, or cannot be a language model alone
+"""
+
 HARD_ALIBI = "attention(position=hard_alibi, n_heads=8)"
 MODELS = (
     (f"{HARD_ALIBI}*2", "48"),
@@ -64,50 +130,96 @@ WARM_UP = 3
 """Updates that are not counted: kernels are compiled, memory is allocated."""
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """Variables with which Python imports the code of a checkout."""
+    return {**os.environ, "PYTHONPATH": str(folder.resolve() / "src")}
+
+
 class Checkout:
-    """A process that trains with the code of a checkout, and waits after every update.
+    """A process that runs the code of a checkout, and waits after every turn.
 
     Args:
         folder: The checkout.
-        model: Pattern, task and width.
+        code: What the process runs; it prints the seconds of each turn, and waits for a line.
+        given: Arguments of the code.
     """
 
-    def __init__(self, folder: Path, *model: str) -> None:
+    def __init__(self, folder: Path, code: str, *given: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TRAINED, *model],
-            env={**os.environ, "PYTHONPATH": str(folder.resolve() / "src")},
+            [sys.executable, "-c", code, *given],
+            env=environment(folder),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._finish()
 
-    def update(self) -> float:
-        """Run one update; its processor time in milliseconds."""
+    def turn(self) -> float:
+        """Run one update, or a turn of tokens; its processor time in milliseconds."""
         assert self.process.stdin is not None
+        print(file=self.process.stdin, flush=True)
+        return self._finish()
+
+    def _finish(self) -> float:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"the training ended with code {self.process.wait()}")
-        print(file=self.process.stdin, flush=True)
+            raise SystemExit(f"the process ended with code {self.process.wait()}")
         return 1e3 * float(line)
 
 
-def main(given: argparse.Namespace) -> None:
+def compare(given: argparse.Namespace, code: str, case: tuple[str, ...], label: str) -> list[float]:
+    """Print a line for one case; the median times of both checkouts."""
+    pair = [Checkout(folder, code, *case) for folder in (given.old, given.new)]
+    times = [[each.turn() for each in pair] for _ in range(WARM_UP + given.updates)]
+    for each in pair:
+        each.process.communicate()
+    times = times[WARM_UP:]
+    old, new = (statistics.median(column) for column in zip(*times, strict=True))
+    ratio = statistics.median(a / b for a, b in times)
+    print(f"{old:8.3g}{new:8.3g}{ratio:8.2f}x  {label}", flush=True)
+    return [old, new]
+
+
+def compare_updates(given: argparse.Namespace) -> None:
     """Print a line for each model and task, and one for all of them."""
     print("     old     new   ratio  (milliseconds of an update)")
     sums = [0.0, 0.0]
     for task, planned in given.task or TASKS:
         for pattern, width in given.model or MODELS:
-            pair = [Checkout(folder, pattern, task, width) for folder in (given.old, given.new)]
-            times = [[each.update() for each in pair] for _ in range(WARM_UP + given.updates)]
-            for each in pair:
-                each.process.communicate()
-            times = times[WARM_UP:]
-            old, new = (statistics.median(column) for column in zip(*times, strict=True))
-            ratio = statistics.median(a / b for a, b in times)
-            print(f"{old:8.1f}{new:8.1f}{ratio:8.2f}x  {pattern} on {task}", flush=True)
-            sums = [sums[0] + int(planned) * old, sums[1] + int(planned) * new]
+            pair = compare(given, TRAINED, (pattern, task, width), f"{pattern} on {task}")
+            sums = [total + int(planned) * each for total, each in zip(sums, pair, strict=True)]
     print(f"all planned updates: {sums[0] / sums[1]:.2f}x")
+
+
+def compare_decoding(given: argparse.Namespace) -> None:
+    """Print a line for each model and number of rows."""
+    print("     old     new   ratio  (milliseconds of a token)")
+    models = given.model or [(name, "64") for name in common_layers(given.old, given.new)]
+    for rows in given.rows:
+        for pattern, width in models:
+            case = (pattern, given.decode, str(rows), str(given.tokens), width)
+            compare(given, DECODED, case, f"{pattern}, width {width}, {rows} rows")
+
+
+def common_layers(old: Path, new: Path) -> list[str]:
+    """Names of the layers that decode in both checkouts."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", LAYERS],
+            env=environment(folder),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for folder in (old, new)
+    ]
+    return [name for name in found[0] if name in found[1]]
+
+
+def main(given: argparse.Namespace) -> None:
+    """Compare what was asked for."""
+    (compare_decoding if given.decode else compare_updates)(given)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -117,7 +229,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("new", type=Path)
     parser.add_argument("--model", nargs=2, action="append", metavar=("PATTERN", "WIDTH"))
     parser.add_argument("--task", nargs=2, action="append", metavar=("TASK", "UPDATES"))
-    parser.add_argument("--updates", type=int, default=20, help="that are measured")
+    parser.add_argument("--updates", type=int, default=20, help="or turns that are measured")
+    parser.add_argument("--decode", choices=("session", "kept", "step_"))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1], help="that decode together")
+    parser.add_argument("--tokens", type=int, default=100, help="of a turn of decoding")
     return parser
 
 

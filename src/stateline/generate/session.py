@@ -1,5 +1,6 @@
 """Prefill of prompts, and decoding step by step on a state that changes in place."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -309,12 +310,12 @@ class Session:
 
     def _watch(self, logits: Tensor) -> None:
         """Find NaN: at once where that is free, otherwise at regular steps."""
-        length, found = max(self._lengths), logits.isnan().any()
+        length, largest = max(self._lengths), logits.amax()  # NaN, if any of them is
         if values_at_hand(logits):
-            if found:
+            if math.isnan(largest):
                 raise output_is_nan(length)
             return
-        here = torch.where(found, length, _NEVER)
+        here = torch.where(largest.isnan(), length, _NEVER)
         before = self._first_nan
         self._first_nan = here if before is None else torch.minimum(before, here)
         if length % CHECK_EVERY == 0:

@@ -209,6 +209,12 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         shape = (batch_size, length, self.d_model)
         return torch.randn(shape, dtype=weight.dtype, device=weight.device)
 
+    def check_values(self, x: Tensor) -> None:
+        """Raise InputError if the input of a call from outside is none that the layer takes.
+
+        Called for layers that take something else than vectors.
+        """
+
     @property
     def takes_vectors(self) -> bool:
         """Whether the input is a sequence of vectors of width ``d_model``."""

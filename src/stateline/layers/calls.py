@@ -5,8 +5,6 @@ trust their arguments, in corrupted memory. Only shapes and types on the host ar
 between nested layers and calls under ``torch.compile`` are not checked.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,17 +29,20 @@ class _LeafSpec(NamedTuple):
 _specs: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
-@contextmanager
-def unchecked() -> Iterator[None]:
+class unchecked:
     """Skip the checks of calls whose inputs and states are known to fit, and have rows.
 
-    A check is a noticeable part of a small layer's step of one token.
+    A check is a noticeable part of a small layer's step of one token, and so would be a context
+    manager that is made of a generator.
     """
-    token = _nested.set(True)
-    try:
-        yield
-    finally:
-        _nested.reset(token)
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = _nested.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _nested.reset(self._token)
 
 
 def is_inside() -> bool:
@@ -130,7 +131,9 @@ def _call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
 
 
 def _check_input(layer: Any, x: Tensor, name: str) -> None:
-    """Vectors must be as wide as the layer; models check tokens and numbers themselves."""
+    """Vectors must be as wide as the layer; other layers check what they take."""
+    if not layer.takes_vectors:
+        layer.check_values(x)
     if not (x.is_floating_point() and layer.takes_vectors):
         return
     axes = ("batch",) if name.startswith("step") else ("batch", "length")

@@ -89,7 +89,7 @@ class Branch(Around):
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """The stream plus the scaled output of the layer, some of it dropped in training."""
-        y = self.dropout(y)
+        y = self.dropout(y) if self.dropout.rate else y
         return x + (y if self.multiplier == 1 else y * self.multiplier)
 
 

@@ -1,8 +1,7 @@
 """Cache of values that depend on the parameters of a layer alone."""
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, wraps
 from typing import Any, TypeVar
@@ -62,22 +61,29 @@ class Memory:
 _memory: ContextVar[Memory | None] = ContextVar("memory", default=None)
 
 
-@contextmanager
-def remembering(memory: Memory) -> Iterator[bool]:
+class remembering:
     """Cache derived values in ``memory``; the weights must not change inside.
 
     Decoding uses this: a step of one token would otherwise spend most of its time on recomputing
-    them.
+    them. The ``with`` statement gives whether weights have changed since the last time, so that
+    values are computed again.
 
-    Yields:
-        Whether weights have changed since the last time, so that values are computed again.
+    Args:
+        memory: The values.
     """
-    changed = memory.renew()
-    token = _memory.set(memory)
-    try:
-        yield changed
-    finally:
-        _memory.reset(token)
+
+    __slots__ = ("_own", "_token")
+
+    def __init__(self, memory: Memory) -> None:
+        self._own = memory
+
+    def __enter__(self) -> bool:
+        changed = self._own.renew()
+        self._token = _memory.set(self._own)
+        return changed
+
+    def __exit__(self, *_: object) -> None:
+        _memory.reset(self._token)
 
 
 def derived(method: Callable[[LayerT], T]) -> Callable[[LayerT], T]:
@@ -150,10 +156,12 @@ class _Weights:
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
-        self._children = [(m._modules, [*m._modules.values()]) for m in modules if m._modules]
+        self._children = [m._modules for m in modules if m._modules]
+        self._seen = [dict(table) for table in self._children]
         self._watched: dict[tuple[int, str], tuple[Any, ...]] = {}
         self._storages: list[StorageWeakRef] = []
-        self._steps = _optimizer_steps()[0]
+        self._counted = _optimizer_steps()
+        self._steps = self._counted[0]
         if table := next((m._parameters for m in modules if m._parameters), None):
             self.watch(table, next(iter(table)))
 
@@ -165,27 +173,24 @@ class _Weights:
         storage = x.untyped_storage()
         # a weak reference, so that no other storage gets the same number
         self._storages.append(StorageWeakRef(storage))
-        seen = table, name, weakref.ref(x), storage._cdata, _version(x)
-        self._watched[id(table), name] = seen
+        # inference tensors do not count changes
+        version = None if x.is_inference() else x._version
+        self._watched[id(table), name] = table, name, weakref.ref(x), storage._cdata, version
 
     def unchanged(self) -> bool:
-        """Whether modules, tensors, storages and counts of changes are the same."""
-        if self._steps != _optimizer_steps()[0]:
-            return False
-        if any(seen != [*table.values()] for table, seen in self._children):
+        """Whether modules, tensors, storages and counts of changes are the same.
+
+        Asked at every token, so it takes fractions of a microsecond per module and tensor.
+        """
+        if self._steps != self._counted[0] or self._children != self._seen:
             return False
         for table, name, reference, storage, version in self._watched.values():
             x = table.get(name)
-            if x is None or x is not reference():
+            if x is None or x is not reference() or x.untyped_storage()._cdata != storage:
                 return False
-            if x.untyped_storage()._cdata != storage or _version(x) != version:
+            if version is not None and x._version != version:
                 return False
         return True
-
-
-def _version(x: Tensor) -> int:
-    """The number of changes in place, which inference tensors do not have."""
-    return 0 if x.is_inference() else x._version
 
 
 @cache

@@ -90,6 +90,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self, x: Int[Tensor, "batch length"]
     ) -> tuple[Float[Tensor, "batch length d_model"], ...]:
         """Input of the first layer and output of each layer, at every position."""
+        self.check_values(x)
         check_length(self.max_len, x.shape[1])
         states = [self._embed(x, torch.arange(x.shape[1], device=x.device))]
         for link in self.stack.links:
@@ -140,17 +141,21 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         """Operations of the layers and of the output matrix."""
         return self.stack.flops_per_token(length) + 2.0 * self.embedding.weight.numel()
 
+    def check_values(self, x: Tensor) -> None:
+        """Check the tokens of a call from outside, where that does not wait for a device."""
+        if values_at_hand(x):
+            self.check_tokens(x)
+
     def check_tokens(self, tokens: Tensor) -> None:
         """Raise InputError unless the tokens are integers below ``vocab_size``."""
         check_tokens(tokens, self.config.vocab_size)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        if values_at_hand(tokens):
-            self.check_tokens(tokens)
         h = self.embedding(tokens)
         if (multiplier := self.config.embedding_multiplier) != 1:
             h = h * multiplier
-        return self.dropout(h if self.positions is None else h + self.positions(positions))
+        h = h if self.positions is None else h + self.positions(positions)
+        return self.dropout(h) if self.dropout.rate else h
 
     def _logits(self, h: Tensor) -> Tensor:
         h = self.norm(h)

@@ -182,7 +182,7 @@ def signature_of(values: Any) -> tuple[Any, ...]:
     key: list[Any] = []
     for x in values:
         if isinstance(x, Tensor):
-            key += (x.shape, x.dtype, x.device)
+            key += (x.shape, x.dtype, x.is_cpu or x.device)  # is_cpu is found sooner
         elif isinstance(x, tuple):
             key += (type(x), signature_of(x))
         else:

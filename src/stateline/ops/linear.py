@@ -33,7 +33,7 @@ def linear(
         >>> linear(torch.ones(2), torch.tensor([[1.0, 2.0]]), torch.tensor([0.5]))
         tensor([3.5000])
     """
-    if not _by_onednn(x, weight) or not _is_eager(x, weight):
+    if x.numel() * weight.shape[0] < LEAST or not (_by_onednn(x, weight) and _is_eager(x, weight)):
         return F.linear(x, weight, bias)
     if wants_gradient(x, weight, bias):
         y: Tensor = _Recorded.apply(x, weight, bias)

@@ -41,8 +41,10 @@ def can_step(*inputs: Any) -> str:
 
 def working_dtype(*inputs: Tensor) -> torch.dtype:
     """The precision that kernels compute in: float64 if any input has it, else float32."""
-    wide = any(x.dtype == torch.float64 for x in inputs)
-    return torch.float64 if wide else torch.float32
+    for x in inputs:  # at every token: half the time of a generator
+        if x.dtype is torch.float64:
+            return torch.float64
+    return torch.float32
 
 
 def array(x: Tensor, dtype: torch.dtype) -> NDArray[Any]:
