@@ -1,13 +1,16 @@
 """The kernels where processes are started, folders cannot be written, or numba is missing."""
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import stateline
+from stateline.layers import LAYERS
 
 SOURCE = Path(stateline.__file__).parents[1]
 
@@ -92,17 +95,54 @@ for locator in caching.CompileResultCacheImpl._locator_classes:
     assert logged.count("compiled anew in every process") == 1
 
 
-@pytest.mark.slow
-def test_the_tests_of_ops_pass_without_numba() -> None:
-    code = "import sys, pytest; sys.modules['numba'] = None; sys.exit(pytest.main(sys.argv[1:]))"
-    tests = Path(__file__).parent
+def without(missing: Sequence[str], code: str, *arguments: str) -> str:
+    """What code prints where some packages cannot be imported; it must end well."""
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
     done = subprocess.run(
-        [sys.executable, "-c", code, "-q", "-p", "no:cacheprovider", "-n", "0", str(tests)],
-        cwd=tests.parents[1],
+        [sys.executable, "-c", blocked + code, *arguments],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert "skipped" in done.stdout
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_tests_of_ops_pass_without_kernels() -> None:
+    code = "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    tests = str(Path(__file__).parent)
+    options = "-q", "-rs", "-p", "no:cacheprovider", "-n", "0"
+    printed = without(["numba", "triton"], code, *options, tests)
+    reasons = re.findall(r"SKIPPED .*?: (.*)", printed)
+    assert any("numba" in reason for reason in reasons)
+    assert not [reason for reason in reasons if not re.search("numba|triton|(?i:cuda)", reason)]
+
+
+LAYER_BY_LAYER = """
+import torch
+from stateline import LanguageModel, ModelConfig
+from stateline.cli import main
+from stateline.generate.session import Session, prefill
+from stateline.layers import LAYERS
+
+tokens = torch.randint(7, (2, 12))
+for name in LAYERS:
+    model = LanguageModel(ModelConfig(name, vocab_size=7, d_model=16))
+    model(tokens).square().sum().backward()
+    session = Session(model.eval(), prefill(model, tokens))
+    session.step(), session.step()
+    print("trained and decoded", name)
+sys.exit(main(["check", "--backends"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", [["numba"], ["triton"], ["numba", "triton"]])
+def test_all_layers_train_and_decode_without(missing: list[str]) -> None:
+    printed = without(missing, LAYER_BY_LAYER)
+    assert printed.count("trained and decoded") == len(LAYERS)
+    for name in missing:
+        assert re.search(f"import failed: .*{name}", printed)

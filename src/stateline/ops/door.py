@@ -81,16 +81,21 @@ def door(*rules: Rule) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def checked_step(
-    step: Callable[..., T], function: Any, arguments: Callable[..., tuple[Any, ...]]
+    step: Callable[..., T],
+    function: Any,
+    weights: tuple[Any, ...],
+    arguments: Callable[..., tuple[Any, ...]],
 ) -> Callable[..., T]:
     """Prepared steps whose arguments pass the door of the function that they stand for.
 
     Args:
         step: ``step(*inputs)`` computes one token.
         function: A function with a door.
+        weights: The tensors that the steps are prepared from. What has passed with others of the
+            same shapes has passed with them, so that steps may be prepared at every token.
         arguments: From the inputs of a step, the arguments of ``function``.
     """
-    passed: set[Any] = set()
+    passed: set[Any] = function.check.steps.setdefault(signature_of(weights), set())
 
     def run(*inputs: Any) -> T:
         if not torch.compiler.is_compiling() and (key := signature_of(inputs)) not in passed:
@@ -109,6 +114,7 @@ class Check:
         self.signature = inspect.signature(inspect.unwrap(function))
         self.rules = rules
         self.passed: set[Any] = set()
+        self.steps: dict[Any, set[Any]] = {}  # signatures of prepared steps, by their weights
 
     def __call__(self, *args: Any, **keywords: Any) -> None:
         """Raise an :class:`InputError` if the arguments do not fit the declaration."""

@@ -188,4 +188,4 @@ def diagonal_ssm_stepper(
         follow later changes of the weights.
     """
     step = dispatch(OP, "diagonal_ssm_stepper", weights, skip, backend=backend)
-    return checked_step(step, diagonal_ssm_step, lambda u, state: (u, weights, state))
+    return checked_step(step, diagonal_ssm_step, weights, lambda u, state: (u, weights, state))

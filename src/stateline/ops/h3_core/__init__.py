@@ -172,4 +172,6 @@ def h3_core_stepper(weights: H3Weights, *, backend: str = "auto") -> Stepper:
         not follow later changes of the weights.
     """
     step = dispatch(OP, "h3_core_stepper", weights, backend=backend)
-    return checked_step(step, h3_core_step, lambda q, k, v, state: (q, k, v, weights, state))
+    return checked_step(
+        step, h3_core_step, weights, lambda q, k, v, state: (q, k, v, weights, state)
+    )

@@ -121,4 +121,4 @@ def short_conv_stepper(weights: Float[Tensor, "taps channel"], *, backend: str =
         later changes of the weights.
     """
     step = dispatch(OP, "short_conv_stepper", weights, backend=backend)
-    return checked_step(step, short_conv_step, lambda u, past: (u, weights[None], past))
+    return checked_step(step, short_conv_step, (weights,), lambda u, past: (u, weights[None], past))
