@@ -10,6 +10,7 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.layers import (
     HGRN2,
+    MLSTM,
     GatedLinearAttention,
     LightningAttention,
     LinearAttention,
@@ -123,6 +124,63 @@ def test_hgrn2_is_its_recurrence(bound: float) -> None:
     torch.testing.assert_close(layer(x), wanted, **SAME)
 
 
+def gates_of(layer: MLSTM, x: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys, values, input of the output gate, and the gates i and f."""
+    *signals, both = (x @ layer.in_proj.weight.T).split(layer.sizes, dim=-1)
+    cap = layer.soft_cap
+    return (*signals, *(cap * torch.tanh((both + layer.gate_bias) / cap)).chunk(2, dim=-1))
+
+
+@pytest.mark.parametrize("cap", [1.0, 15.0])
+def test_an_mlstm_is_its_recurrence(cap: float) -> None:
+    layer, x = made(MLSTM(WIDTH, n_heads=HEADS, soft_cap=cap))
+    q, k, v, z, i, f = gates_of(layer, 4 * x)
+    q, k, v = heads(q) / 2**0.5, heads(k), heads(v)
+    c, n, outputs = torch.zeros(2, HEADS, 2, 4).double(), torch.zeros(2, HEADS, 2).double(), []
+    for t in range(LENGTH):
+        keep, write = f[:, t].sigmoid()[..., None], i[:, t].exp()[..., None] * k[:, t]
+        c = keep[..., None] * c + write[..., :, None] * v[:, t, :, None, :]
+        n = keep * n + write
+        scale = (n * q[:, t]).sum(-1, keepdim=True).abs().clamp(min=1)
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], c) / scale)
+    y = torch.stack(outputs, dim=1)
+    y = y - y.mean(-1, keepdim=True)
+    y = y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * layer.norm_weight
+    wanted = (y.flatten(2) * z.sigmoid()) @ layer.out_proj.weight.T
+    torch.testing.assert_close(layer(4 * x), wanted, **SAME)
+
+
+def test_an_mlstm_is_that_of_transformers() -> None:
+    from transformers import xLSTMConfig
+    from transformers.models.xlstm import modeling_xlstm
+
+    config = xLSTMConfig(
+        hidden_size=WIDTH, num_heads=HEADS, chunkwise_kernel="chunkwise--native_autograd"
+    )
+    theirs = modeling_xlstm.xLSTMLayer(config).eval()
+    layer, x = made(MLSTM(WIDTH, n_heads=HEADS))
+    q, k, v, z, both = layer.in_proj.weight.split(layer.sizes)
+    weights = {"q": q, "k": k, "v": v, "ogate_preact": z, "out_proj": layer.out_proj.weight}
+    weights |= dict(zip(("igate_preact", "fgate_preact"), both.chunk(2), strict=True))
+    weights["multihead_norm"] = layer.norm_weight.flatten()
+    named = {f"{name}.weight": t.float() for name, t in weights.items()}
+    biases = layer.gate_bias.float().chunk(2)
+    named |= {"igate_preact.bias": biases[0], "fgate_preact.bias": biases[1]}
+    theirs.load_state_dict(named)
+    x = torch.randn(2, 64, WIDTH)  # their chunks are whole
+    with torch.no_grad():
+        wanted, _ = theirs(x)
+        torch.testing.assert_close(layer.float()(x), wanted, rtol=0, atol=2e-5)
+
+
+def test_gates_of_any_size_keep_an_mlstm_finite() -> None:
+    layer, x = MLSTM(WIDTH, n_heads=HEADS, soft_cap=1000.0), 100 * torch.randn(2, 50, WIDTH)
+    y = layer(x)
+    y.sum().backward()
+    assert bool(y.isfinite().all())
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
 def test_lightning_attention_that_never_decays_adds_up() -> None:
     """Then its heads are those of linear attention without a normaliser."""
     layer, x = made(LightningAttention(WIDTH, n_heads=HEADS, decay_scale=0.0))
@@ -142,6 +200,7 @@ def test_lightning_attention_that_never_decays_adds_up() -> None:
         (GatedLinearAttention, {"n_heads": 3}, "n_heads must divide expand_k"),
         (GatedLinearAttention, {"temperature": 0.0}, "temperature must be positive, got 0.0"),
         (GatedLinearAttention, {"rank": 0}, "rank must be at least 1"),
+        (MLSTM, {"soft_cap": 0.0}, "soft_cap must be positive, got 0.0"),
         (HGRN2, {"lower_bound": 1.0}, "lower_bound must be from 0 to less than 1, got 1.0"),
     ],
 )

@@ -30,6 +30,7 @@ from stateline.layers.mixers.long_conv import LongConv
 from stateline.layers.mixers.lstm import LSTM
 from stateline.layers.mixers.mamba import Mamba
 from stateline.layers.mixers.mamba2 import Mamba2
+from stateline.layers.mixers.mlstm import MLSTM
 from stateline.layers.mixers.moe import MoE
 from stateline.layers.mixers.retention import Retention
 from stateline.layers.mixers.rg_lru import RGLRU
@@ -84,6 +85,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "lstm": LSTM,
         "mamba": Mamba,
         "mamba2": Mamba2,
+        "mlstm": MLSTM,
         "moe": MoE,
         "retention": Retention,
         "rg_lru": RGLRU,
@@ -155,6 +157,7 @@ __all__ = [
     "HGRN2",
     "LAYERS",
     "LSTM",
+    "MLSTM",
     "NORMS",
     "NOT_CAUSAL",
     "RGLRU",

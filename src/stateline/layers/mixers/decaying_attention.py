@@ -40,11 +40,11 @@ class DecayingAttention(SequenceLayer[Any]):
         """Queries, keys, values (..., head, entry), logarithmic decays, and input of the gate."""
 
     @abstractmethod
-    def read(self, y: Float[Tensor, "batch *length head d_value"], gate: Tensor) -> Tensor:
+    def read(self, y: Float[Tensor, "batch *length head d_value"], gate: Any) -> Tensor:
         """Output, from the output of the heads and the input of the gate."""
 
-    def after(self, state: Any, s: Tensor, tokens: int) -> Any:  # noqa: ARG002
-        """The state after some tokens, of which ``s`` is the matrices."""
+    def after(self, state: Any, s: Tensor, gate: Any) -> Any:  # noqa: ARG002
+        """The state after the tokens, of which ``s`` is the matrices."""
         return state._replace(s=s)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:  # noqa: ARG002
@@ -55,12 +55,12 @@ class DecayingAttention(SequenceLayer[Any]):
     def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         q, k, v, decay, gate = self.signals(x, state)
         y, s = linear_attention(q, k, v, decay, state.s)
-        return self.read(y, gate), self.after(state, s, x.shape[1])
+        return self.read(y, gate), self.after(state, s, gate)
 
     def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         q, k, v, decay, gate = self.signals(x, state)
         y, s = linear_attention_step(q, k, v, decay, state.s)
-        return self.read(y, gate), self.after(state, s, 1)
+        return self.read(y, gate), self.after(state, s, gate)
 
     def _step_(self, x: Tensor, state: Any) -> Tensor:
         if records(x):

@@ -99,9 +99,9 @@ class Retention(DecayingAttention):
         """Normalise each head, and gate."""
         return self.out_proj(self.norm(y).flatten(-2) * F.silu(gate))
 
-    def after(self, state: RetentionState, s: Tensor, tokens: int) -> RetentionState:
-        """The state after some tokens."""
-        return RetentionState(s, state.length + tokens)
+    def after(self, state: RetentionState, s: Tensor, gate: Tensor) -> RetentionState:
+        """The state after the tokens, which are counted by their gates."""
+        return RetentionState(s, state.length + (gate.shape[1] if gate.ndim == 3 else 1))
 
     def _step_(self, x: Tensor, state: RetentionState) -> Tensor:
         y = super()._step_(x, state)

@@ -1,0 +1,138 @@
+"""mLSTM: linear attention with exponential input gates, as in xLSTM."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer
+from stateline.layers.linear import Linear
+from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
+
+
+class MLSTMState(NamedTuple):
+    """Sum of products of keys and values, the last of which is one, and the logarithm of its scale.
+
+    The sum itself is ``s`` times the exponential of ``m``.
+    """
+
+    s: Float[Tensor, "batch head d_key d_value"]
+    m: Float[Tensor, "batch head"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """Both accumulate rounding errors."""
+        return ("s", "m")
+
+
+class MLSTM(DecayingAttention):
+    r"""Long short-term memory whose cells are matrices.
+
+    .. math::
+        C_t = \sigma(f_t) C_{t-1} + e^{i_t} k_t v_t^\top, \quad
+        n_t = \sigma(f_t) n_{t-1} + e^{i_t} k_t, \qquad
+        y = W_o \left( \Bigl[ \mathrm{norm}\Bigl(
+        \frac{C_t^\top q_t}{\max(|n_t \cdot q_t|, 1)} \Bigr) \Bigr]_h \odot \sigma(z_t) \right)
+
+    with queries divided by :math:`\sqrt{d_k}`. The gates i and f of a head are
+    :math:`c \tanh(g / c)` for c = ``soft_cap`` and a linear map g. The norm is that of each head,
+    with mean and weight. C and n are kept divided by :math:`e^{m_t}`, where
+    :math:`m_t = \max(\ln \sigma(f_t) + m_{t-1}, i_t)`, so that nothing overflows. The biases of the
+    gates, the weight of the norm and the state stay float32 under a cast to half precision.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads, which divides the widths of keys and values.
+        expand_k: Width of the keys of all heads, in units of ``d_model``.
+        expand_v: Width of the values of all heads, in units of ``d_model``.
+        soft_cap: Largest size c of the gates.
+        norm_eps: Added to the variance in the norm.
+
+    Raises:
+        InputError: If the heads do not fit the widths, or ``soft_cap`` is not positive.
+
+    References:
+        Beck et al., "xLSTM: Extended Long Short-Term Memory", NeurIPS 2024, section 2.3; sizes,
+        norm and soft cap: Beck et al., "xLSTM 7B", 2025, section 3.
+    """
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"gate_bias": "no_decay"}
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        expand_k: float = 0.5,
+        expand_v: float = 1.0,
+        soft_cap: float = 15.0,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=expand_v)
+        super().__init__(d_model, n_heads, d_key, d_value)
+        if soft_cap <= 0:
+            raise InputError(f"soft_cap must be positive, got {soft_cap}")
+        self.expand_k, self.expand_v = expand_k, expand_v
+        self.soft_cap, self.norm_eps = soft_cap, norm_eps
+        self.sizes = [n_heads * d for d in (d_key, d_key, d_value, d_value)] + [2 * n_heads]
+        self.in_proj = Linear(d_model, sum(self.sizes), bias=False)
+        forget = torch.linspace(3.0, 6.0, n_heads)
+        self.gate_bias = nn.Parameter(torch.cat([torch.full((n_heads,), -10.0), forget]))
+        self.norm_weight = nn.Parameter(torch.ones(n_heads, d_value))
+        self.out_proj = Linear(n_heads * d_value, d_model, bias=False)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> MLSTMState:  # noqa: ARG002
+        """Zeros, of scale one."""
+        s = self.gate_bias.new_zeros(batch_size, self.n_heads, self.d_key, self.d_value + 1)
+        return MLSTMState(s.detach(), s.new_zeros(s.shape[:2]))
+
+    def signals(self, x: Tensor, state: MLSTMState) -> tuple[Any, ...]:
+        """Queries, scaled keys, values with a one, decays of the scaled sums, gate and scales."""
+        q, k, v, gate, both = self.in_proj(x).split(self.sizes, dim=-1)
+        both = (both + self.gate_bias).to(state.s.dtype)
+        write, keep = (self.soft_cap * (both / self.soft_cap).tanh()).chunk(2, dim=-1)
+        keep = F.logsigmoid(keep)
+        before, m = self._scales(write.detach(), keep.detach(), state.m)
+        q, k, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, k, v))
+        k = k * (write - m).exp()[..., None]
+        return (
+            q.to(k.dtype) * self.d_key**-0.5,
+            k,
+            F.pad(v, (0, 1), value=1.0),
+            keep + before - m,
+            (gate, m),
+        )
+
+    def _scales(self, write: Tensor, keep: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        """Logarithms of the scales before and after each token.
+
+        Outputs do not depend on them, so they are constants for gradients.
+        """
+        if write.ndim == m.ndim:
+            return m, torch.maximum(keep + m, write)
+        total = keep.cumsum(dim=1)
+        own = torch.cat([m[:, None], write - total], dim=1).cummax(dim=1).values[:, 1:]
+        after = total + own
+        return torch.cat([m[:, None], after], dim=1)[:, :-1], after
+
+    def read(self, y: Tensor, gate: tuple[Tensor, Tensor]) -> Tensor:
+        """Divide by the normaliser, normalise each head, and gate."""
+        output, m = gate
+        y = y / torch.maximum(y[..., -1:].abs(), (-m).exp()[..., None])
+        normed = F.layer_norm(y[..., :-1], (self.d_value,), eps=self.norm_eps) * self.norm_weight
+        return self.out_proj(normed.flatten(-2).to(output.dtype) * output.sigmoid())
+
+    def after(self, state: MLSTMState, s: Tensor, gate: tuple[Tensor, Tensor]) -> MLSTMState:
+        """The sums and their scale after the tokens."""
+        m = gate[1]
+        if m.ndim > state.m.ndim:
+            m = torch.cat([state.m[:, None], m], dim=1)[:, -1]
+        return MLSTMState(s, m.clone())
+
+    def _step_(self, x: Tensor, state: MLSTMState) -> Tensor:
+        return SequenceLayer._step_(self, x, state)
