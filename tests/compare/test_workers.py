@@ -127,6 +127,23 @@ compare(comparison, Path("run"), workers=2)
 
 
 @pytest.mark.slow
+def test_that_kernels_are_compiled_is_told_at_most_once(tmp_path: Path) -> None:
+    """By the process of the command; workers that compile at the same time are silent."""
+    options = ["--tasks", "associative_recall(length=4, batch_size=4)", "--protocol", "quick"]
+    options += ["--d_model", "8", "--steps", "1", "--workers", "2", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "stateline", "compare", "lstm", "s4d", *options, "--out", "out"],
+        cwd=tmp_path,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert any((tmp_path / "kernels").rglob("*.nbc"))
+    assert done.stderr.count("compiling CPU kernels") <= 1
+
+
+@pytest.mark.slow
 def test_a_class_of_a_script_without_a_guard_is_told_in_one_line(layer_file: Path) -> None:
     done = python(layer_file.parent, LAYER + COMPARE + 'compare(comparison, Path("run"))')
     last = done.stderr.strip().splitlines()[-1]
