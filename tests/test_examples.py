@@ -87,6 +87,27 @@ def test_equal_models_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_costs_of_checkpoints_are_measured(capfd: pytest.CaptureFixture[str]) -> None:
+    costs = example("checkpoint_costs")
+    costs.main(costs.parser().parse_args(["lstm", "--processes=2"]))
+    lines = capfd.readouterr().out.splitlines()
+    for rank in range(2):
+        own = [
+            line.split(": ")[1].split()[0] for line in lines if line.startswith(f"process {rank}")
+        ]
+        assert own == ["own", "save", "save", "resume"]
+
+
+@pytest.mark.slow
+def test_the_choice_of_auto_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    choice = example("auto_choice")
+    small = ["--processors=avx2", "--only=short_conv", "--lengths=16", "--seconds=0", "--near=0"]
+    choice.main([*small, "--out", str(tmp_path / "as")])
+    assert capsys.readouterr().out.startswith("as avx2: 2 cases, ")
+    assert (tmp_path / "as-avx2" / "ops.json").exists()
+
+
+@pytest.mark.slow
 def test_two_checkouts_train_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
     timed, here = example("two_checkouts"), str(EXAMPLES.parent)
     small = ["--model", "lstm", "8", "--task", "associative_recall(batch_size=2)", "5"]

@@ -3,12 +3,14 @@
 ``forked.py mesh HOME SETTINGS``: a run of one process, and of four that hold two sharded copies.
 ``forked.py kill HOME``: a run of two processes, one of which is killed again and again, beside one
 that is not. ``forked.py reshard HOME``: a checkpoint of two processes is read and written by one,
-and then by four, some of which hold copies.
+and then by four, some of which hold copies. ``forked.py full HOME``: one of two processes cannot
+write its second checkpoint.
 """
 
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -19,6 +21,7 @@ from typing import Any
 
 import torch
 
+from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Text
@@ -49,6 +52,11 @@ def together(count: int, work: Callable[[Processes], None]) -> list[int]:
                 work(processes)
         except RuntimeError:  # another one was killed
             os._exit(3)
+        except InputError as error:
+            (home / "error").write_text(str(error))
+            os._exit(2)
+        except SystemExit as ending:
+            os._exit(ending.code)
         os._exit(0)
     ends = {}
     while len(ends) < count:
@@ -109,6 +117,21 @@ def kill(home: Path) -> list[list[int]]:
     return ends
 
 
+def full(home: Path) -> list[list[int]]:
+    """Train; then the last process has no room for more than a kilobyte in a file."""
+
+    def work(processes: Processes) -> None:
+        if processes.rank:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+        trained(home / "run", processes, parallel="fsdp", steps=6)
+
+    return [
+        together(2, lambda p: trained(home / "run", p, parallel="fsdp", steps=4)),
+        together(2, work),
+    ]
+
+
 def reshard(home: Path) -> list[list[int]]:
     """Train with two processes; then one reads the checkpoint and writes it, and then four do."""
     return [
@@ -130,5 +153,5 @@ def copied(source: Path, target: Path, processes: Processes, **settings: Any) ->
 if __name__ == "__main__":
     home = Path(sys.argv[2])
     (home / "text.txt").write_bytes(bytes(97 + n * n % 23 for n in range(2000)))
-    ends = {"kill": kill, "mesh": mesh, "reshard": reshard}[sys.argv[1]](home)
+    ends = {"kill": kill, "mesh": mesh, "reshard": reshard, "full": full}[sys.argv[1]](home)
     sys.stdout.write(json.dumps(ends))

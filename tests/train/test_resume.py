@@ -1,6 +1,8 @@
 """A run that is stopped and started again ends as one that was not, to the bit."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -247,3 +249,28 @@ def test_a_run_with_another_optimizer_goes_on_to_the_bit(
     assert kinds == kept
     with pytest.raises(InputError, match="settings: optimizer"):
         run(text, tmp_path / "halves")
+
+
+@pytest.mark.parametrize("refused", ["step-00000006", ".step-00000003"])
+def test_a_rename_that_fails_is_one_error_and_leaves_a_whole_checkpoint(
+    text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """A new checkpoint cannot get its name, or an old one cannot be removed."""
+    run(text, tmp_path, until=4)
+    replace = os.replace
+
+    def refusing(source: Path, target: Path) -> None:
+        if Path(target).name == refused:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refusing)
+    with pytest.raises(InputError, match=r"cannot write .*step-00000006: Input/output error; "):
+        run(text, tmp_path)
+    monkeypatch.undo()
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    newest = ["step-00000006"] if refused.startswith(".") else []
+    assert sorted(names) == ["step-00000003", "step-00000004", *newest]
+    run(text, tmp_path)
+    run(text, tmp_path.with_name("whole"))
+    assert same(tensors(tmp_path), tensors(tmp_path.with_name("whole")))

@@ -1,6 +1,7 @@
 """Checkpoints that several processes write: whole, whoever dies, and the same for any number."""
 
 import json
+import re
 from pathlib import Path
 from signal import SIGKILL
 
@@ -47,3 +48,14 @@ def test_two_processes_of_which_one_is_killed_twenty_times_end_with_the_same_bit
     assert all(SIGKILL in ends for ends in killed)
     assert same(found(tmp_path / "whole")[-1], found(tmp_path / "killed")[-1])
     assert learned(tmp_path / "whole") == learned(tmp_path / "killed")
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_write_ends_the_run_and_the_older_checkpoint_stays(
+    tmp_path: Path,
+) -> None:
+    assert forked("full", tmp_path)[0] == [0, 0]
+    names = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert sorted(names) == ["step-00000002", "step-00000004"]
+    error = (tmp_path / "error").read_text()
+    assert re.fullmatch(r"cannot write .*step-00000006: File too large; choose another.*", error)

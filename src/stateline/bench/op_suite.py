@@ -101,7 +101,11 @@ def bench_ops(settings: Settings, names: Sequence[str]) -> Iterator[Figure]:
                         calls[backend] = call
                 begun = {backend: first[backend] for backend in calls}
                 timed = interleave(
-                    calls, seconds=settings.seconds, device=settings.device, first=begun
+                    calls,
+                    seconds=settings.seconds,
+                    device=settings.device,
+                    first=begun,
+                    clock=settings.clock,
                 )
                 for backend, timing in timed.items():
                     known[backend, work] = timing.median, case.flops

@@ -1,5 +1,6 @@
 """One benchmark: run a suite, and record the machine and its load."""
 
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -64,6 +65,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
             peaks=peaks,
             peers=peers,
             rows=given.rows,
+            clock=time.process_time if given.processor_time else time.perf_counter,
             state_dtype=None if given.state_dtype is None else getattr(torch, given.state_dtype),
         )
         figures = []

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class Settings:
         skipped: Filled with what could not be measured.
         rows: Rows of a batch at every length, in place of ``tokens``.
         state_dtype: Precision in which states are kept between steps; ``None`` means their own.
+        clock: Seconds on a CPU.
     """
 
     device: torch.device
@@ -65,6 +67,7 @@ class Settings:
     skipped: list[Skipped] = field(default_factory=list)
     rows: int | None = None
     state_dtype: torch.dtype | None = None
+    clock: Callable[[], float] = time.perf_counter
 
     def sizes(self, length: int) -> Sizes:
         """Sizes of a case at one length."""
@@ -99,7 +102,9 @@ def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure
             for work in (FORWARD, BOTH):
                 calls = {b: _layer_call(ours, sizes, work, b) for b in settings.of_models}
                 calls |= {n: _layer_call(peer, sizes, work, None) for n, peer in peers.items()}
-                timed = interleave(calls, seconds=settings.seconds, device=settings.device)
+                timed = interleave(
+                    calls, seconds=settings.seconds, device=settings.device, clock=settings.clock
+                )
                 for name, timing in timed.items():
                     memory = peak_bytes(calls[name], settings.device)
                     yield figure_of(pattern, name, work, sizes, timing, n_bytes=memory)
@@ -126,7 +131,9 @@ def bench_train(
                 for name, build in peers.items():
                     peer = build(config, tokens.shape[1]).to(settings.device, settings.dtype)
                     calls[name] = _update(peer, tokens, targets, "auto")
-            timed = interleave(calls, seconds=settings.seconds, device=settings.device)
+            timed = interleave(
+                calls, seconds=settings.seconds, device=settings.device, clock=settings.clock
+            )
             for backend, timing in timed.items():
                 yield figure_of(f"{pattern} on {spec}", backend, "update", sizes, timing)
 

@@ -73,6 +73,7 @@ def interleave(
     rounds: int | None = None,
     device: torch.device | str = "cpu",
     first: Mapping[str, float] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
     """Time all candidates in turns, so that a disturbance affects all of them equally.
 
@@ -87,13 +88,14 @@ def interleave(
         device: Where they compute; a sample ends when the device has finished.
         first: Seconds of the first call of each, if the caller has made it; they are then only
             warmed up.
+        clock: Seconds on a CPU; ``time.process_time`` counts this process's work alone.
 
     Returns:
         The timing of each candidate.
     """
     if not candidates:
         return {}
-    elapsed_in = stopwatch(torch.device(device))
+    elapsed_in = stopwatch(torch.device(device), clock)
     begun, repeats = dict(first or {}), dict.fromkeys(candidates, 1)
     for name, call in candidates.items():
         if name not in begun:
@@ -119,7 +121,9 @@ def interleave(
     return {name: Timing(begun[name], tuple(samples[name])) for name in candidates}
 
 
-def stopwatch(device: torch.device) -> Callable[[Call, int], float]:
+def stopwatch(
+    device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> Callable[[Call, int], float]:
     """A function that measures the seconds of some calls, one after the other.
 
     On CUDA devices it takes the time between two events of the device itself, so that the cost of
@@ -139,11 +143,11 @@ def stopwatch(device: torch.device) -> Callable[[Call, int], float]:
 
     def by_clock(call: Call, repeats: int) -> float:
         wait()
-        started = time.perf_counter()
+        started = clock()
         for _ in range(repeats):
             call()
         wait()
-        return time.perf_counter() - started
+        return clock() - started
 
     return by_events if device.type == "cuda" else by_clock
 

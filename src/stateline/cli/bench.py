@@ -42,6 +42,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("decode",),
     "against": ("layers", "train", "decode"),
     "state_dtype": ("decode",),
+    "processor_time": ("ops", "layers", "train"),
 }
 """Options that some suites do not have, each with its suites."""
 
@@ -96,6 +97,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=str | None,
         default=None,
         help="folder for SUITE.json, such as ops.json, and plots",
+    )
+    option(
+        "--processor_time",
+        action="store_true",
+        help="of ops, layers, train on a CPU: time of this process's own work, for busy machines",
     )
     option(
         "--force",

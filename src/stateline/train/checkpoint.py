@@ -17,6 +17,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +52,8 @@ from stateline.train.checkpoint_checks import (
 )
 from stateline.train.folder import CHECKPOINTS, found
 from stateline.train.optimizer import Moments, moments_like, set_moments
-from stateline.train.processes import Gathering, Processes, own_rows
+from stateline.train.parts import Copies, Part, memory_for
+from stateline.train.processes import Processes, own_rows
 from stateline.train.tensor_files import Entry, entries, ordered, write_tensors
 
 __all__ = ["Progress", "Save", "found", "other_environment", "read", "save_whole"]
@@ -80,8 +82,10 @@ class Save:
     """A checkpoint that is being written; every process writes its part.
 
     One process on the CPU writes at once, from the tensors themselves. Otherwise every process
-    copies its part to memory, and a thread writes it while training goes on: no process waits for
-    a disk. The checkpoint exists after :meth:`commit`.
+    copies what it holds to memory. While training goes on, a thread sends the copies to the
+    processes that write them, and writes what this process gets, one tensor after the other: no
+    process waits for another one's disk, or needs memory for more than its copy and one tensor.
+    The checkpoint exists after :meth:`commit`.
 
     Args:
         folder: Folder of the run.
@@ -91,6 +95,7 @@ class Save:
         record: What else is kept, as plain data: ``progress``, what defines the run (only the same
             run continues from here), and under ``environment`` where it ran.
         processes: The processes; each makes a ``Save``.
+        copies: Where what it holds is copied to; a save that used it must be committed.
 
     Raises:
         InputError: If it cannot be written; older checkpoints stay as they are.
@@ -104,6 +109,7 @@ class Save:
         carried: Any,
         record: Mapping[str, Any],
         processes: Processes,
+        copies: Copies | None = None,
     ) -> None:
         self.processes = processes
         self.path = folder / CHECKPOINTS / f"step-{record['progress']['steps']:08}"
@@ -113,8 +119,11 @@ class Save:
         self._problem = "a process stopped writing"
         processes.on_main(self._begin)
         at_once = processes.count == 1 and processes.device.type == "cpu"
-        parts = self._parts(model, optimizer, carried, copy=not at_once)
-        self._thread = threading.Thread(target=self._write, args=[parts], name="checkpoint")
+        items = self._items(model, optimizer, carried)
+        if not at_once:
+            parts = (copies or Copies()).of([item.part for item in items])
+            items = [i._replace(part=part) for i, part in zip(items, parts, strict=True)]
+        self._thread = threading.Thread(target=self._write, args=[items], name="checkpoint")
         self._thread.start()
         if at_once:
             self._thread.join()
@@ -147,49 +156,71 @@ class Save:
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
-    def _parts(
-        self, model: AnyModel, optimizer: torch.optim.Optimizer, carried: Any, *, copy: bool
-    ) -> dict[str, dict[str, Tensor]]:
-        """The tensors that this process writes, by file and name."""
-        items, count, rank = _items(model, optimizer), self.processes.count, self.processes.rank
-        owners = _owners([tensor for _, _, tensor in items], count)
-        parts: dict[str, dict[str, Tensor]] = {
-            _part(file, rank, count): {} for file in (WEIGHTS, TENSORS)
-        }
-        with Gathering() as gathering:
-            for (file, name, tensor), owner in zip(items, owners, strict=True):
-                if isinstance(tensor, DTensor):
-                    own = gathering.to(owner, tensor)
-                else:
-                    own = _kept(tensor, copy=copy) if owner == rank else None
-                if own is not None:
-                    parts[_part(file, rank, count)][name] = own
+    def _items(
+        self, model: AnyModel, optimizer: torch.optim.Optimizer, carried: Any
+    ) -> list["_Item"]:
+        """What this process holds of all tensors, in the order in which files have them."""
+        tensors, count, rank = _tensors(model, optimizer), self.processes.count, self.processes.rank
+        owners = _owners([tensor.nbytes for _, _, tensor in tensors], count)
+        items = [
+            _Item(_part(file, owner, count), name, owner, Part.of(tensor, owner, rank))
+            for (file, name, tensor), owner in zip(tensors, owners, strict=True)
+        ]
         if count > 1:
             self._texts[INDEX] = _index(
                 (name, tensor.nbytes, _part(file, owner, count))
-                for (file, name, tensor), owner in zip(items, owners, strict=True)
+                for (file, name, tensor), owner in zip(tensors, owners, strict=True)
                 if file == WEIGHTS
             )
         leaves = [] if carried is None else pytree.tree_leaves(carried)
-        own_state = {f"carried/{n}": _kept(leaf, copy=copy) for n, leaf in enumerate(leaves)}
+        own_state = {f"carried/{n}": leaf for n, leaf in enumerate(leaves)}
         if rank == 0:
             own_state["random"] = torch.get_rng_state()
-        parts[_part(TENSORS, rank, count)] |= own_state
-        return parts
+        for name, tensor in own_state.items():
+            file, part = _part(TENSORS, rank, count), Part.of(tensor, rank, rank)
+            items.append(_Item(file, name, rank, part))
+        return items
 
-    def _write(self, parts: dict[str, dict[str, Tensor]]) -> None:
-        """Write this process's files, and free their tensors."""
+    def _write(self, items: list["_Item"]) -> None:
+        """Write this process's files, and send the others what they write."""
+        rank, group = self.processes.rank, self.processes.background
+        files: dict[str, dict[str, Part]] = {}
+        sending = []
         try:
-            while parts:
-                name, tensors = parts.popitem()
-                self._hashes[name] = write_tensors(self._draft / name, tensors)
+            for item in items:
+                if item.owner == rank:
+                    files.setdefault(item.file, {})[item.name] = item.part
+                else:
+                    sending.append(item.part.send(item.owner, group))
+            items.clear()  # the thread's arguments live as long as the thread
+            problems = [self._write_file(file, parts) for file, parts in files.items()]
+            for wait in sending:
+                wait()
+        except RuntimeError:  # of a connection
+            problems = ["another process has ended"]
+        self._problem = next(filter(None, problems), "")
+
+    def _write_file(self, file: str, parts: dict[str, Part]) -> str:
+        """Write a file; what went wrong."""
+        likes = {name: part.like for name, part in parts.items()}
+        rank, group = self.processes.rank, self.processes.background
+        memory = memory_for(list(parts.values()))
+
+        def fetch(name: str) -> Tensor:
+            return parts.pop(name).whole(rank, memory, group)
+
+        try:
+            self._hashes[file] = write_tensors(self._draft / file, likes, fetch)
         except OSError as error:
-            self._problem = error.strerror or str(error)
-        else:
-            self._problem = ""
+            for name, _ in ordered(likes):
+                if name in parts:
+                    fetch(name)  # or the others could not finish
+            return error.strerror or str(error)
+        return ""
 
     def _publish(self, problems: list[str], hashes: dict[str, str], keep: int) -> None:
-        """Complete the draft, and give it its name."""
+        """Complete the draft, give it its name, and remove old checkpoints."""
+        folder, earlier = self.path.parent, self._hidden(self.path)
         try:
             if problems:
                 raise OSError(problems[0])
@@ -201,38 +232,55 @@ class Save:
             hashes[HASHES] = sha256(self._draft / HASHES)
             write_manifest(self._draft, hashes)
             sync(self._draft)
-            shutil.rmtree(self.path, ignore_errors=True)
+            if self.path.exists():
+                os.replace(self.path, earlier)
             os.replace(self._draft, self.path)
+            for changed in (folder, folder.parent):
+                sync(changed)
+            for old in found(folder.parent)[:-keep]:
+                os.replace(old, self._hidden(old))
+            for hidden in folder.glob(".step-*"):
+                shutil.rmtree(hidden, ignore_errors=True)
         except (OSError, InputError) as error:
+            if earlier.exists() and not self.path.exists():
+                with suppress(OSError):
+                    os.replace(earlier, self.path)
             shutil.rmtree(self._draft, ignore_errors=True)
             raise cannot_write(self.path, error.__cause__ or error) from error
-        for old in found(self.path.parents[1])[:-keep]:
-            hidden = old.with_name(f".{old.name}")  # a half-removed folder is not a checkpoint
-            old.rename(hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
+
+    @staticmethod
+    def _hidden(path: Path) -> Path:
+        """The name of a checkpoint that is being removed: half of one must not be found."""
+        return path.with_name(f".{path.name}")
 
 
-def _items(model: AnyModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, str, Tensor]]:
-    """Weights and moments: file, name and tensor."""
+class _Item(NamedTuple):
+    """A tensor of a checkpoint."""
+
+    file: str
+    name: str
+    owner: int  # the process that writes it
+    part: Part
+
+
+def _tensors(model: AnyModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, str, Tensor]]:
+    """Weights and moments in the order in which files have them: file, name and tensor."""
     weights = model.state_dict()  # first: FSDP then gives back what it had gathered, see ``read``
-    moments = [
-        (TENSORS, f"moments/{name}/{kind}", moment)
+    moments = {
+        f"moments/{name}/{kind}": moment
         for name, parameter in model.named_parameters()
         for kind, moment in optimizer.state.get(parameter, {}).items()
-    ]
-    return [*((WEIGHTS, name, tensor) for name, tensor in weights.items()), *moments]
+    }
+    files = {WEIGHTS: weights, TENSORS: moments}
+    return [(file, *pair) for file, tensors in files.items() for pair in ordered(tensors)]
 
 
-def _kept(tensor: Tensor, *, copy: bool) -> Tensor:
-    return tensor.detach().to("cpu", copy=True) if copy else tensor.detach()
-
-
-def _owners(tensors: list[Tensor], count: int) -> list[int]:
+def _owners(sizes: list[int], count: int) -> list[int]:
     """The process that writes each tensor: the largest first, to the one with the fewest bytes."""
-    loads, owners = [0] * count, [0] * len(tensors)
-    for index in sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes):
+    loads, owners = [0] * count, [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         owners[index] = loads.index(min(loads))
-        loads[owners[index]] += tensors[index].nbytes
+        loads[owners[index]] += sizes[index]
     return owners
 
 
@@ -264,18 +312,22 @@ def save_whole(model: AnyModel, folder: Path, processes: Processes) -> None:
     if not any(isinstance(tensor, DTensor) for tensor in weights.values()):
         return save_model(model, folder) if processes.main else None
 
-    def whole(tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, DTensor):
-            return tensor.cpu()
-        with Gathering() as gathering:
-            found = gathering.to(0, tensor)
-        return torch.empty(0) if found is None else found
+    parts = [Part.of(tensor, 0, processes.rank) for _, tensor in ordered(weights)]
+    if not processes.main:
+        for part in parts:
+            part.send(0)()
+        return None
+    memory, left = memory_for(parts), iter(parts)
 
-    if processes.main:
-        save_model(model, folder, write=lambda file: write_tensors(file, weights, whole))
-    else:
-        for _, tensor in ordered(weights):
-            whole(tensor)
+    def write(file: Path) -> None:
+        likes = {name: torch.empty_like(x, device="meta") for name, x in weights.items()}
+        write_tensors(file, likes, lambda _: next(left).whole(0, memory))
+
+    try:
+        save_model(model, folder, write=write)
+    finally:
+        for part in left:  # those that could not be written, or the others could not finish
+            part.whole(0, memory)
     return None
 
 

@@ -29,6 +29,7 @@ from stateline.train.metrics import (
     TrainResult,
 )
 from stateline.train.optimizer import set_learning_rate
+from stateline.train.parts import Copies
 from stateline.train.processes import Processes, own_rows
 from stateline.train.resume import resume, settings_that_count
 from stateline.train.update import Updater
@@ -123,6 +124,7 @@ class Trainer:
         self.update = Updater(model, task, config, processes)
         self.progress, self.curve = Progress(), list[Metrics]()
         self.saving: Save | None = None
+        self.copies = Copies()
         precision = getattr(torch, config.precision)
         self.usage = Usage(model, task.train_length, precision, processes.device)
 
@@ -226,7 +228,7 @@ class Trainer:
         }
         carried = self.update.state if self.config.carry_state else None
         model, optimizer = self.model, self.update.optimizer
-        self.saving = Save(folder, model, optimizer, carried, record, self.processes)
+        self.saving = Save(folder, model, optimizer, carried, record, self.processes, self.copies)
         self._any(False)
 
     def _any(self, value: bool) -> bool:
@@ -247,8 +249,10 @@ class Trainer:
     def _finite(self) -> bool:
         """Whether this process's weights and moments are finite; one synchronisation."""
         moments = [m for s in self.update.optimizer.state.values() for m in s.values()]
-        own = [own_rows(t)[0] for t in (*self.model.parameters(), *moments) if t.ndim]
-        return bool(torch.stack([tensor.isfinite().all() for tensor in own]).all())
+        own = [own_rows(t)[0].detach() for t in (*self.model.parameters(), *moments) if t.ndim]
+        if torch.stack([tensor.sum() for tensor in own]).isfinite().all():
+            return True
+        return all(bool(tensor.isfinite().all()) for tensor in own)  # a sum may overflow
 
 
 def _due(steps: int, every: int) -> bool:

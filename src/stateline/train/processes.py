@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from stateline.train.segment import Segment
 
 CPU = torch.device("cpu")
 
-AT_ONCE = 64
-"""Tensors that are on the way between two processes at most."""
+NO_LIMIT = timedelta(days=365)
+"""For transfers that may have to wait for a disk."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,13 @@ class Processes:
         rank: Number of this process, from 0.
         count: Number of processes.
         device: Device of this process.
+        background: Connections for transfers that go on while the processes train.
     """
 
     rank: int = 0
     count: int = 1
     device: torch.device = CPU
+    background: Any = None
 
     @property
     def main(self) -> bool:
@@ -175,52 +178,6 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     return local, before * tensor.shape[1:].numel()
 
 
-class Gathering:
-    """Brings sharded tensors into the CPU memory of one process each, many at a time.
-
-    Used as a context manager, at the end of which the tensors are complete. No process needs memory
-    for more than the tensors that it gets.
-    """
-
-    def __init__(self) -> None:
-        self._works: list[tuple[Any, Tensor]] = []
-
-    def __enter__(self) -> "Gathering":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.wait()
-
-    def wait(self) -> None:
-        """Wait until all tensors so far are complete."""
-        for work, _ in self._works:
-            work.wait()
-        self._works.clear()
-
-    def to(self, owner: int, tensor: DTensor) -> Tensor | None:
-        """The memory of the whole tensor in the process ``owner``; ``None`` on the others.
-
-        The processes of the owner's copy of the model must call this in the same order.
-        """
-        ranks = tensor.device_mesh.mesh.view(-1, tensor.device_mesh.size(-1))
-        group = next(row for row in ranks.tolist() if owner in row)
-        me, local = dist.get_rank(), tensor.to_local().detach()
-        if len(self._works) >= AT_ONCE:
-            self.wait()
-        if me != owner:
-            if me in group and local.numel():
-                part = local.cpu().contiguous()
-                self._works.append((dist.isend(part, owner), part))
-            return None
-        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-        for part, source in zip(whole.chunk(len(group)), group, strict=False):
-            if source == me:
-                part.copy_(local)
-            else:
-                self._works.append((dist.irecv(part, source), part))
-        return whole
-
-
 def shard(model: AnyModel, mesh: DeviceMesh, dtype: torch.dtype = torch.float32) -> None:
     """Shard every block with FSDP2: its parameters are whole only while they are used.
 
@@ -291,7 +248,8 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
     try:
         if on_gpu:
             torch.cuda.set_device(place)
-        yield Processes(dist.get_rank(), dist.get_world_size(), place)
+        background = dist.new_group(backend="gloo", timeout=NO_LIMIT)
+        yield Processes(dist.get_rank(), dist.get_world_size(), place, background)
         dist.barrier()  # a process that sends to one that has ended may abort
     finally:
         dist.destroy_process_group()

@@ -22,10 +22,6 @@ _DTYPES = {
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 class Entry(NamedTuple):
     """A tensor in a file; its data begin at byte ``start``."""
 
@@ -99,21 +95,21 @@ def ordered(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], fetch: Callable[[Tensor], Tensor] = _same
+    path: Path, tensors: Mapping[str, Tensor], fetch: Callable[[str], Tensor] | None = None
 ) -> str:
     """Write tensors into a file, and flush it to disk.
 
     Args:
         path: The file.
-        tensors: By name.
-        fetch: Called with each of them, in their order; returns it on the CPU.
+        tensors: By name; only their shapes and dtypes count if there is ``fetch``.
+        fetch: Called with each name, in the order of the file; returns the tensor on the CPU.
 
     Returns:
         The file's SHA-256 hash.
     """
     digest = hashlib.sha256()
     with path.open("wb", buffering=0) as file:
-        for data in _contents(ordered(tensors), fetch):
+        for data in _contents(ordered(tensors), fetch or tensors.__getitem__):
             digest.update(data)
             while data:  # a write may be incomplete
                 data = data[file.write(data) :]
@@ -122,7 +118,7 @@ def write_tensors(
 
 
 def _contents(
-    tensors: list[tuple[str, Tensor]], fetch: Callable[[Tensor], Tensor]
+    tensors: list[tuple[str, Tensor]], fetch: Callable[[str], Tensor]
 ) -> Iterator[memoryview]:
     """A file's header and data."""
     header, at = {}, 0
@@ -133,7 +129,7 @@ def _contents(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the data are aligned
     yield memoryview(len(text).to_bytes(8, "little") + text)
-    for _, tensor in tensors:
-        flat = fetch(tensor).detach().contiguous().view(-1).view(torch.uint8)
+    for name, _ in tensors:
+        flat = fetch(name).detach().contiguous().view(-1).view(torch.uint8)
         for piece in flat.split(PIECE):
             yield piece.numpy().data
