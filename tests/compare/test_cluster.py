@@ -156,7 +156,7 @@ def test_a_job_that_was_lost_goes_on_from_its_newest_checkpoint(
     def work(name: str, inbox: Inbox) -> Any:
         place = str(tmp_path / name)
         where = f"file://{place}" if remote else place
-        return _work(job, where, remote, own_code(), 1, inbox)
+        return _work(job, where, remote, own_code(), 1, True, inbox)
 
     with pytest.raises(Lost):
         work("lost", Inbox(lost_at=6))
@@ -174,7 +174,7 @@ def test_a_job_that_was_lost_goes_on_from_its_newest_checkpoint(
 def test_a_job_that_cannot_be_run_gives_its_line(tmp_path: Path) -> None:
     (job,) = plan(Comparison(["lstm"], [RECALL], d_model=8, steps=2, protocol="quick"))
     (tmp_path / "file").write_text("")
-    told = _work(job, str(tmp_path / "file"), False, own_code(), 1, Inbox())
+    told = _work(job, str(tmp_path / "file"), False, own_code(), 1, False, Inbox())
     assert told.startswith("cannot write ")
 
 
@@ -197,6 +197,22 @@ def test_without_ray_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'stateline\[ray\]'"):
         _connect(None, ExitStack())
+
+
+@pytest.mark.usefixtures("unannotated")
+def test_a_job_that_takes_no_gpu_does_not_use_one_that_it_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (job,) = plan(Comparison(["lstm"], [RECALL], d_model=8, steps=2, protocol="quick"))
+    used: list[str] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(
+        "stateline.compare.cluster.run_job",
+        lambda *_, processes, **__: used.append(processes.device.type),
+    )
+    for on_gpu in (False, True):
+        _work(job, "", False, own_code(), 1, on_gpu, None)
+    assert used == ["cpu", "cuda"]
 
 
 @pytest.mark.parametrize(("gpus", "own"), [(4, 1), (0, 0), (0.5, 0)])

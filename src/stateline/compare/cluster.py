@@ -121,8 +121,9 @@ class _Nodes:
             place = f"runs/{job.name}"
             where = str(self.folder / place) if mirror is None else f"{mirror.url}/{place}"
             self.jobs[job.name] = job
-            threads = self.engine.cpus_per_job
-            task = self.work.remote(job, where, mirror is not None, self.code, threads, self.inbox)
+            threads, on_gpu = self.engine.cpus_per_job, bool(self.engine.gpus_per_job)
+            remote = mirror is not None
+            task = self.work.remote(job, where, remote, self.code, threads, on_gpu, self.inbox)
             self.running[task] = job
 
     def finished(self) -> Iterator[tuple[Job, RunRecord]]:
@@ -201,11 +202,16 @@ def _connect(address: str | None, opened: ExitStack) -> Any:
 
 
 def _work(
-    job: Job, where: str, remote: bool, code: OwnCode, threads: int, inbox: Any
+    job: Job, where: str, remote: bool, code: OwnCode, threads: int, on_gpu: bool, inbox: Any
 ) -> RunRecord | str:
-    """On a node: run a job; the message of an InputError is returned as text."""
+    """On a node: run a job; the message of an InputError is returned as text.
+
+    Without ``on_gpu`` it runs on the CPU: some versions of Ray show a job that takes no GPU all of
+    them.
+    """
     torch.set_num_threads(threads)
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    on_gpu = on_gpu and torch.cuda.is_available()
+    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
 
     def tell(metrics: Metrics) -> None:
         inbox.put.remote(job.name, metrics)
