@@ -21,6 +21,9 @@ from stateline.ops.kernel_op import is_plain
 LEAST = 1 << 20
 """Multiplications below which finding oneDNN's kernel costs more than it saves."""
 
+POSITIONS = 32
+"""Rows of the input below which oneDNN, which lays out the weight anew, is slower than MKL."""
+
 
 def linear(
     x: Float[Tensor, "*batch d_in"],
@@ -33,12 +36,18 @@ def linear(
         >>> linear(torch.ones(2), torch.tensor([[1.0, 2.0]]), torch.tensor([0.5]))
         tensor([3.5000])
     """
-    if x.numel() * weight.shape[0] < LEAST or not (_by_onednn(x, weight) and _is_eager(x, weight)):
+    if is_small(x, weight.shape[0]) or not (_by_onednn(x, weight) and _is_eager(x, weight)):
         return F.linear(x, weight, bias)
     if wants_gradient(x, weight, bias):
         y: Tensor = _Recorded.apply(x, weight, bias)
         return y
     return product(x, weight, bias)
+
+
+def is_small(x: Tensor, d_out: int) -> bool:
+    """Whether a map to ``d_out`` entries is too small for another library or a kernel."""
+    entries = x.numel()
+    return entries < POSITIONS * x.shape[-1] or entries * d_out < LEAST
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -77,7 +86,7 @@ class _Recorded(torch.autograd.Function):
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN multiplies a matrix by the transpose of another one."""
     return (
-        x.numel() * weight.shape[0] >= LEAST
+        not is_small(x, weight.shape[0])
         and x.dtype is weight.dtype is torch.float32
         and x.is_cpu
         and not torch.compiler.is_compiling()

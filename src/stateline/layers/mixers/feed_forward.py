@@ -13,7 +13,7 @@ from stateline.layers.keywords import check_choice, check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.plain import is_plain
 from stateline.ops import FeedForwardWeights, feed_forward
-from stateline.ops.linear import LEAST
+from stateline.ops.linear import is_small
 
 Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"]
 
@@ -114,7 +114,7 @@ class FeedForward(Positionwise):
     def _forward(self, x: Tensor, **_: Any) -> Tensor:
         a, b = self.in_proj, self.out_proj
         # without gradients, a kernel gains nothing for few positions
-        gains = torch.is_grad_enabled() or x.numel() * self.d_hidden >= LEAST
+        gains = torch.is_grad_enabled() or not is_small(x, self.d_hidden)
         fused = gains and self.activation == "gelu" and not self.dropout.rate
         if fused and is_plain(a) and is_plain(b):
             return feed_forward(x, FeedForwardWeights(a.weight, a.bias, b.weight, b.bias))

@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from stateline.ops.dispatch import tensors_of, wants_gradient
 from stateline.ops.kernel_op import is_plain
-from stateline.ops.linear import LEAST, product, weight_gradient
+from stateline.ops.linear import is_small, product, weight_gradient
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import array, fan_out, flat, strided
 from stateline.ops.pointwise import FeedForwardWeights
@@ -18,7 +18,7 @@ from stateline.ops.pointwise.numba_kernel import gelu_of_sum, turn
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     x = inputs[0]
-    few = function == "feed_forward" and x.numel() * len(inputs[1].w_in) < LEAST
+    few = function == "feed_forward" and is_small(x, len(inputs[1].w_in))
     if few and not wants_gradient(*inputs):
         return "without a gradient, PyTorch's functions are as fast for few positions"
     tensors = list(tensors_of(inputs))
