@@ -123,3 +123,4 @@ def test_lost_text_is_an_infinite_difference_and_texts_alone_differ_by_one() -> 
     assert distance(a, a._replace(text="a")) == float("inf")
     assert distance(a, answer("a", {"a": 0.0})) == float("inf")
     assert distance(Answer("a", (), (), 1), Answer("b", (), (), 1)) == 1
+    assert distance(Answer("a", (), (), 1), Answer("a\ufffd", (), (), 1)) == 0

@@ -17,6 +17,9 @@ FLOOD = 40, 200
 """Prompts, and tokens of each, that are asked to drive kept states out of a server's memory."""
 
 
+_HALF = "\ufffd"
+
+
 class Pair(NamedTuple):
     """Two answers that should be the same, and how far they differ."""
 
@@ -177,17 +180,18 @@ def distance(a: Answer, b: Answer) -> float:
 
     With log-probabilities: the largest difference of one in nats, up to the first place where the
     tokens differ, for what follows there has another past. So two tokens that are almost as likely
-    make a small difference, whichever was taken. Without: 0 or 1, whether the texts differ.
+    make a small difference, whichever was taken. Without: 0 or 1, whether the texts differ. Half a
+    character at the end of a text, U+FFFD, does not count: a stream may hold it back.
     """
+    same = a.text.rstrip(_HALF) == b.text.rstrip(_HALF)
     if not a.tokens or not b.tokens:
-        return float(a.text != b.text)
+        return float(not same)
     worst = 0.0
     for x, y, likely_a, likely_b in zip(a.tokens, b.tokens, a.likely, b.likely, strict=False):
         worst = max(worst, _gap(x, likely_a, likely_b), _gap(y, likely_b, likely_a))
         if x != y:
             return worst
-    same = a.text == b.text and len(a.tokens) == len(b.tokens)
-    return worst if same else float("inf")
+    return worst if same and len(a.tokens) == len(b.tokens) else float("inf")
 
 
 def _gap(token: str, mine: dict[str, float], other: dict[str, float]) -> float:
