@@ -156,8 +156,9 @@ def tiny_model(family: str) -> Any:
 
 def row(report: ModelReport) -> str:
     """A line of the table: each kind of call with ``ok``, the largest error, or ``not offered``."""
-    calls = report.calls("generate")
-    cells = [report.name, *(_cell(report, "generate", call, calls[call]) for call in CALLS)]
+    cells = [report.name]
+    for mode in ("generate", "training"):
+        cells += [_cell(report, mode, call, safe) for call, safe in report.calls(mode).items()]
     plain = {call: safe for call, safe in report.calls("plain").items() if safe is False}
     worse = [f"{CALLS[call]} {_cell(report, 'plain', call, False)}" for call in plain]
     return f"| {' | '.join([*cells, '; '.join(worse) or 'ok'])} |"

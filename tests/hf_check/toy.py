@@ -16,6 +16,7 @@ FAULTS = {
     "does not reorder": "beams",
     "does not take back": "rollback",
     "keeps the state in the model": "copies",
+    "reads on across borders": "packed",
 }
 """Faults, and a kind of call that each makes wrong."""
 
@@ -92,7 +93,11 @@ class Toy(PreTrainedModel, GenerationMixin):
         if self.fault == "keeps the state in the model":
             self.kept = cache.past[-1] if new else self.kept
             cache.past[-1] = self.kept
-        outputs = [self._step(x[:, t], mask[:, t], cache) for t in range(length)]
+        outputs = []
+        for t in range(length):
+            if new and t and self.fault != "reads on across borders":
+                self._begin(t, cache, **others)
+            outputs.append(self._step(x[:, t], mask[:, t], cache))
         if self.fault == "drops a token" and not new and length > 1:
             cache.past[-1] = cache.past[-2]
         self.kept = cache.past[-1]
@@ -100,6 +105,11 @@ class Toy(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             logits=logits, past_key_values=cache if use_cache is not False else None
         )
+
+    def _begin(self, t: int, cache: ToyCache, position_ids: Tensor | None = None, **_: Any) -> None:
+        """Forget where a text of a packed row begins."""
+        if position_ids is not None:
+            cache.past[-1] = cache.past[-1] * (position_ids[:, t, None] > 0)
 
     def _step(self, x: Tensor, mask: Tensor, cache: ToyCache) -> Tensor:
         before = cache.past[-1]

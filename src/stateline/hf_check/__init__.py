@@ -49,9 +49,9 @@ def check_model(
 
     The reference is one ``forward`` over the whole text without a cache. Compared with it are
     single steps, continuation by several tokens, odd chunks, left padding, ragged rows, single
-    rows, copies of a cache, beam reordering, rollback, and the tokens of ``generate``. Two ways of
-    calling are checked: with the arguments that ``generate`` prepares, and plainly with tokens,
-    cache and mask.
+    rows, copies of a cache, beam reordering, rollback, the tokens of ``generate``, and packed rows.
+    Two ways of calling are checked: with the arguments that ``generate`` prepares, and plainly with
+    tokens, cache and mask; packed rows, as trainers pass them.
 
     Args:
         model: A ``PreTrainedModel`` with a language modelling head; it is copied, not changed.
@@ -134,7 +134,7 @@ def _first_line(reason: Exception) -> str:
 
 def _finding(clause: Clause, trial: Trial, limit: float) -> ModelFinding:
     """The finding of one clause; a call that raises is an infinite error."""
-    mode = "plain" if trial.subject.plain else "generate"
+    mode = "training" if clause.training else "plain" if trial.subject.plain else "generate"
     try:
         error, note = clause.measure(trial), ""
     except NotOffered as reason:

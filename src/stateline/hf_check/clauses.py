@@ -23,6 +23,7 @@ CALLS = {
     "copies": "copies of a cache",
     "beams": "beam search",
     "rollback": "taking tokens back",
+    "packed": "packed rows",
 }
 """Kinds of calls, and their names for readers."""
 
@@ -142,6 +143,31 @@ class Trial:
         cache.value.crop(-3)
         return self._rest(self.ids, cache)
 
+    def packed(self, *, with_borders: bool) -> float:
+        """Three texts in one row, as trainers pass them: each must be read as if it stood alone.
+
+        Args:
+            with_borders: Besides positions, which begin anew, the call has ``cu_seq_lens_q``,
+                ``cu_seq_lens_k``, their largest lengths and ``seq_idx``.
+        """
+        texts = [self.ids[:1, :13], self.ids[1:, : self.half], self.ids[:1, 13:]]
+        lengths = torch.tensor([text.shape[1] for text in texts], device=self.ids.device)
+        positions = torch.cat([torch.arange(n, device=self.ids.device) for n in lengths])
+        given: dict[str, Any] = {"position_ids": positions[None]}
+        if with_borders:
+            ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+            most, number = int(lengths.max()), torch.arange(len(texts), device=ends.device).int()
+            given |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+            given |= {"max_length_q": most, "max_length_k": most}
+            given["seq_idx"] = number.repeat_interleave(lengths)[None]
+        try:
+            logits = self.subject.whole(torch.cat(texts, dim=1), **given)
+        except Exception as reason:  # a refusal, which nobody takes for logits
+            raise NotOffered(f"{type(reason).__name__}: {reason}".splitlines()[0][:100]) from reason
+        parts = logits.split(lengths.tolist(), dim=1)
+        pairs = zip(parts, texts, strict=True)
+        return max(relative(part, self.subject.whole(text)) for part, text in pairs)
+
     def generated(self, **settings: Any) -> float:
         """Tokens of ``generate`` that differ with and without a cache."""
         prompt = self.ids[:, : self.half]
@@ -192,12 +218,14 @@ class Clause(NamedTuple):
         title: Name of the calls that are compared with one call over the whole text.
         measure: Gives the error.
         plain: Whether it is also measured with plain calls.
+        training: Whether it is about calls that only trainers make, not ``generate``.
     """
 
     call: str
     title: str
     measure: Callable[[Trial], float]
     plain: bool = False
+    training: bool = False
 
 
 CLAUSES = (
@@ -219,6 +247,15 @@ CLAUSES = (
     Clause("beams", "reordered rows", Trial.turned_rows),
     Clause("beams", "generate with 3 beams", partial(Trial.generated, num_beams=3)),
     Clause("rollback", "3 tokens taken back", Trial.rollback),
+    Clause(
+        "packed",
+        "packed: positions alone",
+        partial(Trial.packed, with_borders=False),
+        training=True,
+    ),
+    Clause(
+        "packed", "packed: with borders", partial(Trial.packed, with_borders=True), training=True
+    ),
 )
 """All clauses. Errors are relative to the largest logit; for ``generate``, numbers of tokens."""
 

@@ -11,7 +11,7 @@ class ModelFinding(NamedTuple):
 
     Attributes:
         mode: ``generate``: called with the arguments that ``generate`` prepares; ``plain``: with
-            tokens, cache and mask alone.
+            tokens, cache and mask alone; ``training``: as trainers call it, in packed rows.
         call: The kind of call that the clause is about: a key of ``CALLS``.
         clause: Name of the comparison.
         error: Relative error, or number of wrong tokens; ``None`` if the model does not offer it.
@@ -30,6 +30,13 @@ class ModelFinding(NamedTuple):
     def ok(self) -> bool:
         """Whether the clause holds, or is not offered."""
         return self.error is None or self.error <= self.limit
+
+
+_MODES = {
+    "generate": "as generate calls",
+    "plain": "plain forward calls",
+    "training": "as trainers call",
+}
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class ModelReport:
 
     def _verdicts(self) -> list[str]:
         lines = []
-        for mode, title in (("generate", "as generate calls"), ("plain", "plain forward calls")):
+        for mode, title in _MODES.items():
             verdict = self.calls(mode)
             for label, value in (("safe", True), ("NOT safe", False), ("not offered", None)):
                 if named := [CALLS[call] for call, safe in verdict.items() if safe is value]:

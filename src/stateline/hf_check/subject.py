@@ -35,10 +35,13 @@ class Subject:
         self.vocab_size: int = model.config.get_text_config().vocab_size
 
     def whole(
-        self, ids: Int[Tensor, "batch length"], mask: Int[Tensor, "batch length"] | None = None
+        self,
+        ids: Int[Tensor, "batch length"],
+        mask: Int[Tensor, "batch length"] | None = None,
+        **given: Any,
     ) -> Float[Tensor, "batch length vocab"]:
         """The logits of one call over the whole text, without a cache."""
-        given: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
+        given |= {} if mask is None else {"attention_mask": mask}
         if mask is not None and self._takes_positions:
             given["position_ids"] = _positions(mask)
         return self.model(ids, use_cache=False, **given).logits

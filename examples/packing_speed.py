@@ -1,0 +1,125 @@
+"""Speed of training on short documents: joined, each in windows of its own, or packed.
+
+Run it: python examples/packing_speed.py
+
+    python examples/packing_speed.py h3 mamba2 --rounds 9
+
+The documents are the functions of the standard library: a third of them as their names, a third as
+a question and its answer (what does NAME do? the first line of its docstring), a third as their
+source. Updates of the three ways take turns, on one thread, and what is counted is processor time.
+"""
+
+import argparse
+import ast
+import statistics
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stateline.data.token_text import TokenText
+from stateline.models.factory import make_model
+from stateline.models.presets import configure
+from stateline.tasks.base import IGNORE
+from stateline.tasks.text.corpus import Documents, TextTask
+from stateline.train.batches import Batches
+from stateline.train.config import TrainConfig
+from stateline.train.loop import ALONE
+from stateline.train.update import Updater
+
+WAYS: tuple[Documents, ...] = ("join", "separate", "pack")
+
+
+class Short(TextTask):
+    """Bytes of short documents."""
+
+    title = about = ""
+
+    def __init__(self, texts: list[bytes], documents: Documents, length: int, rows: int) -> None:
+        self.seed, self.train_length, self.batch_size = 0, length, rows
+        self.documents = documents
+        tokens = np.frombuffer(b"".join(texts), dtype=np.uint8)
+        borders = np.cumsum([0, *map(len, texts)])
+        text = TokenText([len(tokens)], lambda _: tokens, borders)
+        self._training = self._held_out = text.joined() if documents == "join" else text
+
+
+def documents_of_library() -> list[bytes]:
+    """Names, questions with answers, and functions, in turn."""
+    texts = list[bytes]()
+    for name, meaning, source in _functions():
+        kinds = (name, f"What does {name} do? {meaning}", source)
+        texts.append(f"{kinds[len(texts) % 3]}\n".encode())
+    return texts
+
+
+def _functions() -> Iterator[tuple[str, str, str]]:
+    """Name, first line of the docstring, and source of every function that has a docstring."""
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and (said := ast.get_docstring(node)):
+                yield node.name, said.splitlines()[0], ast.get_source_segment(text, node) or ""
+
+
+def scored(task: Short, batches: int = 8) -> float:
+    """Share of the positions that have a target."""
+    targets = torch.cat([task.train_batch(index).targets.flatten() for index in range(batches)])
+    return float((targets != IGNORE).float().mean())
+
+
+def speeds(pattern: str, tasks: dict[Documents, Short], rounds: int, width: int) -> list[str]:
+    """A line of the table: positions per second and targets per second, relative to joined."""
+    config = TrainConfig(steps=rounds + 1, warmup_steps=0)
+    updates = {}
+    for way, task in tasks.items():
+        torch.manual_seed(0)
+        model = make_model(configure(pattern, vocab_size=256, d_model=width)).train()
+        updates[way] = Updater(model, task, config, ALONE), Batches(task, config, ALONE)
+    seconds: dict[Documents, list[float]] = {way: [] for way in tasks}
+    for step in range(rounds + 1):  # the first round compiles kernels
+        for way, (update, batches) in updates.items():
+            micro_batches = batches.update(step)
+            started = time.process_time()
+            update(micro_batches, step)
+            seconds[way].append(time.process_time() - started)
+    times = {way: own[1:] for way, own in seconds.items()}
+    one = tasks["join"]
+    joined = one.train_length * one.batch_size / statistics.median(times["join"])
+    cells = [pattern, f"{joined:,.0f}"]
+    for way in WAYS[1:]:
+        pairs = zip(times["join"], times[way], strict=True)
+        ratios = sorted(a / b for a, b in pairs)
+        low, middle, high = ratios[0], statistics.median(ratios), ratios[-1]
+        cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+        cells.append(f"{middle * scored(tasks[way]):.2f}")
+    return cells
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("patterns", nargs="*", help="layers of the models")
+    parser.add_argument("--length", type=int, default=2048, help="positions in a row")
+    parser.add_argument("--rows", type=int, default=4, help="rows of a batch")
+    parser.add_argument("--d_model", type=int, default=128, help="width")
+    parser.add_argument("--rounds", type=int, default=7, help="updates that are timed")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    texts = documents_of_library()
+    tasks = {way: Short(texts, way, given.length, given.rows) for way in WAYS}
+    shares = ", ".join(f"{way} {scored(task):.1%}" for way, task in tasks.items())
+    print(f"{len(texts):,} documents of {np.mean([*map(len, texts)]):.0f} bytes on average")
+    print(f"positions scored: {shares}\n")
+    titles = ("model", "joined, positions/s", "separate / joined", "its targets")
+    print(f"| {' | '.join([*titles, 'packed / joined', 'its targets'])} |")
+    print("|---" * 6 + "|")
+    for pattern in given.patterns or ["h3*2", "mamba2*2", "gated_delta_net*2", "attention*2"]:
+        print(f"| {' | '.join(speeds(pattern, tasks, given.rounds, given.d_model))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
