@@ -14,7 +14,7 @@ import ast
 import statistics
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +99,7 @@ def speeds(pattern: str, tasks: dict[Documents, Short], rounds: int, width: int)
     return cells
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("patterns", nargs="*", help="layers of the models")
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="rows of a batch")
     parser.add_argument("--d_model", type=int, default=128, help="width")
     parser.add_argument("--rounds", type=int, default=7, help="updates that are timed")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     texts = documents_of_library()
     tasks = {way: Short(texts, way, given.length, given.rows) for way in WAYS}

@@ -118,6 +118,15 @@ def test_two_checkouts_train_in_turns(capsys: pytest.CaptureFixture[str]) -> Non
     assert float(total.split()[-1][:-1]) > 0
 
 
+@pytest.mark.slow
+def test_packed_rows_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["lstm", "--length=64", "--rows=2", "--d_model=8", "--rounds=1"]
+    example("packing_speed").main(sizes)
+    lines = capsys.readouterr().out.splitlines()
+    assert "join 100.0%" in lines[1]
+    assert lines[-1].startswith("| lstm | ")
+
+
 def test_every_example_says_how_it_is_run() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
     assert files
