@@ -109,6 +109,10 @@ OPTIONS = {
     ],
     "hgrn2": [{"n_heads": 2, "expand_k": 2.0, "lower_bound": 0.3}, {"n_heads": 8}],
     "kimi_delta_attention": [{"n_heads": 2, "d_head": 3, "rank": 1}, {"n_heads": 1, "d_conv": 1}],
+    "latent_attention": [
+        {"n_heads": 1, "d_latent": 3, "d_rotary": 4, "rope_base": 100.0},
+        {"n_heads": 3, "d_head": 5},
+    ],
     "lightning_attention": [{"n_heads": 2, "decay_scale": 0.0}, {"d_head": 3}],
     "linear_attention": [
         {"feature": "relu", "n_heads": 2},

@@ -419,6 +419,7 @@ REACHED = {
         "forward_chunk": "delta_rule short_conv",
         "step": "delta_rule_step short_conv_step",
     },
+    "latent_attention": dict.fromkeys(("forward", "forward_chunk", "step"), "attention rotary"),
     "lightning_attention": DECAYING,
     "linear_attention": DECAYING,
     "hgrn2": DECAYING,

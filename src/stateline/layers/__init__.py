@@ -24,6 +24,7 @@ from stateline.layers.mixers.gss import GSS
 from stateline.layers.mixers.h3 import H3
 from stateline.layers.mixers.hgrn2 import HGRN2
 from stateline.layers.mixers.kimi_delta_attention import KimiDeltaAttention
+from stateline.layers.mixers.latent_attention import LatentAttention
 from stateline.layers.mixers.lightning_attention import LightningAttention
 from stateline.layers.mixers.linear_attention import LinearAttention
 from stateline.layers.mixers.long_conv import LongConv
@@ -79,6 +80,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "h3": H3,
         "hgrn2": HGRN2,
         "kimi_delta_attention": KimiDeltaAttention,
+        "latent_attention": LatentAttention,
         "lightning_attention": LightningAttention,
         "linear_attention": LinearAttention,
         "long_conv": LongConv,
@@ -183,6 +185,7 @@ __all__ = [
     "GatedLinearAttention",
     "KimiDeltaAttention",
     "Ladder",
+    "LatentAttention",
     "LightningAttention",
     "LinearAttention",
     "LongConv",

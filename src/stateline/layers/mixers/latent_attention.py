@@ -1,0 +1,168 @@
+"""Multi-head latent attention: the cache holds one short vector per token for all heads."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer, values_at_hand, zeros
+from stateline.layers.keywords import check_counts
+from stateline.layers.linear import Linear
+from stateline.layers.mixers.heads import Rotary, head_sizes, scaled
+from stateline.ops import AttentionMask, attention
+
+
+class LatentAttentionState(NamedTuple):
+    """Latents and rotated keys so far: slot j holds position j; slots after ``length`` are free."""
+
+    latent: Float[Tensor, "batch slot d_slot"]
+    length: Int[Tensor, " batch"]
+
+    @staticmethod
+    def cat(states: Sequence["LatentAttentionState"]) -> "LatentAttentionState":
+        """Join rows of different lengths; shorter rows get free slots."""
+        slots = max(state.latent.shape[1] for state in states)
+        padded = [F.pad(s.latent, (0, 0, 0, slots - s.latent.shape[1])) for s in states]
+        return LatentAttentionState(torch.cat(padded), torch.cat([s.length for s in states]))
+
+    @staticmethod
+    def trim(state: "LatentAttentionState") -> "LatentAttentionState":
+        """Drop the slots that no row has filled."""
+        used = int(state.length.max()) if len(state.length) else 0
+        return LatentAttentionState(state.latent[:, :used], state.length)
+
+
+class LatentAttention(SequenceLayer[LatentAttentionState]):
+    r"""Multi-head causal attention with a compressed cache (MLA).
+
+    .. math::
+        c_j = \mathrm{norm}(W_c x_j), \quad (k_j, v_j) = W_u c_j, \quad r_j = R_j W_r x_j, \qquad
+        y_i = W_o \left[ \sum_{j \le i} \mathrm{softmax}_j\left(
+        \frac{q_i \cdot k_j + R_i q'_i \cdot r_j}{\sqrt{d_h + d_r}} \right) v_j \right]_h
+
+    Each head has queries q and q', keys k and values v of its own; all share the latent c and the
+    rotated key r, which are all that the state holds. :math:`R_i` rotates pairs of entries by
+    angles proportional to the position i. ``forward`` computes keys and values;
+    ``forward_chunk`` and ``step`` do not: they multiply the queries and the result by
+    :math:`W_u`, and attend to the latents themselves.
+
+    Args:
+        d_model: Width of input and output.
+        n_heads: Number of heads; must divide ``d_model`` unless ``d_head`` is given.
+        d_head: Width of a head; by default ``d_model / n_heads``.
+        d_latent: Width of the latent; by default twice ``d_head``.
+        d_rotary: Width of the rotated key, even; by default the even number nearest to half of
+            ``d_head`` from above.
+        rope_base: Wavelength of the slowest rotation, in units of 2 pi tokens.
+        norm_eps: Added to the mean square in the norm of the latent.
+
+    Raises:
+        InputError: If the heads do not fit the width, a size is not positive, or ``d_rotary`` is
+            odd.
+
+    References:
+        DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1; queries are not compressed, as in its smaller
+        model.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        d_head: int | None = None,
+        d_latent: int | None = None,
+        d_rotary: int | None = None,
+        rope_base: float = 10_000.0,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__(d_model)
+        _, self.d_head = head_sizes(d_model, n_heads, None, d_head)
+        self.d_latent = 2 * self.d_head if d_latent is None else d_latent
+        self.d_rotary = 2 * -(-self.d_head // 4) if d_rotary is None else d_rotary
+        check_counts(d_latent=self.d_latent, d_rotary=self.d_rotary)
+        if self.d_rotary % 2:
+            raise InputError(f"d_rotary must be even, for pairs are rotated, got {d_rotary}")
+        self.n_heads, self.rope_base, self.norm_eps = n_heads, rope_base, norm_eps
+        self.rotary = Rotary(self.d_rotary, rope_base, None)
+        self.q_proj = Linear(d_model, n_heads * (self.d_head + self.d_rotary), bias=False)
+        self.down_proj = Linear(d_model, self.d_latent + self.d_rotary, bias=False)
+        self.norm = nn.RMSNorm(self.d_latent, eps=norm_eps)
+        self.up_proj = Linear(self.d_latent, 2 * n_heads * self.d_head, bias=False)
+        self.out_proj = Linear(n_heads * self.d_head, d_model, bias=False)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> LatentAttentionState:
+        """Empty cache with ``capacity`` free slots."""
+        width = self.d_latent + self.d_rotary
+        free = zeros(self.q_proj.weight, batch_size, capacity, width)
+        length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
+        return LatentAttentionState(free, length)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        q, slots = self._project(x, torch.arange(x.shape[1], device=x.device)[None])
+        latent, rotated = slots.split([self.d_latent, self.d_rotary], dim=-1)
+        joint = self.up_proj(latent).unflatten(-1, (self.n_heads, 2 * self.d_head))
+        k, v = joint.chunk(2, dim=-1)
+        k = torch.cat([k, rotated[:, :, None].expand(-1, -1, self.n_heads, -1)], dim=-1)
+        y = attention(q, k, F.pad(v, (0, self.d_rotary)))[..., : self.d_head]
+        return self.out_proj(y.flatten(2))
+
+    def _forward_chunk(
+        self, x: Tensor, state: LatentAttentionState
+    ) -> tuple[Tensor, LatentAttentionState]:
+        length = x.shape[1]
+        positions = state.length[:, None] + torch.arange(length, device=x.device)
+        q, new = self._project(x, positions)
+        index = positions[..., None].expand_as(new)
+        room = F.pad(state.latent, (0, 0, 0, length))
+        slots = room.scatter(1, index, new.to(room.dtype))
+        after = LatentAttentionState(slots, state.length + length)
+        return self._attend(q, slots, state.length), after
+
+    def _step_(self, x: Tensor, state: LatentAttentionState) -> Tensor:
+        slot = state.length[:, None]
+        if values_at_hand(slot) and int(slot.max()) >= state.latent.shape[1]:
+            raise InputError(
+                f"the state has no free slot left (of {state.latent.shape[1]}): make it with "
+                "init_state(batch_size, capacity=n) for n steps in place"
+            )
+        q, new = self._project(x[:, None], slot)
+        state.latent.scatter_(1, slot[..., None].expand_as(new), new.to(state.latent.dtype))
+        y = self._attend(q, state.latent, state.length)
+        state.length.add_(1)
+        return y[:, 0]
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of a latent and a rotated key per token, and of the length."""
+        width = self.d_latent + self.d_rotary
+        return length * width * self.q_proj.weight.element_size() + 8
+
+    def flops_per_token(self, length: int) -> float:
+        """Linear maps, and scores and weighted sums over (length + 1) / 2 keys on average."""
+        mixing = self.n_heads * (2.0 * self.d_head + self.d_rotary) * (length + 1)
+        return super().flops_per_token(length) + mixing
+
+    def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (batch, length, head, d_head + d_rotary) and what slots hold of the tokens."""
+        q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head + self.d_rotary))
+        plain, turned = q.split([self.d_head, self.d_rotary], dim=-1)
+        latent, key = self.down_proj(x).split([self.d_latent, self.d_rotary], dim=-1)
+        (turned,) = self.rotary(positions, turned)
+        (key,) = self.rotary(positions, key[:, :, None])
+        slots = torch.cat([self.norm(latent), key[:, :, 0]], dim=-1)
+        return torch.cat([plain, turned], dim=-1), slots
+
+    def _attend(self, q: Tensor, slots: Tensor, start: Tensor) -> Tensor:
+        """Attend to the latents, as keys and as values that all heads share."""
+        up = self.up_proj.weight.view(self.n_heads, 2, self.d_head, self.d_latent)
+        plain, turned = q.split([self.d_head, self.d_rotary], dim=-1)
+        plain = torch.einsum("bthd,hdc->bthc", plain, up[:, 0].to(q.dtype))
+        q = scaled(torch.cat([plain, turned], dim=-1), (self.d_head + self.d_rotary) ** -0.5)
+        shared = slots[:, :, None]
+        found = attention(q, shared, shared, AttentionMask(start))[..., : self.d_latent]
+        y = torch.einsum("bthc,hdc->bthd", found, up[:, 1].to(found.dtype))
+        return self.out_proj(y.flatten(2))
