@@ -79,16 +79,18 @@ def _scan(
         backwards: Whether time runs from the last token to the first.
     """
     (batch, length, heads), (keys, values), dtype = decay.shape[:3], state.shape[2:], state.dtype
-    rows, columns = (decay, decay[:0]) if decay.shape[-2] > 1 else (None, decay)
+    rows = decay if decay.shape[-2] > 1 else None
+    columns = decay if decay.shape[-1] > 1 else None
+    whole = decay[:0] if decay.shape[-2:].numel() > 1 else decay
     outputs, blocks = heads if against is None else against.shape[2], -(-values // LANES)
     y = torch.empty((batch, length, outputs, values), dtype=dtype)
     after = torch.empty(state.shape, dtype=dtype)
     dots = torch.empty((0 if against is None else blocks, batch, length, heads), dtype=dtype)
     signals = (None if x is None else flat(x, dtype) for x in (q, k, v, against))
-    factors = (None if x is None else flat(x, dtype) for x in (rows, columns))
+    factors = (None if x is None else flat(x, dtype) for x in (rows, columns, whole))
     arrays = (*signals, *factors, *(flat(x, dtype) for x in (y, dots, state, after)))
     groups = (x.shape[2] for x in (q, k, v))
-    sizes = batch, length, heads, *groups, outputs, keys, values, decay.shape[-1]
+    sizes = batch, length, heads, *groups, outputs, keys, values
     work = WORK * length * state.numel()
     fan_out(kernels.scan, (*arrays, *sizes, old, backwards), batch * outputs * blocks, work)
     return y, after, dots.sum(0)

@@ -18,7 +18,6 @@ from stateline.ops.numba_common.vector import (
     load,
     store,
     sum_channels,
-    zeros,
 )
 
 TIME = 64
@@ -40,11 +39,11 @@ def _read_keys(block, x, first, stride, rows, keys, padded):
 
 
 @kernel
-def _advance(q, k, v, along, decay, y, rows, padded, first, state, old, backwards):
+def _advance(q, k, v, along, across, decay, y, rows, padded, first, state, old, backwards):
     """A block of tokens through ``KEYS`` rows of the state; only this task uses these rows.
 
     ``first`` is their first entry in keys and queries; ``old``: outputs come first. Rows decay by
-    ``along``, or, if that is ``None``, lanes by ``decay``.
+    ``along`` or lanes by ``across``; if both are ``None``, all by ``decay``.
     """
     align_stack()
     s0, s1 = load(state, 0, LANES), load(state, LANES, LANES)
@@ -55,9 +54,14 @@ def _advance(q, k, v, along, decay, y, rows, padded, first, state, old, backward
         t = rows - 1 - count if backwards else count
         i, u = t * padded + first, load(v, t * LANES, LANES)
         if along is None:
-            g = load(decay, t * LANES, LANES)
-            s0, s1, s2, s3 = g * s0, g * s1, g * s2, g * s3
-            s4, s5, s6, s7 = g * s4, g * s5, g * s6, g * s7
+            if across is None:
+                g = entry(decay, t)
+                s0, s1, s2, s3 = g * s0, g * s1, g * s2, g * s3
+                s4, s5, s6, s7 = g * s4, g * s5, g * s6, g * s7
+            else:
+                each = load(across, t * LANES, LANES)
+                s0, s1, s2, s3 = each * s0, each * s1, each * s2, each * s3
+                s4, s5, s6, s7 = each * s4, each * s5, each * s6, each * s7
         else:
             s0, s1 = entry(along, i) * s0, entry(along, i + 1) * s1
             s2, s3 = entry(along, i + 2) * s2, entry(along, i + 3) * s3
@@ -102,23 +106,23 @@ def _add_products(sums, w, y, rows, dots, at, stride):
 
 @kernel
 def scan(
-    q, k, v, w, along, decay, y, dots, state, after, batch, length, heads, of_q, of_k, of_v, of_y,
-    keys, values, wide, old, backwards, start, stop,
+    q, k, v, w, along, across, decay, y, dots, state, after, batch, length, heads, of_q, of_k, of_v,
+    of_y, keys, values, old, backwards, start, stop,
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, output, block of values).
 
     Signals are flat (row, time, head, entry), with ``of_q``, ``of_k`` and ``of_v`` heads, each for
-    as many adjacent heads of the state. Its rows decay by ``along`` (row, time, head, key), or, if
-    that is ``None``, its lanes by ``decay`` (row, time, head, ``wide``), all by the same factor if
-    ``wide`` is 1. Each of the ``of_y`` outputs is the sum over as many adjacent heads, and ``dots``
-    (block, row, time, head) takes w . y of every head; w is of the shape of y, or ``None``. With
+    as many adjacent heads of the state. Its rows decay by ``along`` (row, time, head, key) or its
+    lanes by ``across`` (row, time, head, value); if both are ``None``, all by ``decay`` (row, time,
+    head). Each of the ``of_y`` outputs is the sum over as many adjacent heads, and ``dots`` (block,
+    row, time, head) takes w . y of every head; w is of the shape of y, or ``None``. With
     ``backwards``, time runs from the last token to the first.
     """
     align_stack()
     blocks, padded = (values + LANES - 1) // LANES, (keys + KEYS - 1) // KEYS * KEYS
     each, count, size = heads // of_y, (length + TIME - 1) // TIME, padded * LANES
-    x, g = scratch(each * size, y), scratch(TIME * LANES, y)
-    a, lane = scratch(0 if along is None else TIME * padded, y), zeros(y, LANES)
+    x, g = scratch(each * size, y), scratch(TIME, y)
+    a, c = scratch(TIME * padded, y), scratch(TIME * LANES, y)
     qb, kb = scratch(TIME * padded, y), scratch(TIME * padded, y)
     vb, yb = scratch(TIME * LANES, y), scratch(TIME * LANES, y)
     wb, sums = scratch(TIME * LANES, y), scratch(TIME * LANES, y)
@@ -147,22 +151,25 @@ def scan(
                 _read_keys(qb, q, at_q, of_q * keys, rows, keys, padded)
                 _read_keys(kb, k, at_k, of_k * keys, rows, keys, padded)
                 read_block(vb, v, at_v, of_v * values, rows, lanes)
+                at = token * heads + head
                 if along is not None:
-                    at = (token * heads + head) * keys
-                    _read_keys(a, along, at, heads * keys, rows, keys, padded)
-                elif wide == 1:
-                    for t in range(rows):
-                        store(g, t * LANES, lane + entry(decay, (token + t) * heads + head))
+                    _read_keys(a, along, at * keys, heads * keys, rows, keys, padded)
+                elif across is not None:
+                    read_block(c, across, at * values + place, heads * values, rows, lanes)
                 else:
-                    at = (token * heads + head) * values + place
-                    read_block(g, decay, at, heads * values, rows, lanes)
+                    for t in range(rows):
+                        g[t] = decay[at + t * heads]
                 yb[:] = 0
                 for j in range(0, padded, KEYS):
                     own = x[i * size + j * LANES : i * size + (j + KEYS) * LANES]
-                    if along is None:
-                        _advance(qb, kb, vb, None, g, yb, rows, padded, j, own, old, backwards)
+                    if along is not None:
+                        _advance(qb, kb, vb, a, None, g, yb, rows, padded, j, own, old, backwards)
+                    elif across is not None:
+                        _advance(qb, kb, vb, None, c, g, yb, rows, padded, j, own, old, backwards)
                     else:
-                        _advance(qb, kb, vb, a, g, yb, rows, padded, j, own, old, backwards)
+                        _advance(
+                            qb, kb, vb, None, None, g, yb, rows, padded, j, own, old, backwards
+                        )
                 if w is not None:
                     at = ((block * batch + row) * length + first) * heads + head
                     _add_products(sums, wb, yb, rows, dots, at, heads)
