@@ -326,16 +326,6 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.slow
-def test_packed_rows_compile() -> None:
-    torch.manual_seed(0)
-    model = make_model(configure("h3 attention", vocab_size=9, d_model=8))
-    compiled = torch.compile(model)
-    for turned in (STARTS, STARTS.flip(0)):
-        x = torch.randint(9, (2, 8))
-        torch.testing.assert_close(compiled(x, starts=turned), model(x, starts=turned))
-
-
 @pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize("starts", [STARTS.int(), STARTS[:1], STARTS[:, :3]])
 def test_starts_must_fit_the_input(starts: Tensor) -> None:
