@@ -85,9 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     for processor in given.processors:
         found = with_repeats(processor, given)
+        command = f"python examples/auto_choice.py --processors {processor}"
+        found = msgspec.structs.replace(found, command=command)
         if given.out:
             text = msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
-            write_text(Path(f"{given.out}-{processor}") / "ops.json", text + "\n")
+            write_text(Path(given.out) / f"auto-{processor}.json", text + "\n")
         rows = sorted(ratios(found), key=lambda row: -row[0])
         over = sum(ratio > 1.03 for ratio, _, _ in rows)
         print(f"as {processor}: {len(rows)} cases, {over} above 1.03")
@@ -108,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--seconds", type=float, default=0.4, help="for each backend of a case")
     options.add_argument("--near", type=float, default=1.02)
     options.add_argument("--rows", type=int, default=10, help="of the table, for each processor")
-    options.add_argument("--out", help="beginning of the names of folders for the records")
+    options.add_argument("--out", help="folder for the records, auto-PROCESSOR.json")
     return options
 
 

@@ -102,9 +102,9 @@ def test_costs_of_checkpoints_are_measured(capfd: pytest.CaptureFixture[str]) ->
 def test_the_choice_of_auto_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     choice = example("auto_choice")
     small = ["--processors=avx2", "--only=short_conv", "--lengths=16", "--seconds=0", "--near=0"]
-    choice.main([*small, "--out", str(tmp_path / "as")])
+    choice.main([*small, "--out", str(tmp_path)])
     assert capsys.readouterr().out.startswith("as avx2: 2 cases, ")
-    assert (tmp_path / "as-avx2" / "ops.json").exists()
+    assert (tmp_path / "auto-avx2.json").exists()
 
 
 @pytest.mark.slow
