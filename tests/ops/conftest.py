@@ -1,6 +1,7 @@
 """Comparing a backend with the reference: outputs, and the gradients of every input."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
+
+collect_ignore = [] if find_spec("triton") else ["compile_kernels.py"]
 
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 

@@ -31,6 +31,10 @@ TRITON = (
     if torch.cuda.is_available()
     else "import failed: Triton needs a CUDA device (TRITON_INTERPRET=1 interprets it on the CPU)"
 )
+try:
+    import triton  # noqa: F401
+except ImportError as missing:
+    TRITON = f"import failed: {missing}"
 SSM = ops.DiagonalWeights(*(torch.ones(1, 1, 2),) * 3)
 STATE = torch.zeros(1, 1, 1, 2)
 

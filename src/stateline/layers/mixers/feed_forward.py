@@ -2,7 +2,6 @@
 
 from typing import Any, Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -13,7 +12,6 @@ from stateline.layers.keywords import check_choice, check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.plain import is_plain
 from stateline.ops import FeedForwardWeights, feed_forward
-from stateline.ops.linear import is_small
 
 Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"]
 
@@ -113,11 +111,6 @@ class FeedForward(Positionwise):
 
     def _forward(self, x: Tensor, **_: Any) -> Tensor:
         a, b = self.in_proj, self.out_proj
-        # without gradients, a kernel gains nothing for few positions
-        gains = torch.is_grad_enabled() or not is_small(x, self.d_hidden)
-        fused = gains and self.activation == "gelu" and not self.dropout.rate
-        if fused and is_plain(a) and is_plain(b):
+        if self.activation == "gelu" and not self.dropout.rate and is_plain(a) and is_plain(b):
             return feed_forward(x, FeedForwardWeights(a.weight, a.bias, b.weight, b.bias))
-        h = activated(a(x), self.activation)
-        y: Tensor = b(self.dropout(h) if self.dropout.rate else h)
-        return y
+        return b(self.dropout(activated(a(x), self.activation)))
