@@ -84,7 +84,7 @@ def test_a_corpus_without_room_is_finished_later(refused: Refused, disk: Path) -
 @pytest.mark.usefixtures("quick_speed", "one_process")
 def test_a_comparison_without_room_is_finished_later(refused: Refused, disk: Path) -> None:
     fill(disk, room=40_000)
-    told = refused(COMPARE, new=("*",), said="1 runs")
+    told = refused(COMPARE, new=("*",), said="1 run")
     assert told.startswith("cannot write disk/all/runs/text-path-book-txt-length-16-batch")
     assert FULL in told
     assert not json.loads((disk / "all" / "results.json").read_text())["finished"]

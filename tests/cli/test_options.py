@@ -8,7 +8,7 @@ import pytest
 from stateline.cli import COMMANDS, Parser, main
 
 COMPUTES = {"compare", "train", "evaluate", "generate", "capacity", "check", "bench", "probe"}
-COMPUTES |= {"reproduce"}
+COMPUTES |= {"reproduce", "serve"}
 READS_OR_WRITES = {"data", "report", "info", "convert", "export"}
 Refused = Callable[..., str]
 

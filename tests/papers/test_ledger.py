@@ -69,7 +69,7 @@ def test_a_command_of_a_claim_can_be_given(command: str, monkeypatch: pytest.Mon
         add_arguments(parser)
         assert read_recipe(arguments, parser).pattern
     if command == "reproduce":
-        assert given.size in find_table(given.name, Path(given.recipes))[1].sizes
+        assert given.size in find_table(given.name, ROOT / "recipes")[1].sizes
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / RECORDS).rglob("*.json")), ids=lambda p: p.stem)

@@ -65,7 +65,7 @@ def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmar
             peaks=peaks,
             peers=peers,
             rows=given.rows,
-            clock=time.process_time if given.processor_time else time.perf_counter,
+            clock=time.process_time if given.processor_time else None,
             state_dtype=None if given.state_dtype is None else getattr(torch, given.state_dtype),
         )
         figures = []

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -52,7 +51,7 @@ class Settings:
         skipped: Filled with what could not be measured.
         rows: Rows of a batch at every length, in place of ``tokens``.
         state_dtype: Precision in which states are kept between steps; ``None`` means their own.
-        clock: Seconds on a CPU.
+        clock: Seconds on a CPU; ``None`` means the wall's.
     """
 
     device: torch.device
@@ -67,7 +66,7 @@ class Settings:
     skipped: list[Skipped] = field(default_factory=list)
     rows: int | None = None
     state_dtype: torch.dtype | None = None
-    clock: Callable[[], float] = time.perf_counter
+    clock: Callable[[], float] | None = None
 
     def sizes(self, length: int) -> Sizes:
         """Sizes of a case at one length."""

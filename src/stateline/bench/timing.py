@@ -73,7 +73,7 @@ def interleave(
     rounds: int | None = None,
     device: torch.device | str = "cpu",
     first: Mapping[str, float] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> dict[str, Timing]:
     """Time all candidates in turns, so that a disturbance affects all of them equally.
 
@@ -88,7 +88,8 @@ def interleave(
         device: Where they compute; a sample ends when the device has finished.
         first: Seconds of the first call of each, if the caller has made it; they are then only
             warmed up.
-        clock: Seconds on a CPU; ``time.process_time`` counts this process's work alone.
+        clock: Seconds on a CPU, by default of the wall; ``time.process_time`` counts this process's
+            work alone.
 
     Returns:
         The timing of each candidate.
@@ -122,14 +123,14 @@ def interleave(
 
 
 def stopwatch(
-    device: torch.device, clock: Callable[[], float] = time.perf_counter
+    device: torch.device, clock: Callable[[], float] | None = None
 ) -> Callable[[Call, int], float]:
     """A function that measures the seconds of some calls, one after the other.
 
     On CUDA devices it takes the time between two events of the device itself, so that the cost of
     waiting for the device is not measured.
     """
-    wait = waiter(device)
+    wait, clock = waiter(device), clock or time.perf_counter
 
     def by_events(call: Call, repeats: int) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

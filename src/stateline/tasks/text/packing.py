@@ -41,9 +41,8 @@ class PackedRows:
         length: Positions in a row; no piece is longer.
 
     Example:
-        >>> rows = PackedRows(np.array([0, 4, 7]), np.array([3, 6, 8]), 4)
-        >>> len(rows), rows.pieces(0)
-        (2, [Piece(place=0, start=0, stop=3, begins=True), Piece(place=3, start=7, stop=8, ...)])
+        >>> len(PackedRows(starts=np.array([0, 4, 7]), stops=np.array([3, 6, 8]), length=4))
+        2
     """
 
     def __init__(self, starts: Numbers, stops: Numbers, length: int) -> None:
@@ -118,7 +117,7 @@ def best_fit(lengths: Numbers, size: int) -> Numbers:
 
     Example:
         >>> best_fit(np.array([2, 4, 3, 3, 1]), 5)
-        array([1, 0, 1, 2, 0])
+        array([2, 0, 1, 2, 0])
     """
     rows, count = np.empty(len(lengths), dtype=np.int64), 0
     by_room = [list[int]() for _ in range(size)]
