@@ -86,8 +86,8 @@ def test_a_run_is_scored_by_length_and_by_position(results: dict[str, list[dict]
 def test_the_report_shows_accuracy_by_position_and_by_step() -> None:
     assert main(["report", "run"]) == 0
     page = Path("run/report.html").read_text(encoding="utf-8")
-    for title in ("Accuracy by position", "Accuracy during training"):
-        assert f"<figcaption>{title}</figcaption>" in page
+    for title in ("accuracy by position", "accuracy during training"):
+        assert f"<figcaption>Word problem: {title}</figcaption>" in page
 
 
 @pytest.mark.parametrize("task", ["algorithm(statements=5, length=16)", "random_walk(reset=true)"])
