@@ -30,7 +30,7 @@ def test_latent_attention_is_that_of_deepseek() -> None:
     layer, x = LatentAttention(8, n_heads=2, d_latent=6, d_rotary=2), torch.randn(2, 9, 8)
     with torch.no_grad():
         for weight in layer.parameters():
-            weight.copy_(torch.randn_like(weight))
+            weight.copy_(0.5 * torch.randn_like(weight))  # scores of a size that keeps 1e-5
     names = {
         "q_proj": layer.q_proj,
         "kv_a_proj_with_mqa": layer.down_proj,
