@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import stateline
-from stateline.layers import LAYERS
 
 SOURCE = Path(stateline.__file__).parents[1]
 
@@ -135,6 +134,7 @@ for name in LAYERS:
     session = Session(model.eval(), prefill(model, tokens))
     session.step(), session.step()
     print("trained and decoded", name)
+print("all", len(LAYERS), "layers")
 sys.exit(main(["check", "--backends"]))
 """
 
@@ -143,6 +143,6 @@ sys.exit(main(["check", "--backends"]))
 @pytest.mark.parametrize("missing", [["numba"], ["triton"], ["numba", "triton"]])
 def test_all_layers_train_and_decode_without(missing: list[str]) -> None:
     printed = without(missing, LAYER_BY_LAYER)
-    assert printed.count("trained and decoded") == len(LAYERS)
+    assert f"all {printed.count('trained and decoded')} layers" in printed
     for name in missing:
         assert re.search(f"import failed: .*{name}", printed)
