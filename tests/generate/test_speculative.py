@@ -61,6 +61,7 @@ def test_greedy_tokens_are_those_of_plain_decoding(build: Build, pattern: str) -
     compare_greedy(build, pattern, 4, 16)
 
 
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_greedy_tokens_of_a_hundred_prompts(build: Build, pattern: str) -> None:
@@ -99,6 +100,7 @@ def test_the_state_is_after_the_tokens_that_were_given(
 SAMPLINGS = [Sampling(2.0), Sampling(4.0, top_k=3, top_p=0.95, repetition_penalty=1.5)]
 
 
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("count", [100, pytest.param(1500, marks=pytest.mark.slow)])
 def test_sampled_tokens_have_the_distribution_of_the_model(

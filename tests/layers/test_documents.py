@@ -259,6 +259,7 @@ def test_the_diagnosis_names_what_leaks() -> None:
     assert "does not begin anew" in check_layer(Reader(_unless("position"))).diagnosis
 
 
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", [*LAYERS, *HYBRIDS])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
