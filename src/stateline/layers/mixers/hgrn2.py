@@ -63,7 +63,8 @@ class HGRN2(DecayingAttention):
         """Queries, keys, values and the logarithms of the forget gates; there is no gate."""
         q, f, v = self.in_proj(x).split(self.sizes, dim=-1)
         q, f, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, f, v))
-        f, free = f.to(state.s.dtype), 1 - self.lower_bound
+        f = f.to(torch.promote_types(state.s.dtype, torch.float32))  # states may be stored in less
+        free = 1 - self.lower_bound
         log_forget, keep = F.logsigmoid(f), free * torch.sigmoid(-f)
         if self.lower_bound:
             log_forget = torch.log1p(-keep)
