@@ -110,6 +110,22 @@ def test_a_record_is_verified_by_new_runs(capsys: pytest.CaptureFixture[str]) ->
     assert "2 of 6 figures are outside the spread of the record." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--verify"], "nothing to verify: benchmarks/papers/nobody/one-laptop.json is missing"),
+        (["--record", "--verify"], "leave out --verify and --rows"),
+        (["--record", "--rows", "LSTM"], "leave out --verify and --rows"),
+    ],
+)
+def test_a_record_is_not_lost(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(*options) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
 def test_some_rows_are_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("--rows", "LSTM") == 0
     assert [row.label for row in recorded().rows] == ["LSTM"]

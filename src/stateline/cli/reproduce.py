@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from jsonargparse import ArgumentParser
 
 from stateline.devices import add_device_option
+from stateline.errors import InputError
 from stateline.reports.format import count
 
 if TYPE_CHECKING:
@@ -88,9 +89,15 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if given.name is None:
         _list_tables(recipes, len(given.seeds))
         return 0
+    if given.record and (given.verify or given.rows):
+        raise InputError(
+            "--record keeps a whole table of new figures: leave out --verify and --rows"
+        )
     resolve_device(given.device)
     name, _ = find_table(given.name, recipes)
     recorded = RECORDS / f"{name}-{given.size}.json"
+    if given.verify and not recorded.exists():
+        raise InputError(f"nothing to verify: {recorded} is missing; --record writes it")
     record = read_table(recorded) if given.verify else None
     folder = Path(given.out) / "verify" if given.verify else Path(given.out)
     check_report(folder / name / given.size / "report.html")

@@ -28,3 +28,18 @@ def can_use(dtypes: tuple[torch.dtype, ...], *signals: Any) -> str:
         if not x.numel():
             return "a tensor is empty"
     return ""
+
+
+FLA_MOST_WIDE = 256
+"""Largest key and value of a head that flash-linear-attention's kernels take."""
+
+
+def can_use_fla(function: str, *inputs: Any) -> str:  # noqa: ARG001
+    """Why flash-linear-attention cannot run a call on queries, keys and values, or an empty string.
+
+    Its kernels multiply float32 as TF32, so that only half precision keeps our promise.
+    """
+    q, k, v = inputs[:3]
+    if max(q.shape[-1], v.shape[-1]) > FLA_MOST_WIDE:
+        return f"flash-linear-attention takes heads of up to {FLA_MOST_WIDE} entries"
+    return can_use(HALVES, q, k, v)

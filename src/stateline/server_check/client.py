@@ -132,7 +132,10 @@ class Server:
                 told = error.read(300).decode(errors="replace")
             raise Refused(f"{error.code} {told}") from error
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot reach {self.url}: {error}") from error
+            reason = getattr(error, "reason", error)
+            raise InputError(
+                f"cannot reach {self.url}: {reason}; start the server, or correct the address"
+            ) from error
 
 
 def _drawn(field: dict[str, Any]) -> dict[str, Any]:

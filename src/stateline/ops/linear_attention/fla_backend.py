@@ -1,28 +1,13 @@
 """Linear attention by flash-linear-attention: one decay per head, or one per entry of a key."""
 
-from typing import Any
-
 from fla.ops.gla import chunk_gla
 from fla.ops.simple_gla import chunk_simple_gla
 from torch import Tensor
 
 from stateline.ops import third_party
 
-MOST_WIDE = 256
-"""Largest key and value of a head that their kernels take."""
-
 available = third_party.no_device
-
-
-def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
-    """Why the kernel cannot run this call, or an empty string.
-
-    Their kernels multiply float32 as TF32, so that only half precision keeps our promise.
-    """
-    q, k, v = inputs[:3]
-    if max(q.shape[-1], v.shape[-1]) > MOST_WIDE:
-        return f"flash-linear-attention takes heads of up to {MOST_WIDE} entries"
-    return third_party.can_use(third_party.HALVES, q, k, v)
+can_use = third_party.can_use_fla
 
 
 def linear_attention(
