@@ -33,8 +33,8 @@ TRITON = (
 )
 try:
     import triton  # noqa: F401
-except ImportError as missing:
-    TRITON = f"import failed: {missing}"
+except ImportError:
+    TRITON = "import failed: triton is not installed: pip install triton"
 SSM = ops.DiagonalWeights(*(torch.ones(1, 1, 2),) * 3)
 STATE = torch.zeros(1, 1, 1, 2)
 

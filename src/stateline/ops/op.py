@@ -15,6 +15,15 @@ from stateline.errors import InputError, unknown_name
 GROUP = "stateline.backends"
 """Entry-point group of installed packages: the name is ``op.backend``, the object its module."""
 
+PACKAGES = {
+    "numba": "numba",
+    "triton": "triton",
+    "fla": "flash-linear-attention",
+    "mamba_ssm": "mamba-ssm",
+    "causal_conv1d": "causal-conv1d",
+}
+"""What to install for each optional module."""
+
 log = getLogger("stateline.ops")
 
 
@@ -31,6 +40,15 @@ class Candidate(NamedTuple):
         if self.unavailable or self.can_use is None:
             return self.unavailable
         return self.can_use(function, *inputs)
+
+
+def _why(error: Exception) -> str:
+    """Why an import failed, in one line, with the way out if a package is missing."""
+    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    package = missing.partition(".")[0]
+    if package in PACKAGES:
+        return f"{package} is not installed: pip install {PACKAGES[package]}"
+    return " ".join(str(error).split())
 
 
 class Sizes(NamedTuple):
@@ -136,7 +154,7 @@ class Op:
                 available = getattr(module, "available", None)
                 self._modules[backend] = module, available() if available else ""
             except Exception as error:  # an optional package may raise anything
-                self._modules[backend] = None, f"import failed: {' '.join(str(error).split())}"
+                self._modules[backend] = None, f"import failed: {_why(error)}"
         return self._modules[backend]
 
     def prepare(self, function: str) -> None:

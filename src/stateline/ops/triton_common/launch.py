@@ -13,10 +13,7 @@ from stateline.ops.dispatch import tensors_of, wants_gradient
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     raise ImportError("Triton needs a CUDA device (TRITON_INTERPRET=1 interprets it on the CPU)")
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default, which Triton warns about
-try:
-    import triton
-except ImportError as error:
-    raise ImportError("Triton is not installed: pip install 'stateline[gpu]'") from error
+import triton
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels run in Triton's interpreter."""
