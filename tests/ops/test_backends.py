@@ -106,6 +106,19 @@ def test_torch_and_reference_have_the_same_functions(name: str) -> None:
         assert {f for f in public if not hasattr(module, f)} == set()
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_no_rows_are_an_answer_on_every_backend(name: str) -> None:
+    example = OPS[name].example(Sizes(0, 5, 16, torch.device("cpu")))
+    function = example.function or name
+    reasons = OPS[name].reasons(function, *example.inputs)
+    shapes = {
+        tuple(x.shape for x in tensors_of(getattr(ops, function)(*example.inputs, backend=chosen)))
+        for chosen, reason in reasons.items()
+        if not reason
+    }
+    assert len(shapes) == 1
+
+
 class TestExplicitChoice:
     @pytest.mark.parametrize("name", OPS)
     def test_an_unknown_backend_is_refused_and_the_known_ones_are_listed(self, name: str) -> None:

@@ -15,7 +15,7 @@ def whole_filters(u: Tensor, kernel: Tensor) -> str:
             "the number of kernels must be a multiple of the number of channels: "
             f"got {outputs} kernels for {channels} channels"
         )
-    return "" if kernel.shape[1] else "the kernels need at least one tap"
+    return "" if kernel.shape[1] or not u.shape[-2] else "the kernels need at least one tap"
 
 
 def convolve_after(

@@ -7,6 +7,8 @@ from stateline.ops.kernel_op import define_kernel_op
 
 
 def _forward(u: Tensor, kernel: Tensor) -> Tensor:
+    if not u.numel():  # MKL refuses an empty FFT
+        return u.new_zeros(*u.shape[:-1], len(kernel))
     u_f, k_f, n = _spectra(u, kernel)
     y = torch.fft.irfft(u_f * k_f, n=n)[..., : u.shape[-2]]
     return y.flatten(-3, -2).mT.to(u.dtype).contiguous()
@@ -18,6 +20,8 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     Conjugates are computed physically: ``conj()`` only sets a flag, which PyTorch ignores inside an
     operator that runs in a compiled graph.
     """
+    if not u.numel():
+        return torch.zeros_like(u), torch.zeros_like(kernel)
     length, taps = u.shape[-2], kernel.shape[1]
     u_f, k_f, n = _spectra(u, kernel)
     g_f = torch.fft.rfft(grad.to(_compute_dtype(u)).mT.unflatten(-2, k_f.shape[:-1]), n=n)
@@ -53,7 +57,7 @@ def _compute_dtype(u: Tensor) -> torch.dtype:
 
 def _fast_length(n: int) -> int:
     """Smallest even number >= ``n`` without prime factors above 5, which slow down an FFT."""
-    n = max(n + n % 2, 2)  # also for an empty signal
+    n += n % 2
     while True:
         rest = n
         for factor in (2, 3, 5):
