@@ -31,6 +31,7 @@ from stateline.layers.mixers.long_conv import LongConv
 from stateline.layers.mixers.lstm import LSTM
 from stateline.layers.mixers.mamba import Mamba
 from stateline.layers.mixers.mamba2 import Mamba2
+from stateline.layers.mixers.mamba3 import Mamba3
 from stateline.layers.mixers.mlstm import MLSTM
 from stateline.layers.mixers.moe import MoE
 from stateline.layers.mixers.retention import Retention
@@ -87,6 +88,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "lstm": LSTM,
         "mamba": Mamba,
         "mamba2": Mamba2,
+        "mamba3": Mamba3,
         "mlstm": MLSTM,
         "moe": MoE,
         "retention": Retention,
@@ -191,6 +193,7 @@ __all__ = [
     "LongConv",
     "Mamba",
     "Mamba2",
+    "Mamba3",
     "MoE",
     "Parallel",
     "ParallelResidual",

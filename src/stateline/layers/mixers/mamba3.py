@@ -1,0 +1,226 @@
+"""Mamba-3: a selective state space model that rotates its state and joins adjacent inputs."""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.linear import Linear
+from stateline.layers.mixers.mamba2 import default_head
+from stateline.layers.mixers.step_sizes import initial_step_bias
+from stateline.ops import linear_attention
+from stateline.ops.linear_attention import CHUNK
+
+
+class Mamba3State(NamedTuple):
+    """Matrix and angles of every head, and the latest key and value, which the next token joins."""
+
+    h: Float[Tensor, "batch head d_state d_head"]
+    angle: Float[Tensor, "batch head pair"]
+    key: Float[Tensor, "batch head rank d_state"]
+    value: Float[Tensor, "batch head d_head"]
+
+    @staticmethod
+    def accumulators() -> tuple[str, ...]:
+        """The matrices and the angles accumulate rounding errors."""
+        return ("h", "angle")
+
+
+class Mamba3(SequenceLayer[Mamba3State]):
+    r"""Selective state space layer with complex states, the trapezoidal rule and several inputs.
+
+    .. math::
+        (z, u, B, C, \delta, a, \mu, \omega) = W_{\mathrm{in}} x, \quad
+        \Delta = \mathrm{softplus}(\delta + b_\Delta), \quad
+        \alpha = e^{-\Delta g(a)}, \quad \lambda = \sigma(\mu)
+
+    .. math::
+        \phi_t = \phi_{t-1} + \pi \Delta_t \tanh(\omega_t), \quad
+        k_t = R(\phi_t)(\mathrm{norm}(B_t) + b_B), \quad q_t = R(\phi_t)(\mathrm{norm}(C_t) + b_C)
+
+    .. math::
+        S_t = \alpha_t S_{t-1} + (1 - \lambda_t) \Delta_t \alpha_t k_{t-1} u_{t-1}^\top +
+        \lambda_t \Delta_t k_t u_t^\top, \qquad
+        y = W_{\mathrm{out}} \bigl( (S_t^\top q_t + D u_t) \odot \mathrm{silu}(z_t) \bigr)
+
+    in each head. R rotates pairs of entries by the angles :math:`\phi`, which all tokens so far
+    turned: this is a diagonal state space model with complex states. The sum of two inputs is the
+    trapezoidal rule; with the biases of B and C it takes the place of the short convolution.
+    :math:`g(a) = 1 + a` for :math:`a \ge 0`, else :math:`1 / (1 - a)`.
+
+    With ``mimo_rank`` above one, a token has as many keys and queries. Key r writes the values
+    scaled by weights :math:`u_t \odot w_r`, and query r reads for itself; its gate and its output
+    are scaled likewise, and the outputs are added. The state keeps its size.
+
+    The parameters other than linear maps and the state stay float32 under a cast to half precision.
+
+    Args:
+        d_model: Width of input and output.
+        d_state: Rows of each head's state: the length of B and C; even.
+        expand: Number of inner channels, as a multiple of ``d_model``.
+        d_head: Inner channels of a head; by default the largest number up to 64 that divides them.
+        n_groups: Groups of heads that share B and C; must divide the number of heads.
+        mimo_rank: Keys and queries of a token.
+        rope_fraction: Part of the entries of B and C that are rotated, from 0 to 1.
+        pairs: Which entries are rotated together: ``adjacent`` ones, or those at the same place in
+            both ``halves``. Official code has the first at rank 1, the second above.
+        out_norm: Whether the output of a head is divided by its root mean square before the gate.
+        decay_floor: Smallest :math:`g(a)`.
+        norm_eps: Added to the mean square in the norms.
+
+    Raises:
+        InputError: If a size is not positive, or one does not divide the other.
+
+    References:
+        Lahoti et al., "Mamba-3: Improved Sequence Modeling using State Space Principles", ICLR
+        2026, sections 3 and 4; g, tanh and initial values as in the official code.
+    """
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"dt_bias": "no_decay", "skip": "no_decay"}
+
+    def __init__(  # noqa: PLR0913
+        self,
+        d_model: int,
+        *,
+        d_state: int = 128,
+        expand: float = 2.0,
+        d_head: int | None = None,
+        n_groups: int = 1,
+        mimo_rank: int = 1,
+        rope_fraction: float = 0.5,
+        pairs: Literal["adjacent", "halves"] = "adjacent",
+        out_norm: bool = False,
+        decay_floor: float = 1e-4,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(d_model)
+        self.expand, self.d_inner = expand, int(expand * d_model)
+        self.rope_fraction, self.pairs, self.mimo_rank = rope_fraction, pairs, mimo_rank
+        self.decay_floor, self.norm_eps, self.out_norm = decay_floor, norm_eps, out_norm
+        if min(self.d_inner, n_groups, mimo_rank) < 1 or d_state < 2 or d_state % 2:
+            raise InputError(
+                "n_groups, mimo_rank and expand * d_model must be at least 1, and d_state even, "
+                f"got {n_groups=}, {mimo_rank=}, {self.d_inner} and {d_state=}"
+            )
+        if not 0 <= rope_fraction <= 1 or pairs not in ("adjacent", "halves"):
+            raise InputError(
+                "rope_fraction must be from 0 to 1, and pairs 'adjacent' or 'halves', "
+                f"got {rope_fraction=} and {pairs=}"
+            )
+        d_head = default_head(self.d_inner) if d_head is None else d_head
+        if d_head < 1 or self.d_inner % d_head or self.d_inner // d_head % n_groups:
+            raise InputError(
+                "d_head must divide expand * d_model, and n_groups the number of heads, "
+                f"got {d_head=}, {n_groups=} and expand * d_model = {self.d_inner}"
+            )
+        self.d_state, self.d_head, self.n_groups = d_state, d_head, n_groups
+        self.n_heads, self.n_angles = self.d_inner // d_head, int(d_state * rope_fraction) // 2
+        vectors = mimo_rank * n_groups * d_state
+        self.sizes = [self.d_inner] * 2 + [vectors] * 2 + [self.n_heads] * 3 + [self.n_angles]
+        self.in_proj = Linear(d_model, sum(self.sizes), bias=False)
+        self.dt_bias = nn.Parameter(initial_step_bias(self.n_heads))
+        self.b_weight, self.c_weight = (nn.Parameter(torch.ones(d_state)) for _ in "bc")
+        each = self.n_heads, mimo_rank
+        self.b_bias, self.c_bias = (nn.Parameter(torch.ones(*each, d_state)) for _ in "bc")
+        self.skip = nn.Parameter(torch.ones(self.n_heads))
+        if mimo_rank > 1:
+            self.mimo_in, self.mimo_out = (
+                nn.Parameter(torch.full((*each, d_head), 1 / mimo_rank)) for _ in range(2)
+            )
+            self.mimo_gate = nn.Parameter(torch.ones(*each, d_head))
+        self.norm_weight = nn.Parameter(torch.ones(self.n_heads, d_head)) if out_norm else None
+        self.out_proj = Linear(self.d_inner, d_model, bias=False)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> Mamba3State:  # noqa: ARG002
+        """Zero states."""
+        each = batch_size, self.n_heads
+        return Mamba3State(
+            zeros(self.skip, *each, self.d_state, self.d_head),
+            zeros(self.skip, *each, self.n_angles),
+            zeros(self.skip, *each, self.mimo_rank, self.d_state),
+            zeros(self.skip, *each, self.d_head),
+        )
+
+    def _forward_chunk(self, x: Tensor, state: Mamba3State) -> tuple[Tensor, Mamba3State]:
+        # What a token adds to the state at the next one, with weight (1 - lambda) Delta, is written
+        # together with what it adds at once. So one linear attention does both. Its output then
+        # has next's part too early, and lacks keys behind the query's within a token.
+        length, wide = x.shape[1], torch.promote_types(state.h.dtype, torch.float32)
+        z, u, b, c, dt, a, weight, turn = self.in_proj(x).split(self.sizes, dim=-1)
+        dt, a = F.softplus(dt.to(wide) + self.dt_bias), a.to(wide)
+        rate = a.clamp(min=0) + 1 / (1 - a.clamp(max=0))
+        log_decay = -rate.clamp(min=self.decay_floor) * dt
+        now = torch.sigmoid(weight.to(wide)) * dt
+        before = dt - now
+        after = F.pad(before, (0, 0, 0, 1))[:, 1:]
+        turn = math.pi * torch.tanh(turn.to(wide))[..., None, :] * dt[..., None]
+        turned = state.angle[:, None] + turn.double().cumsum(dim=1)
+        angle = turned.remainder(2 * math.pi).to(wide)
+        k = self._rotated(self._vectors(b.to(wide), self.b_weight, self.b_bias), angle)
+        q = self._rotated(self._vectors(c.to(wide), self.c_weight, self.c_bias), angle)
+        u = u.to(wide).unflatten(-1, (self.n_heads, self.d_head))
+        v = self._spread(u, "mimo_in")
+        pending = state.key.mT @ self._spread(state.value.to(wide), "mimo_in")
+        h = state.h + before[:, :1].sum(dim=1)[..., None, None] * pending
+        y, h = linear_attention(
+            self._in_turn(q),
+            self._in_turn(k * (now + after)[..., None, None]),
+            self._in_turn(v),
+            F.pad(log_decay[:, :, None], (0, 0, 0, self.mimo_rank - 1)).flatten(1, 2),
+            h.to(state.h.dtype),
+        )
+        y = y.unflatten(1, (length, self.mimo_rank)).transpose(2, 3)
+        late = torch.ones(2 * (self.mimo_rank,), dtype=torch.bool, device=x.device).triu(1)
+        inside = torch.where(late, now[..., None, None], -after[..., None, None]) * (q @ k.mT)
+        y = self._read(y + inside @ v + self.skip[:, None, None] * v, z.to(wide))
+        y = self.out_proj(y.to(x.dtype))
+        # Copies, so that the state does not keep the whole chunk in memory.
+        latest = (t[:, -1].clone() for t in (angle, k, u) if length)
+        return y, Mamba3State(h, *latest) if length else state
+
+    def flops_per_token(self, length: int) -> float:
+        """Projections, products with the state, and attention inside a chunk."""
+        keys, rank = self.n_heads * self.d_state, self.mimo_rank
+        inside = 2.0 * (min(length * rank, CHUNK) + rank) * (keys + self.d_inner)
+        between = 4.0 * self.d_state * self.d_inner
+        return super().flops_per_token(length) + rank * (inside + between)
+
+    def _vectors(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """B or C of all heads (batch, length, head, rank, d_state), normalised."""
+        x = x.unflatten(-1, (self.mimo_rank, self.n_groups, self.d_state))
+        x = F.rms_norm(x, weight.shape, weight.to(x.dtype), self.norm_eps)
+        return x.repeat_interleave(self.n_heads // self.n_groups, dim=-2).transpose(2, 3) + bias
+
+    def _rotated(self, x: Tensor, angle: Tensor) -> Tensor:
+        """The vectors with all pairs rotated by the angles (batch, length, head, pair)."""
+        angle = F.pad(angle, (0, self.d_state // 2 - self.n_angles))[..., None, :]
+        axis = -1 if self.pairs == "adjacent" else -2
+        first, second = x.unflatten(-1, (-1, 2) if axis == -1 else (2, -1)).unbind(axis)
+        cos, sin = angle.cos(), angle.sin()
+        rotated = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=axis)
+        return rotated.flatten(-2)
+
+    def _spread(self, x: Tensor, weights: str) -> Tensor:
+        """Channels of a head, scaled for each key or query of a token (..., head, rank, d_head)."""
+        x = x[..., None, :]
+        return x * getattr(self, weights) if self.mimo_rank > 1 else x
+
+    def _in_turn(self, x: Tensor) -> Tensor:
+        """The keys, queries or values of a token one after the other (batch, time, head, entry)."""
+        return x.transpose(2, 3).flatten(1, 2)
+
+    def _read(self, y: Tensor, z: Tensor) -> Tensor:
+        """Inner channels (..., d_inner), from outputs (..., head, rank, d_head) and gate."""
+        if self.norm_weight is not None:
+            y = F.rms_norm(y, y.shape[-1:], eps=self.norm_eps) * self.norm_weight[:, None]
+        z = z.unflatten(-1, (self.n_heads, self.d_head))
+        y = y * F.silu(self._spread(z, "mimo_gate"))
+        y = (y * self.mimo_out).sum(dim=-2) if self.mimo_rank > 1 else y[..., 0, :]
+        return y.flatten(-2)
