@@ -90,6 +90,12 @@ QWEN = {
     "linear_key_head_dim": 4,
     "linear_value_head_dim": 8,
 }
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 GEMMA = {
     **BASE,
     "num_hidden_layers": 3,
@@ -158,7 +164,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         {**GRANITE4, "position_embedding_type": "rope", "tie_word_embeddings": True},
     ),
+    "granitemoehybrid with experts": (
+        "granitemoehybrid",
+        {
+            **GRANITE4,
+            **MULTIPLIERS,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 24,
+        },
+    ),
     "jamba": ("jamba", JAMBA),
+    "jamba with experts": (
+        "jamba",
+        {**JAMBA, "num_experts": 4, "expert_layer_period": 2, "expert_layer_offset": 0},
+    ),
     "jamba with biases": (
         "jamba",
         {**JAMBA, "mamba_conv_bias": False, "mamba_proj_bias": True, "attn_layer_offset": 0},
@@ -178,7 +198,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "nemotron_h",
         {**NEMOTRON, "use_bias": True, "mlp_bias": True, "use_conv_bias": False, "head_dim": 16},
     ),
+    "nemotron_h with experts": (
+        "nemotron_h",
+        {
+            **NEMOTRON,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"],
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     "qwen3_next": ("qwen3_next", {**QWEN, "num_experts": 0}),
+    "qwen3_next with experts": ("qwen3_next", {**QWEN, **EXPERTS}),
+    "qwen3_next with experts in one layer": (
+        "qwen3_next",
+        {**QWEN, **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False},
+    ),
     "qwen3_next with few dense layers": (
         "qwen3_next",
         {
@@ -242,6 +279,9 @@ def official_model(name: str, **changes: Any) -> Any:
             parameter.mul_(3) if parameter.dim() == 2 else parameter.add_(noise, alpha=0.1)
             if name.endswith("dt_bias"):
                 parameter[0] = -8.0  # smaller steps than Nemotron-H's smallest
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.copy_(torch.randn_like(buffer))
     return model
 
 

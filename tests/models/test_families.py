@@ -65,6 +65,26 @@ def test_a_family_is_the_same_function_cut_anywhere_and_goes_back(
     assert_near(again(x).logits, wanted, 1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("unannotated")
+@torch.no_grad()
+def test_greedy_decoding_gives_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+    official, length = saved(name, tmp_path), 48
+    limit = getattr(official.config, "max_position_embeddings", length + 4)
+    x = tokens(batch=3, length=4)[:, : max(1, limit - length)]
+    length = min(length, limit - x.shape[1])
+    official.generation_config.eos_token_id = None
+    wanted = official.generate(x, max_new_tokens=length, do_sample=False)
+    model = load_pretrained(tmp_path)
+    logits, state = model.forward_chunk(x, model.init_state(3))
+    found = [x, logits[:, -1:].argmax(dim=-1)]
+    for _ in range(length - 1):
+        y, state = model.step(found[-1][:, 0], state)
+        found.append(y.argmax(dim=-1)[:, None])
+    assert torch.cat(found, dim=1).equal(wanted)
+
+
 def test_grouped_queries_keep_only_the_shared_keys(tmp_path: Path) -> None:
     saved("llama", tmp_path)
     model = load_pretrained(tmp_path)
@@ -131,11 +151,15 @@ REFUSED = [
     ("gpt_neo", {"attention_types": 3}, "cannot read attention_types=3"),
     ("gpt_neo", {"attention_types": [[["global"], 1]]}, "states 1 layers, and num_layers 4"),
     ("bamba", {"time_step_limit": [0.0, 1.0]}, "limited step sizes are not supported"),
-    ("granitemoehybrid", {"num_local_experts": 4}, "mixtures of experts are not supported"),
+    ("granitemoehybrid", {"num_local_experts": -1}, "must have 'num_local_experts', an integer"),
     ("lfm2", {"layer_types": ["conv"]}, "layer_types must name 2 layers"),
-    ("nemotron_h", {"layers_block_type": ["moe"]}, "Nemotron-H without experts are .* got 'moe'"),
+    ("nemotron_h", {"layers_block_type": ["conv"]}, "layers of a Nemotron-H are .* got 'conv'"),
+    ("nemotron_h with experts", {"mlp_bias": True}, "mlp_bias=True is not supported in a model"),
+    ("nemotron_h with experts", {"moe_latent_size": 8}, "moe_latent_size=8 is not supported"),
+    ("nemotron_h with experts", {"n_group": 2}, "n_group=2 is not supported"),
+    ("nemotron_h with experts", {"topk_group": 0}, "topk_group=0 is not supported"),
     ("nemotron_h", {"layers_block_type": 3}, "must list 1 to .* layers, got 3"),
-    ("qwen3_next", {"num_experts": 8}, "mixtures of experts are not supported, got a qwen3_next"),
+    ("qwen3_next", {"num_experts": -8}, "must have 'num_experts', an integer"),
     (
         "recurrent_gemma",
         {"block_types": ["mamba"]},

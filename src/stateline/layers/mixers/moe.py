@@ -17,6 +17,12 @@ from stateline.layers.mixers.feed_forward import (
 from stateline.ops.grouped_linear import grouped_linear
 
 Activation = Literal["swiglu", "geglu", "relu2", "gelu"]
+Scores = Literal["softmax", "sigmoid"]
+
+
+def default_expert(d_model: int, activation: str, top_k: int) -> int:
+    """Hidden width of an expert: ``top_k`` of them have that of a feed-forward."""
+    return -(-default_hidden(d_model, activation) // (8 * top_k)) * 8
 
 
 class MoE(Positionwise):
@@ -24,12 +30,12 @@ class MoE(Positionwise):
 
     .. math::
         p = \mathrm{softmax}(W_r x), \qquad
-        y = \sum_{i \in T} \frac{p_i}{\sum_{j \in T} p_j}\, f_i(x) + f_0(x)
+        y = \alpha \sum_{i \in T} \frac{p_i}{\sum_{j \in T} p_j}\, f_i(x) + f_0(x)
 
     where T are the ``top_k`` experts of largest p, and each :math:`f_i` is a feed-forward;
-    :math:`f_0`, which all positions use, is there if ``shared`` is positive. No position is
-    dropped, however many choose the same expert, so every position is computed by itself, as in a
-    step. Scores are computed in float32 at least.
+    :math:`f_0`, which all positions use, is there if ``shared`` or ``d_shared`` is positive. No
+    position is dropped, however many choose the same expert, so every position is computed by
+    itself, as in a step. Scores are computed in float32 at least.
 
     In training, the gradient is that of the loss plus ``balance`` times
 
@@ -43,65 +49,93 @@ class MoE(Positionwise):
         experts: Number of experts E.
         top_k: Number k of experts that a position uses.
         shared: Hidden width of :math:`f_0`, in units of ``d_hidden``.
+        d_shared: Hidden width of :math:`f_0`; by default ``shared * d_hidden``.
+        gate_shared: Whether :math:`f_0(x)` is multiplied by :math:`\sigma(w \cdot x)`.
         activation: Activation of the experts, as in a feed-forward.
         d_hidden: Hidden width of an expert; by default that of a feed-forward, divided by
             ``top_k`` and rounded up to a multiple of 8.
+        scores: How p follows from :math:`W_r x`: by a softmax, or entry by entry by a sigmoid.
+        correction: Whether T are the experts of largest :math:`p_i + b_i`, where b is a constant
+            (a buffer) that begins at zero.
         normalise: Whether the weights of the chosen experts are divided by their sum.
+        scale: The factor :math:`\alpha`.
         balance: Factor of the loss that balances the experts.
 
     Raises:
-        InputError: If the activation is unknown, a size is not positive, ``top_k`` exceeds
-            ``experts``, or ``shared`` or ``balance`` is negative.
+        InputError: If the activation or the kind of scores is unknown, a size is not positive,
+            ``top_k`` exceeds ``experts``, ``shared``, ``d_shared`` or ``balance`` is negative, or
+            ``gate_shared`` is set without :math:`f_0`.
 
     References:
         Shazeer et al., "Outrageously Large Neural Networks", ICLR 2017; the loss: Fedus et al.,
         "Switch Transformers", JMLR 2022, equations 4 to 6; ``shared``: Dai et al., "DeepSeekMoE",
-        2024; without dropping: Gale et al., "MegaBlocks", MLSys 2023.
+        2024; without dropping: Gale et al., "MegaBlocks", MLSys 2023; ``gate_shared``: Qwen team,
+        "Qwen1.5-MoE", 2024; ``correction``: Wang et al., "Auxiliary-Loss-Free Load Balancing
+        Strategy for Mixture-of-Experts", 2024, section 3.
     """
 
-    def __init__(
+    correction: Tensor | None
+
+    def __init__(  # noqa: PLR0913
         self,
         d_model: int,
         *,
         experts: int = 8,
         top_k: int = 2,
         shared: int = 0,
+        d_shared: int | None = None,
+        gate_shared: bool = False,
         activation: Activation = "swiglu",
         d_hidden: int | None = None,
+        scores: Scores = "softmax",
+        correction: bool = False,
         normalise: bool = True,
+        scale: float = 1.0,
         balance: float = 0.01,
     ) -> None:
         super().__init__(d_model)
         check_choice("activation", activation, get_args(Activation))
+        check_choice("scores", scores, get_args(Scores))
         check_counts(experts=experts, top_k=top_k)
         if d_hidden is None:
-            d_hidden = -(-default_hidden(d_model, activation) // (8 * top_k)) * 8
+            d_hidden = default_expert(d_model, activation, top_k)
         check_counts(d_hidden=d_hidden)
-        if top_k > experts or shared < 0 or balance < 0:
+        d_shared = shared * d_hidden if d_shared is None else d_shared
+        if top_k > experts or d_shared < 0 or balance < 0:
             raise InputError(
-                "top_k must be at most experts, and shared and balance at least 0, got "
-                f"{top_k=}, {experts=}, {shared=} and {balance=}"
+                "top_k must be at most experts, and shared, d_shared and balance at least 0, got "
+                f"{top_k=}, {experts=}, {shared=}, {d_shared=} and {balance=}"
             )
+        if gate_shared and not d_shared:
+            raise InputError("gate_shared=True needs a shared expert: set shared or d_shared")
         self.experts, self.top_k, self.d_hidden = experts, top_k, d_hidden
-        self.activation, self.shared = activation, shared
+        self.activation, self.scores, self.scale = activation, scores, scale
+        self.shared, self.d_shared = d_shared // d_hidden, d_shared
+        self.gate_shared = gate_shared
         self.normalise, self.balance = normalise, balance
         self.router = Linear(d_model, experts, bias=False)
         one = FeedForward(d_model, activation=activation, d_hidden=d_hidden, bias=False)
         self.in_weight = nn.Parameter(_drawn(d_model, experts, *one.in_proj.weight.shape))
         self.out_weight = nn.Parameter(_drawn(d_model, experts, *one.out_proj.weight.shape))
+        self.register_buffer("correction", torch.zeros(experts) if correction else None)
         self.always = None
-        if shared:
-            width = shared * d_hidden
-            self.always = FeedForward(d_model, activation=activation, d_hidden=width, bias=False)
+        if d_shared:
+            self.always = FeedForward(d_model, activation=activation, d_hidden=d_shared, bias=False)
+        self.gate = Linear(d_model, 1, bias=False) if gate_shared else None
         self.share = 1.0  # of a call in the loss that balances, where an update has several calls
 
     def _forward(self, x: Tensor, **_: Any) -> Tensor:
         rows = x.reshape(-1, self.d_model)
         scores = self.router(rows)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(dim=-1)
-        weights, chosen = scores.topk(self.top_k, dim=-1)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores.softmax(dim=-1) if self.scores == "softmax" else scores.sigmoid()
+        ranked = scores if self.correction is None else scores + self.correction
+        chosen = ranked.topk(self.top_k, dim=-1).indices
+        weights = scores.gather(-1, chosen)
         if self.normalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
+        if self.scale != 1:
+            weights = self.scale * weights
         experts = torch.arange(self.experts, device=x.device)
         counts = (chosen.flatten()[:, None] == experts).sum(dim=0)
         order = chosen.flatten().argsort(stable=True)  # positions in the order of their experts
@@ -113,7 +147,10 @@ class MoE(Positionwise):
             used = counts / counts.sum()
             y = _AddsLoss.apply(y, self.share * self.balance * self._unbalance(used, scores))
         y = y.to(x.dtype).view(x.shape)
-        return y if self.always is None else y + self.always(x)
+        if self.always is None:
+            return y
+        always = self.always(x)
+        return y + (always if self.gate is None else self.gate(x).sigmoid() * always)
 
     def _unbalance(self, used: Tensor, scores: Tensor) -> Tensor:
         """The loss that balances, from the part of each expert and the scores."""

@@ -206,6 +206,34 @@ def _feed_forward(
     return parts + _linear(f"{here}out_proj", [there + names.down], bias, names)
 
 
+def _moe(
+    keywords: Keywords, names: Names, there: str, here: str, config: ModelConfig
+) -> list[Part]:
+    assert names.experts
+    experts, n = names.experts, keywords["experts"]
+    stacked = Change(lambda t: t.unflatten(0, (n, -1)), lambda t: t.flatten(0, 1))
+    parts = same({"router.weight": f"{experts.router}.weight"}, here, there)
+    for ours, maps, rows in (
+        ("in_weight", experts.up, keywords["d_hidden"]),
+        ("out_weight", (experts.down,), config.d_model),
+    ):
+        if "{}" not in maps[0]:
+            parts += same({ours: f"{maps[0]}.weight"}, here, there)
+            continue
+        theirs = tuple(f"{there}{name.format(i)}.weight" for i in range(n) for name in maps)
+        parts.append(Part(here + ours, theirs, (rows,) * len(theirs), joined=stacked))
+    if keywords["correction"]:
+        parts += same({"correction": experts.correction}, here, there)
+    if keywords["d_shared"]:
+        up, down = experts.always
+        rows = [keywords["d_shared"]] * len(up)
+        parts += _linear(f"{here}always.in_proj", [there + u for u in up], False, names, rows)
+        parts += _linear(f"{here}always.out_proj", [there + down], False, names)
+    if keywords["gate_shared"]:
+        parts += same({"gate.weight": f"{experts.gate}.weight"}, here, there)
+    return parts
+
+
 _MAKE: Mapping[str, Callable[[Keywords, Names, str, str, ModelConfig], list[Part]]] = {
     "attention": _attention,
     "sliding_attention": _sliding_attention,
@@ -216,4 +244,5 @@ _MAKE: Mapping[str, Callable[[Keywords, Names, str, str, ModelConfig], list[Part
     "rg_lru": _rg_lru,
     "h3": _h3,
     "feed_forward": _feed_forward,
+    "moe": _moe,
 }

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from stateline.errors import InputError
+from stateline.layers import LAYERS
 from stateline.models.build import MAX_LAYERS
 from stateline.models.config import ModelConfig
 from stateline.models.convert.parts import Layer, first_keywords
@@ -26,6 +27,31 @@ def runs(names: Sequence[str]) -> str:
     """
     groups = ((name, len(list(group))) for name, group in groupby(names))
     return " ".join(name if n == 1 else f"{name}*{n}" for name, n in groups)
+
+
+def composed(
+    mixers: Sequence[str], sparse: Sequence[bool], layers: Mapping[str, Mapping[str, Value]]
+) -> dict[str, Any]:
+    """Settings of a model of mixers that are each followed by a feed-forward with a SwiGLU.
+
+    Args:
+        mixers: The mixers.
+        sparse: Whether each feed-forward is a mixture of experts.
+        layers: Keywords by kind of layer, of which those that the model has are returned.
+    """
+    mixed = len(set(sparse)) > 1
+    kind = "none" if mixed else "moe" if sparse[0] else "swiglu"
+    names = [
+        name
+        for mixer, experts in zip(mixers, sparse, strict=True)
+        for name in (mixer, "moe" if experts else "feed_forward")
+        if name == mixer or mixed or not LAYERS[mixer].wants_feed_forward
+    ]
+    kinds = {*names, "moe" if kind == "moe" else "feed_forward"}
+    used = {name: dict(keywords) for name, keywords in layers.items() if name in kinds}
+    if "feed_forward" in kinds:
+        used.setdefault("feed_forward", {})["activation"] = "swiglu"
+    return {"pattern": runs(names), "feed_forward": kind, "layers": used}
 
 
 def layer_count(settings: Settings, name: str = "num_hidden_layers") -> int:
@@ -152,8 +178,14 @@ class Fields(NamedTuple):
     inert: str = ""
     depth: str = "num_hidden_layers"
 
-    def read(self, settings: Settings) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    def read(
+        self, settings: Settings, without: str = ""
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Settings of the model, and keywords by layer.
+
+        Args:
+            settings: As in ``config.json``.
+            without: A kind of layer that the model does not have; its fields are inert.
 
         Raises:
             InputError: If a field is missing, unknown, or has a value that is not supported.
@@ -163,6 +195,8 @@ class Fields(NamedTuple):
         layers: dict[str, dict[str, Any]] = {}
         for field in self.ours:
             layer, _, keyword = field.ours.rpartition(".")
+            if without and layer == without:
+                continue
             place = layers.setdefault(layer, {}) if layer else model
             place[keyword] = _value(settings, field)
         return model, layers
@@ -171,12 +205,15 @@ class Fields(NamedTuple):
         """The inverse of :meth:`read`; the first layer of a kind stands for all."""
         settings = {name: known[0] for name, known in self.only.items()}
         settings |= {self.depth: len(blocks)} if self.depth else {}
+        kinds = {layer.name for block in blocks for layer in block}
         if HEADS in self.reads:
             attention = first_keywords(blocks, "attention", "sliding_attention")
             settings |= {theirs: attention[ours] for ours, theirs in _HEADS.items()}
             settings |= rope_back(attention) if ROPE in self.reads else {}
         for field in self.ours:
             layer, _, keyword = field.ours.rpartition(".")
+            if layer in ("feed_forward", "moe") and layer not in kinds:
+                continue
             same = ("attention", "sliding_attention") if layer == "attention" else (layer,)
             found = first_keywords(blocks, *same)[keyword] if layer else getattr(config, keyword)
             settings[field.theirs] = found is True if isinstance(field.default, bool) else found

@@ -16,9 +16,15 @@ from stateline.models.convert.decoders import (
     granite_scores_back,
 )
 from stateline.models.convert.mamba import dt_rank, unlimited
-from stateline.models.convert.parts import first_keywords, groups, inner_width
+from stateline.models.convert.parts import Experts, first_keywords, groups, inner_width
 from stateline.models.convert.weights import count, flag, number
 
+GRANITE_EXPERTS = Experts(
+    "block_sparse_moe.router.layer",
+    ("block_sparse_moe.input_linear",),
+    "block_sparse_moe.output_linear",
+    (("shared_mlp.input_linear",), "shared_mlp.output_linear"),
+)
 _BAMBA = NAMES._replace(
     mixers=("mamba2", "attention"),
     norm="model.final_layernorm",
@@ -31,9 +37,17 @@ _GRANITE = NAMES._replace(
     mixers=("mamba2", "attention"),
     up=("shared_mlp.input_linear",),
     down="shared_mlp.output_linear",
+    experts=GRANITE_EXPERTS,
     inner="mamba.",
 )
-_JAMBA = _BAMBA._replace(mixers=("mamba", "attention"))
+_JAMBA = _BAMBA._replace(
+    mixers=("mamba", "attention"),
+    experts=Experts(
+        "feed_forward.router",
+        ("feed_forward.experts.{}.gate_proj", "feed_forward.experts.{}.up_proj"),
+        "feed_forward.experts.{}.down_proj",
+    ),
+)
 _LFM2 = NAMES._replace(
     mixers=("gated_conv", "attention"),
     norm="model.embedding_norm",
@@ -84,18 +98,23 @@ FIELDS = {
         (
             *_COMMON,
             *_both(1e-6),
-            fields.HIDDEN._replace(theirs="shared_intermediate_size"),
+            fields.HIDDEN._replace(theirs="shared_intermediate_size", default=1024),
+            fields.Field("shared_intermediate_size", "moe.d_shared", 1024),
+            fields.Field("intermediate_size", "moe.d_hidden", 11008),
+            fields.Field("num_experts_per_tok", "moe.top_k", 2),
             *MULTIPLIERS,
         ),
         f"{_READS} {_TYPES} num_local_experts position_embedding_type attention_multiplier",
         _ONLY,
-        f"{_INERT} intermediate_size num_experts_per_tok normalization_function",
+        f"{_INERT} normalization_function",
     ),
     "jamba": fields.Fields(
         (
             fields.VOCABULARY,
             fields.WIDTH,
             fields.HIDDEN,
+            fields.HIDDEN._replace(ours="moe.d_hidden"),
+            fields.Field("num_experts_per_tok", "moe.top_k", 2),
             fields.TIED,
             NORM,
             NORM._replace(ours="mamba.norm_eps"),
@@ -108,7 +127,7 @@ FIELDS = {
         f"{fields.HEADS} mamba_dt_rank attn_layer_period attn_layer_offset num_experts "
         "expert_layer_period expert_layer_offset",
         SILU,
-        "max_position_embeddings num_experts_per_tok output_router_logits router_aux_loss_coef "
+        "max_position_embeddings output_router_logits router_aux_loss_coef "
         "use_associative_scan use_mamba_kernels use_mambapy",
     ),
     "lfm2": fields.Fields(
@@ -133,14 +152,12 @@ FIELDS = {
 
 
 def mamba2_hybrid_config(settings: Settings, kind: str) -> ModelConfig:
-    """Our configuration of a Bamba, or of a Granite 4 hybrid without experts."""
-    model, layers = FIELDS[kind].read(settings)
+    """Our configuration of a Bamba or a Granite 4 hybrid."""
     granite = kind == "granitemoehybrid"
-    if granite and settings.get("num_local_experts", 8):
-        raise InputError(
-            "mixtures of experts are not supported, got a granitemoehybrid with "
-            f"num_local_experts={settings.get('num_local_experts', 8)}"
-        )
+    experts = granite and settings.get("num_local_experts", 8) != 0
+    model, layers = FIELDS[kind].read(settings, "" if experts else "moe")
+    if experts:
+        layers["moe"]["experts"] = count(settings, "num_local_experts", 8)
     unlimited(settings, "time_step_limit")
     attention = fields.heads(settings, None if granite else 8)
     if not granite or settings.get("position_embedding_type") == "rope":
@@ -165,19 +182,9 @@ def mamba2_hybrid_config(settings: Settings, kind: str) -> ModelConfig:
             f"{n_heads} * {settings.get('mamba_d_head', 'auto')!r:.20}"
         )
     layers["mamba2"] |= {"expand": float(expand), "d_head": d_head}
-    layers["feed_forward"]["activation"] = "swiglu"
-    return ModelConfig(
-        _pattern(_full(settings, granite), "mamba2"),
-        norm="rms",
-        feed_forward="swiglu",
-        layers=layers,
-        **model,
-    )
-
-
-def _pattern(full: Sequence[bool], other: str) -> str:
-    """The pattern of attention in some layers and a Mamba in the others, with feed-forwards."""
-    return fields.runs([n for f in full for n in (["attention"] if f else [other, "feed_forward"])])
+    mixers = ["attention" if full else "mamba2" for full in _full(settings, granite)]
+    found = fields.composed(mixers, [experts] * len(mixers), layers)
+    return ModelConfig(**found, norm="rms", **model)
 
 
 def _full(settings: Settings, granite: bool) -> list[bool]:
@@ -192,7 +199,7 @@ def _full(settings: Settings, granite: bool) -> list[bool]:
 
 def mamba2_hybrid_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
     """The ``config.json`` of our model; the inverse of :func:`mamba2_hybrid_config`."""
-    blocks = groups(config, _BAMBA)
+    blocks = groups(config, _GRANITE if kind == "granitemoehybrid" else _BAMBA)
     attention, mamba2 = (first_keywords(blocks, name) for name in ("attention", "mamba2"))
     is_attention = [mixer.name == "attention" for mixer, _ in blocks]
     settings: dict[str, Any] = {
@@ -207,36 +214,27 @@ def mamba2_hybrid_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
         **settings,
         **granite_scores_back(attention),
         "position_embedding_type": "rope" if attention["position"] == "rope" else None,
-        "num_local_experts": 0,
+        "num_local_experts": blocks[0][1].keywords.get("experts", 0),
         "layer_types": ["full_attention" if f else "linear_attention" for f in is_attention],
     }
 
 
 def jamba_config(settings: Settings) -> ModelConfig:
-    """Our configuration of a Jamba without experts."""
+    """Our configuration of a Jamba."""
     model, layers = FIELDS["jamba"].read(settings)
     n, experts = fields.layer_count(settings), count(settings, "num_experts", 16)
     every, first = _every(settings, "expert_layer", 2, 1)
-    if experts > 1 and first < n:
-        raise InputError(
-            f"mixtures of experts are not supported, got a jamba with num_experts={experts} in "
-            f"every layer {every} from layer {first}"
-        )
+    sparse = [experts > 1 and i % every == first for i in range(n)]
     every, first = _every(settings, "attn_layer", 8, 4)
+    layers["moe"] |= {"experts": experts, "normalise": False}
     layers["attention"] = fields.heads(settings, 8)
     layers["mamba"] |= {
         "expand": float(layers["mamba"]["expand"]),
         "dt_rank": dt_rank(settings, "mamba_dt_rank"),
         "learned_norms": True,
     }
-    layers["feed_forward"]["activation"] = "swiglu"
-    return ModelConfig(
-        _pattern([i % every == first for i in range(n)], "mamba"),
-        norm="rms",
-        feed_forward="swiglu",
-        layers=layers,
-        **model,
-    )
+    mixers = ["attention" if i % every == first else "mamba" for i in range(n)]
+    return ModelConfig(**fields.composed(mixers, sparse, layers), norm="rms", **model)
 
 
 def _every(settings: Settings, name: str, period: int, offset: int) -> tuple[int, int]:
@@ -254,15 +252,22 @@ def jamba_settings(config: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of our model; the inverse of :func:`jamba_config`."""
     blocks = groups(config, _JAMBA)
     full = [i for i, (mixer, _) in enumerate(blocks) if mixer.name == "attention"]
+    sparse = [i for i, (_, layer) in enumerate(blocks) if layer.name == "moe"]
     settings = FIELDS["jamba"].write(config, blocks)
     return {
         **settings,
         "mamba_expand": int(settings["mamba_expand"]),
         "mamba_dt_rank": first_keywords(blocks, "mamba")["dt_rank"],
-        "attn_layer_period": full[1] - full[0] if len(full) > 1 else len(blocks),
-        "attn_layer_offset": full[0],
-        "num_experts": 1,
+        **_every_back("attn_layer", full, len(blocks)),
+        **_every_back("expert_layer", sparse or [0], len(blocks)),
+        "num_experts": blocks[sparse[0]][1].keywords["experts"] if sparse else 1,
     }
+
+
+def _every_back(name: str, found: Sequence[int], n_layers: int) -> dict[str, int]:
+    """The inverse of :func:`_every`, from the numbers of the layers of a kind."""
+    period = found[1] - found[0] if len(found) > 1 else n_layers
+    return {f"{name}_period": period, f"{name}_offset": found[0]}
 
 
 def lfm2_config(settings: Settings) -> ModelConfig:
@@ -324,13 +329,13 @@ CONVERTERS = {
     "bamba": family("bamba", "Bamba", _BAMBA, _FUNCTIONS, "BambaForCausalLM"),
     "granitemoehybrid": family(
         "granitemoehybrid",
-        "Granite 4 hybrids without experts",
+        "Granite 4 hybrids",
         _GRANITE,
         _FUNCTIONS,
         "GraniteMoeHybridForCausalLM",
     ),
     "jamba": Converter(
-        "Jamba without experts of Hugging Face transformers",
+        "Jamba of Hugging Face transformers",
         _JAMBA,
         jamba_config,
         jamba_settings,

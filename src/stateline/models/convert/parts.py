@@ -14,6 +14,7 @@ from stateline.layers import LAYERS
 from stateline.layers.base import LOW_PRECISION
 from stateline.layers.mixers.feed_forward import GATED, default_hidden
 from stateline.layers.mixers.mamba2 import default_head
+from stateline.layers.mixers.moe import default_expert
 from stateline.models.config import ModelConfig, feed_forward_of
 from stateline.models.convert.weights import check_names, some_names
 from stateline.models.pattern import Item, Value, parse_pattern
@@ -23,6 +24,27 @@ BUFFERS = (
 )
 """Tensors that no model needs: frequencies and masks in old files, parts that read images, and
 parts that predict several tokens at once."""
+
+
+class Experts(NamedTuple):
+    """The names of a mixture of experts.
+
+    Attributes:
+        router: The map to the scores.
+        up: First maps of an expert, the gate before the other; they may be one. Its number is
+            ``{}``; without ``{}``, one tensor holds all experts.
+        down: Last map of an expert.
+        always: First maps and last map of the expert that all positions use.
+        gate: The map whose sigmoid multiplies the output of that expert.
+        correction: Constants that are added to the scores to choose experts.
+    """
+
+    router: str
+    up: tuple[str, ...]
+    down: str
+    always: tuple[tuple[str, ...], str] = ((), "")
+    gate: str = ""
+    correction: str = ""
 
 
 class Names(NamedTuple):
@@ -41,6 +63,7 @@ class Names(NamedTuple):
         out: Last projection of attention.
         up: First maps of the feed-forward, the gate before the other; they may be one.
         down: Last map of the feed-forward.
+        experts: Names of a mixture of experts, if the format has such feed-forwards.
         positions: Learned positions.
         unused_positions: Number of rows before the row of the first position.
         qk_norms: Normalisations of queries and keys.
@@ -66,6 +89,7 @@ class Names(NamedTuple):
     out: str = ""
     up: tuple[str, ...] = ()
     down: str = ""
+    experts: Experts | None = None
     positions: str = ""
     unused_positions: int = 0
     qk_norms: tuple[str, str] = ("", "")
@@ -127,6 +151,7 @@ class Part(NamedTuple):
         theirs: The official names.
         rows: For several official tensors: the number of rows of each.
         changes: How the entries of official tensors are rearranged: one for all, or one for each.
+        joined: How the entries of the joined rows are rearranged.
         constant: Value to write for an official tensor that our model does not need.
     """
 
@@ -134,6 +159,7 @@ class Part(NamedTuple):
     theirs: tuple[str, ...]
     rows: tuple[int, ...] = ()
     changes: tuple[Change, ...] = (SAME,)
+    joined: Change = SAME
     constant: Tensor | None = None
 
 
@@ -204,6 +230,10 @@ def _derived(name: str, keywords: Mapping[str, Any], config: ModelConfig) -> dic
         return {"n_key_heads": keywords["n_heads"], "d_key": width // keywords["n_heads"]}
     if name == "rg_lru":
         return {"d_inner": width}
+    if name == "moe":
+        activation, top_k = keywords["activation"], keywords["top_k"]
+        d_hidden = keywords["d_hidden"] or default_expert(width, activation, top_k)
+        return {"d_hidden": d_hidden, "d_shared": keywords["shared"] * d_hidden}
     if name == "feed_forward":
         activation = keywords["activation"]
         return {"d_hidden": default_hidden(width, activation), "bias": activation not in GATED}
@@ -223,10 +253,12 @@ def groups(config: ModelConfig, names: Names) -> list[tuple[Layer, ...]]:
     """
     found, size = flat_layers(config), len(names.norms)
     blocks = [tuple(found[at : at + size]) for at in range(0, len(found), size)]
-    ends = ("feed_forward",) * (size - 1)
+    ends = {"feed_forward", "moe"} if names.experts else {"feed_forward"}
     fits = config.block in names.blocks and config.norm != "none" and not config.head_bias
     fits = fits and all(
-        mixer.name in names.mixers and tuple(layer.name for layer in rest) == ends
+        mixer.name in names.mixers
+        and len(rest) == size - 1
+        and all(layer.name in ends for layer in rest)
         for mixer, *rest in blocks
     )
     if not fits:
@@ -318,7 +350,7 @@ def _read(part: Part, found: Mapping[str, Tensor]) -> Tensor:
     changes = zip(part.theirs, cycle(part.changes), strict=False)
     try:
         tensors = [change.read(found[name]) for name, change in changes]
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        return part.joined.read(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
     except (LookupError, RuntimeError) as error:
         raise InputError(
             f"the published weights do not fit their config: {part.theirs[0]!r} has the shape "
@@ -347,7 +379,7 @@ def _write(
         if part.constant is not None:
             yield part.theirs[0], part.constant
         if part.ours:
-            tensor = as_stored(tensors[part.ours], dtype)
+            tensor = part.joined.write(as_stored(tensors[part.ours], dtype))
             pieces = tensor.split(list(part.rows)) if part.rows else [tensor]
             for name, piece, change in zip(part.theirs, pieces, cycle(part.changes), strict=False):
                 yield name, change.write(piece)

@@ -1,5 +1,6 @@
-"""Qwen3-Next and Qwen3.5 without experts: gated delta nets and gated attention."""
+"""Qwen3-Next, and Qwen3.5 without experts: gated delta nets and gated attention."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from stateline.errors import InputError
@@ -8,12 +9,19 @@ from stateline.models.convert import fields
 from stateline.models.convert.converter import Settings, family
 from stateline.models.convert.decoders import BIAS, GATED, NORM, SILU
 from stateline.models.convert.decoders import NAMES as DECODER
-from stateline.models.convert.parts import first_keywords, groups
+from stateline.models.convert.parts import Experts, Layer, first_keywords, groups
 from stateline.models.convert.weights import count, section
 
+EXPERTS = Experts(
+    "mlp.gate",
+    ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+    "mlp.experts.{}.down_proj",
+    (("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), "mlp.shared_expert.down_proj"),
+    "mlp.shared_expert_gate",
+)
 _DELTA = DECODER._replace(mixers=("gated_delta_net", "attention"), inner="linear_attn.")
 NAMES = {
-    "qwen3_next": _DELTA._replace(delta=("in_proj_qkvz", "in_proj_ba")),
+    "qwen3_next": _DELTA._replace(delta=("in_proj_qkvz", "in_proj_ba"), experts=EXPERTS),
     "qwen3_5_text": _DELTA._replace(delta=("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")),
 }
 NAMES["qwen3_5_text"] = NAMES["qwen3_5_text"]._replace(
@@ -29,7 +37,8 @@ _TOP = fields.Fields(
 )
 """Fields of a model that also reads images, outside its part for text."""
 _KV_HEADS = {"qwen3_next": 2, "qwen3_5_text": 4}
-FIELDS = fields.Fields(
+_EXPERTS = "num_experts mlp_only_layers decoder_sparse_step"
+_DENSE = fields.Fields(
     (
         *GATED,
         BIAS,
@@ -42,23 +51,61 @@ FIELDS = fields.Fields(
         fields.Field("linear_conv_kernel_dim", "gated_delta_net.d_conv", 4),
     ),
     f"{fields.HEADS} {fields.PARTIAL_ROPE} layer_types full_attention_interval "
-    "linear_value_head_dim num_experts mlp_only_layers decoder_sparse_step",
-    {**SILU, "attn_output_gate": (True,), "output_gate_type": ("swish",)},
-    # of experts, which a dense model does not have, of more heads for training, and precisions
-    "mamba_ssm_dtype moe_intermediate_size mtp_num_hidden_layers mtp_use_dedicated_embeddings "
-    "norm_topk_prob num_experts_per_tok output_router_logits router_aux_loss_coef "
-    "shared_expert_intermediate_size",
+    "linear_value_head_dim",
+    {
+        **SILU,
+        "attn_output_gate": (True,),
+        "output_gate_type": ("swish",),
+        "use_sliding_window": (False,),
+    },
+    # of more heads for training, and precisions
+    "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings",
 )
 
 
+def expert_fields(top_k: int, width: int, *, normalise: bool) -> tuple[fields.Field, ...]:
+    """Fields of experts, with their defaults."""
+    return (
+        fields.Field("num_experts_per_tok", "moe.top_k", top_k),
+        fields.Field("moe_intermediate_size", "moe.d_hidden", width),
+        fields.Field("norm_topk_prob", "moe.normalise", normalise),
+    )
+
+
+SHARED = fields.Field("shared_expert_intermediate_size", "moe.d_shared", 512)
+LOSS = "output_router_logits router_aux_loss_coef"
+"""Fields of the loss that balances experts."""
+
+FIELDS = {
+    "qwen3_5_text": _DENSE._replace(
+        # of a model with experts, which this one does not have
+        inert=f"{_DENSE.inert} {LOSS} {_EXPERTS} moe_intermediate_size norm_topk_prob "
+        "num_experts_per_tok shared_expert_intermediate_size"
+    ),
+    "qwen3_next": _DENSE._replace(
+        ours=(
+            *(field for field in _DENSE.ours if field is not fields.HIDDEN),
+            fields.HIDDEN._replace(default=5632),
+            *expert_fields(10, 512, normalise=True),
+            SHARED,
+        ),
+        reads=f"{_DENSE.reads} {_EXPERTS}",
+        inert=f"{_DENSE.inert} {LOSS}",
+    ),
+}
+"""By ``model_type``."""
+
+
 def qwen_config(settings: Settings, kind: str) -> ModelConfig:
-    """Our configuration of a Qwen3-Next or Qwen3.5 without experts."""
+    """Our configuration of a Qwen3-Next, or of a Qwen3.5 without experts."""
     if settings.get("text_config"):
         settings = _text(settings)
-    model, layers = FIELDS.read(settings)
+    model, layers = FIELDS[kind].read(settings)
     n_layers = fields.layer_count(settings)
+    sparse = [False] * n_layers
     if kind == "qwen3_next":
-        _check_dense(settings, n_layers)
+        sparse = sparse_layers(settings, layers, 512)
+        layers["moe"]["gate_shared"] = True
     settings = {"head_dim": 256, **settings}
     every = count(settings, "full_attention_interval", 4)
     derived = ["linear_attention" if n % every else "attention" for n in range(1, n_layers + 1)]
@@ -75,13 +122,8 @@ def qwen_config(settings: Settings, kind: str) -> ModelConfig:
     delta = layers["gated_delta_net"]
     values = count(settings, "linear_value_head_dim", 128)
     delta["expand_v"] = values / count(settings, "linear_key_head_dim", 128)
-    return ModelConfig(
-        fields.runs(["attention" if name in fields.FULL else "gated_delta_net" for name in types]),
-        norm="rms_offset",
-        feed_forward="swiglu",
-        layers=layers,
-        **model,
-    )
+    mixers = ["attention" if name in fields.FULL else "gated_delta_net" for name in types]
+    return ModelConfig(**fields.composed(mixers, sparse, layers), norm="rms_offset", **model)
 
 
 def _text(settings: Settings) -> Settings:
@@ -96,17 +138,29 @@ def _text(settings: Settings) -> Settings:
     return text
 
 
-def _check_dense(settings: Settings, n_layers: int) -> None:
-    """Raise InputError if a layer has experts."""
-    experts, dense = (
-        settings.get("num_experts", 512),
-        fields.layer_indices(settings, "mlp_only_layers"),
-    )
-    step = count(settings, "decoder_sparse_step", 1)
-    if experts and set(range(step - 1, n_layers, step)) - set(dense or []):
-        raise InputError(
-            f"mixtures of experts are not supported, got a qwen3_next with num_experts={experts}"
-        )
+def sparse_layers(
+    settings: Settings, layers: dict[str, dict[str, Any]], default: int
+) -> list[bool]:
+    """Whether each layer is a mixture of experts; their number is added to the keywords.
+
+    Args:
+        settings: As in ``config.json``.
+        layers: Keywords by kind of layer.
+        default: Number of experts if it is missing.
+    """
+    n_layers, step = fields.layer_count(settings), count(settings, "decoder_sparse_step", 1)
+    dense = fields.layer_indices(settings, "mlp_only_layers") or []
+    if settings.get("num_experts", default) == 0:
+        return [False] * n_layers
+    layers["moe"]["experts"] = count(settings, "num_experts", default)
+    return [(i + 1) % step == 0 and i not in dense for i in range(n_layers)]
+
+
+def sparse_layers_back(blocks: Sequence[tuple[Layer, ...]]) -> dict[str, Any]:
+    """The inverse of :func:`sparse_layers`."""
+    experts = [layer.keywords["experts"] for _, layer in blocks if layer.name == "moe"]
+    dense = [i for i, (_, layer) in enumerate(blocks) if layer.name != "moe"]
+    return {"num_experts": experts[0] if experts else 0, "mlp_only_layers": dense}
 
 
 def qwen_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
@@ -115,10 +169,10 @@ def qwen_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
     delta = first_keywords(blocks, "gated_delta_net")
     words = {"attention": "full_attention", "gated_delta_net": "linear_attention"}
     return {
-        **FIELDS.write(config, blocks),
+        **FIELDS[kind].write(config, blocks),
         "linear_value_head_dim": round(delta["expand_v"] * delta["d_key"]),
         "layer_types": [words[mixer.name] for mixer, _ in blocks],
-        **({"num_experts": 0} if kind == "qwen3_next" else {}),
+        **(sparse_layers_back(blocks) if kind == "qwen3_next" else {}),
     }
 
 
@@ -126,7 +180,7 @@ _FUNCTIONS = qwen_config, qwen_settings
 CONVERTERS = {
     "qwen3_next": family(
         "qwen3_next",
-        "Qwen3-Next without experts",
+        "Qwen3-Next",
         NAMES["qwen3_next"],
         _FUNCTIONS,
         "Qwen3NextForCausalLM",
