@@ -59,10 +59,13 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """Gradient of the weight, from the gradient of the output and the input (row per position)."""
-    if grad.shape[1] > x.shape[1]:  # oneDNN copies its first input
-        return product(x.T, grad.T).T
-    return product(grad.T, x.T)
+    """Gradient of the weight, from the gradient of the output and the input (row per position).
+
+    oneDNN copies its first input. If the second one is a slice, it takes 400 times as long.
+    """
+    if grad.shape[1] > x.shape[1]:
+        return product(x.T, grad.contiguous().T).T
+    return product(grad.T, x.contiguous().T)
 
 
 class _Recorded(torch.autograd.Function):
