@@ -47,7 +47,7 @@ def valid_inputs(name: str) -> dict[str, Any]:
     sizes = SIZES | OWN.get(name.removesuffix("per"), {}) | OWN.get(name, {})
 
     def value(key: str, annotation: Any) -> Any:
-        kind = next((k for k in door._options(annotation) if hasattr(k, "_fields")), None)
+        kind = next((k for k in door.options_of(annotation) if hasattr(k, "_fields")), None)
         if kind is not None:
             return kind(*(value(field, part) for field, part in kind.__annotations__.items()))
         shape = door.declared(annotation)

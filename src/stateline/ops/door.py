@@ -170,7 +170,7 @@ class Check:
     ) -> Iterator[tuple[str, Any, Any]]:
         """Name, annotation and value of each argument; of named tuples, of each field."""
         for name, value in values.items():
-            options = _options(annotations[name])
+            options = options_of(annotations[name])
             kind = next((k for k in options if hasattr(k, "_fields")), None)
             if kind is None:
                 yield prefix + name, annotations[name], value
@@ -198,7 +198,7 @@ def signature_of(values: Any) -> tuple[Any, ...]:
 
 def declared(annotation: Any) -> Shape | None:
     """The requirements of an annotation on a tensor; ``None`` if it is not about tensors."""
-    options = _options(annotation)
+    options = options_of(annotation)
     found = next((kind for kind in options if hasattr(kind, "dim_str")), None)
     if found is None:
         return None
@@ -237,7 +237,7 @@ def _fits(axis: str, size: int, sizes: dict[str, Any]) -> bool:
     return bool(sizes.setdefault(axis.lstrip("#"), size) == size)
 
 
-def _options(annotation: Any) -> tuple[Any, ...]:
+def options_of(annotation: Any) -> tuple[Any, ...]:
     """The members of a union, or the annotation itself."""
     return (
         (annotation,) if hasattr(annotation, "dim_str") else get_args(annotation) or (annotation,)

@@ -21,7 +21,7 @@ from torch import Tensor
 from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import door
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import zeros_before
+from stateline.ops.stepping import step_in_place, step_of, zeros_before
 
 CHUNK = 16
 """Tokens of a chunk; the decays between all its tokens are computed for each entry."""
@@ -97,36 +97,5 @@ def delta_rule(
     return dispatch(OP, "delta_rule", q, k, v, log_decay, a, b, state, backend=backend)
 
 
-@door()
-def delta_rule_step(
-    q: Float[Tensor, "batch head d_key"],
-    k: Float[Tensor, "batch head d_key"],
-    v: Float[Tensor, "batch head d_value"],
-    log_decay: Float[Tensor, "batch head d_key"],
-    a: Float[Tensor, "batch head d_key"],
-    b: Float[Tensor, "batch head d_key"],
-    state: Float[Tensor, "batch head d_key d_value"],
-    *,
-    backend: str = "auto",
-) -> tuple[Float[Tensor, "batch head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    """One step of the recurrence: the output for the next token, and the state after it.
-
-    The arguments are the same as in :func:`delta_rule`, without the axis of time.
-    """
-    return dispatch(OP, "delta_rule_step", q, k, v, log_decay, a, b, state, backend=backend)
-
-
-@door()
-def delta_rule_step_(
-    q: Float[Tensor, "batch head d_key"],
-    k: Float[Tensor, "batch head d_key"],
-    v: Float[Tensor, "batch head d_value"],
-    log_decay: Float[Tensor, "batch head d_key"],
-    a: Float[Tensor, "batch head d_key"],
-    b: Float[Tensor, "batch head d_key"],
-    state: Float[Tensor, "batch head d_key d_value"],
-    *,
-    backend: str = "auto",
-) -> Float[Tensor, "batch head d_value"]:
-    """The same without gradients: the state changes in place."""
-    return dispatch(OP, "delta_rule_step_", q, k, v, log_decay, a, b, state, backend=backend)
+delta_rule_step = step_of(OP, delta_rule)
+delta_rule_step_ = step_in_place(OP, delta_rule)

@@ -21,7 +21,7 @@ from torch import Tensor
 from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import checked_step, door
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import Stepper
+from stateline.ops.stepping import Stepper, step_of
 
 
 class DiagonalWeights(NamedTuple):
@@ -147,26 +147,7 @@ def diagonal_ssm_every(
     return dispatch(OP, "diagonal_ssm_every", u, weights, stride, backend=backend)
 
 
-@door(whole_readouts)
-def diagonal_ssm_step(
-    u: Float[Tensor, "*batch channel"],
-    weights: DiagonalWeights,
-    state: Float[Tensor, "*batch channel mode 2"],
-    *,
-    backend: str = "auto",
-) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Response to the next input, and the state after it: one step of the recurrence.
-
-    Args:
-        u: Input.
-        weights: Weights.
-        state: State before this input.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        Output in the dtype of ``u``, and the state after the input.
-    """
-    return dispatch(OP, "diagonal_ssm_step", u, weights, state, backend=backend)
+diagonal_ssm_step = step_of(OP, diagonal_ssm)
 
 
 @door()

@@ -21,6 +21,7 @@ from stateline.ops.diagonal_ssm import positive_stride, whole_readouts
 from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import door
 from stateline.ops.op import Example, Op, Sizes
+from stateline.ops.stepping import step_of
 
 
 class DPLRWeights(NamedTuple):
@@ -120,23 +121,4 @@ def dplr_ssm_every(
     return dispatch(OP, "dplr_ssm_every", u, weights, stride, backend=backend)
 
 
-@door(whole_readouts)
-def dplr_ssm_step(
-    u: Float[Tensor, "*batch channel"],
-    weights: DPLRWeights,
-    state: Float[Tensor, "*batch channel mode 2"],
-    *,
-    backend: str = "auto",
-) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch channel mode 2"]]:
-    """Response to the next input, and the state after it: one step of the recurrence.
-
-    Args:
-        u: Input.
-        weights: Weights.
-        state: State before this input.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        Output in the dtype of ``u``, and the state after the input.
-    """
-    return dispatch(OP, "dplr_ssm_step", u, weights, state, backend=backend)
+dplr_ssm_step = step_of(OP, dplr_ssm)

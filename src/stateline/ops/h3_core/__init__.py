@@ -19,7 +19,7 @@ from stateline.ops.diagonal_ssm import DiagonalWeights, example_weights
 from stateline.ops.dispatch import dispatch
 from stateline.ops.door import checked_step, door
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import Stepper
+from stateline.ops.stepping import Stepper, step_of
 
 
 class H3Weights(NamedTuple):
@@ -131,30 +131,7 @@ def h3_core(
     return dispatch(OP, "h3_core", q, k, v, weights, state, backend=backend)
 
 
-@door(_heads_fit)
-def h3_core_step(
-    q: Float[Tensor, "batch d_model"],
-    k: Float[Tensor, "batch d_model"],
-    v: Float[Tensor, "batch d_model"],
-    weights: H3Weights,
-    state: H3CoreState,
-    *,
-    backend: str = "auto",
-) -> tuple[Float[Tensor, "batch read"], H3CoreState]:
-    """Response to the next token, and the state after it.
-
-    Args:
-        q: Query.
-        k: Key.
-        v: Value.
-        weights: Weights.
-        state: State before this token.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        ``d_model`` channels for each readout, in the dtype of ``q``, and the state after the token.
-    """
-    return dispatch(OP, "h3_core_step", q, k, v, weights, state, backend=backend)
+h3_core_step = step_of(OP, h3_core)
 
 
 @door()

@@ -19,7 +19,7 @@ from torch import Tensor
 from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import door
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import zeros_before
+from stateline.ops.stepping import step_in_place, step_of, zeros_before
 
 CHUNK = 64
 """Tokens of a chunk, which are computed by matrix products."""
@@ -104,32 +104,5 @@ def linear_attention(
     return dispatch(OP, "linear_attention", q, k, v, log_decay, state, backend=backend)
 
 
-@door(_groups_divide, decay_fits)
-def linear_attention_step(
-    q: Float[Tensor, "batch group d_key"],
-    k: Float[Tensor, "batch group d_key"],
-    v: Float[Tensor, "batch head d_value"],
-    log_decay: Float[Tensor, "batch head *entry"] | None,
-    state: Float[Tensor, "batch head d_key d_value"],
-    *,
-    backend: str = "auto",
-) -> tuple[Float[Tensor, "batch head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    """One step of the recurrence: the output for the next token, and the state after it.
-
-    The arguments are the same as in :func:`linear_attention`, without the axis of time.
-    """
-    return dispatch(OP, "linear_attention_step", q, k, v, log_decay, state, backend=backend)
-
-
-@door(_groups_divide, decay_fits)
-def linear_attention_step_(
-    q: Float[Tensor, "batch group d_key"],
-    k: Float[Tensor, "batch group d_key"],
-    v: Float[Tensor, "batch head d_value"],
-    log_decay: Float[Tensor, "batch head *entry"] | None,
-    state: Float[Tensor, "batch head d_key d_value"],
-    *,
-    backend: str = "auto",
-) -> Float[Tensor, "batch head d_value"]:
-    """The same without gradients: the state changes in place."""
-    return dispatch(OP, "linear_attention_step_", q, k, v, log_decay, state, backend=backend)
+linear_attention_step = step_of(OP, linear_attention)
+linear_attention_step_ = step_in_place(OP, linear_attention)

@@ -18,6 +18,7 @@ from torch import Tensor
 from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import door
 from stateline.ops.op import Example, Op, Sizes
+from stateline.ops.stepping import step_of
 
 
 class MIMOWeights(NamedTuple):
@@ -93,24 +94,4 @@ def mimo_ssm(
     return dispatch(OP, "mimo_ssm", u, weights, state, backend=backend)
 
 
-@own_precision
-@door(_one_precision)
-def mimo_ssm_step(
-    u: Float[Tensor, "*batch channel"],
-    weights: MIMOWeights,
-    state: Float[Tensor, "*batch mode 2"],
-    *,
-    backend: str = "auto",
-) -> tuple[Float[Tensor, "*batch output"], Float[Tensor, "*batch mode 2"]]:
-    """Response to the next inputs, and the state after them: one step of the recurrence.
-
-    Args:
-        u: Inputs.
-        weights: Weights.
-        state: State before these inputs.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
-
-    Returns:
-        Outputs in the dtype of ``u``, and the state after the inputs.
-    """
-    return dispatch(OP, "mimo_ssm_step", u, weights, state, backend=backend)
+mimo_ssm_step = own_precision(step_of(OP, mimo_ssm))

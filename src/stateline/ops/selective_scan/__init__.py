@@ -18,7 +18,7 @@ from torch import Tensor
 from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import door
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import zeros_before
+from stateline.ops.stepping import step_in_place, step_of, zeros_before
 
 
 def example(sizes: Sizes, d_state: int = 16) -> Example:
@@ -97,34 +97,5 @@ def selective_scan(
     return dispatch(OP, "selective_scan", u, dt, a, b, c, state, backend=backend)
 
 
-@door(_groups_divide)
-def selective_scan_step(
-    u: Float[Tensor, "batch channel"],
-    dt: Float[Tensor, "batch channel"],
-    a: Float[Tensor, "channel d_state"],
-    b: Float[Tensor, "batch group d_state"],
-    c: Float[Tensor, "batch group d_state"],
-    state: Float[Tensor, "batch channel d_state"],
-    *,
-    backend: str = "auto",
-) -> tuple[Float[Tensor, "batch channel"], Float[Tensor, "batch channel d_state"]]:
-    """One step of the recurrence: the output for the next input, and the state after it.
-
-    The arguments are the same as in :func:`selective_scan`, without the axis of time.
-    """
-    return dispatch(OP, "selective_scan_step", u, dt, a, b, c, state, backend=backend)
-
-
-@door(_groups_divide)
-def selective_scan_step_(
-    u: Float[Tensor, "batch channel"],
-    dt: Float[Tensor, "batch channel"],
-    a: Float[Tensor, "channel d_state"],
-    b: Float[Tensor, "batch group d_state"],
-    c: Float[Tensor, "batch group d_state"],
-    state: Float[Tensor, "batch channel d_state"],
-    *,
-    backend: str = "auto",
-) -> Float[Tensor, "batch channel"]:
-    """The same without gradients: the state changes in place."""
-    return dispatch(OP, "selective_scan_step_", u, dt, a, b, c, state, backend=backend)
+selective_scan_step = step_of(OP, selective_scan)
+selective_scan_step_ = step_in_place(OP, selective_scan)
