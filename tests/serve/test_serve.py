@@ -1,11 +1,14 @@
 """The server: answers, streams, kept conversations, limits, and what it refuses."""
 
+import asyncio
 import http.client
 import json
 import random
 import re
 import socket
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +19,7 @@ import torch
 
 from stateline.data import ByteTokenizer
 from stateline.generate import Model, PrefixStates, Sampling, Session, generate, prefill, seeded
-from stateline.serve import Limits
+from stateline.serve import Limits, Row
 from tests.serve.running import Client, app_of, opinionated, running
 
 pytestmark = [pytest.mark.usefixtures("unannotated"), pytest.mark.cpu]
@@ -270,6 +273,75 @@ def test_a_client_that_leaves_frees_its_row(client: Client, stream: bool) -> Non
     connection.close()
     left_alone(client, 0)
     assert client.metric("new_tokens_total") - before < 3900
+
+
+def test_a_row_is_decoded_at_most_once_after_its_client_has_left() -> None:
+    app = app_of(MODEL)
+    engine, late = app.state.service.engine, Counter[Row]()
+    step = engine._step
+
+    def counted(out: Any) -> None:
+        late.update(going.row for going in engine._rows if going.row.left)
+        step(out)
+
+    engine._step = counted
+    with running(app) as client:
+        request = json.dumps(GOOD | {"max_tokens": 4000, "stream": True})
+        streams = []
+        for _ in range(8):
+            connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", request, headers)
+            streams.append((connection, connection.getresponse()))
+        for number, (connection, answer) in enumerate(streams[1:], 1):
+            for _ in range(number):
+                answer.readline()
+            answer.close()
+            connection.close()
+            left_alone(client, 8 - number)
+        before = client.metric("new_tokens_total")
+        while client.metric("new_tokens_total") < before + 3:
+            time.sleep(0.01)
+        assert client.metric("rows") == 1
+        streams[0][1].close()
+        streams[0][0].close()
+        left_alone(client, 0)
+    assert max(late.values(), default=0) <= 1
+
+
+@pytest.mark.slow
+def test_200_streams_at_once_are_decoded_together_and_give_what_each_gives_alone() -> None:
+    openai = pytest.importorskip("openai")
+    clients, tokens = 200, 16
+    app = app_of(MODEL, limits=Limits(rows=clients))
+    engine, together = app.state.service.engine, threading.Event()
+    take, prompts = engine._take, [f"{number} bottles" for number in range(clients)]
+
+    def patient() -> bool:
+        """Take nothing before all have asked, so that no step depends on time."""
+        while len(engine._arrived) < clients and not (together.is_set() or engine._stopped):
+            time.sleep(0.01)
+        together.set()
+        return take()
+
+    async def ask(url: str) -> list[str]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+
+            async def one(prompt: str) -> str:
+                stream = await client.completions.create(
+                    model="tiny", prompt=prompt, max_tokens=tokens, temperature=0, stream=True
+                )
+                return "".join([chunk.choices[0].text async for chunk in stream])
+
+            return await asyncio.wait_for(asyncio.gather(*map(one, prompts)), 120)
+
+    engine._take = patient
+    with running(app) as client:
+        texts = asyncio.run(ask(client.url))
+        assert client.metric("new_tokens_total") == clients * tokens
+        assert client.metric("step_seconds_count") <= tokens + 4  # prompts are read between steps
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert plain(text) == shown(continued(prompt.encode(), tokens))
 
 
 def test_a_key_is_asked_for() -> None:

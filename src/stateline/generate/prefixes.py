@@ -16,6 +16,7 @@ from stateline.files import cannot_write
 from stateline.generate.session import PREFILL_CHUNK, SessionState, extend, first_token
 from stateline.generate.state_files import Kept, load_kept, save_kept
 from stateline.generate.text import NOTHING_HELD
+from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import fingerprint, nbytes
 from stateline.models.language_model import LanguageModel
 
@@ -90,6 +91,7 @@ class PrefixStates:
                 f"every, memory and disk must be positive, got {every}, {memory} and {disk}"
             )
         self.model, self.every, self._memory, self._disk = model, every, memory, disk
+        self._weights = Memory(model)
         self._known = fingerprint(model)
         self._start = sha256("".join(self._known.values()).encode()).digest()
         self._states: OrderedDict[bytes, SessionState] = OrderedDict()
@@ -151,7 +153,8 @@ class PrefixStates:
         while done < len(keys):
             fed = state.length - 1
             piece = ids[done : done + self.every - fed % self.every]
-            state = extend(self.model, state, piece[None])
+            with remembering(self._weights):
+                state = extend(self.model, state, piece[None])
             done += len(piece)
             self.keep(keys[done - 1], state)
             yield len(piece)

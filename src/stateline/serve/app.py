@@ -1,7 +1,6 @@
 """The HTTP side: routes, keys, streams, and one line for every error."""
 
 import asyncio
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -23,10 +22,9 @@ from stateline.errors import InputError
 from stateline.generate import PrefixStates
 from stateline.serve.engine import BusyError, Engine, Limits, Piece, Row, StoppedError
 from stateline.serve.metrics import Metrics
-from stateline.serve.replies import Answer, CompletionAnswer, ResponseAnswer
+from stateline.serve.replies import Answer, CompletionAnswer, ResponseAnswer, printable
 from stateline.serve.requests import CompletionRequest, ResponseRequest, decode
 
-_SURROGATES = re.compile("[\ud800-\udfff]")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -268,19 +266,26 @@ async def _send(send: Send, events: Iterable[tuple[str, Any]]) -> None:
     body = b""
     for name, event in events:
         body += f"event: {name}\n".encode() if name else b""
-        body += b"data: " + _encode(_printable(event)) + b"\n\n"
+        body += b"data: " + _encoded(event) + b"\n\n"
     if body:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(_encode(_printable(value)), status, media_type="application/json")
+    return Response(_encoded(value), status, media_type="application/json")
+
+
+def _encoded(value: Any) -> bytes:
+    """JSON; what is not UTF-8, such as in a request that is told back, is shown as U+FFFD."""
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return _encode(_printable(value))
 
 
 def _printable(value: Any) -> Any:
-    """Bytes that are not UTF-8 are shown as U+FFFD."""
     if isinstance(value, str):
-        return _SURROGATES.sub("\ufffd", value)
+        return printable(value)
     if isinstance(value, dict):
         return {_printable(key): _printable(part) for key, part in value.items()}
     return list(map(_printable, value)) if isinstance(value, list) else value

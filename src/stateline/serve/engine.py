@@ -27,6 +27,13 @@ from stateline.serve.metrics import Metrics
 READ_AT_ONCE = 1024
 """Prompt tokens that are read between two steps of the rows that decode."""
 
+PER_STEP, LATEST = 50, 0.1
+"""Pieces that are handed over per step, on average, and seconds after which all are.
+
+An event of a stream costs its server and its client as much as a token of a small model, so with
+many rows an event gets the tokens of several steps.
+"""
+
 log = getLogger("stateline.serve")
 
 
@@ -140,6 +147,7 @@ class _Going:
     end: float
     reading: Generator[int, None, Read]
     size: int = 0
+    length: int = 0
     made: int = 0
     read: Read | None = None
     key: bytes = b""
@@ -156,7 +164,7 @@ class Engine:
         tokenizer: The model's tokenizer.
         prefixes: Kept states of the model.
         limits: What the clients can take.
-        deliver: Gets the pieces of all rows after each step, in the engine's thread.
+        deliver: Gets the pieces of all rows, in the engine's thread.
         metrics: Counts what is done.
     """
 
@@ -175,6 +183,8 @@ class Engine:
         self._waiting: deque[_Going] = deque()
         self._rows: list[_Going] = []
         self._session: Session | None = None
+        self._held: list[tuple[Row, Piece]] = []
+        self._steps, self._due = 0, 0.0  # since pieces were handed over, and when they are next
         self._changed = Condition()
         self._stopped = False
         self._thread = Thread(target=self._run, name="stateline-engine", daemon=True)
@@ -245,9 +255,17 @@ class Engine:
                     log.exception("decoding failed")
                     out += self._fail(error)
                 self._tell()
-                if out:
-                    self._deliver(out)
-            self._deliver(self._fail(StoppedError("the server is ending: ask again later")))
+                self._hand_over(out)
+            ending = StoppedError("the server is ending: ask again later")
+            self._deliver(self._held + self._fail(ending))
+
+    def _hand_over(self, pieces: list[tuple[Row, Piece]]) -> None:
+        """Deliver pieces, unless they can wait for those of the next step."""
+        self._held += pieces
+        now, self._steps = time.monotonic(), self._steps + 1
+        if self._held and (len(self._rows) <= PER_STEP * self._steps or now >= self._due):
+            self._deliver(self._held)
+            self._held, self._steps, self._due = [], 0, now + LATEST
 
     def _take(self) -> bool:
         """Take what has arrived; wait if there is nothing else to do. False at the end."""
@@ -286,12 +304,13 @@ class Engine:
             if going.read is None:
                 continue
             budget -= 1
+            going.key, going.length = going.read.key, going.read.state.length
             try:
-                self._check_length(going, going.read.state.length)
+                if going.row.after is not None:  # its length was not known before
+                    self._check_length(going, going.length)
             except InputError as error:
                 out.append((going.row, Piece(error=error)))
                 continue
-            going.key = going.read.key
             self.metrics.read(len(going.row.tokens), going.read.reused)
             ready.append(going)
         if ready:
@@ -331,13 +350,9 @@ class Engine:
             else:
                 staying.append(place)
             assert going.read is not None
-            length = going.read.state.length + going.made
-            out.append(
-                (
-                    going.row,
-                    Piece(text, 1, told[place], going.read.reused, length, finish, going.key),
-                )
-            )
+            reused, length = going.read.reused, going.length + going.made
+            piece = Piece(text, 1, told[place], reused, length, finish, going.key)
+            out.append((going.row, piece))
         self.metrics.step(len(self._rows), time.perf_counter() - begin)
         self._keep_rows(staying)
 

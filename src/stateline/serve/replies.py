@@ -1,5 +1,6 @@
 """From the pieces of a text to the JSON of OpenAI's interfaces."""
 
+import re
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -11,6 +12,8 @@ from stateline.serve.requests import ResponseRequest, response_id
 
 Event = tuple[str, dict[str, Any]]
 """A name, or none, and the data of a server-sent event."""
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Answer(ABC):
@@ -33,7 +36,7 @@ class Answer(ABC):
 
     def add(self, pieces: list[Piece]) -> list[Event]:
         """Take pieces, and return the events that tell them."""
-        new = "".join(piece.text for piece in pieces)
+        new = printable("".join(piece.text for piece in pieces))
         self.text += new
         self.tokens += sum(piece.tokens for piece in pieces)
         end = pieces[-1]
@@ -197,6 +200,11 @@ class ResponseAnswer(Answer):
     def _event(self, name: str, **data: Any) -> Event:
         self._number += 1
         return name, {"type": name, "sequence_number": self._number - 1, **data}
+
+
+def printable(text: str) -> str:
+    """The text, where bytes that are not UTF-8 are shown as U+FFFD."""
+    return _SURROGATES.sub("\ufffd", text)
 
 
 def _choice(text: str, log_probs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
