@@ -37,7 +37,13 @@ OPTIONS = {
         {"position": "hard_alibi", "masked_heads": 1, "n_heads": 1},
         {"bias": True},
         {"double_count": True, "n_heads": 1},
-        {"n_kv_heads": 2, "position": "alibi", "bias": "qkv", "score_scale": 0.7},
+        {
+            "n_kv_heads": 2,
+            "position": "alibi",
+            "bias": "qkv",
+            "score_scale": 0.7,
+            "qk_norm": "joint",
+        },
         {
             "n_kv_heads": 1,
             "d_head": 4,
@@ -111,7 +117,7 @@ OPTIONS = {
     "kimi_delta_attention": [{"n_heads": 2, "d_head": 3, "rank": 1}, {"n_heads": 1, "d_conv": 1}],
     "latent_attention": [
         {"n_heads": 1, "d_latent": 3, "d_rotary": 4, "rope_base": 100.0},
-        {"n_heads": 3, "d_head": 5},
+        {"n_heads": 3, "d_head": 5, "position": "none"},
     ],
     "lightning_attention": [{"n_heads": 2, "decay_scale": 0.0}, {"d_head": 3}],
     "linear_attention": [
@@ -140,6 +146,7 @@ OPTIONS = {
     "mlstm": [{"n_heads": 2, "expand_k": 1.0, "soft_cap": 1.0}, {"n_heads": 1, "expand_v": 1.5}],
     "moe": [
         {"experts": 3, "top_k": 1, "d_hidden": 5, "activation": "gelu"},
+        {"scores": "sigmoid", "correction": True, "scale": 2.5, "d_shared": 3, "gate_shared": True},
         {"experts": 4, "top_k": 4, "shared": 2, "normalise": False},
     ],
     "retention": [{"n_heads": 1, "expand_v": 0.5}, {"n_heads": 2}],

@@ -94,7 +94,23 @@ EXPERTS = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 40,
+}
+SHARED = {**EXPERTS, "shared_expert_intermediate_size": 40}
+KIMI = {
+    **BASE,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_heads": 3,
+    "linear_head_dim": 8,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 12,
+    "qk_rope_head_dim": 6,
+    "moe_intermediate_size": 24,
+    "num_experts": 5,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 2,
 }
 GEMMA = {
     **BASE,
@@ -211,10 +227,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3_next": ("qwen3_next", {**QWEN, "num_experts": 0}),
-    "qwen3_next with experts": ("qwen3_next", {**QWEN, **EXPERTS}),
+    "qwen3_next with experts": ("qwen3_next", {**QWEN, **SHARED}),
     "qwen3_next with experts in one layer": (
         "qwen3_next",
-        {**QWEN, **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False},
+        {**QWEN, **SHARED, "decoder_sparse_step": 2, "norm_topk_prob": False},
     ),
     "qwen3_next with few dense layers": (
         "qwen3_next",
@@ -227,6 +243,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "mixtral": ("mixtral", {**BASE, "num_local_experts": 4}),
+    "mixtral with windows": ("mixtral", {**BASE, "num_local_experts": 4, "sliding_window": 6}),
+    "qwen2_moe": ("qwen2_moe", {**BASE, **SHARED}),
+    "qwen3_moe": ("qwen3_moe", {**BASE, **EXPERTS, "head_dim": 16, "mlp_only_layers": [1]}),
+    "olmoe": ("olmoe", {**BASE, "num_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoe": ("granitemoe", {**BASE, **MULTIPLIERS, "num_local_experts": 4}),
+    "kimi_linear": ("kimi_linear", KIMI),
     "qwen3_5_text": ("qwen3_5_text", QWEN),
     "qwen3_5_text with other heads": (
         "qwen3_5_text",

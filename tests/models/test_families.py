@@ -160,6 +160,10 @@ REFUSED = [
     ("nemotron_h with experts", {"topk_group": 0}, "topk_group=0 is not supported"),
     ("nemotron_h", {"layers_block_type": 3}, "must list 1 to .* layers, got 3"),
     ("qwen3_next", {"num_experts": -8}, "must have 'num_experts', an integer"),
+    ("kimi_linear", {"num_key_value_heads": 2}, "num_key_value_heads must be 4 here, got 2"),
+    ("kimi_linear", {"v_head_dim": 8}, "v_head_dim must be 12 here, got 8"),
+    ("kimi_linear", {"linear_attn_config": {"x": 1}}, "linear_attn_config with x is not supported"),
+    ("qwen3_moe", {"num_local_experts": 3}, "num_experts must be num_local_experts, 3"),
     (
         "recurrent_gemma",
         {"block_types": ["mamba"]},

@@ -92,6 +92,18 @@ def test_the_first_part_of_names_may_be_missing(name: str, prefix: str, tmp_path
     assert_near(load_pretrained(tmp_path)(tokens()), official(tokens()).logits)
 
 
+@torch.no_grad()
+def test_the_dense_layers_of_kimi_linear_have_other_names_in_published_files(
+    tmp_path: Path,
+) -> None:
+    official = saved("kimi_linear", tmp_path)
+    dense = "layers.0.block_sparse_moe."
+    found = Weights(tmp_path).items()
+    tensors = {n.replace(dense, "layers.0.mlp."): tensor.clone() for n, tensor in found}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert_near(load_pretrained(tmp_path)(tokens()), official(tokens()).logits)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

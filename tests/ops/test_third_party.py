@@ -42,6 +42,22 @@ MODULES = {
 }
 
 
+def one_by_one(
+    run: Callable[..., Any], signals: Sequence[Any], states: Tensor, borders: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The sequences between the borders of one row, each from a state of its own."""
+    if borders is None:
+        return run(*signals, states)
+    assert borders.dtype == torch.int64
+    assert (len(signals[0]), len(states)) == (1, len(borders) - 1)
+    parts = []
+    for (a, b), state in zip(pairwise(borders.tolist()), states, strict=True):
+        cut = (None if x is None else x[:, a:b] for x in signals)
+        parts.append(run(*cut, state[None]))
+    outputs, after = zip(*parts, strict=True)
+    return torch.cat(outputs, dim=1), torch.cat(after)
+
+
 def chunk_simple_gla(
     q: Tensor,
     k: Tensor,
@@ -51,12 +67,14 @@ def chunk_simple_gla(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     assert initial_state is not None
     assert q.dtype == k.dtype == v.dtype
     assert q.shape[2] == v.shape[2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    y, state = linear_reference.linear_attention(q * scale, k, v, g, initial_state)
+    signals = q * scale, k, v, g
+    y, state = one_by_one(linear_reference.linear_attention, signals, initial_state, cu_seqlens)
     return y, state if output_final_state else None
 
 
@@ -68,9 +86,10 @@ def chunk_gla(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     assert g.shape == k.shape
-    return chunk_simple_gla(q, k, v, g, None, scale, initial_state, output_final_state)
+    return chunk_simple_gla(q, k, v, g, None, scale, initial_state, output_final_state, cu_seqlens)
 
 
 def chunk_dplr_delta_rule(
@@ -83,11 +102,13 @@ def chunk_dplr_delta_rule(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     assert initial_state is not None
     assert q.dtype == k.dtype == v.dtype == a.dtype == b.dtype
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    y, state = entries_reference.delta_rule(q * scale, k, v, gk, a, b, initial_state)
+    signals = q * scale, k, v, gk, a, b
+    y, state = one_by_one(entries_reference.delta_rule, signals, initial_state, cu_seqlens)
     return y, state if output_final_state else None
 
 
@@ -101,11 +122,13 @@ def chunk_gated_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     assert initial_state is not None
     assert not use_qk_l2norm_in_kernel
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    y, state = delta_reference.gated_delta_rule(q * scale, k, v, g, beta, initial_state)
+    signals = q * scale, k, v, g, beta
+    y, state = one_by_one(delta_reference.gated_delta_rule, signals, initial_state, cu_seqlens)
     return y, state if output_final_state else None
 
 
@@ -125,10 +148,17 @@ def selective_scan_fn(
     return scan_reference.selective_scan(u.mT, delta.mT, A, b, c, zeros)[0].mT
 
 
-def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def causal_conv1d_fn(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_idx: Tensor | None = None
+) -> Tensor:
     """Signal (batch, channel, length), weights (channel, taps) in the order of a correlation."""
     assert weight.shape[1] in (2, 3, 4)
-    return conv_reference.short_conv(x.mT, weight.flip(-1)).mT
+    starts = None
+    if seq_idx is not None:
+        assert seq_idx.dtype == torch.int32
+        assert x.stride(1) == 1
+        starts = torch.nn.functional.pad(seq_idx.diff(dim=1) != 0, (1, 0))
+    return conv_reference.short_conv(x.mT, weight.flip(-1), starts).mT
 
 
 @pytest.fixture(autouse=True)
@@ -196,6 +226,28 @@ def test_linear_attention_with_a_decay_per_entry_by_fla() -> None:
     q, k = (normal(2, 9, 2, 5, seed=n).bfloat16() for n in (1, 2))
     inputs = q, k, normal(2, 9, 4, 6).bfloat16(), -normal(2, 9, 4, 5).exp(), normal(2, 4, 5, 6)
     agree(linear_attention, "fla", *inputs, limit=1e-2)
+
+
+STARTS = torch.tensor([[0, 0, 1, 0, 0, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0, 1]]).bool()
+
+
+def test_packed_rows_by_fla() -> None:
+    """Documents are sequences of their own; the state continues the first one of a row."""
+    q, k, v = (normal(2, 9, 4, 5, seed=n).bfloat16() for n in (1, 2, 3))
+    k, state = torch.nn.functional.normalize(k, dim=-1), normal(2, 4, 5, 5)
+    decay, beta = -normal(2, 9, 4, 5).exp(), normal(2, 9, 4).sigmoid()
+    b = (-k * beta[..., None]).bfloat16()
+    linear = partial(linear_attention, starts=STARTS)
+    agree(linear, "fla", q, k, v, decay[..., 0], state, limit=1e-2)
+    agree(linear, "fla", q, k, v, decay, state, limit=1e-2)
+    gated = partial(gated_delta_rule, starts=STARTS)
+    agree(gated, "fla", q, k, v, decay[..., 0], beta, state, limit=1e-2)
+    agree(partial(delta_rule, starts=STARTS), "fla", q, k, v, decay, k, b, state, limit=1e-2)
+
+
+def test_packed_rows_by_causal_conv1d() -> None:
+    run = partial(short_conv, starts=STARTS)
+    agree(run, "causal_conv1d", normal(2, 9, 8), normal(8, 3, seed=1), limit=5e-6)
 
 
 def test_linear_attention_without_decay_by_fla() -> None:

@@ -1,8 +1,10 @@
-"""Checks that the backends of third-party GPU kernels share."""
+"""What the backends of third-party GPU kernels share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stateline.ops.dispatch import tensors_of
 
@@ -43,3 +45,41 @@ def can_use_fla(function: str, *inputs: Any) -> str:  # noqa: ARG001
     if max(q.shape[-1], v.shape[-1]) > FLA_MOST_WIDE:
         return f"flash-linear-attention takes heads of up to {FLA_MOST_WIDE} entries"
     return can_use(HALVES, q, k, v)
+
+
+def run_fla(
+    run: Callable[..., tuple[Tensor, Tensor]],
+    state: Tensor,
+    starts: Tensor | None,
+    **signals: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Run one of flash-linear-attention's kernels; queries are not scaled.
+
+    Documents are the sequences of one long row for it (``cu_seqlens``), each with a state of its
+    own.
+
+    Args:
+        run: The kernel.
+        state: State of each row.
+        starts: Where documents begin.
+        **signals: Its signals (batch, length, ...), with the values as ``v``.
+    """
+    v, own, options = signals["v"], state.float(), {"scale": 1.0, "output_final_state": True}
+    assert v is not None
+    if starts is None:
+        y, after = run(**signals, initial_state=own, **options)
+        return y.to(v.dtype), after.to(state.dtype)
+    begins, length = starts.clone(), starts.shape[1]
+    begins[:, 0] = True
+    places = begins.flatten().nonzero().flatten()
+    rows, goes_on = places // length, ~starts.flatten()[places]
+    one_row = {name: None if x is None else x.flatten(0, 1)[None] for name, x in signals.items()}
+    ends = places.new_tensor([starts.numel()])
+    y, after = run(
+        **one_row,
+        initial_state=own[rows] * goes_on[:, None, None, None],
+        cu_seqlens=torch.cat([places, ends]),
+        **options,
+    )
+    last = begins.sum(1).cumsum(0) - 1
+    return y.view(v.shape).to(v.dtype), after[last].to(state.dtype)

@@ -67,7 +67,7 @@ class AttentionSettings(HeadSettings):
         masked_heads: For ``hard_alibi``; by default half of the heads.
         qk_norm: Whether each query and key is divided by its root mean square and multiplied by a
             learned weight per entry, before the rotation; with ``offset``, the weight is stored as
-            an offset from one.
+            an offset from one; with ``joint``, all heads are normalised together.
         norm_eps: For ``qk_norm``: added to the mean square.
         gated: Whether each head's output is multiplied by the sigmoid of another projection of the
             input, whose rows follow the queries of the head.
@@ -79,7 +79,7 @@ class AttentionSettings(HeadSettings):
 
     position: Position = "none"
     masked_heads: int | None = None
-    qk_norm: bool | Literal["offset"] = False
+    qk_norm: bool | Literal["offset", "joint"] = False
     norm_eps: float = 1e-6
     gated: bool = False
     double_count: bool = False
@@ -124,8 +124,9 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         heads = ((1 + its.gated) * its.n_heads + 2 * self.n_kv_heads) * self.d_head
         self.qkv = Linear(d_model, heads, bias=its.has_bias("qkv"))
         norm = OffsetRMSNorm if its.qk_norm == "offset" else nn.RMSNorm
-        self.q_norm = norm(self.d_head, eps=its.norm_eps) if its.qk_norm else None
-        self.k_norm = norm(self.d_head, eps=its.norm_eps) if its.qk_norm else None
+        q_heads, k_heads = (its.n_heads, self.n_kv_heads) if its.qk_norm == "joint" else (1, 1)
+        self.q_norm = norm(q_heads * self.d_head, eps=its.norm_eps) if its.qk_norm else None
+        self.k_norm = norm(k_heads * self.d_head, eps=its.norm_eps) if its.qk_norm else None
         self.out_proj = Linear(its.n_heads * self.d_head, d_model, bias=its.has_bias("out"))
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> AttentionState:
@@ -218,7 +219,11 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         if self.settings.gated:
             q, gate = q.unflatten(2, (self.n_heads, 2)).unbind(dim=3)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            if self.settings.qk_norm == "joint":
+                q = self.q_norm(q.flatten(2)).view_as(q)
+                k = self.k_norm(k.flatten(2)).view_as(k)
+            else:
+                q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
             q, k = self.rotary(positions, q, k)
         q = scaled(q, self.settings.score_scale)

@@ -1,7 +1,7 @@
 """Multi-head latent attention: the cache holds one short vector per token for all heads."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
-from stateline.layers.keywords import check_counts
+from stateline.layers.keywords import check_choice, check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, head_sizes, scaled
 from stateline.ops import AttentionMask, attention
@@ -57,12 +57,14 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         d_latent: Width of the latent; by default twice ``d_head``.
         d_rotary: Width of the rotated key, even; by default the even number nearest to half of
             ``d_head`` from above.
+        position: Whether :math:`R_i` rotates (``rope``) or is the identity (``none``), as in
+            Kimi-Linear.
         rope_base: Wavelength of the slowest rotation, in units of 2 pi tokens.
         norm_eps: Added to the mean square in the norm of the latent.
 
     Raises:
-        InputError: If the heads do not fit the width, a size is not positive, or ``d_rotary`` is
-            odd.
+        InputError: If the heads do not fit the width, a size is not positive, ``d_rotary`` is odd,
+            or the position scheme is unknown.
 
     References:
         DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1; queries are not compressed, as in its smaller
@@ -77,6 +79,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         d_head: int | None = None,
         d_latent: int | None = None,
         d_rotary: int | None = None,
+        position: Literal["rope", "none"] = "rope",
         rope_base: float = 10_000.0,
         norm_eps: float = 1e-6,
     ) -> None:
@@ -85,6 +88,8 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         self.d_latent = 2 * self.d_head if d_latent is None else d_latent
         self.d_rotary = 2 * -(-self.d_head // 4) if d_rotary is None else d_rotary
         check_counts(d_latent=self.d_latent, d_rotary=self.d_rotary)
+        check_choice("position", position, ("rope", "none"))
+        self.position = position
         if self.d_rotary % 2:
             raise InputError(f"d_rotary must be even, for pairs are rotated, got {d_rotary}")
         self.n_heads, self.rope_base, self.norm_eps = n_heads, rope_base, norm_eps
@@ -151,9 +156,10 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head + self.d_rotary))
         plain, turned = q.split([self.d_head, self.d_rotary], dim=-1)
         latent, key = self.down_proj(x).split([self.d_latent, self.d_rotary], dim=-1)
-        (turned,) = self.rotary(positions, turned)
-        (key,) = self.rotary(positions, key[:, :, None])
-        slots = torch.cat([self.norm(latent), key[:, :, 0]], dim=-1)
+        if self.position == "rope":
+            (turned,) = self.rotary(positions, turned)
+            key = self.rotary(positions, key[:, :, None])[0][:, :, 0]
+        slots = torch.cat([self.norm(latent), key], dim=-1)
         return torch.cat([plain, turned], dim=-1), slots
 
     def _attend(self, q: Tensor, slots: Tensor, start: Tensor) -> Tensor:

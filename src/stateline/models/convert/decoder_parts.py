@@ -206,6 +206,40 @@ def _feed_forward(
     return parts + _linear(f"{here}out_proj", [there + names.down], bias, names)
 
 
+def _kimi_delta_attention(
+    keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig
+) -> list[Part]:
+    there += names.inner
+    n_heads, inner = keywords["n_heads"], keywords["n_heads"] * keywords["d_head"]
+    maps = ("q_proj", "k_proj", "v_proj", "f_a_proj", "b_proj", "g_a_proj")
+    rows = (inner, inner, inner, keywords["rank"], n_heads, keywords["rank"])
+    flat = Change(lambda t: t.flatten(), lambda t: t.view(1, 1, n_heads, 1))
+    kernels = tuple(f"{there}{name}_conv1d.weight" for name in "qkv")
+    return [
+        Part(f"{here}in_proj.weight", tuple(f"{there}{name}.weight" for name in maps), rows),
+        Part(f"{here}conv.kernel", kernels, (inner,) * 3, (KERNEL,)),
+        Part(f"{here}a_log", (f"{there}A_log",), changes=(flat,)),
+        *same({"dt_bias": "dt_bias", "norm.weight": "o_norm.weight"}, here, there),
+        *same({"decay_proj.weight": "f_b_proj.weight"}, here, there),
+        *same({"gate_proj.weight": "g_b_proj.weight"}, here, there),
+        *same({"out_proj.weight": "o_proj.weight"}, here, there),
+    ]
+
+
+def _latent_attention(
+    _: Keywords, names: Names, there: str, here: str, __: ModelConfig
+) -> list[Part]:
+    equal = {
+        "q_proj": "q_proj",
+        "down_proj": "kv_a_proj_with_mqa",
+        "norm": "kv_a_layernorm",
+        "up_proj": "kv_b_proj",
+        "out_proj": "o_proj",
+    }
+    weights = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in equal.items()}
+    return same(weights, here, there + names.inner)
+
+
 def _moe(
     keywords: Keywords, names: Names, there: str, here: str, config: ModelConfig
 ) -> list[Part]:
@@ -241,6 +275,8 @@ _MAKE: Mapping[str, Callable[[Keywords, Names, str, str, ModelConfig], list[Part
     "mamba2": _mamba2,
     "gated_conv": _gated_conv,
     "gated_delta_net": _gated_delta_net,
+    "kimi_delta_attention": _kimi_delta_attention,
+    "latent_attention": _latent_attention,
     "rg_lru": _rg_lru,
     "h3": _h3,
     "feed_forward": _feed_forward,

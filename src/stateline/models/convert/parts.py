@@ -230,6 +230,12 @@ def _derived(name: str, keywords: Mapping[str, Any], config: ModelConfig) -> dic
         return {"n_key_heads": keywords["n_heads"], "d_key": width // keywords["n_heads"]}
     if name == "rg_lru":
         return {"d_inner": width}
+    if name == "kimi_delta_attention":
+        d_head = keywords["d_head"] or width // keywords["n_heads"]
+        return {"d_head": d_head, "rank": d_head}
+    if name == "latent_attention":
+        d_head = keywords["d_head"] or width // keywords["n_heads"]
+        return {"d_head": d_head, "d_latent": 2 * d_head, "d_rotary": 2 * -(-d_head // 4)}
     if name == "moe":
         activation, top_k = keywords["activation"], keywords["top_k"]
         d_hidden = keywords["d_hidden"] or default_expert(width, activation, top_k)

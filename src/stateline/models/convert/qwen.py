@@ -37,7 +37,9 @@ _TOP = fields.Fields(
 )
 """Fields of a model that also reads images, outside its part for text."""
 _KV_HEADS = {"qwen3_next": 2, "qwen3_5_text": 4}
-_EXPERTS = "num_experts mlp_only_layers decoder_sparse_step"
+SPARSE = "num_experts mlp_only_layers decoder_sparse_step"
+"""Fields that say which layers have experts."""
+
 _DENSE = fields.Fields(
     (
         *GATED,
@@ -79,7 +81,7 @@ LOSS = "output_router_logits router_aux_loss_coef"
 FIELDS = {
     "qwen3_5_text": _DENSE._replace(
         # of a model with experts, which this one does not have
-        inert=f"{_DENSE.inert} {LOSS} {_EXPERTS} moe_intermediate_size norm_topk_prob "
+        inert=f"{_DENSE.inert} {LOSS} {SPARSE} moe_intermediate_size norm_topk_prob "
         "num_experts_per_tok shared_expert_intermediate_size"
     ),
     "qwen3_next": _DENSE._replace(
@@ -89,7 +91,7 @@ FIELDS = {
             *expert_fields(10, 512, normalise=True),
             SHARED,
         ),
-        reads=f"{_DENSE.reads} {_EXPERTS}",
+        reads=f"{_DENSE.reads} {SPARSE}",
         inert=f"{_DENSE.inert} {LOSS}",
     ),
 }

@@ -10,19 +10,16 @@ can_use = third_party.can_use_fla
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, state: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run their kernel: queries are not scaled."""
-    q, k, a, b = (x.to(v.dtype) for x in (q, k, a, b))
-    y, after = chunk_dplr_delta_rule(
-        q,
-        k,
-        v,
-        a,
-        b,
-        log_decay.float(),
-        scale=1.0,
-        initial_state=state.float(),
-        output_final_state=True,
-    )
-    return y.to(v.dtype), after.to(state.dtype)
+    """Run their kernel."""
+    signals = {name: x.to(v.dtype) for name, x in {"q": q, "k": k, "a": a, "b": b}.items()}
+    signals |= {"v": v, "gk": log_decay.float()}
+    return third_party.run_fla(chunk_dplr_delta_rule, state, starts, **signals)

@@ -10,17 +10,15 @@ can_use = third_party.can_use_fla
 
 
 def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run their kernel: queries are not scaled, keys have been normalised."""
-    y, after = chunk_gated_delta_rule(
-        q.to(v.dtype),
-        k.to(v.dtype),
-        v,
-        g=log_decay.float(),
-        beta=beta.float(),
-        scale=1.0,
-        initial_state=state.float(),
-        output_final_state=True,
-    )
-    return y.to(v.dtype), after.to(state.dtype)
+    """Run their kernel: keys have been normalised."""
+    signals = {"q": q.to(v.dtype), "k": k.to(v.dtype), "v": v}
+    gates = {"g": log_decay.float(), "beta": beta.float()}
+    return third_party.run_fla(chunk_gated_delta_rule, state, starts, **signals, **gates)
