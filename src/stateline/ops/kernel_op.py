@@ -5,6 +5,7 @@ function is one opaque PyTorch operator, so that every layer compiles, even with
 Elsewhere it is an autograd function, which costs several times less to record.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -38,7 +39,8 @@ def define_kernel_op(
             annotated.
         fake: Like ``forward``, for tensors without data: empty outputs of the right shapes. By
             default ``forward`` itself, which must then be made of PyTorch's functions.
-        fake_backward: Likewise for ``backward``.
+        fake_backward: Likewise for ``backward``; by default, with ``fake``, gradients like the
+            inputs.
 
     Returns:
         A function with the signature of ``forward``.
@@ -47,8 +49,10 @@ def define_kernel_op(
     op_backward = torch.library.custom_op(
         f"stateline::{name}_backward", _apart(backward), mutates_args=()
     )
+    count = len(inspect.signature(forward).parameters)
+    empty = backward if fake is None else lambda *given: empty_like(*given[-count:])
     op.register_fake(fake or forward)
-    op_backward.register_fake(fake_backward or backward)
+    op_backward.register_fake(fake_backward or empty)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:  # noqa: ARG001
         ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs))

@@ -11,7 +11,7 @@ from stateline.ops.gated_delta_rule.numba_backend import whole_vectors
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.linear_attention.numba_backend import from_both_ends
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
+from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
 from stateline.ops.stepping import on_a_copy
 
@@ -19,11 +19,7 @@ WORK, STEP = 0.08, 1.0
 """Nanoseconds per token and entry of the state, to tell whether threads pay."""
 
 
-def can_use(function: str, *inputs: Any) -> str:
-    """Why the kernels cannot run this call, or an empty string."""
-    if function.startswith("delta_rule_step"):
-        return launch.can_step(*inputs)
-    return launch.can_use(*inputs)
+can_use = launch.can_run
 
 
 def delta_rule(
@@ -38,13 +34,7 @@ def delta_rule_step_(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, state: Tensor
 ) -> Tensor:
     """The recurrence, once, on a state that changes in place."""
-    signals = (q, k, v, log_decay, a, b)
-    dtype = launch.working_dtype(*signals, state)
-    y = torch.empty(v.shape, dtype=dtype)
-    with Changing(dtype, state) as (s,):
-        arrays = (*(array(x, dtype) for x in signals), s, y.numpy())
-        fan_out(delta.delta_rule_step, arrays, len(v), s.size * STEP)
-    return y.to(v.dtype)
+    return step_in_place(delta.delta_rule_step, (q, k, v, log_decay, a, b), state, v, STEP)
 
 
 delta_rule_step = on_a_copy(delta_rule_step_)
@@ -139,9 +129,5 @@ def _dots(x: Tensor, w: Tensor) -> Tensor:
 
 
 _whole = define_kernel_op(
-    "delta_rule_kernel",
-    _forward,
-    _backward,
-    lambda *inputs: empty_like(inputs[2], inputs[6]),
-    lambda _grad, _grad_after, *inputs: empty_like(*inputs),
+    "delta_rule_kernel", _forward, _backward, lambda *inputs: empty_like(inputs[2], inputs[6])
 )

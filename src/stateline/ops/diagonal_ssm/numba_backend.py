@@ -136,16 +136,11 @@ def _backward_chunk(
 
 
 _whole = define_kernel_op(
-    "diagonal_ssm_kernel",
-    _forward,
-    _backward,
-    lambda u, *_: empty_like(u)[0],
-    lambda _grad, *inputs: empty_like(*inputs),
+    "diagonal_ssm_kernel", _forward, _backward, lambda u, *_: empty_like(u)[0]
 )
 _chunk = define_kernel_op(
     "diagonal_ssm_chunk_kernel",
     _forward_chunk,
     _backward_chunk,
     lambda *inputs: empty_like(inputs[0], inputs[4]),
-    lambda _grad, _grad_after, *inputs: empty_like(*inputs),
 )

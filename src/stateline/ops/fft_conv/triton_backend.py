@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.fft_conv import triton_kernel as fourier
-from stateline.ops.kernel_op import define_kernel_op, empty_like
+from stateline.ops.kernel_op import define_kernel_op
 from stateline.ops.triton_common import launch
 from stateline.ops.triton_common.launch import channels_first, empty, on
 
@@ -191,5 +191,4 @@ _convolve = define_kernel_op(
     _forward,
     _backward,
     lambda u, kernel: u.new_empty(len(u), len(kernel), u.shape[2]),
-    lambda _grad, *inputs: empty_like(*inputs),
 )

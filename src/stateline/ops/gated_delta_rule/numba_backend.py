@@ -11,7 +11,7 @@ from stateline.ops.dispatch import wants_gradient
 from stateline.ops.gated_delta_rule import numba_kernel as delta
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
+from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
 from stateline.ops.stepping import on_a_copy
 
@@ -27,11 +27,9 @@ TIME = 256
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    if function.startswith("gated_delta_rule_step"):
-        return launch.can_step(*inputs)
     if wants_gradient(*inputs) and max(x.shape[-1] for x in inputs[1:3]) > WIDEST:
         return "PyTorch's products are faster for gradients of wide heads"
-    return launch.can_use(*inputs)
+    return launch.can_run(function, *inputs)
 
 
 def gated_delta_rule(
@@ -46,13 +44,7 @@ def gated_delta_rule_step_(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> Tensor:
     """The recurrence, once, on a state that changes in place."""
-    signals = (q, k, v, log_decay, beta)
-    dtype = launch.working_dtype(*signals, state)
-    y = torch.empty(v.shape, dtype=dtype)
-    with Changing(dtype, state) as (s,):
-        arrays = (*(array(x, dtype) for x in signals), s, y.numpy())
-        fan_out(delta.gated_delta_step, arrays, len(v), s.size * STEP)
-    return y.to(v.dtype)
+    return step_in_place(delta.gated_delta_step, (q, k, v, log_decay, beta), state, v, STEP)
 
 
 gated_delta_rule_step = on_a_copy(gated_delta_rule_step_)
@@ -163,5 +155,4 @@ _whole = define_kernel_op(
     _forward,
     _backward,
     lambda *inputs: empty_like(inputs[2], inputs[5]),
-    lambda _grad, _grad_after, *inputs: empty_like(*inputs),
 )

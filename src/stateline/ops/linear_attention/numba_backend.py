@@ -1,7 +1,5 @@
 """Linear attention by its recurrence, in kernels compiled by numba for the CPU."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -9,7 +7,7 @@ from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.linear_attention import numba_kernel as kernels
 from stateline.ops.linear_attention.reference import rows_of
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
+from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
 from stateline.ops.stepping import on_a_copy
 
@@ -17,11 +15,7 @@ WORK, STEP = 0.05, 0.5
 """Nanoseconds per token and entry of the state, to tell whether threads pay."""
 
 
-def can_use(function: str, *inputs: Any) -> str:
-    """Why the kernels cannot run this call, or an empty string."""
-    if function.startswith("linear_attention_step"):
-        return launch.can_step(*inputs)
-    return launch.can_use(*inputs)
+can_use = launch.can_run
 
 
 def linear_attention(
@@ -38,15 +32,9 @@ def linear_attention_step_(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor
 ) -> Tensor:
     """The recurrence, once, on a state that changes in place."""
-    decays = [] if log_decay is None else [log_decay]
     if log_decay is not None and log_decay.ndim == 2:
         log_decay = log_decay[..., None]
-    dtype = launch.working_dtype(q, k, v, state, *decays)
-    y = torch.empty(v.shape, dtype=dtype)
-    with Changing(dtype, state) as (s,):
-        signals = [None if x is None else array(x, dtype) for x in (q, k, v, log_decay)]
-        fan_out(kernels.linear_attention_step, (*signals, s, y.numpy()), len(v), s.size * STEP)
-    return y.to(v.dtype)
+    return step_in_place(kernels.linear_attention_step, (q, k, v, log_decay), state, v, STEP)
 
 
 linear_attention_step = on_a_copy(linear_attention_step_)
@@ -169,5 +157,4 @@ _whole = define_kernel_op(
     _forward,
     _backward,
     lambda *inputs: empty_like(inputs[2], inputs[4]),
-    lambda _grad, _grad_after, *inputs: empty_like(*inputs),
 )

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,6 +37,11 @@ def can_step(*inputs: Any) -> str:
     if torch.compiler.is_compiling():
         return "torch.compile fuses the step itself"
     return can_use(*inputs)
+
+
+def can_run(function: str, *inputs: Any) -> str:
+    """Why the kernels of an op cannot run this call of a whole or a step, or an empty string."""
+    return can_step(*inputs) if "_step" in function else can_use(*inputs)
 
 
 def working_dtype(*inputs: Tensor) -> torch.dtype:
@@ -162,3 +167,27 @@ def fan_out(
     run()
     for other in others:
         other.result()
+
+
+def step_in_place(
+    kernel: Callable[..., Any],
+    signals: Sequence[Tensor | None],
+    state: Tensor,
+    v: Tensor,
+    work: float,
+) -> Tensor:
+    """The output for one token, with the shape and dtype of ``v``; the state changes in place.
+
+    Args:
+        kernel: Called with the signals, the state, the output, and the first and last row.
+        signals: What the token brings; ``None`` is handed on.
+        state: The state, row by row.
+        v: The signal that the output is like.
+        work: About how many nanoseconds an entry of the state takes.
+    """
+    dtype = working_dtype(state, *(x for x in signals if x is not None))
+    y = torch.empty(v.shape, dtype=dtype)
+    with Changing(dtype, state) as (s,):
+        arrays = [None if x is None else array(x, dtype) for x in signals]
+        fan_out(kernel, (*arrays, s, y.numpy()), len(v), s.size * work)
+    return y.to(v.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.blocks import MODES
-from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
+from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
 from stateline.ops.selective_scan.numba_kernel import backward, forward, selective_step
 from stateline.ops.stepping import on_a_copy
@@ -25,10 +25,7 @@ TASKS = 8
 """Least number of tasks of the backward pass; fixed, so that threads do not change a sum."""
 
 
-def can_use(function: str, *inputs: Any) -> str:
-    """Why the kernels cannot run this call, or an empty string."""
-    step = function.startswith("selective_scan_step")
-    return launch.can_step(*inputs) if step else launch.can_use(*inputs)
+can_use = launch.can_run
 
 
 def selective_scan(
@@ -42,12 +39,7 @@ def selective_scan_step_(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> Tensor:
     """The recurrence, once, on a state that changes in place."""
-    dtype = launch.working_dtype(u, dt, a, b, c, state)
-    y = torch.empty(u.shape, dtype=dtype)
-    with Changing(dtype, state) as (h,):
-        arrays = (*(array(x, dtype) for x in (u, dt, a, b, c)), h, y.numpy())
-        fan_out(selective_step, arrays, len(u), state.numel() * STEP)
-    return y.to(u.dtype)
+    return step_in_place(selective_step, (u, dt, a, b, c), state, u, STEP)
 
 
 selective_scan_step = on_a_copy(selective_scan_step_)
@@ -110,9 +102,5 @@ def _backward(
 
 
 _scan = define_kernel_op(
-    "selective_scan_kernel",
-    _forward,
-    _backward,
-    lambda *inputs: empty_like(inputs[0], inputs[5]),
-    lambda _grad, _grad_after, *inputs: empty_like(*inputs),
+    "selective_scan_kernel", _forward, _backward, lambda *inputs: empty_like(inputs[0], inputs[5])
 )

@@ -120,9 +120,5 @@ def _backward(
 
 
 _scan = define_kernel_op(
-    "selective_scan_triton",
-    _forward,
-    _backward,
-    lambda *inputs: empty_like(inputs[0], inputs[5]),
-    lambda _grad, _grad_last, *inputs: empty_like(*inputs),
+    "selective_scan_triton", _forward, _backward, lambda *inputs: empty_like(inputs[0], inputs[5])
 )

@@ -76,11 +76,7 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
 
 
 convolve = define_kernel_op(
-    "short_conv_kernel",
-    _forward,
-    _backward,
-    lambda *inputs: empty_like(inputs[0])[0],
-    lambda _grad, *inputs: empty_like(*inputs),
+    "short_conv_kernel", _forward, _backward, lambda *inputs: empty_like(inputs[0])[0]
 )
 """Convolution with one filter of at most ``length`` taps per channel."""
 
