@@ -79,6 +79,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from rich.console import Console
 
     from stateline.cli.progress import show_news
+    from stateline.compare.pool import Local, worker_devices
     from stateline.devices import resolve_device
     from stateline.papers.record import read_table, write_table
     from stateline.papers.reproduce import reproduce
@@ -93,7 +94,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         raise InputError(
             "--record keeps a whole table of new figures: leave out --verify and --rows"
         )
-    resolve_device(given.device)
+    here = resolve_device(given.device)
     name, _ = find_table(given.name, recipes)
     recorded = RECORDS / f"{name}-{given.size}.json"
     if given.verify and not recorded.exists():
@@ -112,8 +113,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
             folder=folder,
             taken_from=given["from"],
             train=not given.as_is,
-            workers=given.jobs,
-            device=given.device,
+            engine=Local(worker_devices(given.device, given.jobs), here),
             news=news,
             tell=print,
         )

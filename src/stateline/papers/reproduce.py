@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from stateline.charts.chart import Chart
 from stateline.charts.export import write_charts
+from stateline.compare.engine import Engine
 from stateline.compare.news import News
 from stateline.compare.pool import Local, worker_devices
 from stateline.devices import resolve_device
@@ -51,8 +52,7 @@ def reproduce(  # noqa: PLR0913
     folder: Path | str = "runs/papers",
     taken_from: Sequence[Path | str] = (),
     train: bool = True,
-    workers: int | None = None,
-    device: str = "auto",
+    engine: Engine | None = None,
     news: News | None = None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Reproduced:
@@ -70,8 +70,8 @@ def reproduce(  # noqa: PLR0913
         folder: Folder for the runs of all tables.
         taken_from: Folders with finished runs of other commands, which are taken over.
         train: Whether to train what is missing; otherwise, only the runs that are there are shown.
-        workers: Number of worker processes, see :func:`stateline.compare.compare`.
-        device: Where to train.
+        engine: Where to train; by default in worker processes, as
+            :func:`stateline.compare.compare` does.
         news: Called while jobs run.
         tell: Called with lines on the data and on the runs that are taken over.
 
@@ -85,7 +85,6 @@ def reproduce(  # noqa: PLR0913
         raise InputError(f"seeds must be different numbers of at least 0, got {[*seeds]}")
     if rows:
         table = table.of_rows(size, rows)
-    engine = Local(worker_devices(device, workers), resolve_device(device))
     if needs := table.sizes[size].needs:
         tell(f"data: {needs}")
     folder = Path(folder)
@@ -96,6 +95,7 @@ def reproduce(  # noqa: PLR0913
         tell(f"runs taken over: {len(taken)}")
     done |= taken
     if train:
+        engine = engine or Local(worker_devices("auto", None), resolve_device("auto"))
         done = run_jobs(jobs, tasks, folder, done, engine, news or News())
     if not done:
         raise InputError(f"no run of {name} is there yet: leave out --as_is")
