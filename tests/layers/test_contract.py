@@ -151,6 +151,7 @@ OPTIONS = {
     ],
     "retention": [{"n_heads": 1, "expand_v": 0.5}, {"n_heads": 2}],
     "rg_lru": [{"d_inner": 6, "n_heads": 3, "d_conv": 1}, {"n_heads": 1}],
+    "slstm": [{"n_heads": 2, "d_conv": 1}, {"n_heads": 1, "norm_eps": 1e-3}],
     "rwkv7": [{"n_heads": 1, "rank": 2}, {"n_heads": 2, "gate_rank": 3}],
     "s4": [{"d_state": 4}, {"d_state": 6, "n_ssm": 2, "n_outputs": 2, "output": "linear"}],
     "s4d": [

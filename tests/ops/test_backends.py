@@ -482,6 +482,11 @@ REACHED = {
         "forward_chunk": "fft_conv shift_taps short_conv",
         "step": "fft_conv shift_taps short_conv_step",
     },
+    "slstm": {
+        "forward": "slstm short_conv",
+        "forward_chunk": "slstm short_conv",
+        "step": "slstm short_conv",
+    },
     "sliding_attention": dict.fromkeys(("forward", "forward_chunk", "step"), "local_attention"),
 }
 """The functions of ops that each verb of a layer calls."""

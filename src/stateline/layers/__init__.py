@@ -42,6 +42,7 @@ from stateline.layers.mixers.s4d import S4D
 from stateline.layers.mixers.s5 import S5, S5SSM
 from stateline.layers.mixers.shift_ssm import ShiftSSM
 from stateline.layers.mixers.sliding_attention import SlidingAttention
+from stateline.layers.mixers.slstm import SLSTM
 from stateline.layers.norm import NORMS
 from stateline.layers.state import (
     cat_states,
@@ -99,6 +100,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "s5": S5,
         "shift_ssm": ShiftSSM,
         "sliding_attention": SlidingAttention,
+        "slstm": SLSTM,
     },
 )
 
@@ -171,6 +173,7 @@ __all__ = [
     "S4SSM",
     "S5",
     "S5SSM",
+    "SLSTM",
     "WRAPPERS",
     "AnyLayer",
     "Attention",

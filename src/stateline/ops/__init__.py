@@ -34,6 +34,7 @@ from stateline.ops.op import OPS, register_backend
 from stateline.ops.pointwise import FeedForwardWeights, feed_forward, rotary
 from stateline.ops.selective_scan import selective_scan, selective_scan_step, selective_scan_step_
 from stateline.ops.short_conv import short_conv, short_conv_step, short_conv_stepper
+from stateline.ops.slstm import SLSTMCell, slstm
 from stateline.ops.ssm_parameters import discretize, shift_taps
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "LSTMWeights",
     "LocalWindow",
     "MIMOWeights",
+    "SLSTMCell",
     "attention",
     "delta_rule",
     "delta_rule_step",
@@ -85,5 +87,6 @@ __all__ = [
     "short_conv_step",
     "short_conv_stepper",
     "slide",
+    "slstm",
     "use_backend",
 ]

@@ -1,0 +1,94 @@
+"""LSTM with exponential gates and heads that do not mix, as in xLSTM."""
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.ops.dispatch import dispatch, own_precision
+from stateline.ops.door import door
+from stateline.ops.op import Example, Op, Sizes
+
+START = -1e4
+"""Scale m of a state that has read nothing: smaller than any input gate."""
+
+
+class SLSTMCell(NamedTuple):
+    """State of an sLSTM: its last output, and its sums, which are scaled by exp(-m)."""
+
+    h: Float[Tensor, "batch head d_head"]
+    c: Float[Tensor, "batch head d_head"]
+    n: Float[Tensor, "batch head d_head"]
+    m: Float[Tensor, "batch head d_head"]
+
+
+def empty_cell(like: Tensor, *shape: int) -> SLSTMCell:
+    """The state before the first input, in the dtype of a tensor on its device."""
+    h, c, n = (like.new_zeros(shape) for _ in "hcn")
+    return SLSTMCell(h, c, n, like.new_full(shape, START))
+
+
+def example(sizes: Sizes) -> Example:
+    """Heads as in attention."""
+    count, width = sizes.heads
+    gates = sizes.signal(4, count, width)
+    weight = sizes.weight(count, width, 4, width) / width**0.5
+    cell = empty_cell(weight.detach(), sizes.batch, count, width)
+    return Example((gates, weight, cell), 8.0 * sizes.positions * width)
+
+
+OP = Op(
+    "slstm",
+    {
+        "numba": f"{__name__}.numba_backend",
+        "torch": f"{__name__}.pytorch",
+        "reference": f"{__name__}.reference",
+    },
+    example,
+)
+
+
+def _gates_fit(gates: Tensor, weight: Tensor, state: SLSTMCell) -> str:  # noqa: ARG001
+    """Why the gates are not four, or an empty string."""
+    return "" if gates.shape[2] == 4 else f"needs four gates, got {gates.shape[2]}"
+
+
+@own_precision
+@door(_gates_fit)
+def slstm(
+    gates: Float[Tensor, "batch length gate head d_head"],
+    weight: Float[Tensor, "head d_head gate d_head"],
+    state: SLSTMCell,
+    *,
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "batch length head d_head"], SLSTMCell]:
+    r"""Run the recurrence over a sequence, or over the next chunk of one.
+
+    .. math::
+        (i, f, z, o)_t &= x_t + R\, h_{t-1} \\
+        m_t &= \max(\log \sigma(f) + m_{t-1},\; i) \\
+        c_t &= \sigma(f)\, e^{m_{t-1} - m_t} c_{t-1} + e^{i - m_t} \tanh(z) \\
+        n_t &= \sigma(f)\, e^{m_{t-1} - m_t} n_{t-1} + e^{i - m_t} \\
+        h_t &= \sigma(o)\, c_t / n_t
+
+    entry by entry, with a matrix R for each head. The output does not depend on the scale m: it
+    keeps the exponentials below one. So m is taken as a constant in the gradients.
+
+    Args:
+        gates: What the inputs give to the gates i, f, z and o.
+        weight: R, from the entries of the output before to the entries of each gate.
+        state: State before the first input; all n must be positive, or it is
+            :func:`empty_cell`'s.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
+
+    Returns:
+        All outputs, and the state after the last input.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others.
+
+    References:
+        Beck et al., "xLSTM: Extended Long Short-Term Memory", NeurIPS 2024, section 2.2 and
+        appendix A.
+    """
+    return dispatch(OP, "slstm", gates, weight, state, backend=backend)
