@@ -35,7 +35,7 @@ OPTIONS = {
         {"position": "alibi"},
         {"position": "hard_alibi"},
         {"position": "hard_alibi", "masked_heads": 1, "n_heads": 1},
-        {"bias": True},
+        {"bias": True, "out_scale": 0.6},
         {"double_count": True, "n_heads": 1},
         {
             "n_kv_heads": 2,
@@ -89,6 +89,7 @@ OPTIONS = {
     ],
     "feed_forward": [
         {"activation": "gelu_exact"},
+        {"activation": "swiglu", "gate_scale": 0.7, "out_scale": 1.4},
         {"activation": "relu"},
         {"activation": "swiglu", "bias": True},
         {"activation": "relu2"},
@@ -138,6 +139,7 @@ OPTIONS = {
     "mamba2": [
         {"d_state": 4, "d_head": 4, "n_groups": 2, "bias": True},
         {"d_state": 3, "d_head": 1, "d_conv": 2, "expand": 1.0},
+        {"d_state": 2, "d_head": 4, "normalise": False, "gate_scale": 0.5, "step_scale": 1.2},
     ],
     "mamba3": [
         {"d_state": 4, "d_head": 4, "n_groups": 2, "rope_fraction": 1.0, "out_norm": True},

@@ -112,6 +112,21 @@ KIMI = {
     "num_experts_per_token": 2,
     "num_shared_experts": 2,
 }
+FALCON_H1 = {
+    **BASE,
+    **MAMBA2,
+    "mamba_n_heads": 6,
+    "mamba_d_ssm": 48,
+    "embedding_multiplier": 5.6,
+    "lm_head_multiplier": 0.07,
+    "mlp_multipliers": [0.9, 0.6],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.94,
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.7, 1.3, 0.9, 0.5, 1.2],
+    "ssm_out_multiplier": 0.4,
+}
 GEMMA = {
     **BASE,
     "num_hidden_layers": 3,
@@ -250,6 +265,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {**BASE, "num_experts": 4, "num_experts_per_tok": 2}),
     "granitemoe": ("granitemoe", {**BASE, **MULTIPLIERS, "num_local_experts": 4}),
     "kimi_linear": ("kimi_linear", KIMI),
+    "falcon_h1": ("falcon_h1", FALCON_H1),
+    "falcon_h1 with norms": (
+        "falcon_h1",
+        {
+            **FALCON_H1,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_n_groups": 2,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3_5_text": ("qwen3_5_text", QWEN),
     "qwen3_5_text with other heads": (
         "qwen3_5_text",

@@ -1,5 +1,8 @@
 """Linear maps of layers."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 
 from stateline.ops.linear import linear
@@ -11,3 +14,30 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Map the last axis."""
         return linear(x, self.weight, self.bias)
+
+
+class ScaledLinear(Linear):
+    """A linear map whose outputs are multiplied by constants.
+
+    Args:
+        d_in: Width of the input.
+        factors: The widths of parts of the output, and the constant of each.
+        bias: Whether the map has a bias.
+    """
+
+    def __init__(self, d_in: int, factors: Sequence[tuple[int, float]], *, bias: bool) -> None:
+        super().__init__(d_in, sum(width for width, _ in factors), bias=bias)
+        self.factors = tuple(factors)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the last axis."""
+        parts = super().forward(x).split([width for width, _ in self.factors], dim=-1)
+        scaled = [factor * part for part, (_, factor) in zip(parts, self.factors, strict=True)]
+        return scaled[0] if len(scaled) == 1 else torch.cat(scaled, dim=-1)
+
+
+def scaled_linear(d_in: int, *factors: tuple[int, float], bias: bool) -> Linear:
+    """A linear map whose outputs have the given widths and factors."""
+    if all(factor == 1 for _, factor in factors):
+        return Linear(d_in, sum(width for width, _ in factors), bias=bias)
+    return ScaledLinear(d_in, factors, bias=bias)

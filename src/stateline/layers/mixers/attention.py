@@ -16,7 +16,7 @@ from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.derived import derived
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
-from stateline.layers.linear import Linear
+from stateline.layers.linear import Linear, scaled_linear
 from stateline.layers.mixers.heads import HeadSettings, scaled
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import AttentionMask, LocalWindow, attention, local_attention
@@ -75,6 +75,7 @@ class AttentionSettings(HeadSettings):
             score, :math:`(q \cdot k + q_{r:} \cdot k_{r:}) / \sqrt d` with
             :math:`r = \lfloor d / 4 \rfloor`. The official code of "Repeat After Me" computes this
             for ``none``, ``alibi`` and ``hard_alibi``, and its weights need it.
+        out_scale: Constant factor of the output.
     """
 
     position: Position = "none"
@@ -83,6 +84,7 @@ class AttentionSettings(HeadSettings):
     norm_eps: float = 1e-6
     gated: bool = False
     double_count: bool = False
+    out_scale: float = 1.0
 
 
 @keywords_from(AttentionSettings)
@@ -127,7 +129,8 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         q_heads, k_heads = (its.n_heads, self.n_kv_heads) if its.qk_norm == "joint" else (1, 1)
         self.q_norm = norm(q_heads * self.d_head, eps=its.norm_eps) if its.qk_norm else None
         self.k_norm = norm(k_heads * self.d_head, eps=its.norm_eps) if its.qk_norm else None
-        self.out_proj = Linear(its.n_heads * self.d_head, d_model, bias=its.has_bias("out"))
+        out = (d_model, its.out_scale)
+        self.out_proj = scaled_linear(its.n_heads * self.d_head, out, bias=its.has_bias("out"))
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> AttentionState:
         """Empty cache with ``capacity`` free slots."""

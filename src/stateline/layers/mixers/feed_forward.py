@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import check_choice, check_counts
-from stateline.layers.linear import Linear
+from stateline.layers.linear import scaled_linear
 from stateline.layers.plain import is_plain
 from stateline.ops import FeedForwardWeights, feed_forward
 
@@ -79,9 +80,12 @@ class FeedForward(Positionwise):
             number of parameters), rounded to a multiple of 8.
         bias: Whether the maps have biases; by default all but gates.
         dropout: Chance that a hidden unit is dropped in training.
+        gate_scale: Constant factor of the gate before its nonlinearity.
+        out_scale: Constant factor of the output.
 
     Raises:
-        InputError: If the activation is unknown, or ``d_hidden`` is not positive.
+        InputError: If the activation is unknown, ``d_hidden`` is not positive, or ``gate_scale`` is
+            set without a gate.
 
     References:
         Vaswani et al., 2017, section 3.3; Shazeer, "GLU Variants Improve Transformer", 2020;
@@ -96,6 +100,8 @@ class FeedForward(Positionwise):
         d_hidden: int | None = None,
         bias: bool | None = None,
         dropout: float = 0.0,
+        gate_scale: float = 1.0,
+        out_scale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
         check_choice("activation", activation, get_args(Activation))
@@ -105,8 +111,12 @@ class FeedForward(Positionwise):
             d_hidden = default_hidden(d_model, activation)
         check_counts(d_hidden=d_hidden)
         self.activation, self.d_hidden, self.bias = activation, d_hidden, bias
-        self.in_proj = Linear(d_model, 2 * d_hidden if gated else d_hidden, bias=bias)
-        self.out_proj = Linear(d_hidden, d_model, bias=bias)
+        if gate_scale != 1 and not gated:
+            raise InputError(f"gate_scale needs a gate, got {gate_scale=} and {activation=}")
+        self.gate_scale, self.out_scale = gate_scale, out_scale
+        gate = [(d_hidden, gate_scale)] if gated else []
+        self.in_proj = scaled_linear(d_model, *gate, (d_hidden, 1.0), bias=bias)
+        self.out_proj = scaled_linear(d_hidden, (d_model, out_scale), bias=bias)
         self.dropout = Dropout(dropout)
 
     def _forward(self, x: Tensor, **_: Any) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
-from stateline.layers.linear import Linear
+from stateline.layers.linear import scaled_linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
@@ -71,6 +71,13 @@ class Mamba2(SequenceLayer[Mamba2State]):
         conv_bias: Whether the convolution has biases.
         norm_eps: Added to the mean square in the norm.
         min_step: Smaller steps :math:`\Delta` are raised to this, as in Nemotron-H.
+        normalise: Whether there is a norm before the last map.
+        gate_scale: Constant factor of z, as in Falcon-H1.
+        input_scale: The same for u before the convolution.
+        b_scale: The same for B.
+        c_scale: The same for C.
+        step_scale: The same for :math:`\delta`.
+        out_scale: The same for the output.
 
     Raises:
         InputError: If a size is not positive, or one does not divide the other.
@@ -101,10 +108,19 @@ class Mamba2(SequenceLayer[Mamba2State]):
         conv_bias: bool = True,
         norm_eps: float = 1e-5,
         min_step: float = 0.0,
+        normalise: bool = True,
+        gate_scale: float = 1.0,
+        input_scale: float = 1.0,
+        b_scale: float = 1.0,
+        c_scale: float = 1.0,
+        step_scale: float = 1.0,
+        out_scale: float = 1.0,
     ) -> None:
         super().__init__(d_model)
         self.d_conv, self.conv_bias = d_conv, conv_bias
         self.expand, self.bias, self.min_step = expand, bias, min_step
+        self.gate_scale, self.input_scale, self.step_scale = gate_scale, input_scale, step_scale
+        self.b_scale, self.c_scale = b_scale, c_scale
         inner = int(expand * d_model)
         if min(inner, d_state, n_groups) < 1:
             raise InputError(
@@ -121,13 +137,24 @@ class Mamba2(SequenceLayer[Mamba2State]):
         self.d_inner, self.d_state, self.d_head = inner, d_state, d_head
         self.n_heads, self.n_groups = inner // d_head, n_groups
         mixed = inner + 2 * n_groups * d_state
-        self.in_proj = Linear(d_model, inner + mixed + self.n_heads, bias=bias)
+        shared = n_groups * d_state
+        self.normalise, self.out_scale = normalise, out_scale
+        self.in_proj = scaled_linear(
+            d_model,
+            (inner, gate_scale),
+            (inner, input_scale),
+            (shared, b_scale),
+            (shared, c_scale),
+            (self.n_heads, step_scale),
+            bias=bias,
+        )
         self.conv = ShortConv(mixed, taps=d_conv, bias=conv_bias)
         self.dt_bias = nn.Parameter(initial_step_bias(self.n_heads))
         self.a_log = nn.Parameter(torch.empty(self.n_heads).uniform_(1, 16).log())
         self.skip = nn.Parameter(torch.ones(self.n_heads))
-        self.norm_weight, self.norm_eps = nn.Parameter(torch.ones(inner)), norm_eps
-        self.out_proj = Linear(inner, d_model, bias=bias)
+        self.norm_weight = nn.Parameter(torch.ones(inner)) if normalise else None
+        self.norm_eps = norm_eps
+        self.out_proj = scaled_linear(inner, (d_model, out_scale), bias=bias)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Mamba2State:  # noqa: ARG002
         """Zero states."""
@@ -184,6 +211,8 @@ class Mamba2(SequenceLayer[Mamba2State]):
 
     def _read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
         gated = (y + self.skip[:, None] * u).flatten(-2) * F.silu(z)
+        if self.norm_weight is None:
+            return self.out_proj(gated.to(z.dtype))
         groups = gated.unflatten(-1, (self.n_groups, -1))
         normed = F.rms_norm(groups, groups.shape[-1:], eps=self.norm_eps).flatten(-2)
         return self.out_proj((normed * self.norm_weight).to(z.dtype))

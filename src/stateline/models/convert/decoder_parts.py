@@ -122,9 +122,22 @@ def _mamba(keywords: Keywords, names: Names, there: str, here: str, _: ModelConf
 
 def _mamba2(keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig) -> list[Part]:
     there += names.inner
-    parts = same({"a_log": "A_log", "skip": "D", "norm_weight": "norm.weight"}, here, there)
+    norm = {"norm_weight": "norm.weight"} if keywords["normalise"] else {}
+    parts = same({"a_log": "A_log", "skip": "D", **norm}, here, there)
     parts += _kernel(here, f"{there}conv1d", keywords["conv_bias"])
     return parts + _ends(keywords, names, there, here, ["dt_bias"])
+
+
+def _parallel(
+    keywords: Keywords, names: Names, there: str, here: str, config: ModelConfig
+) -> list[Part]:
+    return [
+        part
+        for i, branch in enumerate(keywords["branches"])
+        for part in _MAKE[branch.name](
+            branch.keywords, names, there, f"{here}core.layers.{i}.", config
+        )
+    ]
 
 
 def _gated_conv(
@@ -279,6 +292,7 @@ _MAKE: Mapping[str, Callable[[Keywords, Names, str, str, ModelConfig], list[Part
     "latent_attention": _latent_attention,
     "rg_lru": _rg_lru,
     "h3": _h3,
+    "parallel": _parallel,
     "feed_forward": _feed_forward,
     "moe": _moe,
 }

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -197,12 +198,36 @@ def _expand(item: Item, config: ModelConfig) -> Iterator[Layer]:
             for inner in item.core:
                 yield from _expand(inner, config)
             continue
+        if item.name == "parallel":
+            yield from _side_by_side(item, config)
+            continue
         if item.name not in LAYERS or item.core:
             raise InputError(f"{item.name} has no official counterpart, got {config.pattern!r}")
         yield _layer(item.name, item.keywords, config)
         if LAYERS[item.name].wants_feed_forward and config.feed_forward != "none":
             name, keywords = feed_forward_of(config)
             yield _layer(name, keywords, config, inside=True)
+
+
+def _side_by_side(item: Item, config: ModelConfig) -> Iterator[Layer]:
+    """Mixers of one branch as one layer, whose keyword ``branches`` lists them."""
+    bare = replace(config, feed_forward="none")
+    branches = [
+        layer
+        for part in (item.core, *item.others)
+        for inner in part
+        for layer in _expand(inner, bare)
+    ]
+    given = {**config.layers.get(item.name, {}), **item.keywords}
+    if given.get("normalise") or len(branches) != 1 + len(item.others):
+        raise InputError(
+            "models of this family add the outputs of single layers side by side, got "
+            f"{config.pattern!r}"
+        )
+    yield Layer(item.name, {"branches": branches})
+    if config.feed_forward != "none":
+        name, keywords = feed_forward_of(config)
+        yield _layer(name, keywords, config, inside=True)
 
 
 def _layer(
@@ -283,8 +308,10 @@ def first_keywords(blocks: Sequence[tuple[Layer, ...]], *names: str) -> Mapping[
         InputError: If there is none.
     """
     for layer in (layer for block in blocks for layer in block):
-        if layer.name in names:
-            return layer.keywords
+        for part in layer.keywords.get("branches", [layer]):
+            if part.name in names:
+                found: Mapping[str, Any] = part.keywords
+                return found
     raise InputError(f"models of this family have at least one layer {names[0]}, got none")
 
 

@@ -17,6 +17,7 @@ from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.convert import (
     decoders,
+    falcon_h1,
     gpt,
     gpt_neox,
     h3,
@@ -59,6 +60,7 @@ CONVERTERS: dict[str, Converter] = {
         transformer_sequential,
         gpt,
         decoders,
+        falcon_h1,
         hybrids,
         kimi,
         mixtures,
@@ -74,7 +76,6 @@ functions of their own in the modules of :mod:`stateline.models.convert`."""
 MISSING: Mapping[str, str] = {
     "deepseek_v2": "latent attention and mixtures of experts",
     "deepseek_v3": "latent attention and mixtures of experts",
-    "falcon_h1": "two mixers in one block",
     "gemma": "embeddings scaled in half precision",
     "gemma2": "normalisations after the branches and soft caps",
     "gemma3_text": "normalisations after the branches",
