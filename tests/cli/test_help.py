@@ -134,3 +134,30 @@ def test_threads_that_wait_sleep_before_pytorch_loads() -> None:
 
     assert told() == "PASSIVE False"
     assert told(OMP_WAIT_POLICY="ACTIVE") == "ACTIVE False"
+
+
+FIRST = """
+import os, sys
+class End:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            os._exit(0)  # what was not flushed is lost
+sys.meta_path.insert(0, End())
+from stateline.cli import main
+for line in sys.argv[1:]:
+    if not os.fork():
+        main(line.split())
+    os.wait()
+"""
+
+
+def test_commands_that_train_say_so_before_pytorch_loads() -> None:
+    lines = ["compare lstm h3*2", "train h3*2", "train h3*2 --dry_run", "reproduce h3/table_2"]
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST, *lines], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "comparing lstm, h3*2: results go to runs/compare",
+        "training h3*2",
+        "reproducing h3/table_2: results go to runs/papers",
+    ]

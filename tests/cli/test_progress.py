@@ -1,10 +1,12 @@
 import dataclasses
+import logging
 from io import StringIO
 
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from stateline.cli import _Log
 from stateline.cli.progress import describe, show_news
 from stateline.compare import Comparison, Job, plan
 from stateline.runs.results import RunRecord
@@ -90,6 +92,17 @@ def test_a_run_is_told_with_its_seed_unless_it_is_the_first(jobs: list[Job]) -> 
             news.planned(1, 0)
             news.finished(job, RUN)
         assert f"1/1 {name}" in file.getvalue()
+
+
+def test_a_log_stands_above_the_bars(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the handler that was made before the display of progress took standard error."""
+    handler, error, file = _Log(), StringIO(), StringIO()
+    monkeypatch.setattr("sys.stderr", error)
+    with show_news(Console(file=file, width=120, force_terminal=True)) as news:
+        news.planned(len(jobs), 0)
+        handler.emit(logging.LogRecord("stateline", 20, "", 0, "compiling", None, None))
+    assert error.getvalue() == ""
+    assert "compiling\n" in file.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

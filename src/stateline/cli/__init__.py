@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 from stateline.allocator import keep_freed_memory
 from stateline.cli.parser import Parser, add_import_option, take_imports
@@ -41,6 +41,15 @@ _USAGE = (
 )
 
 
+class _Log(logging.StreamHandler[TextIO]):
+    """Writes to the standard error of the moment, so that a display of progress stays whole."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See :class:`logging.Handler`."""
+        self.setStream(sys.stderr)
+        super().emit(record)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -55,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for stream in (sys.stdout, sys.stderr):  # an encoding without some character is no error
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
-        logging.basicConfig(format="stateline: %(message)s")
+        logging.basicConfig(format="stateline: %(message)s", handlers=[_Log()])
         logging.getLogger("stateline").setLevel(logging.INFO)
         keep_freed_memory()
     arguments = list(sys.argv[1:] if argv is None else argv)

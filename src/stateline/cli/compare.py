@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from stateline.cli.budget import add_budget_option, read_budgets
-from stateline.cli.console import wide_console
+from stateline.cli.console import begin, wide_console
 from stateline.cli.engine import add_engine_options, add_tracker_option, make_engine, trackers
 from stateline.cli.recipe import SUFFIXES, add_settings, without_defaults
 from stateline.devices import add_device_option
@@ -150,6 +150,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Compare, print the table, write the report."""
     given = parser.parse_args(arguments)
+    begin(f"comparing {', '.join(given.patterns)}: results go to {given.out}")
 
     from stateline.cli.progress import show_news
     from stateline.cli.watch import Watched

@@ -18,6 +18,12 @@ def announce(text: str) -> None:
         print(text, flush=True)
 
 
+def begin(text: str) -> None:
+    """Print a line before PyTorch is loaded, which takes seconds; nothing if it is loaded."""
+    if "torch" not in sys.modules:
+        print(text, flush=True)
+
+
 def wide_console() -> "Console":
     """A console for tables."""
     from rich.console import Console

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser
 
+from stateline.cli.console import begin
 from stateline.devices import add_device_option
 from stateline.errors import InputError
 from stateline.reports.format import count
@@ -75,6 +76,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """List the tables, or run one."""
     given = parser.parse_args(arguments)
+    if given.name is not None:
+        begin(f"reproducing {given.name}: results go to {given.out}")
 
     from rich.console import Console
 

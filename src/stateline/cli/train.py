@@ -5,6 +5,7 @@ h3-125m, or the folder of a model whose training is to go on (as with --init). O
 command line override it. Under ``torchrun``, processes share each batch.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
-from stateline.cli.console import announce
+from stateline.cli.console import announce, begin
 from stateline.cli.engine import add_tracker_option, trackers
 from stateline.cli.recipe import add_settings, read_recipe
 from stateline.devices import add_device_option
@@ -70,6 +71,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     """Train, score, save."""
+    given = parser.parse_args(arguments)
+    main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
+    if main and not (given.dry_run or given.print_config):
+        begin(f"training {given.recipe}")
     given = read_recipe(arguments, parser)
     if given.resume:
         check_imports(Path(given.out))

@@ -1,5 +1,6 @@
 """The local engine: worker processes, or this process, where jobs run one after the other."""
 
+import logging
 import multiprocessing
 import sys
 from collections import deque
@@ -8,6 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
+from logging.handlers import QueueHandler
 from pathlib import Path
 from queue import Empty
 from types import ModuleType
@@ -122,6 +124,7 @@ class _Workers:
     def __init__(self, folder: Path, devices: Sequence[str], news: News, threads: int) -> None:
         self.folder, self.devices, self.news, self.threads = folder, devices, news, threads
         self.running = dict[Future[RunRecord], Job]()
+        self.logged = set[str]()
         self.pool: ProcessPoolExecutor | None = None
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -152,12 +155,22 @@ class _Workers:
         try:
             while self.running:
                 done, _ = wait(self.running, timeout=0.2, return_when="FIRST_COMPLETED")
-                for job, metrics in _drain(self.queue):
-                    self.news.progress(job, metrics)
+                for told in _drain(self.queue):
+                    self._pass_on(told)
                 for future in done:
                     yield self.running.pop(future), future.result()
         except BrokenProcessPool as error:
             raise InputError(_broken(self.started.is_set(), self.code)) from error
+
+    def _pass_on(self, told: tuple[Job, Metrics] | logging.LogRecord) -> None:
+        """Progress of a job, or what a worker logs: each text once, for all workers say the same."""
+        if not isinstance(told, logging.LogRecord):
+            self.news.progress(*told)
+        elif told.msg not in self.logged:
+            self.logged.add(told.msg)
+            log = logging.getLogger(told.name)
+            if log.isEnabledFor(told.levelno):
+                log.handle(told)
 
     def close(self) -> None:
         """End all processes, also in the middle of a job."""
@@ -210,6 +223,9 @@ def _start(queue: Any, places: Any, started: Any, code: OwnCode, threads: int) -
     keep_freed_memory()
     torch.set_num_threads(threads)  # the same bits for any number of workers
     _here, _news = Processes(device=torch.device(places.get())), queue
+    log = logging.getLogger("stateline")
+    log.setLevel(logging.INFO)
+    log.addHandler(QueueHandler(queue))  # for the parent, which knows what to show
     code.restore()
 
 
@@ -217,7 +233,7 @@ def _work(job: Job, folder: Path) -> RunRecord:
     return run_job(job, folder, lambda metrics: _news.put((job, metrics)), processes=_here)
 
 
-def _drain(queue: Any) -> Iterator[tuple[Job, Metrics]]:
+def _drain(queue: Any) -> Iterator[tuple[Job, Metrics] | logging.LogRecord]:
     while True:
         try:
             yield queue.get_nowait()

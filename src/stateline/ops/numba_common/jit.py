@@ -106,7 +106,7 @@ class _SayOnce(event.Listener):
         dispatcher = event.data["dispatcher"]
         if not self.said and dispatcher.py_func.__module__.startswith("stateline.ops."):
             self.said = True
-            _log.info("compiling CPU kernels, once per machine: this takes a few seconds")
+            _log.info("compiling CPU kernels, once per machine: this can take a minute")
 
     def on_end(self, event: Any) -> None:
         """Nothing to do."""
