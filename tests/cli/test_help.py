@@ -39,6 +39,7 @@ def answers() -> dict[str, list[object]]:
         [sys.executable, "-c", ANSWER, json.dumps(lines)],
         capture_output=True,
         text=True,
+        env=os.environ | {"COLUMNS": "80"},
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -80,6 +81,11 @@ def test_help_explains_an_option(
     _, told, _ = answers[f"{command} --help"]
     _, _, explained = " ".join(told.split()).rpartition(f" {option} ")
     assert said in explained[:400]
+
+
+def test_help_is_no_wider_than_a_terminal(answers: dict[str, tuple[int, str, bool]]) -> None:
+    lines = [line for asked in answers if "help" in asked for line in answers[asked][1].split("\n")]
+    assert max(map(len, lines)) <= 80
 
 
 def test_help_names_every_command(answers: dict[str, tuple[int, str, bool]]) -> None:

@@ -55,6 +55,27 @@ def test_numbers_out_of_range_are_refused() -> None:
         Slurm(cpus_per_job=0)
 
 
+@pytest.mark.parametrize(
+    ("engine", "gpus"),
+    [
+        (Slurm(options={"slurm_partition": "fast"}), 1),
+        (Slurm(options={"slurm_partition": "other,fast"}), 1),
+        (Slurm(options={"slurm_partition": "cpu"}), 0),
+        (Slurm(options={"slurm_partition": "fast"}, gpus_per_job=0), 0),
+        (Slurm(), 0),  # of the default partition, cpu
+        (Slurm(cluster="local", options={"slurm_partition": "fast"}), 0),
+    ],
+)
+def test_a_job_takes_a_gpu_where_the_partition_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Slurm, gpus: int
+) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho 'cpu* (null)'\necho 'fast gpu:a100:8(S:0-1)'\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert engine._gpus() == gpus
+
+
 def engine_of(*arguments: str) -> object:
     parser = Parser(prog="stateline compare", print_config=None)
     add_device_option(parser)

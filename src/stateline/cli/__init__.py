@@ -19,8 +19,8 @@ from stateline.plugins import import_code
 from stateline.workers import wait_passively
 
 COMMANDS: Mapping[str, str] = {
-    "compare": "train architectures at the same size, score them, time them, write a report",
-    "reproduce": "run a table or figure of a paper, with its seeds, and write the table",
+    "compare": "train architectures of one size, score and time them, write a report",
+    "reproduce": "run a table or figure of a paper with its seeds, and write it",
     "data": "turn text into a corpus of tokens on disk",
     "train": "train one architecture on one task",
     "generate": "continue a prompt with a trained model",
@@ -28,17 +28,16 @@ COMMANDS: Mapping[str, str] = {
     "evaluate": "score a trained model on texts of any length, or on evaluation tasks",
     "probe": "measure what models retrieve from their context, by its length",
     "report": "show the results of several runs side by side and write a report",
-    "info": "parameters, operations and state size of an architecture, without building it",
-    "convert": "read a published model, and write it in our format or the official one",
+    "info": "parameters, operations and state size of an architecture",
+    "convert": "read a published model, write it in our format or the official one",
     "export": "write a trained model as a folder of Hugging Face transformers",
     "capacity": "size of a state in bits, and how many of them a trained model needs",
     "check": "check that a layer computes the same in every mode",
     "bench": "measure speed and memory of ops, layers, training and decoding",
 }
 
-_USAGE = (
-    "usage: stateline [--help] [--version] [--completion] [--import FILE_OR_MODULE] COMMAND ..."
-)
+_USAGE = """usage: stateline [--import FILE_OR_MODULE] COMMAND ...
+       stateline --help | --version | --completion"""
 
 
 class _Log(logging.StreamHandler[TextIO]):
@@ -115,6 +114,7 @@ def _command(name: str) -> tuple[Any, Parser]:
     parser = Parser(prog=f"stateline {name}", description=command.__doc__, print_config=None)
     add_import_option(parser)
     command.add_arguments(parser)
+    parser.shorten_usage()
     return command, parser
 
 

@@ -47,7 +47,7 @@ def add_engine_options(parser: ArgumentParser) -> None:
         "--gpus_per_job",
         type=float | None,
         default=None,
-        help="of ray: by default 1 if a node has a GPU, else 0; of slurm: by default 0",
+        help="of ray, slurm: by default 1 if a node has a GPU, of slurm in the partition, else 0",
     )
     option("--cpus_per_job", type=int | None, default=None, help="of ray, slurm: by default 1")
     option(
@@ -121,7 +121,7 @@ def _slurm(engine: "type[Slurm]", options: dict[str, Any]) -> "Slurm":
         if not (name and equals and value):
             raise InputError(f"--slurm needs NAME=VALUE, got {name + equals + value!r:.60}")
     given = {name: int(value) if value.isdecimal() else value for name, _, value in pairs}
-    gpus = options.get("gpus_per_job", 0)
-    if gpus != int(gpus):
+    gpus = options.pop("gpus_per_job", None)
+    if gpus is not None and gpus != int(gpus):
         raise InputError(f"gpus_per_job must be a whole number with --engine slurm, got {gpus:g}")
-    return engine(**{**options, "gpus_per_job": int(gpus)}, options=given)
+    return engine(gpus_per_job=None if gpus is None else int(gpus), options=given, **options)

@@ -33,6 +33,13 @@ class Parser(ArgumentParser):
             import_code(spec)
         return given
 
+    def shorten_usage(self) -> None:
+        """Leave the options out of the usage, which otherwise fills a screen."""
+        forms = {"+": "{0} [{0} ...]", "*": "[{0} ...]", "?": "[{0}]"}
+        needed = [action for action in self._actions if not action.option_strings]
+        words = [forms.get(str(own.nargs), "{0}").format(own.dest) for own in needed]
+        self.usage = " ".join(["%(prog)s [options]", *words])
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Raise InputError with what is wrong."""
         line = " ".join(message.split())

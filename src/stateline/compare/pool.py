@@ -163,7 +163,7 @@ class _Workers:
             raise InputError(_broken(self.started.is_set(), self.code)) from error
 
     def _pass_on(self, told: tuple[Job, Metrics] | logging.LogRecord) -> None:
-        """Progress of a job, or what a worker logs: each text once, for all workers say the same."""
+        """Progress of a job, or what a worker logs: once, for all workers say the same."""
         if not isinstance(told, logging.LogRecord):
             self.news.progress(*told)
         elif told.msg not in self.logged:

@@ -4,10 +4,12 @@ All nodes must see the folder of the results. A job that Slurm preempts or that 
 submitted again by the same command, and continues from its newest checkpoint.
 """
 
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ class Slurm:
     """Trains on a Slurm cluster.
 
     Args:
-        gpus_per_job: GPUs that a job takes; with 0 it computes on the CPU.
+        gpus_per_job: GPUs that a job takes; with 0 it computes on the CPU. By default 1 if
+            ``sinfo`` lists one in the partition of the jobs.
         cpus_per_job: Cores that a job takes, and its number of threads.
         options: Other parameters of submitit, such as ``slurm_partition`` and ``timeout_min``.
         cluster: ``slurm``, or ``local`` for processes on this machine.
@@ -41,15 +44,16 @@ class Slurm:
         InputError: If a number is out of range.
     """
 
-    gpus_per_job: int = 0
+    gpus_per_job: int | None = None
     cpus_per_job: int = 1
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cluster: str = "slurm"
 
     def __post_init__(self) -> None:
         for name, least in (("gpus_per_job", 0), ("cpus_per_job", 1)):
-            if not getattr(self, name) >= least:
-                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            given = getattr(self, name)
+            if given is not None and not given >= least:
+                raise InputError(f"{name} must be at least {least}, got {given}")
 
     @contextmanager
     def open(self, folder: Path, tasks: Mapping[str, Task], news: News) -> Iterator[Running]:  # noqa: ARG002
@@ -64,11 +68,28 @@ class Slurm:
                 "the nodes of a cluster cannot import the main script, which defines a layer or a "
                 "task: move the class to a file of its own and give it with --import"
             )
-        submitted = _Submitted(self, self._executor(folder), folder.absolute(), code)
+        own = replace(self, gpus_per_job=self._gpus())
+        submitted = _Submitted(own, own._executor(folder), folder.absolute(), code)
         try:
             yield submitted
         finally:
             submitted.close()
+
+    def _gpus(self) -> int:
+        """How many GPUs a job takes."""
+        if self.gpus_per_job is not None:
+            return self.gpus_per_job
+        if self.cluster != "slurm" or shutil.which("sinfo") is None:
+            return 0
+        ask = ["sinfo", "--noheader", "--format=%P %G"]
+        told = subprocess.run(ask, capture_output=True, text=True, check=False).stdout
+        wanted = str(self.options.get("slurm_partition", ""))
+        for line in told.splitlines():
+            partition, _, resources = line.partition(" ")
+            mine = partition.strip("*") in wanted.split(",") if wanted else partition.endswith("*")
+            if mine and "gpu" in resources:
+                return 1
+        return 0
 
     def _executor(self, folder: Path) -> Any:
         try:
