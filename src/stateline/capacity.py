@@ -171,7 +171,7 @@ def measure(
             is the score.
         length: In the task's own unit.
         bits: Bits per entry.
-        batches: Number of batches; the ranges are taken from as many others.
+        batches: Number of batches; the ranges are taken from the same number of others.
         noise: Add noise instead of rounding.
 
     Returns:

@@ -16,19 +16,7 @@ from stateline.layers import (
     LinearAttention,
     Retention,
 )
-
-WIDTH, HEADS, LENGTH = 8, 2, 21
-SAME = {"rtol": 0, "atol": 1e-10}
-
-
-def made(layer: Any) -> tuple[Any, Tensor]:
-    """The layer with weights of moderate size, and an input; float64."""
-    torch.manual_seed(0)
-    layer = layer.double()
-    with torch.no_grad():
-        for weight in layer.parameters():
-            weight.copy_(torch.randn_like(weight) / 2)
-    return layer, torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+from tests.layers.recurrences import HEADS, LENGTH, SAME, WIDTH, heads, made, normed
 
 
 def recurrence(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
@@ -38,14 +26,6 @@ def recurrence(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
         s = decay[:, t, :, :, None] * s + k[:, t, :, :, None] * v[:, t, :, None, :]
         outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], s))
     return torch.stack(outputs, dim=1)
-
-
-def heads(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (HEADS, -1))
-
-
-def normed(y: Tensor, norm: Any) -> Tensor:
-    return y * (y.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.weight
 
 
 def test_retention_is_its_recurrence() -> None:

@@ -68,7 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--recipes",
         type=str | None,
         default=None,
-        help="folder of the recipes; by default those of Stateline",
+        help="folder of the recipes; by default Stateline's own",
     )
     add_device_option(parser)
 

@@ -51,7 +51,7 @@ def by_rows(compute: Callable[..., Tensor], *inputs: Tensor, may_stop: bool = Fa
 
     Args:
         compute: Returns one row for each row of its inputs.
-        inputs: Of as many rows.
+        inputs: Inputs, one for each row.
         may_stop: It may raise an InputError before it has made all calls of the model; then the
             processes that hold a model together compute all rows.
 

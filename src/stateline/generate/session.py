@@ -137,7 +137,7 @@ class Session:
             self.use_graphs()
 
     def use_graphs(self, record: Record | None = None) -> None:
-        """Decode by recorded graphs, as is the default on CUDA devices; see :class:`Graphs`."""
+        """Decode by recorded graphs, the default on CUDA devices; see :class:`Graphs`."""
         self._graphs = Graphs(self.model.step_, record)
 
     @torch.inference_mode()

@@ -28,8 +28,8 @@ class Speculation:
     go back, both models continue from the state that was kept before the proposal; therefore any
     model can be a draft for any other of the same vocabulary.
 
-    Greedy decoding is the case of distributions with one token. Its tokens are those of
-    :class:`Session`, unless the two likeliest tokens differ by less than the rounding between a
+    Greedy decoding is the case of distributions with one token. It gives the tokens that
+    :class:`Session` gives, unless the two likeliest tokens differ by less than the rounding between a
     chunk and steps. Sampling draws other numbers than ``Session`` does, from the same distribution.
 
     Args:

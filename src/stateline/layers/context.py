@@ -32,7 +32,7 @@ class Context(NamedTuple):
 
     @staticmethod
     def fit(state: "Context", like: "Context") -> "Context":
-        """Give a context as many slots as another."""
+        """Give a context the number of slots of another one."""
         return state.with_slots(like.slots)
 
     @property

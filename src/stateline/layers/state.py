@@ -102,7 +102,7 @@ def replace_rows(state: State, rows: Tensor, other: State) -> State:
     Args:
         state: State of a batch.
         rows: Mask of the rows to replace.
-        other: State with as many rows.
+        other: State with the same number of rows.
 
     Example:
         >>> replace_rows(torch.tensor([1, 2]), torch.tensor([False, True]), torch.tensor([8, 9]))

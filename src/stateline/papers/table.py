@@ -225,7 +225,7 @@ def find_tables(recipes: Path) -> dict[str, Path]:
         f"{path.parents[1].name}/{path.stem}": path for path in recipes.glob("*/tables/*.yaml")
     }
     if not files:
-        raise InputError(f"no tables in {recipes}: without --recipes, those of Stateline are taken")
+        raise InputError(f"no tables in {recipes}: leave out --recipes to take Stateline's own")
     return dict(sorted(files.items()))
 
 

@@ -109,7 +109,7 @@ def _train(
     processes: Processes,
     interrupted: Callable[[], bool],
 ) -> TrainResult:
-    """How the training ended, also if it diverged or, being a trial, paused."""
+    """How the training ended; it may have diverged, and a trial may have paused."""
     logged = 0
 
     def log(metrics: Metrics) -> None:

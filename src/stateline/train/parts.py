@@ -87,7 +87,7 @@ class Copies:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def of(self, parts: Sequence[Part]) -> list[Part]:
-        """The parts with copies of their rows; those of the last call are overwritten."""
+        """The parts with copies of their rows, which overwrite the copies of the last call."""
         sizes = [-(-part.rows.nbytes // ALIGNMENT) * ALIGNMENT for part in parts]
         if (needed := sum(sizes)) > len(self._memory):
             self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes first

@@ -8,7 +8,7 @@ SIDE = 4096
 """Rows of the square matrices whose product measures the rate of the device."""
 
 PRODUCTS = 20
-"""Products that are timed together, after as many to warm up."""
+"""Products that are timed together, after the same number to warm up."""
 
 BACKWARD = 3
 """Operations of an update, divided by the operations of the forward pass."""

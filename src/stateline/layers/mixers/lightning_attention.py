@@ -38,8 +38,8 @@ class LightningAttention(DecayingAttention):
 
     References:
         Qin et al., "Various Lengths, Constant Speed: Efficient Language Modeling with Lightning
-        Attention", ICML 2024, section 3; the gate and the norm are those of MiniMax, "MiniMax-01",
-        2025, section 2.2.
+        Attention", ICML 2024, section 3; gate and norm: MiniMax, "MiniMax-01", 2025,
+        section 2.2.
     """
 
     def __init__(

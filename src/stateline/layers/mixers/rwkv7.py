@@ -67,7 +67,7 @@ class RWKV7(SequenceLayer[RWKV7State]):
         appendix; the state is the transpose of the paper's.
     """
 
-    # Differs from the paper: values are not mixed with those of the first layer, which a layer
+    # Differs from the paper: values are not mixed with the first layer's values, which a layer
     # alone cannot see; and a block has the feed-forward of the model, not that of RWKV.
 
     keeps_float32 = True

@@ -125,7 +125,7 @@ def _read_idx(path: Path, axes: int) -> UInt8[np.ndarray, "..."]:
         check_size(4 * count)
         values = np.frombuffer(file.read(count + 1), np.uint8)
     if len(shape) != axes or len(values) != count:
-        raise ValueError(f"{path.name} has not as many bytes as its header says")
+        raise ValueError(f"{path.name} does not have the number of bytes that its header says")
     return values.reshape(shape)
 
 
