@@ -305,7 +305,7 @@ def test_a_device_is_no_data() -> None:
 def test_sequences_must_have_as_many_channels(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((3, 2)))
     np.save(tmp_path / "b.npy", np.zeros((3, 1)))
-    with pytest.raises(InputError, match=r"as many channels, got 2 in .*a.npy and 1 in .*b.npy"):
+    with pytest.raises(InputError, match=r"number of channels, got 2 in .*a.npy and 1 in .*b.npy"):
         Signals(path=str(tmp_path), target="next", loss="l2")
 
 

@@ -29,8 +29,9 @@ class Speculation:
     model can be a draft for any other of the same vocabulary.
 
     Greedy decoding is the case of distributions with one token. It gives the tokens that
-    :class:`Session` gives, unless the two likeliest tokens differ by less than the rounding between a
-    chunk and steps. Sampling draws other numbers than ``Session`` does, from the same distribution.
+    :class:`Session` gives, unless the two likeliest tokens differ by less than the rounding
+    between a chunk and steps. Sampling draws other numbers than ``Session`` does, from the same
+    distribution.
 
     Args:
         model: A language model in evaluation mode.

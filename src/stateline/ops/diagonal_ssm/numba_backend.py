@@ -12,7 +12,7 @@ from stateline.ops.diagonal_ssm.numba_parameters import ROW_PIECES, Array, Coeff
 from stateline.ops.diagonal_ssm.step_kernel import diagonal_advance, rows_of, transitions
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import Changing, array, fan_out, flat
+from stateline.ops.numba_common.launch import Changing, array, fan_out, flat, of_token, output
 from stateline.ops.stepping import Stepper
 
 FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
@@ -57,11 +57,11 @@ def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
     channels, width, outputs = len(b), 2 * b.shape[1], len(c)
 
     def step(u: Tensor, state: Tensor) -> Tensor:
-        y = torch.empty((*u.shape[:-1], outputs), dtype=dtype)
+        y, read = output((*u.shape[:-1], outputs), dtype)
         work = state.numel() / 2 * STEP
         with Changing(dtype, state) as (x,):
-            signal = array(u, dtype).reshape(-1, channels)
-            places = x.reshape(-1, channels, width), y.numpy().reshape(-1, outputs)
+            signal = of_token(u, dtype).reshape(-1, channels)
+            places = x.reshape(-1, channels, width), read.reshape(-1, outputs)
             fan_out(diagonal_advance, (signal, *constants, *places), channels, work)
         return y.to(u.dtype)
 

@@ -26,7 +26,7 @@ ROWS = 16
 """Blocks that a program handles at once: the fewest rows of a matrix product."""
 
 PROGRAMS = 512
-"""Number of programs of the backward pass that keeps a GPU busy; batch rows are divided to reach it."""
+"""Programs of the backward pass that keep a GPU busy; batch rows are divided to reach them."""
 
 MOST_MODES = 64
 """Most modes whose tables fit into the memory of a multiprocessor."""

@@ -12,7 +12,7 @@ from stateline.ops.diagonal_ssm.step_kernel import rows_of, transitions
 from stateline.ops.h3_core import H3CoreState, H3Weights
 from stateline.ops.h3_core.step_kernel import h3_advance
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import Changing, array, fan_out
+from stateline.ops.numba_common.launch import Changing, array, fan_out, of_token, output
 from stateline.ops.stepping import Stepper
 
 
@@ -39,11 +39,11 @@ def h3_core_stepper(weights: H3Weights) -> Stepper:
     heads, outputs = len(b), len(c) // len(b)
 
     def step(q: Tensor, k: Tensor, v: Tensor, state: H3CoreState) -> Tensor:
-        y = torch.empty((len(q), outputs * q.shape[1]), dtype=dtype)
+        y, read = output((len(q), outputs * q.shape[1]), dtype)
         work = (state.h.numel() + state.past.numel()) / 2
         with Changing(dtype, *state) as (keys, x):
-            signals = array(q, dtype), array(k, dtype), array(v, dtype)
-            places = keys, x.reshape(*x.shape[:4], -1), y.numpy()
+            signals = (of_token(t, dtype) for t in (q, k, v))
+            places = keys, x.reshape(*x.shape[:4], -1), read
             fan_out(h3_advance, (*signals, *constants, *places), heads, work)
         return y.to(q.dtype)
 

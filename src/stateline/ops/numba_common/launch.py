@@ -44,10 +44,10 @@ def can_run(function: str, *inputs: Any) -> str:
     return can_step(*inputs) if "_step" in function else can_use(*inputs)
 
 
-def working_dtype(*inputs: Tensor) -> torch.dtype:
+def working_dtype(*inputs: Tensor | None) -> torch.dtype:
     """The precision that kernels compute in: float64 if any input has it, else float32."""
     for x in inputs:  # at every token: half the time of a generator
-        if x.dtype is torch.float64:
+        if x is not None and x.dtype is torch.float64:
             return torch.float64
     return torch.float32
 
@@ -83,6 +83,20 @@ def strided(x: Tensor, dtype: torch.dtype) -> tuple[NDArray[Any], int]:
         return flat(x, dtype), channels
     size = (x.shape[:-1].numel() - 1) * stride + channels
     return _memory(x.detach().as_strided((size,), (1,))), stride
+
+
+def of_token(x: Tensor, dtype: torch.dtype) -> NDArray[Any]:
+    """The entries of a signal of one token: faster than :func:`array`, and for no parameter."""
+    if x.dtype is not dtype or x.requires_grad or x.is_neg():
+        x = x.detach().to(dtype).resolve_neg()
+    entries: NDArray[Any] = x.contiguous().numpy()
+    return entries
+
+
+def output(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, NDArray[Any]]:
+    """An empty tensor, and its entries."""
+    entries = np.empty(shape, _TYPES[dtype])
+    return torch.from_numpy(entries), entries
 
 
 class _Memory:
@@ -185,9 +199,9 @@ def step_in_place(
         v: The signal that the output is like.
         work: About how many nanoseconds an entry of the state takes.
     """
-    dtype = working_dtype(state, *(x for x in signals if x is not None))
-    y = torch.empty(v.shape, dtype=dtype)
+    dtype = working_dtype(state, *signals)
+    y, outputs = output(v.shape, dtype)
     with Changing(dtype, state) as (s,):
-        arrays = [None if x is None else array(x, dtype) for x in signals]
-        fan_out(kernel, (*arrays, s, y.numpy()), len(v), s.size * work)
+        arrays = [None if x is None else of_token(x, dtype) for x in signals]
+        fan_out(kernel, (*arrays, s, outputs), v.shape[0], s.size * work)
     return y.to(v.dtype)

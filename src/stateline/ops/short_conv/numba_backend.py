@@ -10,7 +10,15 @@ from torch import Tensor
 
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import Changing, array, fan_out, flat, strided
+from stateline.ops.numba_common.launch import (
+    Changing,
+    array,
+    fan_out,
+    flat,
+    of_token,
+    output,
+    strided,
+)
 from stateline.ops.numba_common.vector import LANES
 from stateline.ops.short_conv.numba_kernel import TOGETHER, backward, forward
 from stateline.ops.short_conv.step_kernel import filter_advance
@@ -43,9 +51,9 @@ def short_conv_stepper(weights: Tensor) -> Stepper:
     taps = array(weights, dtype)
 
     def step(u: Tensor, past: Tensor) -> Tensor:
-        y = torch.empty(u.shape, dtype=dtype)
+        y, outputs = output(u.shape, dtype)
         with Changing(dtype, past) as (inputs,):
-            arrays = array(u, dtype), taps, inputs, y.numpy()
+            arrays = of_token(u, dtype), taps, inputs, outputs
             fan_out(filter_advance, arrays, len(u), past.numel() / 4)
         return y.to(torch.promote_types(u.dtype, past.dtype))
 

@@ -117,8 +117,9 @@ def _checked(examples: Sequence[Example]) -> list[Example]:
     for example in examples:
         if example.x.shape[1] != examples[0].x.shape[1]:
             raise ValueError(
-                f"all sequences must have the same number of channels, got {examples[0].x.shape[1]} in "
-                f"{examples[0].name} and {example.x.shape[1]} in {example.name}"
+                "all sequences must have the same number of channels, got "
+                f"{examples[0].x.shape[1]} in {examples[0].name} and "
+                f"{example.x.shape[1]} in {example.name}"
             )
         if example.each != examples[0].each:
             raise ValueError(
