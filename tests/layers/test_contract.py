@@ -145,7 +145,10 @@ OPTIONS = {
         {"d_state": 4, "d_head": 4, "n_groups": 2, "rope_fraction": 1.0, "out_norm": True},
         {"d_state": 6, "d_head": 8, "mimo_rank": 3, "pairs": "halves", "expand": 1.0},
     ],
-    "mlstm": [{"n_heads": 2, "expand_k": 1.0, "soft_cap": 1.0}, {"n_heads": 1, "expand_v": 1.5}],
+    "mlstm": [
+        {"n_heads": 2, "expand_k": 1.0, "soft_cap": 1.0, "divisor_eps": 0.1},
+        {"n_heads": 1, "expand_v": 1.5},
+    ],
     "moe": [
         {"experts": 3, "top_k": 1, "d_hidden": 5, "activation": "gelu"},
         {"scores": "sigmoid", "correction": True, "scale": 2.5, "d_shared": 3, "gate_shared": True},

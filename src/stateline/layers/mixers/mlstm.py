@@ -51,6 +51,7 @@ class MLSTM(DecayingAttention):
         expand_v: Width of the values of all heads, in units of ``d_model``.
         soft_cap: Largest size c of the gates.
         norm_eps: Added to the variance in the norm.
+        divisor_eps: Added to the divisor, after C and n were divided by :math:`e^{m_t}`.
 
     Raises:
         InputError: If the heads do not fit the widths, or ``soft_cap`` is not positive.
@@ -72,13 +73,14 @@ class MLSTM(DecayingAttention):
         expand_v: float = 1.0,
         soft_cap: float = 15.0,
         norm_eps: float = 1e-6,
+        divisor_eps: float = 0.0,
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=expand_v)
         super().__init__(d_model, n_heads, d_key, d_value)
         if soft_cap <= 0:
             raise InputError(f"soft_cap must be positive, got {soft_cap}")
         self.expand_k, self.expand_v = expand_k, expand_v
-        self.soft_cap, self.norm_eps = soft_cap, norm_eps
+        self.soft_cap, self.norm_eps, self.divisor_eps = soft_cap, norm_eps, divisor_eps
         self.sizes = [n_heads * d for d in (d_key, d_key, d_value, d_value)] + [2 * n_heads]
         self.in_proj = Linear(d_model, sum(self.sizes), bias=False)
         forget = torch.linspace(3.0, 6.0, n_heads)
@@ -123,7 +125,7 @@ class MLSTM(DecayingAttention):
     def read(self, y: Tensor, gate: tuple[Tensor, Tensor]) -> Tensor:
         """Divide by the normaliser, normalise each head, and gate."""
         output, m = gate
-        y = y / torch.maximum(y[..., -1:].abs(), (-m).exp()[..., None])
+        y = y / (torch.maximum(y[..., -1:].abs(), (-m).exp()[..., None]) + self.divisor_eps)
         normed = F.layer_norm(y[..., :-1], (self.d_value,), eps=self.norm_eps) * self.norm_weight
         return self.out_proj(normed.flatten(-2).to(output.dtype) * output.sigmoid())
 

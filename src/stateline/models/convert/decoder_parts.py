@@ -239,6 +239,23 @@ def _kimi_delta_attention(
     ]
 
 
+def _mlstm(
+    keywords: Keywords, names: Names, there: str, here: str, config: ModelConfig
+) -> list[Part]:
+    there += names.inner
+    n_heads = keywords["n_heads"]
+    keys, values = (round(keywords[n] * config.d_model) for n in ("expand_k", "expand_v"))
+    gates = ("igate_preact", "fgate_preact")
+    maps = tuple(f"{there}{name}.weight" for name in ("q", "k", "v", "ogate_preact", *gates))
+    heads = Change(lambda t: t.unflatten(0, (n_heads, -1)), lambda t: t.flatten())
+    return [
+        Part(f"{here}in_proj.weight", maps, (keys, keys, values, values, n_heads, n_heads)),
+        Part(f"{here}gate_bias", tuple(f"{there}{name}.bias" for name in gates), (n_heads,) * 2),
+        Part(f"{here}norm_weight", (f"{there}multihead_norm.weight",), changes=(heads,)),
+        *same({"out_proj.weight": "out_proj.weight"}, here, there),
+    ]
+
+
 def _latent_attention(
     _: Keywords, names: Names, there: str, here: str, __: ModelConfig
 ) -> list[Part]:
@@ -290,6 +307,7 @@ _MAKE: Mapping[str, Callable[[Keywords, Names, str, str, ModelConfig], list[Part
     "gated_delta_net": _gated_delta_net,
     "kimi_delta_attention": _kimi_delta_attention,
     "latent_attention": _latent_attention,
+    "mlstm": _mlstm,
     "rg_lru": _rg_lru,
     "h3": _h3,
     "parallel": _parallel,

@@ -29,6 +29,7 @@ from stateline.models.convert import (
     qwen,
     recurrent_gemma,
     transformer_sequential,
+    xlstm,
 )
 from stateline.models.convert.converter import Converter, Settings
 from stateline.models.convert.expressible import check_expressible
@@ -67,6 +68,7 @@ CONVERTERS: dict[str, Converter] = {
         nemotron,
         qwen,
         recurrent_gemma,
+        xlstm,
     )
     for name, converter in module.CONVERTERS.items()
 }
@@ -81,7 +83,6 @@ MISSING: Mapping[str, str] = {
     "gemma3_text": "normalisations after the branches",
     "gpt_oss": "mixtures of experts and attention sinks",
     "lfm2_moe": "weights of experts that are divided by their sum plus 1e-6",
-    "xlstm": "the mLSTM",
     "zamba": "attention blocks that several layers share and that read the embeddings again",
     "zamba2": "attention blocks that several layers share and that read the embeddings again",
 }
