@@ -265,6 +265,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {**BASE, "num_experts": 4, "num_experts_per_tok": 2}),
     "granitemoe": ("granitemoe", {**BASE, **MULTIPLIERS, "num_local_experts": 4}),
     "kimi_linear": ("kimi_linear", KIMI),
+    "qwen3_5_moe_text": (
+        "qwen3_5_moe_text",
+        {**{name: v for name, v in QWEN.items() if name != "intermediate_size"}, **SHARED},
+    ),
     "xlstm": (
         "xlstm",
         {"vocab_size": 61, "hidden_size": 128, "num_hidden_layers": 2, "num_heads": 4},

@@ -93,6 +93,16 @@ def test_the_first_part_of_names_may_be_missing(name: str, prefix: str, tmp_path
 
 
 @torch.no_grad()
+def test_files_may_hold_all_experts_in_one_tensor(tmp_path: Path) -> None:
+    official = saved("qwen3_5_moe_text", tmp_path)
+    tensors = {n: t.clone() for n, t in Weights(tmp_path).items() if ".experts." not in n}
+    whole = {n: t.clone() for n, t in official.state_dict().items() if ".experts." in n}
+    assert any(name.endswith("mlp.experts.gate_up_proj") for name in whole)
+    save_file({**tensors, **whole}, tmp_path / "model.safetensors")
+    assert_near(load_pretrained(tmp_path)(tokens()), official(tokens()).logits)
+
+
+@torch.no_grad()
 def test_the_dense_layers_of_kimi_linear_have_other_names_in_published_files(
     tmp_path: Path,
 ) -> None:

@@ -277,15 +277,16 @@ def _moe(
     experts, n = names.experts, keywords["experts"]
     stacked = Change(lambda t: t.unflatten(0, (n, -1)), lambda t: t.flatten(0, 1))
     parts = same({"router.weight": f"{experts.router}.weight"}, here, there)
-    for ours, maps, rows in (
-        ("in_weight", experts.up, keywords["d_hidden"]),
-        ("out_weight", (experts.down,), config.d_model),
+    for ours, maps, rows, whole in (
+        ("in_weight", experts.up, keywords["d_hidden"], experts.whole[0]),
+        ("out_weight", (experts.down,), config.d_model, experts.whole[1]),
     ):
         if "{}" not in maps[0]:
             parts += same({ours: f"{maps[0]}.weight"}, here, there)
             continue
         theirs = tuple(f"{there}{name.format(i)}.weight" for i in range(n) for name in maps)
-        parts.append(Part(here + ours, theirs, (rows,) * len(theirs), joined=stacked))
+        whole = whole and there + whole
+        parts.append(Part(here + ours, theirs, (rows,) * len(theirs), joined=stacked, whole=whole))
     if keywords["correction"]:
         parts += same({"correction": experts.correction}, here, there)
     if keywords["d_shared"]:

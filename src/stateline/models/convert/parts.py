@@ -38,6 +38,8 @@ class Experts(NamedTuple):
         always: First maps and last map of the expert that all positions use.
         gate: The map whose sigmoid multiplies the output of that expert.
         correction: Constants that are added to the scores to choose experts.
+        whole: In other files, the tensors that hold the first maps and the last maps of all
+            experts.
     """
 
     router: str
@@ -46,6 +48,7 @@ class Experts(NamedTuple):
     always: tuple[tuple[str, ...], str] = ((), "")
     gate: str = ""
     correction: str = ""
+    whole: tuple[str, str] = ("", "")
 
 
 class Names(NamedTuple):
@@ -153,6 +156,7 @@ class Part(NamedTuple):
         rows: For several official tensors: the number of rows of each.
         changes: How the entries of official tensors are rearranged: one for all, or one for each.
         joined: How the entries of the joined rows are rearranged.
+        whole: The official tensor that is ours in other files, which have none of the others.
         constant: Value to write for an official tensor that our model does not need.
     """
 
@@ -161,6 +165,7 @@ class Part(NamedTuple):
     rows: tuple[int, ...] = ()
     changes: tuple[Change, ...] = (SAME,)
     joined: Change = SAME
+    whole: str = ""
     constant: Tensor | None = None
 
 
@@ -330,10 +335,16 @@ def matched(found: Iterable[str], parts: Sequence[Part], names: Names) -> dict[s
     if f"{names.embedding}.weight" not in spelled.values():
         spelled = {n: t if t.startswith(names.head) else names.base + t for n, t in spelled.items()}
     files = {there: name for name, there in spelled.items()}
+    parts = [_as_in(files, part) for part in parts]
     needed = {name for part in parts if part.ours for name in part.theirs}
     known = {name for part in parts for name in part.theirs} | {f"{names.head}.weight"}
     check_names(files, needed, known)
     return files
+
+
+def _as_in(files: Collection[str], part: Part) -> Part:
+    """A part by the official names that files have."""
+    return Part(part.ours, (part.whole,)) if part.whole in files else part
 
 
 def read_parts(
@@ -346,6 +357,7 @@ def read_parts(
             that ties it is not its embedding.
     """
     files = matched(tensors, parts, names)
+    parts = [_as_in(files, part) for part in parts]
     head, embedding = f"{names.head}.weight", f"{names.embedding}.weight"
     tied = head in files and not any(head in part.theirs for part in parts)
     if tied and not tensors[files[head]].equal(tensors[files[embedding]]):

@@ -1,4 +1,4 @@
-"""Qwen3-Next, and Qwen3.5 without experts: gated delta nets and gated attention."""
+"""Qwen3-Next and Qwen3.5: gated delta nets and gated attention."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +18,7 @@ EXPERTS = Experts(
     "mlp.experts.{}.down_proj",
     (("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), "mlp.shared_expert.down_proj"),
     "mlp.shared_expert_gate",
+    whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
 )
 _DELTA = DECODER._replace(mixers=("gated_delta_net", "attention"), inner="linear_attn.")
 NAMES = {
@@ -36,7 +37,8 @@ _TOP = fields.Fields(
     depth="",
 )
 """Fields of a model that also reads images, outside its part for text."""
-_KV_HEADS = {"qwen3_next": 2, "qwen3_5_text": 4}
+NAMES["qwen3_5_moe_text"] = NAMES["qwen3_5_text"]._replace(experts=EXPERTS)
+_KV_HEADS = {"qwen3_next": 2, "qwen3_5_text": 4, "qwen3_5_moe_text": 2}
 SPARSE = "num_experts mlp_only_layers decoder_sparse_step"
 """Fields that say which layers have experts."""
 
@@ -94,12 +96,23 @@ FIELDS = {
         reads=f"{_DENSE.reads} {SPARSE}",
         inert=f"{_DENSE.inert} {LOSS}",
     ),
+    "qwen3_5_moe_text": _DENSE._replace(
+        ours=(
+            *(field for field in _DENSE.ours if field is not fields.HIDDEN),
+            fields.Field("num_experts", "moe.experts", 256),
+            *expert_fields(8, 512, normalise=True)[:2],
+            SHARED,
+        ),
+        # the weights of experts are always normalised
+        inert=f"{_DENSE.inert} {LOSS} {SPARSE.removeprefix('num_experts ')} intermediate_size "
+        "norm_topk_prob",
+    ),
 }
 """By ``model_type``."""
 
 
 def qwen_config(settings: Settings, kind: str) -> ModelConfig:
-    """Our configuration of a Qwen3-Next, or of a Qwen3.5 without experts."""
+    """Our configuration of a Qwen3-Next or Qwen3.5."""
     if settings.get("text_config"):
         settings = _text(settings)
     model, layers = FIELDS[kind].read(settings)
@@ -107,6 +120,9 @@ def qwen_config(settings: Settings, kind: str) -> ModelConfig:
     sparse = [False] * n_layers
     if kind == "qwen3_next":
         sparse = sparse_layers(settings, layers, 512)
+    if kind == "qwen3_5_moe_text":
+        sparse = [True] * n_layers
+    if "moe" in layers:
         layers["moe"]["gate_shared"] = True
     settings = {"head_dim": 256, **settings}
     every = count(settings, "full_attention_interval", 4)
@@ -194,6 +210,14 @@ CONVERTERS = {
         _FUNCTIONS,
         "Qwen3_5ForCausalLM",
         qwen3_5="Qwen3_5ForConditionalGeneration",
+    ),
+    "qwen3_5_moe_text": family(
+        "qwen3_5_moe_text",
+        "Qwen3.5 with experts",
+        NAMES["qwen3_5_moe_text"],
+        _FUNCTIONS,
+        "Qwen3_5MoeForCausalLM",
+        qwen3_5_moe="Qwen3_5MoeForConditionalGeneration",
     ),
 }
 """By ``model_type``."""
