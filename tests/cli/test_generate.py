@@ -330,10 +330,53 @@ def test_a_draft_changes_the_speed_alone(say: Say, models: Path, draft: str) -> 
         ("numbers", (), "has another tokenizer than"),
         ("letters0", ("--state_dtype", "bfloat16"), "leave out --state_dtype"),
         ("letters0", ("--ahead", 0), "ahead=0"),
+        ("letters0", ("--state", "kept"), "kept.draft"),
     ],
 )
 def test_a_draft_that_cannot_be_is_refused(
-    say: Say, models: Path, draft: str, more: tuple[object, ...], message: str
+    say: Say,
+    models: Path,
+    draft: str,
+    more: tuple[object, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    say("letters1", "--prompt", "ab", "--save_state", "kept")
     given = "--prompt", "abc", "--draft", models / draft, *more
     assert message in say("letters1", *given, code=2, err=True)
+
+
+def test_a_draft_decodes_no_file_of_prompts(say: Say, models: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("abc\n")
+    given = "--prompts", tmp_path / "prompts", "--draft", models / "letters0"
+    assert "--draft decodes one text" in say("letters1", *given, code=2, err=True)
+
+
+def test_a_draft_reads_a_stream_and_what_the_prefix_cache_lacks(
+    say: Say, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stream(*given: object, err: bool = False) -> str:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abcabc ab")))
+        settings = "--force", "--max_new_tokens", 12, "--temperature", 0
+        return say("letters1", "--stream", *settings, *given, err=err)
+
+    wanted, draft = stream(), ("--draft", models / "letters0")
+    cache = "--prefix_cache", tmp_path / "cache"
+    assert stream(*draft) == wanted
+    assert stream(*draft, *cache) == wanted
+    assert stream(*draft, *cache) == wanted
+    assert "9 of 9 tokens came with a kept state" in stream(*draft, *cache, err=True)
+
+
+def test_a_text_with_a_draft_is_continued(say: Say, models: Path, tmp_path: Path) -> None:
+    file, draft = tmp_path / "tale", ("--draft", models / "letters0", "--temperature", 0)
+    wanted = say("letters1", "--prompt", "abcabc", "--max_new_tokens", 20, "--temperature", 0)
+    begun = say(
+        "letters1", "--prompt", "abcabc", "--max_new_tokens", 9, *draft, "--save_state", file
+    )
+    rest = say("letters1", "--state", file, "--max_new_tokens", 11, *draft)
+    assert begun + rest == wanted
+    plain = say("letters1", "--state", file, "--max_new_tokens", 11, "--temperature", 0)
+    assert rest == plain

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from stateline.devices import add_device_option, resolve_device
 from stateline.errors import InputError
@@ -51,7 +51,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--key", type=str | None, default=None, help=f"for a server: its key; or set {KEY}"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="for a server: of the prompts; another for each check"
+        "--seed",
+        type=int,
+        default=0,
+        help="for a server: of the prompts; another for each check. For --state_dtype: of the text",
+    )
+    parser.add_argument(
+        "--state_dtype",
+        nargs="+",
+        type=Literal["bfloat16", "float16", "int8"],
+        default=None,
+        help="show how far a state in this precision drifts, by length",
+    )
+    parser.add_argument(
+        "--length", type=int, default=4096, help="for --state_dtype: tokens that are read"
     )
     parser.add_argument(
         "--json", type=str | None, default=None, help="for servers: write the results to this file"
@@ -75,6 +88,9 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         _print_backends(device)
         return 0
     torch.set_num_threads(1)  # the tensors are too small for threads
+    if given.state_dtype is not None:
+        _print_drift(given, device)
+        return 0
     names = given.names or [
         *LAYERS,
         *(
@@ -130,6 +146,37 @@ def _layer(name: str, d_model: int) -> "AnyLayer":
         check_imports(Path(name))
         return load_run(name)[0]
     return build_stack(configure(name, vocab_size=1, d_model=d_model))
+
+
+def _print_drift(given: Namespace, device: "torch.device") -> None:
+    """A table for each model: what rounding its state changes, by length."""
+    import torch
+
+    from stateline.generate import drift, load_run
+    from stateline.models.language_model import LanguageModel
+    from stateline.models.presets import configure
+    from stateline.runs.folder import check_imports
+
+    if not given.names:
+        raise InputError("--state_dtype needs a pattern or the folder of a model")
+    for name in given.names:
+        if os.path.isdir(name):
+            check_imports(Path(name))
+            model = load_run(name, device=device)[0]
+        else:
+            torch.manual_seed(given.seed)
+            config = configure(name, vocab_size=256, d_model=given.d_model)
+            model = LanguageModel(config).eval().to(device)
+        read = drift(model, given.state_dtype, length=given.length, seed=given.seed)
+        for place, found in enumerate(read):
+            if place == 0:
+                print(f"{name}: change of the next token's distribution (and of the state)")
+                print(f"{'tokens':>10}" + "".join(f"{dtype:>19}" for dtype in given.state_dtype))
+            cells = (
+                f"{found.answers[dtype]:9.1e} ({found.state[dtype]:.1e})"
+                for dtype in given.state_dtype
+            )
+            print(f"{found.length:>10,}" + "".join(f"{cell:>19}" for cell in cells), flush=True)
 
 
 def _print_backends(device: "torch.device") -> None:

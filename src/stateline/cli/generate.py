@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ from stateline.errors import InputError
 from stateline.files import check_writable, regular_file
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from stateline.data import Tokenizer
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
         Kept,
         PrefixStates,
         Sampling,
+        Session,
         SessionState,
         Speculation,
+        TextStream,
     )
     from stateline.models.language_model import LanguageModel
 
@@ -84,21 +88,57 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if device.type == "cpu" and str(model.embedding.weight.dtype) == "torch.bfloat16":
         log_bfloat16_rate()
     TextStream(tokenizer, given.stop)  # checks the stop strings before anything is read
-    growing = growing_layers(model) if given.stream and not given.force else []
-    if growing:
+    readings = [_Reading(model)]
+    if given.draft is not None:
+        readings.append(_Reading(_load_draft(given, tokenizer, device, dtype)))
+    growing = [layer for reading in readings for layer in growing_layers(reading.model)]
+    if given.stream and growing and not given.force:
         raise InputError(
             f"--stream needs a state that does not grow, but the state of {', '.join(growing)} "
             "grows: give --force to let memory grow with the text"
         )
-    kept = None if given.state is None else load_kept(given.state, model, force=given.force)
-    prefixes = None
-    if given.prefix_cache is not None:
-        prefixes = PrefixStates(model, folder=given.prefix_cache)
-    decode = _decode_one if given.prompts is None else _decode_batch
-    decode(given, model, tokenizer, kept, sampling, prefixes)
-    if prefixes is not None:
-        prefixes.flush()
+    for reading, file in zip(readings, _state_files(given.state or ""), strict=False):
+        if given.state is not None:
+            reading.kept = load_kept(file, reading.model, force=given.force)
+        if given.prefix_cache is not None:
+            reading.prefixes = PrefixStates(reading.model, folder=given.prefix_cache)
+    if given.prompts is None:
+        _decode_one(given, readings, tokenizer, sampling)
+    else:
+        _decode_batch(given, readings[0], tokenizer, sampling)
+    for reading in readings:
+        if reading.prefixes is not None:
+            reading.prefixes.flush()
     return 0
+
+
+def _state_files(path: str) -> tuple[str, str]:
+    """Where the state of the model is, and the state of its draft."""
+    return path, f"{path}.draft"
+
+
+@dataclass
+class _Reading:
+    """A model that reads a text, and what it knows of it."""
+
+    model: "LanguageModel"
+    kept: "Kept | None" = None
+    prefixes: "PrefixStates | None" = None
+    state: "SessionState | None" = None
+    key: bytes | None = None
+    read: int = 0
+    reused: int = 0
+
+    def take(self, tokens: "Tensor") -> None:
+        """Read the next tokens."""
+        from stateline.generate import prefill_chunks
+
+        if self.prefixes is None:
+            self.state = prefill_chunks(self.model, [tokens], self.state)
+            return
+        found = self.prefixes.read(tokens, self.key)
+        self.state, self.key = found.state, found.key
+        self.read, self.reused = self.read + len(tokens), self.reused + found.reused
 
 
 def _check(given: Namespace) -> None:
@@ -112,9 +152,13 @@ def _check(given: Namespace) -> None:
     if given.save_state is not None:
         check_writable(Path(given.save_state))
     if given.draft is not None:
-        needless = ("prompts", "stream", "state", "prefix_cache", "state_dtype")
-        if wrong := [name for name in needless if given[name] not in (None, False)]:
-            raise InputError(f"--draft reads one --prompt itself: leave out --{wrong[0]}")
+        if given.prompts is not None:
+            raise InputError("--draft decodes one text: give one --prompt, or leave out --draft")
+        if given.state_dtype is not None:
+            raise InputError(
+                "--draft checks several tokens in one call, which rounds no state between them: "
+                "leave out --state_dtype or --draft"
+            )
     if given.prefix_cache is not None and given.state is not None:
         raise InputError(
             "--prefix_cache finds states by the text, which --state does not hold: give one of them"
@@ -124,27 +168,13 @@ def _check(given: Namespace) -> None:
 
 
 def _decode_one(
-    given: Namespace,
-    model: "LanguageModel",
-    tokenizer: "Tokenizer",
-    kept: "Kept | None",
-    sampling: "Sampling",
-    prefixes: "PrefixStates | None",
+    given: Namespace, readings: "list[_Reading]", tokenizer: "Tokenizer", sampling: "Sampling"
 ) -> None:
     """Print one text as it is decoded; text that a later token may change is held back."""
-    from stateline.generate import (
-        Kept,
-        NumberTokenizer,
-        Session,
-        Speculation,
-        TextStream,
-        check_length,
-        decode_text,
-        save_kept,
-    )
+    from stateline.generate import NumberTokenizer, Speculation, TextStream, decode_text
 
-    state, key = _prefill(given, model, tokenizer, kept, prefixes)
-    check_length(model, state.length, given.max_new_tokens)
+    states, kept = _prefill(given, readings, tokenizer), readings[0].kept
+    session = _decoding(given, readings, states, sampling)
     _tell_origin(given, kept)
     text = TextStream(tokenizer, given.stop, None if kept is None else kept.text)
     if given.stream or given.prompt is not None:
@@ -153,95 +183,106 @@ def _decode_one(
         text = TextStream(tokenizer, given.stop)
     if given.log_probs:
         print("token", "log_prob", "text", sep="\t")
-    session: Session | Speculation
-    if given.draft is None:
-        stored = resolve_dtype(given.state_dtype)
-        session = Session(model, state, sampling=sampling, state_dtype=stored)
-    else:
-        session = _speculation(given, model, state, tokenizer, sampling)
     begin = time.perf_counter()
     for decoded in decode_text(session, [text], given.max_new_tokens):
         _show(_as_row(decoded) if given.log_probs else decoded.text)
-        if prefixes is not None:
-            (key,) = prefixes.keys([decoded.token], key)
+        for reading in readings:
+            if reading.prefixes is not None:
+                (reading.key,) = reading.prefixes.keys([decoded.token], reading.key)
+    ends = [session.state()]
     if isinstance(session, Speculation):
-        _tell_draft(session, session.state().length - state.length, time.perf_counter() - begin)
-    if prefixes is not None and given.state_dtype is None:  # a rounded state is not the text's
-        prefixes.keep(key, session.state())
+        _tell_draft(session, ends[0].length - states[0].length, time.perf_counter() - begin)
+        ends.append(session.draft_state())
+    _keep(given, readings, ends, text)
+
+
+def _decoding(
+    given: Namespace,
+    readings: "list[_Reading]",
+    states: "list[SessionState]",
+    sampling: "Sampling",
+) -> "Session | Speculation":
+    """What decodes the text, alone or with a draft."""
+    from stateline.generate import Session, Speculation, check_length
+
+    for reading, state in zip(readings, states, strict=True):
+        check_length(reading.model, state.length, given.max_new_tokens)
+    model = readings[0].model
+    if len(readings) == 1:
+        stored = resolve_dtype(given.state_dtype)
+        return Session(model, states[0], sampling=sampling, state_dtype=stored)
+    draft = readings[1].model
+    return Speculation(model, states[0], draft, states[1], sampling=sampling, ahead=given.ahead)
+
+
+def _keep(
+    given: Namespace, readings: "list[_Reading]", states: "list[SessionState]", text: "TextStream"
+) -> None:
+    """Keep the state of each model after the text, and show the text's end if none continues it."""
+    from stateline.generate import Kept, save_kept
+
+    for reading, state in zip(readings, states, strict=True):
+        if reading.prefixes is not None and given.state_dtype is None:
+            reading.prefixes.keep(reading.key or b"", state)  # a rounded state is not the text's
     if given.save_state is None:
         _show("" if given.log_probs else text.finish() + "\n")
-    else:
-        kept = Kept(session.state(), text.hold())
-        save_kept(given.save_state, kept, model)
-        _tell(kept.session, f"in {given.save_state}")
+        return
+    held = text.hold()
+    for reading, state, file in zip(readings, states, _state_files(given.save_state), strict=False):
+        save_kept(file, Kept(state, held), reading.model)
+    _tell(states[0], f"in {given.save_state}")
 
 
-def _speculation(
+def _load_draft(
     given: Namespace,
-    model: "LanguageModel",
-    state: "SessionState",
     tokenizer: "Tokenizer",
-    sampling: "Sampling",
-) -> "Speculation":
-    """The decoding with a draft, which has read the prompt, too."""
-    import torch
-
-    from stateline.generate import Speculation, check_length, load_run, prefill
-    from stateline.generate.session import device_of
+    device: "torch.device",
+    dtype: "torch.dtype | None",
+) -> "LanguageModel":
+    """The draft, which must read the same tokens."""
+    from stateline.generate import load_run
     from stateline.runs.folder import check_imports
 
     check_imports(Path(given.draft))
-    device, dtype = device_of(model), resolve_dtype(given.dtype)
     draft, its_tokenizer = load_run(given.draft, device=device, dtype=dtype)
     if its_tokenizer.to_json() != tokenizer.to_json():
         raise InputError(
             f"the draft {given.draft} has another tokenizer than {given.run}: give a draft that "
             "was trained with the same one"
         )
-    read = prefill(draft, torch.from_numpy(tokenizer.encode(given.prompt))[None])
-    check_length(draft, read.length, given.max_new_tokens)
-    return Speculation(model, state, draft, read, sampling=sampling, ahead=given.ahead)
+    return draft
 
 
 def _prefill(
-    given: Namespace,
-    model: "LanguageModel",
-    tokenizer: "Tokenizer",
-    kept: "Kept | None",
-    prefixes: "PrefixStates | None",
-) -> "tuple[SessionState, bytes]":
-    """The state after the prompt, which comes from stdin or the command line, and its hash."""
+    given: Namespace, readings: "list[_Reading]", tokenizer: "Tokenizer"
+) -> "list[SessionState]":
+    """The state of each model after the prompt, which comes from stdin or the command line."""
     import torch
 
-    from stateline.generate import prefill_chunks, seeded, token_chunks
+    from stateline.generate import seeded, token_chunks
 
     chunks: Iterable[Tensor] = ()
     if given.stream:
         chunks = token_chunks(sys.stdin.buffer.read, tokenizer)
     elif given.prompt is not None:
         chunks = [torch.from_numpy(tokenizer.encode(given.prompt))]
-    if prefixes is not None:
-        read, total, reused = None, 0, 0
-        for chunk in chunks:
-            if len(chunk):
-                read = prefixes.read(chunk, read and read.key)
-                total, reused = total + len(chunk), reused + read.reused
-        if read is None:
-            raise InputError("the prompt is empty: give at least one token")
-        _tell_reused(reused, total)
-        return seeded(read.state, given.seed or 0), read.key
-    state = prefill_chunks(model, chunks, None if kept is None else kept.session)
-    keeps_seed = kept is not None and given.seed is None
-    return state if keeps_seed else seeded(state, given.seed or 0), b""
+    for reading in readings:
+        reading.state = None if reading.kept is None else reading.kept.session
+    for chunk in chunks:
+        for reading in readings if len(chunk) else ():
+            reading.take(chunk)
+    states = [reading.state for reading in readings if reading.state is not None]
+    if not states:
+        raise InputError("the prompt is empty: give at least one token")
+    if readings[0].prefixes is not None:
+        _tell_reused(readings[0].reused, readings[0].read)
+    if readings[0].kept is None or given.seed is not None:
+        states = [seeded(state, given.seed or 0) for state in states]
+    return states
 
 
 def _decode_batch(
-    given: Namespace,
-    model: "LanguageModel",
-    tokenizer: "Tokenizer",
-    kept: "Kept | None",
-    sampling: "Sampling",
-    prefixes: "PrefixStates | None",
+    given: Namespace, reading: _Reading, tokenizer: "Tokenizer", sampling: "Sampling"
 ) -> None:
     """Print a JSON object for each prompt, in order; each continues a fork of the kept state."""
     import torch
@@ -257,6 +298,7 @@ def _decode_batch(
     )
     from stateline.layers import cat_states
 
+    model, kept, prefixes = reading.model, reading.kept, reading.prefixes
     prompts = _lines(given.prompts)
     rows = [torch.from_numpy(tokenizer.encode(prompt)) for prompt in prompts]
     if prefixes is not None:

@@ -1,6 +1,7 @@
 """Generation: from a prompt or a kept state to the tokens and the text that follow."""
 
 from stateline.generate.answers import answer
+from stateline.generate.drift import Drift, drift
 from stateline.generate.encoding import prefill_chunks, token_chunks
 from stateline.generate.model import Model, load
 from stateline.generate.prefixes import PrefixStates, Read
@@ -26,6 +27,7 @@ __all__ = [
     "GREEDY",
     "Choice",
     "DecodedToken",
+    "Drift",
     "HeldText",
     "Kept",
     "Model",
@@ -41,6 +43,7 @@ __all__ = [
     "check_length",
     "choose",
     "decode_text",
+    "drift",
     "extend",
     "generate",
     "growing_layers",

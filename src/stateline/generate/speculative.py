@@ -122,6 +122,11 @@ class Speculation:
         state = _read(self.model, self._memory, self._kept, self._given)
         return state._replace(random=self._random)
 
+    @torch.inference_mode()
+    def draft_state(self) -> SessionState:
+        """The draft's state after the same tokens."""
+        return _read(self.draft, self._draft_memory, self._draft_kept, self._given)
+
     def _move(self) -> None:
         """Keep the states after the tokens of the last round, from which the next can go back."""
         given, drawn = self._given, self._session.state()

@@ -45,6 +45,19 @@ def stored_bytes(layer: Any, length: int, dtype: torch.dtype | None) -> int:
     return layer.state_bytes(length) - nbytes(begun) + nbytes(stored(begun, dtype))
 
 
+def storable_parts(state: State) -> list[Tensor]:
+    """The tensors that :func:`stored` keeps in another dtype."""
+    found: list[Tensor] = []
+
+    def note(leaf: Tensor, marked: bool) -> Tensor:
+        if marked and leaf.is_floating_point():
+            found.append(leaf)
+        return leaf
+
+    map_marked(state, _storable, note)
+    return found
+
+
 def widened(state: State) -> State:
     """The state with these tensors in float32 at least."""
     return _cast(state, lambda own: torch.promote_types(own, torch.float32))

@@ -111,7 +111,8 @@ class Check:
 
     def __init__(self, function: Callable[..., Any], rules: tuple[Rule, ...]) -> None:
         self.name = function.__name__
-        self.signature = inspect.signature(inspect.unwrap(function))
+        told = inspect.unwrap(function, stop=lambda f: hasattr(f, "__signature__"))
+        self.signature = inspect.signature(told)
         self.rules = rules
         self.passed: set[Any] = set()
         self.steps: dict[Any, set[Any]] = {}  # signatures of prepared steps, by their weights

@@ -1,0 +1,136 @@
+"""How far a state that is rounded at every token moves from the exact one, by length."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.generate.session import device_of
+from stateline.layers.calls import unchecked
+from stateline.layers.derived import Memory, remembering
+from stateline.layers.stored_state import storable_parts
+from stateline.models.language_model import LanguageModel
+
+FIRST, FACTOR = 16, 4
+"""The first length, and the factor from one length to the next."""
+
+AT_ONCE = 1024
+"""Tokens that are drawn together."""
+
+
+class Drift(NamedTuple):
+    r"""How far rounding has moved a model, by the name of the rounding.
+
+    Attributes:
+        length: Tokens read.
+        answers: Mean over the tokens since the length before of the total variation distance
+            :math:`\frac12 \sum_v |p(v) - \hat p(v)|` between the next token's distributions: the
+            chance that another token is drawn.
+        state: Distance of the states after the last token, relative to the norm of the exact one.
+    """
+
+    length: int
+    answers: dict[str, float]
+    state: dict[str, float]
+
+
+def _int8(x: Tensor) -> Tensor:
+    """Eight bits and a scale for each vector along the last axis."""
+    scale = x.abs().amax(dim=-1, keepdim=True).clamp_(min=1e-30) / 127
+    return (x / scale).round_() * scale
+
+
+ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "bfloat16": lambda x: x.bfloat16(),
+    "float16": lambda x: x.half(),
+    "int8": _int8,
+}
+"""What can be done to a state after each token."""
+
+
+@torch.inference_mode()
+def drift(
+    model: LanguageModel,
+    roundings: Sequence[str] = ("bfloat16", "int8"),
+    *,
+    length: int = 4096,
+    seed: int = 0,
+) -> Iterator[Drift]:
+    """Read random tokens with an exact state and with rounded ones, step by step.
+
+    What is rounded is what :func:`stateline.layers.stored_state.stored` keeps in another dtype:
+    accumulators and past inputs of filters. Memory does not grow with the length unless the state
+    of the model does.
+
+    Args:
+        model: A language model in evaluation mode.
+        roundings: Names of :data:`ROUNDINGS`.
+        length: Number of tokens. Results come at 16 tokens, at each length four times as long, and
+            at the end.
+        seed: Seed of the tokens.
+
+    Raises:
+        InputError: If there is no such rounding, nothing in the state is rounded, or the length is
+            not positive or beyond the model's.
+
+    Example:
+        >>> from stateline.models.config import ModelConfig
+        >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+        <...>
+        >>> model = LanguageModel(ModelConfig("h3", vocab_size=16, d_model=8)).eval()
+        >>> [(d.length, d.state["int8"] < 0.1) for d in drift(model, ["int8"], length=100)]
+        [(16, True), (64, True), (100, True)]
+    """
+    if unknown := [name for name in roundings if name not in ROUNDINGS]:
+        raise InputError(f"a state can be rounded to {', '.join(ROUNDINGS)}, got {unknown[0]!r}")
+    if length < 1:
+        raise InputError(f"the length must be at least 1, got {length}")
+    state = model.init_state(1 + len(roundings), capacity=length)
+    kept = storable_parts(state)
+    if not kept:
+        raise InputError(
+            "nothing in the state of this model is rounded: it has neither accumulators nor past "
+            "inputs of filters"
+        )
+    rounded = [
+        (ROUNDINGS[name], leaf[row : row + 1])
+        for row, name in enumerate(roundings, 1)
+        for leaf in kept
+    ]
+    memory, random = Memory(model), torch.Generator().manual_seed(seed)
+    change = torch.zeros(len(roundings), dtype=torch.float64, device=device_of(model))
+    done = told = 0
+    while done < length:
+        end = min(length, _next(done), done + AT_ONCE)
+        tokens = torch.randint(model.config.vocab_size, (end - done, 1), generator=random)
+        with remembering(memory), unchecked() if done else nullcontext():
+            for token in tokens.to(change.device):
+                logits = model.step_(token.expand(1 + len(roundings)), state)
+                for rounding, part in rounded:
+                    part.copy_(rounding(part))
+                chances = logits.double().softmax(dim=-1)
+                change += (chances[1:] - chances[0]).abs().sum(dim=-1) / 2
+        done = end
+        if done in (length, _next(done - 1)):
+            found = (change / (done - told)).tolist(), _relative(kept)
+            yield Drift(done, *(dict(zip(roundings, part, strict=True)) for part in found))
+            told = done
+            change.zero_()
+
+
+def _next(length: int) -> int:
+    """The first length after this one that is told."""
+    told = FIRST
+    while told <= length:
+        told *= FACTOR
+    return told
+
+
+def _relative(leaves: Sequence[Tensor]) -> list[float]:
+    """Distance of the other rows from the first, relative to its norm."""
+    rows = torch.cat([leaf.flatten(1).double() for leaf in leaves], dim=1)
+    found: list[float] = ((rows[1:] - rows[0]).norm(dim=1) / rows[0].norm()).tolist()
+    return found
