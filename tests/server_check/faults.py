@@ -20,11 +20,11 @@ from stateline.serve.replies import CompletionAnswer
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,;:?"
 
 
-def model_of_letters() -> LanguageModel:
+def model_of_letters(max_len: int = 640) -> LanguageModel:
     """A model whose answers depend on all that it has read, and on its position."""
     torch.manual_seed(3)
     pattern = "h3(d_state=8) attention(position=rope)"
-    config = ModelConfig(pattern, len(LETTERS), 16, tie_embeddings=False, max_len=640)
+    config = ModelConfig(pattern, len(LETTERS), 16, tie_embeddings=False, max_len=max_len)
     model = LanguageModel(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -32,9 +32,9 @@ def model_of_letters() -> LanguageModel:
     return model
 
 
-def letters_app(model: LanguageModel, memory: int = 1 << 20) -> Starlette:
+def letters_app(model: LanguageModel, memory: int = 1 << 20, every: int = 16) -> Starlette:
     """A server with little memory for kept states, so that it must drop some."""
-    kept = PrefixStates(model, every=16, memory=memory)
+    kept = PrefixStates(model, every=every, memory=memory)
     return make_app(kept, CharacterTokenizer(LETTERS), "letters")
 
 

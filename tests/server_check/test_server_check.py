@@ -75,6 +75,22 @@ def test_a_bug_outside_of_the_engine_is_found(
     assert clauses >= ({"streamed"} if plant is faults.plant_in_streams else set())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", [None, faults.skipped_token])
+def test_borders_beyond_8000_tokens_are_asked(
+    plant: Callable[[Engine], None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateline.server_check.clauses.FLOOD", (5, 100))
+    app = faults.letters_app(faults.model_of_letters(9000), memory=1 << 25, every=1024)
+    if plant is not None:
+        plant(app.state.service.engine)
+    with running(app) as client:
+        report = check_server(client.url, borders=(8319, 8320, 8321))
+    behind = next(f for f in report.findings if f.clause == "behind a kept prefix")
+    assert (behind.pairs, report.notes) == (6, ())
+    assert behind.ok == report.ok == (plant is None), report
+
+
 def test_the_command_prints_the_verdict_and_writes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
