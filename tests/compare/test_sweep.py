@@ -147,6 +147,28 @@ class TestGrid:
         ]
         assert tried == [(1.0, 0.0), (1.0, 0.1), (2.0, 0.0), (2.0, 0.1)]
 
+    def test_both_rates_of_muon_are_tried(self) -> None:
+        def tried(**changes: Any) -> list[tuple[float, float | None]]:
+            of = sweep(**{"lrs": [1.0, 2.0], "train": {"optimizer": "muon"}} | changes)
+            return [(job.training.lr, job.training.muon_lr) for job in of.first()]
+
+        given = tried(muon_lrs=[0.1, 0.2])
+        assert given == [(1.0, 0.1), (1.0, 0.2), (2.0, 0.1), (2.0, 0.2)]
+        assert len(tried(lrs=())) == 9
+        fixed = {"train": {"optimizer": "muon", "muon_lr": 0.3}}
+        assert tried(**fixed) == [(1.0, 0.3), (2.0, 0.3)]
+        assert tried(train={}) == [(1.0, None), (2.0, None)]
+
+    def test_the_chosen_rates_of_muon_are_scored(self) -> None:
+        of = sweep(lrs=[1.0], muon_lrs=[0.1, 0.2], train={"optimizer": "muon"})
+        waiting = of.first()
+        while waiting:
+            job = waiting.pop(0)
+            waiting += of.after(job, ended(job, job.training.muon_lr or 0.0, 0.9))
+        assert {job.training.muon_lr for job in of.jobs} == {0.2}
+        assert [t.muon_lr for t in of.records() if t.chosen] == [0.2]
+        assert of.protocol().muon_rates == {RECALL: [0.1, 0.2]}
+
     @pytest.mark.parametrize("changes", [{"lr": 0.5, "lrs": ()}, {"lrs": [0.5]}])
     def test_a_single_setting_needs_no_trial(self, changes: dict[str, Any]) -> None:
         of = sweep(**changes)
@@ -163,6 +185,7 @@ class TestGrid:
         ("changes", "message"),
         [
             ({"protocol": "quick"}, "the protocol quick tries nothing"),
+            ({"protocol": "quick", "lrs": [], "muon_lrs": [1.0, 2.0]}, "quick tries nothing"),
             ({"lr": 1.0}, "give one of the two"),
             ({"seeds": 0}, "seeds must be from 1 to 9999, got 0"),
             ({"train": {"seed": 3}}, "seed is set by the protocol: give the number of seeds"),

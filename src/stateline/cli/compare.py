@@ -88,6 +88,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "that",
     )
     parser.add_argument(
+        "--muon_lrs",
+        nargs="+",
+        type=float,
+        default=[],
+        help="learning rates to try for the matrices of --train.optimizer muon, each with each of "
+        "--lrs; by default those around the task's own, unless --train.muon_lr is given",
+    )
+    parser.add_argument(
         "--weight_decays",
         nargs="+",
         type=float,
@@ -199,8 +207,8 @@ def _comparison(given: Any) -> "Comparison":
             models.append(text)
     settings = {part: given.get(part, Namespace()).as_dict() for part in ("model", "train")}
     same = (
-        *("d_model", "steps", "lr", "precision", "protocol", "lrs", "weight_decays", "seeds"),
-        "budget_minutes",
+        *("d_model", "steps", "lr", "precision", "protocol", "lrs", "muon_lrs", "weight_decays"),
+        *("seeds", "budget_minutes"),
     )
     return Comparison(
         models,

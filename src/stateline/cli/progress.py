@@ -162,7 +162,9 @@ def _disturbed(speeds: Sequence[SpeedRecord]) -> str:
 def _name(job: Job) -> str:
     what = f" seed {job.training.seed}" if job.training.seed else ""
     if job.trial:
-        what = f" trial lr {job.training.lr:g} weight decay {job.training.weight_decay:g}"
+        own = job.training
+        muon = "" if own.muon_lr is None else f" muon_lr {own.muon_lr:g}"
+        what = f" trial lr {own.lr:g}{muon} weight decay {own.weight_decay:g}"
     return f"{job.task} | {job.label}{what}"
 
 

@@ -53,6 +53,8 @@ class Comparison:
             once, at the task's own settings.
         lrs: Learning rates to try; by default a third of the model's own, that itself and three
             times that.
+        muon_lrs: Learning rates to try for the matrices that Muon updates, each with each of the
+            others; by default those around ``lr``. For ``optimizer=muon`` alone.
         weight_decays: Weight decays to try; by default the model's own.
         seeds: Seeds of the scored runs, where the task has no repeat count; by default 3, and 1
             for ``quick``. With ``decide`` the most of each model, by default 6.
@@ -75,6 +77,7 @@ class Comparison:
     precision: Literal["float32", "bfloat16"] | None = None
     protocol: Literal["sweep", "quick"] = "sweep"
     lrs: Sequence[float] = ()
+    muon_lrs: Sequence[float] = ()
     weight_decays: Sequence[float] = ()
     seeds: int | None = None
     decide: Wanted = "no"
@@ -208,7 +211,7 @@ def _check_protocol(comparison: Comparison) -> None:
         raise InputError(f"budget_minutes must be at least 0, got {comparison.budget_minutes:g}")
     if comparison.budget_minutes is not None and comparison.decide == "no":
         raise InputError("budget_minutes limits the seeds that are added: it needs decide")
-    tried = len(comparison.lrs) > 1 or len(comparison.weight_decays) > 1
+    tried = max(map(len, (comparison.lrs, comparison.muon_lrs, comparison.weight_decays))) > 1
     if comparison.protocol == "quick" and tried:
         raise InputError("the protocol quick tries nothing: give one rate, or use sweep")
     if comparison.lr is not None and comparison.lrs:

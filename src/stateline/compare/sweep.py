@@ -16,9 +16,13 @@ from stateline.runs.job import Job
 from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
 from stateline.runs.results import RunRecord
 from stateline.tasks import Task, make_task
+from stateline.train.config import TrainConfig
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Learning rates that are tried, relative to the model's own on the task."""
+
+SETTINGS = ("lr", "muon_lr", "weight_decay")
+"""What trials choose."""
 
 RUNG, KEPT = 0.25, 0.5
 """Share of the steps after which trials are ranked, and share of the trials that continue."""
@@ -104,11 +108,13 @@ class Sweep:
         swept = any(len(trials) > 1 for trials in self._trials.values())
 
         def values(spec: str, name: str) -> list[float]:
-            return sorted({getattr(t.training, name) for t in tried if t.task == spec})
+            found = {getattr(t.training, name) for t in tried if t.task == spec}
+            return sorted(found - {None})
 
         return ProtocolRecord(
             name=comparison.protocol,
             learning_rates={spec: values(spec, "lr") for spec in specs},
+            muon_rates={spec: values(spec, "muon_lr") for spec in specs},
             weight_decays={spec: values(spec, "weight_decay") for spec in specs},
             seeds={
                 spec: sorted({job.training.seed for job in self.jobs if job.task == spec})
@@ -142,9 +148,9 @@ class Sweep:
     def _grid(self, model: Job) -> list[Job]:
         """The trials of a model; a single one is not run."""
         comparison, own = self.comparison, model.training
-        rates: Sequence[float] = comparison.lrs or [own.lr]
+        rates, matrix_rates = comparison.lrs or [own.lr], self._muon_rates(own)
         if not comparison.lrs and comparison.lr is None and comparison.protocol == "sweep":
-            rates = [float(f"{factor * own.lr:.3g}") for factor in FACTORS]
+            rates = _around(own.lr)
         every = own.eval_every or own.steps
         rung = max(1, round(RUNG * own.steps))
         every = min(every, rung)
@@ -156,6 +162,7 @@ class Sweep:
                 training=replace(
                     own,
                     lr=rate,
+                    muon_lr=matrix_rate,
                     weight_decay=decay,
                     seed=TRIAL_SEED,
                     eval_every=every,
@@ -163,13 +170,25 @@ class Sweep:
                 ),
             )
             for rate in dict.fromkeys(rates)
+            for matrix_rate in dict.fromkeys(matrix_rates)
             for decay in dict.fromkeys(comparison.weight_decays or [own.weight_decay])
         ]
+
+    def _muon_rates(self, own: TrainConfig) -> Sequence[float | None]:
+        """Rates of the matrices that Muon updates: they are tried with every other rate."""
+        comparison = self.comparison
+        if own.optimizer != "muon":
+            return [None]
+        if comparison.muon_lrs:
+            return comparison.muon_lrs
+        if own.muon_lr is not None or comparison.protocol == "quick" or comparison.lr is not None:
+            return [own.muon_lr]
+        return _around(own.lr)
 
     def _choose(self, model: Job, trial: Job) -> list[Job]:
         """Give the settings of a trial to its model's scored runs; return the runs to start."""
         self._chosen[model] = trial
-        chosen = {name: getattr(trial.training, name) for name in ("lr", "weight_decay")}
+        chosen = {name: getattr(trial.training, name) for name in SETTINGS}
         for place, own in enumerate(self._models):
             if own == model:
                 job = self.jobs[place]
@@ -210,6 +229,7 @@ class Sweep:
             task=trial.task,
             size=job.size,
             lr=settings.lr,
+            muon_lr=settings.muon_lr,
             weight_decay=settings.weight_decay,
             seed=settings.seed,
             steps=run.steps,
@@ -224,6 +244,11 @@ class Sweep:
 def _model(job: Job) -> Job:
     """The job with seed 0, which stands for all scored runs of a model on a task."""
     return replace(job, training=replace(job.training, seed=0))
+
+
+def _around(rate: float) -> list[float]:
+    """Learning rates around one."""
+    return [float(f"{factor * rate:.3g}") for factor in FACTORS]
 
 
 def _ended_well(run: RunRecord) -> bool:

@@ -76,7 +76,7 @@ def _protocol(results: Sequence[Results]) -> ProtocolRecord | None:
     if len(found) < len(results) or len({str([getattr(p, f) for f in fields]) for p in found}) > 1:
         return None
     joined: dict[str, dict[str, Any]] = {}
-    for field in ("learning_rates", "weight_decays", "seeds", "validation"):
+    for field in ("learning_rates", "muon_rates", "weight_decays", "seeds", "validation"):
         joined[field] = {k: v for one in reversed(found) for k, v in getattr(one, field).items()}
     sizes = sorted({size for one in found for size in one.sizes})
     return replace(found[0], **joined, sizes=sizes)

@@ -128,11 +128,13 @@ def protocol(results: Results) -> list[str]:
     said = []
     for task in results.tasks:
         rates = ", ".join(f"{rate:g}" for rate in how.learning_rates.get(task.spec, []))
+        matrices = ", ".join(f"{rate:g}" for rate in how.muon_rates.get(task.spec, []))
         decays = ", ".join(f"{decay:g}" for decay in how.weight_decays.get(task.spec, []))
         seeds = ", ".join(map(str, how.seeds.get(task.spec, [])))
         on = how.validation.get(task.spec)
         told = {
             f"learning rates {rates}": rates,
+            f"Muon's learning rates {matrices}": matrices,
             f"weight decays {decays}": decays,
             f"chosen on {on}": on,
             f"scored seeds {seeds}": seeds,

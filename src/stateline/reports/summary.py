@@ -170,9 +170,11 @@ def trials_table(results: Results) -> Table:
     trials, tasks = results.trials, {task.spec: task for task in results.tasks}
     if not trials:
         return Table([], [])
+    muon = [_number(t.muon_lr, "g") for t in trials]
     columns = [
         Column("task", [Cell(task_label(results, tasks[t.task])) for t in trials]),
         Column("learning rate", [_number(t.lr, "g") for t in trials]),
+        *([Column("Muon's learning rate", muon)] if any(t.muon_lr for t in trials) else []),
         Column("weight decay", [_number(t.weight_decay, "g") for t in trials]),
         Column("seed", [_number(t.seed, "") for t in trials]),
         Column("steps", [_number(t.steps, ",") for t in trials]),

@@ -26,6 +26,7 @@ class ProtocolRecord(Record, frozen=True, kw_only=True):
         name: ``sweep`` (settings chosen by validation, several seeds) or ``quick`` (one setting,
             not chosen).
         learning_rates: Learning rates that were tried, by task.
+        muon_rates: Learning rates of Muon's matrices that were tried, by task; empty without Muon.
         weight_decays: Weight decays that were tried, by task.
         seeds: Seeds of the scored runs, by task.
         trial_seed: Seed of all trials; no scored run has it. ``None`` without trials.
@@ -41,6 +42,7 @@ class ProtocolRecord(Record, frozen=True, kw_only=True):
 
     name: Literal["sweep", "quick"]
     learning_rates: dict[str, list[float]] = field(default_factory=dict)
+    muon_rates: dict[str, list[float]] = field(default_factory=dict)
     weight_decays: dict[str, list[float]] = field(default_factory=dict)
     seeds: dict[str, list[int]] = field(default_factory=dict)
     trial_seed: int | None = None
@@ -61,6 +63,8 @@ class TrialRecord(Record, frozen=True, kw_only=True):
         task: Spec of the task.
         size: What the width was chosen for, as in the model's runs.
         lr: Learning rate.
+        muon_lr: Learning rate of the matrices that Muon updates; ``None`` if it is ``lr``, or
+            without Muon.
         weight_decay: Weight decay.
         seed: Seed of the weights and of the data.
         steps: Updates done.
@@ -76,6 +80,7 @@ class TrialRecord(Record, frozen=True, kw_only=True):
     task: str
     size: int | None = None
     lr: float
+    muon_lr: float | None = None
     weight_decay: float
     seed: int
     steps: int
