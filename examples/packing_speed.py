@@ -3,6 +3,7 @@
 Run it: python examples/packing_speed.py
 
     python examples/packing_speed.py h3 mamba2 --rounds 9
+    python examples/packing_speed.py mamba2*2 --names       # documents of some ten bytes
 
 The documents are the functions of the standard library: a third of them as their names, a third as
 a question and its answer (what does NAME do? the first line of its docstring), a third as their
@@ -47,11 +48,12 @@ class Short(TextTask):
         self._training = self._held_out = text.joined() if documents == "join" else text
 
 
-def documents_of_library() -> list[bytes]:
-    """Names, questions with answers, and functions, in turn."""
+def documents_of_library(*, names: bool = False) -> list[bytes]:
+    """Names, questions with answers, and functions, in turn; or names alone."""
     texts = list[bytes]()
     for name, meaning, source in _functions():
         kinds = (name, f"What does {name} do? {meaning}", source)
+        kinds = (name,) * 3 if names else kinds
         texts.append(f"{kinds[len(texts) % 3]}\n".encode())
     return texts
 
@@ -107,9 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=4, help="rows of a batch")
     parser.add_argument("--d_model", type=int, default=128, help="width")
     parser.add_argument("--rounds", type=int, default=7, help="updates that are timed")
+    parser.add_argument("--names", action="store_true", help="names of functions alone")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    texts = documents_of_library()
+    texts = documents_of_library(names=given.names)
     tasks = {way: Short(texts, way, given.length, given.rows) for way in WAYS}
     shares = ", ".join(f"{way} {scored(task):.1%}" for way, task in tasks.items())
     print(f"{len(texts):,} documents of {np.mean([*map(len, texts)]):.0f} bytes on average")

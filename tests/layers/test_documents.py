@@ -16,12 +16,14 @@ from stateline.layers.documents import CALL, Documents, _borders
 from stateline.layers.law import check_layer
 from stateline.layers.law.case import Case, example_input
 from stateline.layers.law.packing import packed_rows_agree
+from stateline.layers.state import select_rows
 from stateline.models.build import build_stack
 from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.factory import make_model
 from stateline.models.presets import configure
 from stateline.models.regressor import RegressorConfig
+from stateline.ops import use_backend
 
 WIDTH = 4
 
@@ -257,6 +259,36 @@ def test_the_diagnosis_names_what_leaks() -> None:
     late = check_layer(Reader(_verb("forward_chunk"))).diagnosis
     assert late == "forward_chunk with starts sees the document before, first at its position 0"
     assert "does not begin anew" in check_layer(Reader(_unless("position"))).diagnosis
+
+
+BEGINS_ANEW = (
+    "diagonal_ssm",
+    "gated_delta_net(d_conv=3)",
+    "gated_delta_net(n_products=2)",
+    "h3(d_head=2)",
+    "kimi_delta_attention",
+    "lightning_attention",
+    "linear_attention",
+    "mamba2(d_state=5)",
+)
+
+
+@pytest.mark.usefixtures("unannotated")
+@pytest.mark.parametrize("backend", ["numba", "torch", "reference"])
+@pytest.mark.parametrize("pattern", BEGINS_ANEW)
+def test_kernels_begin_documents_anew(pattern: str, backend: str) -> None:
+    torch.manual_seed(0)
+    layer = build_stack(configure(pattern, vocab_size=1, d_model=8)).double().eval()
+    x = torch.randn(2, 8, 8, dtype=torch.float64, requires_grad=True)
+    with use_backend(backend):
+        outputs = layer(x, starts=STARTS), _separately(layer, x, STARTS)
+        _, state = layer.forward_chunk(x, layer.init_state(2), starts=STARTS)
+        _, alone = layer.forward_chunk(x[:1, 7:], layer.init_state(1))
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(select_rows(state, [0]), alone)
+    weights = [x, *layer.parameters()]
+    found, wanted = (torch.autograd.grad((y * y).sum(), weights) for y in outputs)
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.usefixtures("unannotated")

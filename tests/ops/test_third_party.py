@@ -5,7 +5,9 @@ definitions, so that a wrong layout, scale or order of arguments gives a wrong r
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 

@@ -87,9 +87,9 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         optimizer_groups: Optimizer group (``"ssm"`` or ``"no_decay"``) of the layer's own
             parameters, by name, where it is not the default.
         any_batch_axes: Whether inputs may have any number of batch axes instead of one.
-        packs: Whether ``_forward`` and ``_forward_chunk`` take ``starts`` themselves, as composite
-            layers do, which hand them on. The documents of other layers are cut out for them: see
-            :mod:`stateline.layers.documents`.
+        packs: Whether ``_forward`` and ``_forward_chunk`` take ``starts`` themselves: composite
+            layers hand them on, and layers whose kernels can begin documents anew give them these.
+            The documents of other layers are cut out: see :mod:`stateline.layers.documents`.
         max_len: Largest number of tokens in a sequence, or ``None`` for no limit. The model around
             the layer enforces it.
         settings: Dataclass of the constructor's keywords, in layers that have one.
@@ -185,8 +185,8 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         """
         return self._step_(x, state) if is_inside() else call(self, "step_", x, state)
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return self._forward_chunk(x, self.init_state(x.shape[0]))[0]
+    def _forward(self, x: Tensor, *more: Any, **packed: Any) -> Tensor:
+        return self._forward_chunk(x, self.init_state(x.shape[0]), *more, **packed)[0]
 
     @abstractmethod
     def _forward_chunk(self, x: Tensor, state: StateT) -> tuple[Tensor, StateT]: ...
@@ -202,6 +202,10 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         for old, new in zip(leaves, leaves_of(after), strict=True):
             old.copy_(new)
         return y
+
+    def begins_anew(self, x: Tensor) -> bool:  # noqa: ARG002
+        """Whether ``_forward`` takes ``starts`` for this input, though a chunk's are cut out."""
+        return False
 
     def example_input(self, batch_size: int, length: int) -> Tensor:
         """Random input of the kind that the layer takes."""

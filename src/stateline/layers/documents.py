@@ -1,9 +1,11 @@
 """Packed rows: rows that hold several documents, each read as if it stood in a row of its own.
 
-This is the only place that knows how a layer reads packed rows. The documents are cut out and
-become rows of batches of similar lengths, padded at the end; the layer reads these batches as any
-others, and its outputs go back to their places. So a document cannot see its neighbour, whatever
-the layer keeps between positions, and short documents cost attention less than long rows do.
+Layers whose kernels begin documents anew inside the pass take ``starts`` themselves. For the others
+this module is the only place that knows how a layer reads packed rows. The documents are cut out
+and become rows of batches of similar lengths, padded at the end; the layer reads these batches as
+any others, and its outputs go back to their places. So a document cannot see its neighbour,
+whatever the layer keeps between positions, and short documents cost attention less than long rows
+do.
 """
 
 from collections.abc import Callable
@@ -37,6 +39,7 @@ class Documents:
 
     Attributes:
         starts: The argument of this name, on the CPU.
+        mask: The same where the layers compute, for kernels that begin documents anew.
         longest: Length of the longest document.
     """
 
@@ -44,6 +47,7 @@ class Documents:
         self, starts: Bool[Tensor, "batch length"], device: torch.device | str = "cpu"
     ) -> None:
         self.starts, self.device = starts.cpu(), torch.device(device)
+        self.mask = starts.to(self.device)
         begins = self.starts.numpy().copy()
         begins[:, 0] = True
         self._starts_of_pieces = np.flatnonzero(begins)
@@ -122,6 +126,11 @@ class Documents:
         return [_Batch(order[a:b], int(self._lengths[order[b - 1]])) for a, b in pairwise(bounds)]
 
 
+def mask_of(documents: Documents | None) -> Bool[Tensor, "batch length"] | None:
+    """What kernels take."""
+    return None if documents is None else documents.mask
+
+
 CONTINUES, LEAVES_A_STATE, STANDS_ALONE = range(3)
 
 
@@ -191,6 +200,8 @@ def read(layer: Any, x: Tensor, documents: Documents, **options: Any) -> Tensor:
     """Outputs of a layer for packed rows: each document is read from the initial state."""
     if documents.apart:
         return layer._forward(x, **options)
+    if layer.begins_anew(x):
+        return layer._forward(x, starts=documents, **options)
 
     def outputs(group: Group, rows: Tensor) -> Tensor:
         lengths = () if layer.causal else (group.lengths,)

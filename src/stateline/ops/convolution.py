@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
@@ -28,9 +29,13 @@ def convolve_after(
 
 
 def slide(
-    past: Float[Tensor, "*batch past channel"], u: Float[Tensor, "*batch length channel"]
+    past: Float[Tensor, "*batch past channel"],
+    u: Float[Tensor, "*batch length channel"],
+    starts: Bool[Tensor, "*batch length"] | None = None,
 ) -> Float[Tensor, "*batch past channel"]:
     """Inputs before the next chunk: the latest ones, as many as ``past`` holds, oldest first.
+
+    Inputs of earlier documents are zeros.
 
     Example:
         >>> slide(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])).flatten()
@@ -38,7 +43,12 @@ def slide(
     """
     kept = past.shape[-2]
     latest = u[..., max(0, u.shape[-2] - kept) :, :].to(past.dtype)
-    return torch.cat([past[..., latest.shape[-2] :, :], latest], dim=-2)
+    after = torch.cat([past[..., latest.shape[-2] :, :], latest], dim=-2)
+    if starts is None:
+        return after
+    begun = F.pad(starts.flip(-1).cumsum(-1), (1, 0))  # after the last input, the one before, ...
+    ages = torch.arange(kept - 1, -1, -1, device=u.device).clamp(max=u.shape[-2])
+    return after.masked_fill(begun[..., ages, None] > 0, 0.0)
 
 
 def skipped(

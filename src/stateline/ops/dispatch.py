@@ -126,7 +126,7 @@ def _choose(
     op: Op, candidates: Mapping[str, Candidate], function: str, inputs: tuple[Any, ...]
 ) -> str:
     """The preferred backend if it can run the call, else the first one that can."""
-    wanted = _preferred(op.name)
+    wanted = preferred(op.name)
     if wanted != "auto":
         reason = f"{op.name} has no such backend"
         if wanted in candidates:
@@ -161,7 +161,7 @@ def _require(
 def _resolve(
     name: str | None, ops: Mapping[str, str], before: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Preferred backends by op, whether the op has it or not; read by :func:`_preferred`."""
+    """Preferred backends by op, whether the op has it or not; read by :func:`preferred`."""
     if name not in (None, "auto") and not any(name in op.backends for op in OPS.values()):
         known = {backend for op in OPS.values() for backend in op.backends} | {"auto"}
         raise unknown_name("backend", str(name), known)
@@ -204,7 +204,8 @@ def _prepare(op: str, function: str) -> None:
 
 
 @once_per_trace
-def _preferred(op: str) -> str:
+def preferred(op: str) -> str:
+    """The backend of an op that is preferred where it can run, or ``"auto"``."""
     preference = _preference.get() or _from_environment()
     return preference.get(op, preference[_OTHERS])
 

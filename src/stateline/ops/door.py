@@ -22,7 +22,8 @@ T = TypeVar("T")
 Rule = Callable[..., str]
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+BOOLEANS: tuple[torch.dtype, ...] = (torch.bool,)
+INTEGERS: tuple[torch.dtype, ...] = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 _PLAIN = (int, float, str, type(None))
 
@@ -203,8 +204,10 @@ def declared(annotation: Any) -> Shape | None:
     found = next((kind for kind in options if hasattr(kind, "dim_str")), None)
     if found is None:
         return None
-    floats = any(str(d).startswith("float") for d in found.dtypes)
-    return Shape(found.dim_str, FLOATS if floats else INTEGERS, type(None) in options)
+    names = {str(d) for d in found.dtypes}
+    kinds = BOOLEANS if names & {"bool", "bool_"} else INTEGERS
+    kinds = FLOATS if any(name.startswith("float") for name in names) else kinds
+    return Shape(found.dim_str, kinds, type(None) in options)
 
 
 def fits(text: str, shape: tuple[int, ...], sizes: dict[str, Any]) -> bool:

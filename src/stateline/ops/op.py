@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 from logging import getLogger
+from sys import maxsize
 from typing import Any, NamedTuple
 
 import torch
@@ -34,12 +36,21 @@ class Candidate(NamedTuple):
     can_use: Callable[..., str] | None
     unavailable: str
     """Why it never runs on this machine; "" if it may."""
+    most: int
+    """Largest number of arguments: one fewer if it cannot begin documents anew."""
 
     def reason(self, function: str, *inputs: Any) -> str:
         """Why it cannot run this call; "" if it can."""
+        if not self.unavailable and len(inputs) > self.most:
+            return "it reads no packed rows"
         if self.unavailable or self.can_use is None:
             return self.unavailable
         return self.can_use(function, *inputs)
+
+
+def _most_arguments(run: Any) -> int:
+    parameters = signature(run).parameters.values()
+    return maxsize if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(parameters)
 
 
 def _why(error: Exception) -> str:
@@ -165,7 +176,8 @@ class Op:
             run = getattr(module, function, None)
             if run is None and not reason:
                 reason = f"it has no {function}"
-            found[name] = Candidate(run, getattr(module, "can_use", None), reason)
+            most = 0 if run is None or reason else _most_arguments(run)
+            found[name] = Candidate(run, getattr(module, "can_use", None), reason, most)
         self.candidates[function] = found
 
     def reasons(self, function: str, *inputs: Any) -> dict[str, str]:

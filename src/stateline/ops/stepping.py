@@ -47,6 +47,7 @@ def _step(
             default="auto" if p.name == "backend" else p.empty,
         )
         for p in declared.parameters.values()
+        if p.name != "starts"
     ]
     result = _without_time(returned(declared.return_annotation))
     signature = inspect.Signature(parameters, return_annotation=result)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.linear_attention import LinearAttentionState
 from stateline.ops import linear_attention, linear_attention_step, linear_attention_step_
@@ -52,9 +53,11 @@ class DecayingAttention(SequenceLayer[Any]):
         s = zeros(self.out_proj.weight, batch_size, self.n_heads, self.d_key, self.d_value)
         return LinearAttentionState(s.to(torch.promote_types(s.dtype, torch.float32)))
 
-    def _forward_chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _forward_chunk(
+        self, x: Tensor, state: Any, starts: Documents | None = None
+    ) -> tuple[Tensor, Any]:
         q, k, v, decay, gate = self.signals(x, state)
-        y, s = linear_attention(q, k, v, decay, state.s)
+        y, s = linear_attention(q, k, v, decay, state.s, starts=mask_of(starts))
         return self.read(y, gate), self.after(state, s, gate)
 
     def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.documents import Documents
 from stateline.layers.keywords import keywords_from
 from stateline.layers.mixers.ssm_settings import DiagonalSettings, RealTransform
 from stateline.layers.mixers.step_sizes import uniform_log_dt
@@ -24,6 +25,7 @@ from stateline.ops import (
     discretize,
 )
 from stateline.ops.convolution import skipped
+from stateline.ops.diagonal_ssm import documents_begin_anew
 from stateline.ops.fft_conv import convolution_flops
 from stateline.ops.hippo import diagonal_frequencies
 from stateline.ops.stepping import Stepper
@@ -84,8 +86,9 @@ class ChannelSSM(SequenceLayer[DiagonalSSMState]):
         """Zero state."""
         return DiagonalSSMState(zeros(self.c, batch_size, self.d_model, *self.c.shape[1:]))
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return self.operators.response(x, self.weights())[0] + skipped(x, self.skip)
+    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
+        packed = {} if starts is None else {"starts": starts.mask}
+        return self.operators.response(x, self.weights(), **packed)[0] + skipped(x, self.skip)
 
     def every(
         self, x: Float[Tensor, "*batch length d_model"], stride: int
@@ -118,6 +121,10 @@ class DiagonalRecurrence(ChannelSSM):
     @abstractmethod
     def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
+
+    def begins_anew(self, x: Tensor) -> bool:
+        """Whether ``_forward`` takes documents."""
+        return documents_begin_anew(x.device.type)
 
     def _step_(self, x: Tensor, state: DiagonalSSMState) -> Tensor:
         return super()._step_(x, state) if records(x) else self.stepper()(x, state.h)

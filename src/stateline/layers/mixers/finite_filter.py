@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.documents import Documents, mask_of
 from stateline.ops import short_conv, short_conv_step, short_conv_stepper, slide
 from stateline.ops.fft_conv import convolution_flops
 from stateline.ops.stepping import Stepper
@@ -50,14 +51,15 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         parameter = next(self.parameters())
         return FiniteFilterState(zeros(parameter, batch_size, self.filter_len - 1, self.d_model))
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return self.finish(short_conv(x, self.taps())).to(x.dtype)
+    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
+        return self.finish(short_conv(x, self.taps(), starts=mask_of(starts))).to(x.dtype)
 
     def _forward_chunk(
-        self, x: Tensor, state: FiniteFilterState
+        self, x: Tensor, state: FiniteFilterState, starts: Documents | None = None
     ) -> tuple[Tensor, FiniteFilterState]:
-        y = self.finish(short_conv(x, self.taps(), state.past))
-        return y.to(x.dtype), FiniteFilterState(slide(state.past, x))
+        mask = mask_of(starts)
+        y = self.finish(short_conv(x, self.taps(), state.past, starts=mask))
+        return y.to(x.dtype), FiniteFilterState(slide(state.past, x, mask))
 
     def _step(self, x: Tensor, state: FiniteFilterState) -> tuple[Tensor, FiniteFilterState]:
         y, past = short_conv_step(x, self.weights(), state.past)

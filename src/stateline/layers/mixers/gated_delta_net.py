@@ -1,6 +1,7 @@
 """Gated DeltaNet: linear attention that overwrites the old value of a key, with decay."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
@@ -74,6 +76,7 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
     """
 
     keeps_float32 = True
+    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay", "dt_bias": "no_decay"}
 
     def __init__(  # noqa: PLR0913
@@ -122,10 +125,11 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         return GatedDeltaNetState(self.conv.init_state(batch_size), s)
 
     def _forward_chunk(
-        self, x: Tensor, state: GatedDeltaNetState
+        self, x: Tensor, state: GatedDeltaNetState, starts: Documents | None = None
     ) -> tuple[Tensor, GatedDeltaNetState]:
+        convolve = partial(self.conv.forward_chunk, starts=starts)
         scan = gated_delta_rule if self.n_products == 1 else self._several
-        return self._advance(x, state, self.conv.forward_chunk, scan)
+        return self._advance(x, state, convolve, partial(scan, starts=mask_of(starts)))
 
     def _step(self, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
         if self.n_products > 1:
@@ -152,14 +156,25 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         return self._read(gated_delta_rule_step_(q, k, v, log_decay, beta, state.s), z)
 
     def _several(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, s: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        s: Tensor,
+        *,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Several tokens of the rule for each token: the first decays, the last is read."""
         others, n = self.n_products - 1, self.n_products
         q = F.pad(q[:, :, None], (0, 0, 0, 0, others, 0)).flatten(1, 2)
         log_decay = F.pad(log_decay[:, :, None], (0, 0, 0, others)).flatten(1, 2)
         k, v = (t.unflatten(2, (n, -1)).flatten(1, 2) for t in (k, v))
-        y, s = gated_delta_rule(q, k, v, log_decay, beta.unflatten(2, (n, -1)).flatten(1, 2), s)
+        beta = beta.unflatten(2, (n, -1)).flatten(1, 2)
+        if starts is not None:
+            starts = F.pad(starts[:, :, None], (0, others)).flatten(1)
+        y, s = gated_delta_rule(q, k, v, log_decay, beta, s, starts=starts)
         return y[:, others::n], s
 
     def flops_per_token(self, length: int) -> float:

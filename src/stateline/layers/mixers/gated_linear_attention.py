@@ -39,6 +39,8 @@ class GatedLinearAttention(DecayingAttention):
         2024, section 4.4.
     """
 
+    packs = True
+
     def __init__(
         self,
         d_model: int,

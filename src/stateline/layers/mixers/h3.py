@@ -7,6 +7,7 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records
 from stateline.layers.derived import derived
+from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts, keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.adjacent import from_adjacent, to_adjacent
@@ -15,6 +16,7 @@ from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.shift_ssm import ShiftSSM
 from stateline.layers.mixers.ssm_settings import DiagonalSettings
 from stateline.ops import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
+from stateline.ops.diagonal_ssm import documents_begin_anew
 from stateline.ops.stepping import Stepper
 
 
@@ -77,9 +79,13 @@ class H3(SequenceLayer[H3State]):
         h = products.unflatten(0, (batch_size, self.d_head, self.d_head))
         return H3State(self.shift.init_state(batch_size), DiagonalSSMState(h))
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def begins_anew(self, x: Tensor) -> bool:
+        """Whether ``_forward`` takes documents."""
+        return documents_begin_anew(x.device.type)
+
+    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)
-        y, _ = h3_core(q, k, v, self.weights())
+        y, _ = h3_core(q, k, v, self.weights(), starts=mask_of(starts))
         return from_adjacent(self.out_proj, y)
 
     def _forward_chunk(self, x: Tensor, state: H3State) -> tuple[Tensor, H3State]:

@@ -40,6 +40,8 @@ class HGRN2(DecayingAttention):
     # Differs from the paper: the lower bounds of all layers together are learned there, as a
     # cumulative softmax over the layers. Here the bound of a layer is a constant.
 
+    packs = True
+
     def __init__(
         self,
         d_model: int,

@@ -1,6 +1,7 @@
 """Kimi Delta Attention: the gated delta rule with a decay for each entry of a key."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.gated_delta_net import GatedDeltaNetState
@@ -51,6 +53,7 @@ class KimiDeltaAttention(SequenceLayer[GatedDeltaNetState]):
     """
 
     keeps_float32 = True
+    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay", "dt_bias": "no_decay"}
 
     def __init__(
@@ -84,9 +87,10 @@ class KimiDeltaAttention(SequenceLayer[GatedDeltaNetState]):
         return GatedDeltaNetState(self.conv.init_state(batch_size), s)
 
     def _forward_chunk(
-        self, x: Tensor, state: GatedDeltaNetState
+        self, x: Tensor, state: GatedDeltaNetState, starts: Documents | None = None
     ) -> tuple[Tensor, GatedDeltaNetState]:
-        return self._advance(x, state, self.conv.forward_chunk, delta_rule)
+        convolve = partial(self.conv.forward_chunk, starts=starts)
+        return self._advance(x, state, convolve, partial(delta_rule, starts=mask_of(starts)))
 
     def _step(self, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
         return self._advance(x, state, self.conv.step, delta_rule_step)

@@ -42,6 +42,8 @@ class LightningAttention(DecayingAttention):
         section 2.2.
     """
 
+    packs = True
+
     def __init__(
         self,
         d_model: int,

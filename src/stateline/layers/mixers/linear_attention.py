@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_choice
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
@@ -77,6 +78,7 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         Performers", ICLR 2021, lemma 1.
     """
 
+    packs = True
     projection: Float[Tensor, "feature d_head"]
 
     def __init__(
@@ -117,9 +119,9 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
         return LinearAttentionState(s.to(torch.promote_types(s.dtype, torch.float32)))
 
     def _forward_chunk(
-        self, x: Tensor, state: LinearAttentionState
+        self, x: Tensor, state: LinearAttentionState, starts: Documents | None = None
     ) -> tuple[Tensor, LinearAttentionState]:
-        y, s = linear_attention(*self._project(x), None, state.s)
+        y, s = linear_attention(*self._project(x), None, state.s, starts=mask_of(starts))
         return self._merge(y), LinearAttentionState(s)
 
     def _step(self, x: Tensor, state: LinearAttentionState) -> tuple[Tensor, LinearAttentionState]:

@@ -1,6 +1,7 @@
 """Mamba-2: a selective state space model with one decay per head, computed like attention."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.documents import Documents, mask_of
 from stateline.layers.linear import scaled_linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
@@ -89,6 +91,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
 
     wants_feed_forward = False
     keeps_float32 = True
+    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {
         "a_log": "no_decay",
         "dt_bias": "no_decay",
@@ -161,8 +164,11 @@ class Mamba2(SequenceLayer[Mamba2State]):
         h = zeros(self.a_log, batch_size, self.n_heads, self.d_state, self.d_head)
         return Mamba2State(self.conv.init_state(batch_size), h)
 
-    def _forward_chunk(self, x: Tensor, state: Mamba2State) -> tuple[Tensor, Mamba2State]:
-        return self._advance(x, state, self.conv.forward_chunk, linear_attention)
+    def _forward_chunk(
+        self, x: Tensor, state: Mamba2State, starts: Documents | None = None
+    ) -> tuple[Tensor, Mamba2State]:
+        convolve = partial(self.conv.forward_chunk, starts=starts)
+        return self._advance(x, state, convolve, partial(linear_attention, starts=mask_of(starts)))
 
     def _step(self, x: Tensor, state: Mamba2State) -> tuple[Tensor, Mamba2State]:
         return self._advance(x, state, self.conv.step, linear_attention_step)

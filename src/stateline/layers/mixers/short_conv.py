@@ -26,6 +26,7 @@ class ShortConv(FiniteFilter):
     """
 
     keeps_float32 = True
+    packs = True
 
     def __init__(self, d_model: int, *, taps: int = 4, bias: bool = True) -> None:
         super().__init__(d_model)

@@ -15,12 +15,13 @@ References:
 """
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import door
 from stateline.ops.op import Example, Op, Sizes
+from stateline.ops.starts import beside
 from stateline.ops.stepping import step_in_place, step_of, zeros_before
 
 CHUNK = 16
@@ -51,7 +52,7 @@ OP = Op(
 
 @own_precision
 @door()
-def delta_rule(
+def delta_rule(  # noqa: PLR0913
     q: Float[Tensor, "batch length head d_key"],
     k: Float[Tensor, "batch length head d_key"],
     v: Float[Tensor, "batch length head d_value"],
@@ -60,6 +61,7 @@ def delta_rule(
     b: Float[Tensor, "batch length head d_key"],
     state: Float[Tensor, "batch head d_key d_value"] | None = None,
     *,
+    starts: Bool[Tensor, "batch length"] | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
     r"""Response to a sequence or to its next chunk, and the state after it.
@@ -75,6 +77,8 @@ def delta_rule(
         b: Where the value that was read is added. The state stays bounded if
             :math:`\mathrm{diag}(e^g) + b a^\top` is no longer than 1.
         state: State before the first of these tokens; ``None`` is the zero state.
+        starts: True where a document begins, whose state before it is zero: see
+            :meth:`stateline.layers.SequenceLayer.forward`.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
@@ -94,7 +98,10 @@ def delta_rule(
     """
     if state is None:
         state = zeros_before(v, len(v), *q.shape[2:], v.shape[3])
-    return dispatch(OP, "delta_rule", q, k, v, log_decay, a, b, state, backend=backend)
+    more: tuple[Tensor, ...] = ()
+    if starts is not None:
+        more, a = (starts,), a.masked_fill(beside(starts, a), 0.0)
+    return dispatch(OP, "delta_rule", q, k, v, log_decay, a, b, state, *more, backend=backend)
 
 
 delta_rule_step = step_of(OP, delta_rule)

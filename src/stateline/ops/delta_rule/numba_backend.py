@@ -13,6 +13,7 @@ from stateline.ops.linear_attention.numba_backend import from_both_ends
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
+from stateline.ops.starts import reset
 from stateline.ops.stepping import on_a_copy
 
 WORK, STEP = 0.08, 1.0
@@ -23,9 +24,17 @@ can_use = launch.can_run
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, state: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence."""
+    log_decay = reset(log_decay, starts, v)
     y, after = _whole(q, k, v, log_decay, a, b, state)
     return y, after
 

@@ -1,5 +1,6 @@
 """Diagonal state space model by its recurrence, in kernels compiled by numba for the CPU."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,15 @@ from stateline.ops.diagonal_ssm.numba_parameters import ROW_PIECES, Array, Coeff
 from stateline.ops.diagonal_ssm.step_kernel import diagonal_advance, rows_of, transitions
 from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import Changing, array, fan_out, flat, of_token, output
+from stateline.ops.numba_common.launch import (
+    Changing,
+    array,
+    borders_of,
+    fan_out,
+    flat,
+    of_token,
+    output,
+)
 from stateline.ops.stepping import Stepper
 
 FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
@@ -21,16 +30,20 @@ FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
+    if function == "diagonal_ssm" and len(inputs) > 3 and inputs[2] is not None:
+        return "documents begin anew from the zero state alone"
     step = function == "diagonal_ssm_step"
     return launch.can_step(*inputs) if step else launch.can_use(*inputs)
 
 
-def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
+def diagonal_ssm(
+    u: Tensor, weights: DiagonalWeights, state: Tensor | None, starts: Tensor | None = None
+) -> tuple[Tensor, Any]:
     """Run the recurrence; without a state, b is a factor of the output vector."""
     channels, readouts = u.shape[-1], len(weights.c) // u.shape[-1]
     if state is None:
         u, weights = _one_readout(u, weights)
-        return _whole(u, *weights), None
+        return _whole(u, *weights, starts), None
     if u.shape[-2] == 1 and not can_use("diagonal_ssm_step", u, weights, state):
         y, after = diagonal_ssm_step(u[..., 0, :], weights, state)  # rounds better
         return y[..., None, :], after
@@ -79,35 +92,45 @@ def _one_readout(u: Tensor, weights: DiagonalWeights) -> tuple[Tensor, DiagonalW
     return u, DiagonalWeights(log_a, b.repeat(readouts, 1, 1), c)
 
 
-def _prepare(*inputs: Tensor) -> tuple[Coefficients, Array, tuple[int, int, int], int]:
-    """Coefficients, input signal, sizes, and number of rows."""
+def _prepare(
+    inputs: Sequence[Tensor], starts: Tensor | None = None
+) -> tuple[Coefficients, Array, Array, tuple[int, int]]:
+    """Coefficients, input signal, borders of the rows, and sizes."""
     u, log_a, b, c, *state = inputs
     call = Coefficients(log_a, b, c, launch.working_dtype(*inputs), fold=not state)
-    sizes = u.shape[-2], call.channels, call.modes
-    return call, flat(u, call.dtype), sizes, u.shape[:-2].numel()
+    borders = borders_of(u.shape[:-1], starts)
+    return call, flat(u, call.dtype), borders, (call.channels, call.modes)
 
 
-def _forward(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    call, signal, sizes, rows = _prepare(u, log_a, b, c)
+def _forward(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, starts: Tensor | None) -> Tensor:
+    call, signal, borders, sizes = _prepare((u, log_a, b, c), starts)
     y = torch.empty(u.shape, dtype=call.dtype)
-    arguments = (signal, flat(y, call.dtype), call.packed, None, None, *sizes)
-    fan_out(forward, arguments, rows * call.blocks, u.numel() * call.modes * FORWARD)
+    arguments = (signal, flat(y, call.dtype), call.packed, None, None, borders, *sizes)
+    tasks = (len(borders) - 1) * call.blocks
+    fan_out(forward, arguments, tasks, u.numel() * call.modes * FORWARD)
     return y.to(u.dtype)
 
 
 def _forward_chunk(
     u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    call, signal, sizes, rows = _prepare(u, log_a, b, c, state)
+    call, signal, borders, sizes = _prepare((u, log_a, b, c, state))
     y, after = (torch.empty(x.shape, dtype=call.dtype) for x in (u, state))
     states = (flat(x, call.dtype) for x in (state, after))
-    arguments = (signal, flat(y, call.dtype), call.packed, *states, *sizes)
-    fan_out(forward, arguments, rows * call.blocks, u.numel() * call.modes * FORWARD)
+    arguments = (signal, flat(y, call.dtype), call.packed, *states, borders, *sizes)
+    tasks = (len(borders) - 1) * call.blocks
+    fan_out(forward, arguments, tasks, u.numel() * call.modes * FORWARD)
     return y.to(u.dtype), after.to(state.dtype)
 
 
-def _gradients(grad: Tensor, grad_after: Tensor | None, *inputs: Tensor) -> list[Array]:
-    call, signal, sizes, rows = _prepare(*inputs)
+def _gradients(
+    grad: Tensor,
+    grad_after: Tensor | None,
+    inputs: Sequence[Tensor],
+    starts: Tensor | None = None,
+) -> list[Array]:
+    call, signal, borders, sizes = _prepare(inputs, starts)
+    rows, longest = len(borders) - 1, int(np.diff(borders).max(initial=0))
     du, pieces = np.empty_like(signal), max(1, min(rows, ROW_PIECES))
     packed = call.empty_gradients(pieces)
     before = end = start = None
@@ -115,28 +138,33 @@ def _gradients(grad: Tensor, grad_after: Tensor | None, *inputs: Tensor) -> list
         end, before = flat(grad_after, call.dtype), flat(inputs[4], call.dtype)
         start = np.empty_like(before)
     signals = (flat(grad, call.dtype), end, signal, du)
-    arguments = (*signals, call.packed, before, start, packed, rows, *sizes, pieces)
+    places = rows, borders, longest
+    arguments = (*signals, call.packed, before, start, packed, *places, *sizes, pieces)
     fan_out(backward, arguments, pieces * call.blocks, signal.size * call.modes * BACKWARD)
     found = [du, *call.unpack(packed, pieces)]
     return found if start is None else [*found, start]
 
 
 def _backward(
-    grad: Tensor, u: Tensor, log_a: Tensor, b: Tensor, c: Tensor
+    grad: Tensor, u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = (u, log_a, b, c)
-    return like(_gradients(grad, None, *inputs), inputs)
+    return like(_gradients(grad, None, inputs, starts), inputs)
 
 
 def _backward_chunk(
     grad: Tensor, grad_after: Tensor, u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = (u, log_a, b, c, state)
-    return like(_gradients(grad, grad_after, *inputs), inputs)
+    return like(_gradients(grad, grad_after, inputs), inputs)
 
 
 _whole = define_kernel_op(
-    "diagonal_ssm_kernel", _forward, _backward, lambda u, *_: empty_like(u)[0]
+    "diagonal_ssm_kernel",
+    _forward,
+    _backward,
+    lambda u, *_: empty_like(u)[0],
+    lambda _grad, *inputs: empty_like(*inputs[:4]),
 )
 _chunk = define_kernel_op(
     "diagonal_ssm_chunk_kernel",

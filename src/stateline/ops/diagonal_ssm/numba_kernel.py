@@ -154,8 +154,11 @@ def advance_state(ub, rows, x, at, p, k, state):
 
 
 @kernel
-def forward(u, y, p, state, after, length, channels, modes, start, stop):
-    """Tasks ``start`` to ``stop`` of (row, channel block)."""
+def forward(u, y, p, state, after, borders, channels, modes, start, stop):
+    """Tasks ``start`` to ``stop`` of (row, channel block).
+
+    Row n has the tokens ``borders[n]`` to ``borders[n + 1]``.
+    """
     align_stack()
     blocks, groups = (channels + LANES - 1) // LANES, (modes + MODES - 1) // MODES
     size = groups * 2 * WIDE
@@ -165,6 +168,7 @@ def forward(u, y, p, state, after, length, channels, modes, start, stop):
     while task < stop:
         row, begin = task // blocks, task % blocks
         end = min(begin + SPAN, begin + stop - task, blocks)
+        origin, length = borders[row], borders[row + 1] - borders[row]
         for block in range(begin, end):
             where = (row * channels + block * LANES) * modes * 2
             lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
@@ -173,7 +177,7 @@ def forward(u, y, p, state, after, length, channels, modes, start, stop):
             rows = min(TIME, length - first)
             for block in range(begin, end):
                 lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
-                place = (row * length + first) * channels + block * LANES
+                place = (origin + first) * channels + block * LANES
                 read_block(ub, u, place, channels, rows, lanes)
                 yb[:] = 0
                 k = block * groups * PLANES * WIDE
@@ -271,13 +275,14 @@ def retreat(ub, gb, db, rows, kept, place, lam, there, p, k, h, grad, g, groups,
 
 @kernel
 def backward(
-    gy, gafter, u, du, p, state, dstate, dp, batch, length, channels, modes, pieces, start, stop
-):
+    gy, gafter, u, du, p, state, dstate, dp, batch, borders, longest, channels, modes, pieces,
+    start, stop,
+):  # fmt: skip
     """Tasks of (piece of the rows, channel block); dp takes the gradients of each task."""
     align_stack()
     blocks, groups = (channels + LANES - 1) // LANES, (modes + MODES - 1) // MODES
-    size, count = groups * 2 * WIDE, max(1, (length + TIME_BACK - 1) // TIME_BACK)
-    kept, lam = scratch(SPAN * count * size, u), scratch(SPAN * size, u)
+    size, most = groups * 2 * WIDE, max(1, (longest + TIME_BACK - 1) // TIME_BACK)
+    kept, lam = scratch(SPAN * most * size, u), scratch(SPAN * size, u)
     ub, gb = scratch(TIME_BACK * LANES, u), scratch(TIME_BACK * LANES, u)
     db, h = scratch(TIME_BACK * LANES, u), scratch(TIME_BACK * 2 * BACK, u)
     many = groups * GRADIENTS * WIDE
@@ -289,17 +294,19 @@ def backward(
         dp[task * many : (task + end - begin) * many] = 0
         done = 0  # blocks of time, of all rows
         for row in range(batch * piece // pieces, batch * (piece + 1) // pieces):
+            origin, length = borders[row], borders[row + 1] - borders[row]
+            count = max(1, (length + TIME_BACK - 1) // TIME_BACK)
             for block in range(begin, end):
                 where = (row * channels + block * LANES) * modes * 2
                 lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
-                modes_in(kept, count * at, state, where, modes, lanes)
+                modes_in(kept, most * at, state, where, modes, lanes)
                 modes_in(lam, at, gafter, where, modes, lanes)
             for n in range(1, count):
                 for block in range(begin, end):
                     lanes = min(LANES, channels - block * LANES)
-                    place = (row * length + (n - 1) * TIME_BACK) * channels + block * LANES
+                    place = (origin + (n - 1) * TIME_BACK) * channels + block * LANES
                     read_block(ub, u, place, channels, TIME_BACK, lanes)
-                    at, k = ((block - begin) * count + n) * size, block * groups * PLANES * WIDE
+                    at, k = ((block - begin) * most + n) * size, block * groups * PLANES * WIDE
                     kept[at : at + size] = kept[at - size : at]
                     for m in range(groups):
                         here = at + m * 2 * WIDE
@@ -308,11 +315,11 @@ def backward(
                 rows = min(TIME_BACK, length - n * TIME_BACK)
                 for block in range(begin, end):
                     lanes = min(LANES, channels - block * LANES)
-                    place = (row * length + n * TIME_BACK) * channels + block * LANES
+                    place = (origin + n * TIME_BACK) * channels + block * LANES
                     read_block(ub, u, place, channels, rows, lanes)
                     read_block(gb, gy, place, channels, rows, lanes)
                     db[:] = 0
-                    at, k = ((block - begin) * count + n) * size, block * groups * PLANES * WIDE
+                    at, k = ((block - begin) * most + n) * size, block * groups * PLANES * WIDE
                     there, j = (block - begin) * size, (block - begin) * many
                     retreat(ub, gb, db, rows, kept, at, lam, there, p, k, h, grad, j, groups, state)
                     write_block(du, place, channels, rows, lanes, db)

@@ -10,14 +10,18 @@ from stateline.ops.diagonal_ssm import DiagonalWeights
 from stateline.ops.stepping import Stepper, copying
 
 
-def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
+def diagonal_ssm(
+    u: Tensor, weights: DiagonalWeights, state: Tensor | None, starts: Tensor | None = None
+) -> tuple[Tensor, Any]:
     """Run the recurrence, one input after the other."""
     a, b = _complex(weights.log_a).exp(), _complex(weights.b)
     c = _complex(weights.c).unflatten(0, (-1, u.shape[-1]))  # (readout, channel, mode)
     dtype = torch.promote_types(u.dtype, torch.float32)
     zeros = torch.zeros(*u.shape[:-2], *weights.b.shape, dtype=dtype, device=u.device)
     x, outputs = _complex(zeros if state is None else state), []
-    for u_t in u.unbind(dim=-2):
+    for t, u_t in enumerate(u.unbind(dim=-2)):
+        if starts is not None:
+            x = x.masked_fill(starts[..., t, None, None], 0.0)
         x = a * x + b * u_t[..., None]
         outputs.append(2 * (c * x[..., None, :, :]).sum(dim=-1).real.flatten(-2))
     y = torch.stack(outputs, dim=-2) if outputs else u.new_zeros(*u.shape[:-1], len(weights.c))

@@ -13,7 +13,7 @@ References:
 """
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
@@ -56,6 +56,7 @@ def gated_delta_rule(
     beta: Float[Tensor, "batch length head"],
     state: Float[Tensor, "batch head d_key d_value"] | None = None,
     *,
+    starts: Bool[Tensor, "batch length"] | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
     r"""Response to a sequence or to its next chunk, and the state after it.
@@ -69,6 +70,8 @@ def gated_delta_rule(
         log_decay: Logarithm of the decay :math:`\alpha`, finite and at most zero.
         beta: Fraction of the old value that is replaced, from 0 to 1; up to 2, it is reflected.
         state: State before the first of these tokens; ``None`` is the zero state.
+        starts: True where a document begins, whose state before it is zero: see
+            :meth:`stateline.layers.SequenceLayer.forward`.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
@@ -88,7 +91,8 @@ def gated_delta_rule(
     """
     if state is None:
         state = zeros_before(v, len(v), *q.shape[2:], v.shape[3])
-    return dispatch(OP, "gated_delta_rule", q, k, v, log_decay, beta, state, backend=backend)
+    more = () if starts is None else (starts,)
+    return dispatch(OP, "gated_delta_rule", q, k, v, log_decay, beta, state, *more, backend=backend)
 
 
 gated_delta_rule_step = step_of(OP, gated_delta_rule)

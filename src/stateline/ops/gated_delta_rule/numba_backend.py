@@ -13,6 +13,7 @@ from stateline.ops.kernel_op import define_kernel_op, empty_like, like
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
+from stateline.ops.starts import reset
 from stateline.ops.stepping import on_a_copy
 
 WORK, STEP = 0.06, 1.0
@@ -33,9 +34,16 @@ def can_use(function: str, *inputs: Any) -> str:
 
 
 def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence."""
+    log_decay = reset(log_decay, starts, v)
     y, after = _whole(q, k, v, log_decay, beta, state)
     return y, after
 

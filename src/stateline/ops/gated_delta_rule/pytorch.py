@@ -17,14 +17,22 @@ from torch import Tensor
 from stateline.ops.gated_delta_rule import CHUNK
 from stateline.ops.gated_delta_rule.reference import gated_delta_rule_step, gated_delta_rule_step_
 from stateline.ops.linear_attention.pytorch import decays
+from stateline.ops.starts import reset
 
 __all__ = ["gated_delta_rule", "gated_delta_rule_step", "gated_delta_rule_step_"]
 
 
 def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Solve the system of each chunk, and carry the state to the next."""
+    log_decay = reset(log_decay, starts, v)
     dtype = v.dtype
     if v.shape[1] == 0:
         return v.clone(), state.clone()

@@ -12,7 +12,7 @@ References:
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.diagonal_ssm import DiagonalWeights, example_weights
@@ -96,6 +96,7 @@ def h3_core(
     weights: H3Weights,
     state: H3CoreState | None = None,
     *,
+    starts: Bool[Tensor, "batch length"] | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length read"], Any]:
     """Response to a sequence, or to the next chunk of one.
@@ -106,6 +107,7 @@ def h3_core(
         v: Values.
         weights: Weights.
         state: State before this chunk; ``None`` is the zero state.
+        starts: True where a document begins, as in :func:`diagonal_ssm`.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
@@ -128,7 +130,8 @@ def h3_core(
         >>> y.flatten().round().abs()
         tensor([0., 7., 7.])
     """
-    return dispatch(OP, "h3_core", q, k, v, weights, state, backend=backend)
+    more = () if starts is None else (starts,)
+    return dispatch(OP, "h3_core", q, k, v, weights, state, *more, backend=backend)
 
 
 h3_core_step = step_of(OP, h3_core)

@@ -12,14 +12,20 @@ from stateline.ops.stepping import Stepper, copying
 
 
 def h3_core(
-    q: Tensor, k: Tensor, v: Tensor, weights: H3Weights, state: H3CoreState | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: H3Weights,
+    state: H3CoreState | None,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
     """Filter, gate, recurrence, gate."""
     (taps, diagonal, skip), heads = weights, len(weights.diagonal.b)
     past, h = (None, None) if state is None else state
-    kv = _write(short_conv(k, taps, past), v, heads)
-    y, h = diagonal_ssm(kv, diagonal, h)
-    after = None if past is None else H3CoreState(slide(past, k), h)
+    kv = _write(short_conv(k, taps, past, starts=starts), v, heads)
+    each = None if starts is None else starts[:, None, None].expand(kv.shape[:-1])
+    y, h = diagonal_ssm(kv, diagonal, h, starts=each)
+    after = None if past is None else H3CoreState(slide(past, k, starts), h)
     return _read(q, y + skipped(kv, skip), heads), after
 
 

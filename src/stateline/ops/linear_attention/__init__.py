@@ -13,7 +13,7 @@ References:
     with Hardware-Efficient Training", ICML 2024, section 4.
 """
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
@@ -70,6 +70,7 @@ def linear_attention(
     log_decay: Float[Tensor, "batch length head *entry"] | None = None,
     state: Float[Tensor, "batch head d_key d_value"] | None = None,
     *,
+    starts: Bool[Tensor, "batch length"] | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
     """Response to a sequence or to its next chunk, and the state after it.
@@ -84,6 +85,8 @@ def linear_attention(
             and at most zero: one per head, or one for each entry of its keys; ``None`` means no
             decay.
         state: State before the first of these tokens; ``None`` is the zero state.
+        starts: True where a document begins, whose state before it is zero: see
+            :meth:`stateline.layers.SequenceLayer.forward`.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
@@ -101,7 +104,8 @@ def linear_attention(
     """
     if state is None:
         state = zeros_before(v, len(v), v.shape[2], q.shape[3], v.shape[3])
-    return dispatch(OP, "linear_attention", q, k, v, log_decay, state, backend=backend)
+    more = () if starts is None else (starts,)
+    return dispatch(OP, "linear_attention", q, k, v, log_decay, state, *more, backend=backend)
 
 
 linear_attention_step = step_of(OP, linear_attention)

@@ -9,6 +9,7 @@ from stateline.ops.linear_attention.reference import rows_of
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
+from stateline.ops.starts import reset
 from stateline.ops.stepping import on_a_copy
 
 WORK, STEP = 0.05, 0.5
@@ -19,9 +20,15 @@ can_use = launch.can_run
 
 
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence, with the state in registers."""
+    log_decay = reset(log_decay, starts, v)
     if log_decay is not None and log_decay.ndim == v.ndim and q.shape[2] != v.shape[2]:
         q, k = (x.repeat_interleave(v.shape[2] // q.shape[2], dim=2) for x in (q, k))
     y, after = _whole(q, k, v, v.new_empty(0) if log_decay is None else log_decay, state)

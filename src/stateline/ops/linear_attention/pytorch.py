@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stateline.ops.linear_attention import CHUNK
 from stateline.ops.linear_attention.reference import linear_attention_step, linear_attention_step_
+from stateline.ops.starts import reset
 
 SHORT = 16
 """Tokens of a chunk where each entry of a key decays by itself."""
@@ -24,9 +25,15 @@ __all__ = ["decays", "linear_attention", "linear_attention_step", "linear_attent
 
 
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend inside each chunk, and carry the state to the next."""
+    log_decay = reset(log_decay, starts, v)
     groups, dtype = q.shape[2], v.dtype
     if v.shape[1] == 0:
         return v.clone(), state.clone()

@@ -3,13 +3,20 @@
 import torch
 from torch import Tensor
 
+from stateline.ops.starts import reset
 from stateline.ops.stepping import copying
 
 
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Apply the recurrence to one token after the other."""
+    log_decay = reset(log_decay, starts, v)
     outputs = [v[:, :0]]
     for t in range(v.shape[1]):
         decay = None if log_decay is None else log_decay[:, t]

@@ -1,6 +1,7 @@
 """The way from PyTorch's tensors to the kernels: arrays, threads, and checks of the inputs."""
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ def can_use(*inputs: Any) -> str:
         if isinstance(x, Tensor):
             if not x.is_cpu:
                 return f"numba runs on the CPU, not on {x.device.type}"
-            if x.dtype not in FLOATS:
+            if x.dtype not in (*FLOATS, torch.bool):
                 return f"numba takes floats, not {x.dtype}"
         elif isinstance(x, tuple) and (reason := can_use(*x)):
             return reason
@@ -205,3 +206,19 @@ def step_in_place(
         arrays = [None if x is None else of_token(x, dtype) for x in signals]
         fan_out(kernel, (*arrays, s, outputs), v.shape[0], s.size * work)
     return y.to(v.dtype)
+
+
+def borders_of(shape: Sequence[int], starts: Tensor | None) -> NDArray[np.int64]:
+    """Where each row begins, and the end: documents that lie in rows are rows of their own.
+
+    Args:
+        shape: Sizes of the axes of rows, then the length of a row.
+        starts: Where documents begin, of this shape.
+    """
+    *_, length = shape
+    count = math.prod(shape)
+    if starts is None:
+        return np.arange(0, count + 1, max(1, length)) if length else np.zeros(1, np.int64)
+    begins = starts.reshape(-1, length).numpy().copy()
+    begins[:, :1] = True
+    return np.append(np.flatnonzero(begins), count)

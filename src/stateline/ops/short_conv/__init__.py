@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.convolution import convolve_after, whole_filters
@@ -45,6 +46,7 @@ def short_conv(
     kernel: Float[Tensor, "output taps"],
     past: Float[Tensor, "*batch past channel"] | None = None,
     *,
+    starts: Bool[Tensor, "*batch length"] | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "*batch length output"]:
     r"""Convolve every channel of ``u`` with one or more short causal kernels of its own.
@@ -59,6 +61,7 @@ def short_conv(
         kernel: Impulse responses: first one of every channel, then a second one of every channel,
             and so on.
         past: Inputs before ``u``, oldest first; ``None`` means zeros.
+        starts: True where a document begins: earlier inputs are zeros to it.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
@@ -73,7 +76,12 @@ def short_conv(
         >>> short_conv(u, torch.tensor([[1.0, -1.0]])).flatten()
         tensor([1., 1., 2.])
     """
-    return convolve_after(past, u, kernel, partial(dispatch, OP, "short_conv", backend=backend))
+    run = partial(dispatch, OP, "short_conv", backend=backend)
+    if starts is None:
+        return convolve_after(past, u, kernel, run)
+    if past is not None:
+        starts = F.pad(starts, (past.shape[-2], 0))
+    return convolve_after(past, u, kernel, lambda u, kernel: run(u, kernel, starts))
 
 
 @door(_past_fits)

@@ -13,6 +13,7 @@ from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import (
     Changing,
     array,
+    borders_of,
     fan_out,
     flat,
     of_token,
@@ -38,11 +39,11 @@ def can_use(function: str, *inputs: Any) -> str:
     return launch.can_use(*inputs)
 
 
-def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
+def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tensor:
     """Sum the delayed signals."""
     filters, length = len(kernel) // u.shape[-1], max(1, u.shape[-2])
     kernel = kernel[:, :length]  # earlier inputs are zero
-    return convolve(u if filters == 1 else u.tile(filters), kernel)
+    return convolve(u if filters == 1 else u.tile(filters), kernel, starts)
 
 
 def short_conv_stepper(weights: Tensor) -> Stepper:
@@ -60,31 +61,39 @@ def short_conv_stepper(weights: Tensor) -> Stepper:
     return step
 
 
-def _forward(u: Tensor, kernel: Tensor) -> Tensor:
+def _forward(u: Tensor, kernel: Tensor, starts: Tensor | None) -> Tensor:
     dtype, (channels, count) = launch.working_dtype(u, kernel), kernel.shape
     signal, stride = strided(u, dtype)
-    y, tasks = torch.empty(u.shape, dtype=dtype), u.shape[:-2].numel() * -(-channels // LANES)
+    y, borders = torch.empty(u.shape, dtype=dtype), borders_of(u.shape[:-1], starts)
+    tasks = (len(borders) - 1) * -(-channels // LANES)
     arrays = signal, _pack_taps(kernel, dtype), flat(y, dtype)
     work = u.numel() * (count / 16 + 1)
-    fan_out(forward, (*arrays, count, u.shape[-2], channels, stride), tasks, work)
+    fan_out(forward, (*arrays, count, borders, channels, stride), tasks, work)
     return y.to(u.dtype)
 
 
-def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(
+    grad: Tensor, u: Tensor, kernel: Tensor, starts: Tensor | None
+) -> tuple[Tensor, Tensor]:
     dtype, (channels, count) = launch.working_dtype(u, kernel), kernel.shape
     signal, stride = strided(u, dtype)
-    rows, blocks = u.shape[:-2].numel(), -(-channels // LANES)
+    borders, blocks = borders_of(u.shape[:-1], starts), -(-channels // LANES)
+    rows = len(borders) - 1
     pieces, whole = max(1, min(rows, ROW_PIECES)), -(-count // TOGETHER) * TOGETHER
     du = np.empty(u.numel(), signal.dtype)
     dtaps = np.empty(pieces * blocks * whole * LANES)  # float64, for they are sums
     arrays = flat(grad, dtype), signal, _pack_taps(kernel, dtype), du, dtaps
-    sizes = count, rows, u.shape[-2], channels, stride, pieces
+    sizes = count, rows, borders, channels, stride, pieces
     fan_out(backward, (*arrays, *sizes), pieces * blocks, u.numel() * (count / 8 + 1))
     return like((du, _unpack_taps(dtaps, pieces, kernel)), (u, kernel))
 
 
 convolve = define_kernel_op(
-    "short_conv_kernel", _forward, _backward, lambda *inputs: empty_like(inputs[0])[0]
+    "short_conv_kernel",
+    _forward,
+    _backward,
+    lambda *inputs: empty_like(inputs[0])[0],
+    lambda _grad, *inputs: empty_like(*inputs[:2]),
 )
 """Convolution with one filter of at most ``length`` taps per channel."""
 

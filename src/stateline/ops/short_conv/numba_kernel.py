@@ -88,8 +88,11 @@ def keep_last(buffer, rows, count):
 
 
 @kernel
-def forward(u, taps, y, count, length, channels, stride, start, stop):
-    """Tasks ``start`` to ``stop`` of (row, channel block); tokens are ``stride`` entries apart."""
+def forward(u, taps, y, count, borders, channels, stride, start, stop):
+    """Tasks ``start`` to ``stop`` of (row, channel block); tokens are ``stride`` entries apart.
+
+    Row n has the tokens ``borders[n]`` to ``borders[n + 1]``.
+    """
     align_stack()
     blocks = (channels + LANES - 1) // LANES
     buffer = scratch((count - 1 + TIME + TOGETHER) * LANES, u)
@@ -97,10 +100,11 @@ def forward(u, taps, y, count, length, channels, stride, start, stop):
     for task in range(start, stop):
         row, channel = task // blocks, task % blocks * LANES
         lanes = min(LANES, channels - channel)
+        begin, length = borders[row], borders[row + 1] - borders[row]
         buffer[: (count - 1) * LANES] = 0
         for first in range(0, length, TIME):
             rows = min(TIME, length - first)
-            place = row * length + first
+            place = begin + first
             read_block(fresh, u, place * stride + channel, stride, rows, lanes)
             filter_block(
                 out, buffer, count - 1, -1, taps, count, channel, blocks * LANES, rows,
@@ -111,7 +115,7 @@ def forward(u, taps, y, count, length, channels, stride, start, stop):
 
 
 @kernel
-def backward(gy, u, taps, du, dtaps, count, batch, length, channels, stride, pieces, start, stop):
+def backward(gy, u, taps, du, dtaps, count, batch, borders, channels, stride, pieces, start, stop):
     """Tasks of (piece of the rows, channel block); each has taps' gradients (tap, LANES).
 
     The taps' gradients are in reversed order, and padded in front to a multiple of ``TOGETHER``.
@@ -129,9 +133,10 @@ def backward(gy, u, taps, du, dtaps, count, batch, length, channels, stride, pie
         dtaps[at : at + whole * LANES] = 0
         done = 0  # blocks of time, of all rows
         for row in range(batch * piece // pieces, batch * (piece + 1) // pieces):
+            begin, length = borders[row], borders[row + 1] - borders[row]
             buffer[: (whole - 1) * LANES] = 0
             for first in range(0, length, TIME):
-                rows, place = min(TIME, length - first), row * length + first
+                rows, place = min(TIME, length - first), begin + first
                 more = min(TIME + count - 1, length - first)
                 read_block(grads, gy, place * channels + channel, channels, more, lanes)
                 grads[more * LANES :] = 0

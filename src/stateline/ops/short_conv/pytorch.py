@@ -1,6 +1,7 @@
 """Short causal convolution: a sum of delayed signals, on any device."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.fft_conv import fft_conv
@@ -34,11 +35,26 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
 _by_taps = define_kernel_op("short_conv", _forward, _backward)
 
 
-def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
+def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tensor:
     """Sum the delayed signals; call ``fft_conv`` for longer kernels."""
+    if starts is not None:
+        return _inside(u, kernel, starts)
     if kernel.shape[1] >= FFT_TAPS:
         return fft_conv(u, kernel)
     return by_taps(u, kernel)
+
+
+def _inside(u: Tensor, kernel: Tensor, starts: Tensor) -> Tensor:
+    """Sum the delayed signals of the same document."""
+    filters, length = len(kernel) // u.shape[-1], u.shape[-2]
+    signal = u.to(torch.promote_types(u.dtype, torch.float32)).tile(filters)
+    document = starts.cumsum(-1)
+    y = signal * kernel[:, 0]
+    for delay in range(1, min(kernel.shape[1], length)):
+        same = document[..., delay:] == document[..., :-delay]
+        delayed = signal[..., :-delay, :] * kernel[:, delay] * same[..., None]
+        y = y + F.pad(delayed, (0, 0, delay, 0))
+    return y.to(u.dtype)
 
 
 def by_taps(u: Tensor, kernel: Tensor) -> Tensor:
