@@ -274,7 +274,9 @@ BEGINS_ANEW = (
 
 
 @pytest.mark.usefixtures("unannotated")
-@pytest.mark.parametrize("backend", ["numba", "torch", "reference"])
+@pytest.mark.parametrize(
+    "backend", ["numba", "torch", pytest.param("reference", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("pattern", BEGINS_ANEW)
 def test_kernels_begin_documents_anew(pattern: str, backend: str) -> None:
     torch.manual_seed(0)
