@@ -77,7 +77,7 @@ def falcon_h1_config(settings: Settings) -> ModelConfig:
     # the input's factor multiplies queries, keys and values
     before = number(settings, "attention_in_multiplier", 1.0)
     usual = _usual(fields.head_width(settings))
-    scale = number(settings, "key_multiplier", 1.0) * before**2 * usual
+    scale = number(settings, "key_multiplier", 1.0) * before * before * usual
     layers["attention"] = {
         **fields.heads(settings, 8),
         **fields.rope(settings),
