@@ -81,8 +81,12 @@ def run(model: str, of: Results, scores: dict[str, float], **changes: Any) -> Re
     } | changes
 
 
+SPREAD = ("tokens_per_second", "low", "high")
+
+
 def speed(model: str, **changes: Any) -> Results:
-    return {
+    """A record of speeds; the timings follow from the speeds of training and decoding."""
+    made = {
         "model": model,
         "task": "text(path=books)",
         "d_model": 64,
@@ -92,6 +96,12 @@ def speed(model: str, **changes: Any) -> Results:
         "state_bytes": {"256": 131_072, "1024": 524_288},
         "flops_per_token": {"256": 300_000, "1024": 420_000},
     } | changes
+    timings = [
+        {"phase": phase, "length": int(n), "batch": 1} | dict.fromkeys(SPREAD, value)
+        for phase in ("train", "decode")
+        for n, value in made[f"{phase}_tokens_per_second"].items()
+    ]
+    return {"timings": timings} | made
 
 
 def results(**changes: Any) -> Results:

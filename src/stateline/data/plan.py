@@ -127,9 +127,6 @@ def _settings(
     given: CorpusSettings, sources: Sources, tokenizer: Tokenizer, splits: Splits
 ) -> dict[str, Any]:
     settings = asdict(given) | {"tokenizer": _sha256(tokenizer.to_json())}
-    for later in ("end_of_text", "parts"):  # corpora made before have no such setting
-        if not settings[later]:
-            del settings[later]
     if given.splits is not None:
         names = {split: [d.name for d in documents] for split, documents in splits.items()}
         settings |= {"splits": _sha256(json.dumps(names)), "held_out": None}

@@ -67,7 +67,6 @@ _PHASES = {
     "prefill": ("Prefill", "Reading a prompt of the given length."),
     "train": ("Training", "An update: forward, backward and optimizer."),
 }
-_OLDER = {"decode": "decode_tokens_per_second", "train": "train_tokens_per_second"}
 
 
 def speed(phase: str, batch: int | None = None) -> Cost:
@@ -168,8 +167,6 @@ def _timed(phase: str, batch: int | None, entry: SpeedRecord) -> list[TimingReco
 
 
 def _speeds(phase: str, batch: int | None, entry: SpeedRecord) -> dict[int, Measured]:
-    if not entry.timings and phase in _OLDER:
-        return _counted(_OLDER[phase], entry)
     return {
         t.length: Measured(t.tokens_per_second, t.low, t.high)
         for t in _timed(phase, batch, entry)
