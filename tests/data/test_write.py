@@ -517,7 +517,7 @@ def test_the_end_of_text_follows_every_document(
     parts = [[*text.read(a, b), 270] for a, b in itertools.pairwise(map(int, borders))]
     assert [*ended.text.read(0, len(ended.text))] == [*itertools.chain(*parts)]
     assert ended.bytes.tolist() == [3, 5]
-    with pytest.raises(InputError, match="with end_of_text=True, not None"):
+    with pytest.raises(InputError, match="with end_of_text=True, not False"):
         write_corpus([source], out, CorpusSettings(**settings), workers=1)
     with pytest.raises(InputError, match="byte has no end-of-text token"):
         write_corpus([source], tmp_path / "no", CorpusSettings(end_of_text=True), workers=1)

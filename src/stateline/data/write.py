@@ -210,7 +210,7 @@ def _write_units(
     units: Sequence[Unit], folder: Path, plan: Plan, dtype: np.dtype[Any], workers: int
 ) -> Iterator[ShardEntry]:
     """The index entry of each shard as it is finished."""
-    ended = plan.tokenizer.end_of_text if plan.settings.get("end_of_text") else None
+    ended = plan.tokenizer.end_of_text if plan.settings["end_of_text"] else None
     order = _Order(folder, plan.settings["newlines"], dtype.str, plan.key, ended)
     if min(workers, len(units)) < 2:
         yield from (_write_unit(unit, order) for unit in units)
