@@ -63,3 +63,19 @@ def test_biases_are_zero_but_in_the_staircase_code() -> None:
         biases = [found[f"stack.layers.{n}.layer.out_proj.bias"] for n in (1, 3)]
         assert [bool(bias.any()) for bias in biases] == [init == "staircase"] * 2
     assert biases[0].abs().max() <= (4 * D) ** -0.5 / BRANCHES
+
+
+@pytest.mark.parametrize(
+    ("init", "first", "last"),
+    [
+        ("width", (2 / (5 * D)) ** 0.5, (2 / (5 * D)) ** 0.5 / 2**0.5),
+        ("h3", 0.02, 0.02 / 2**0.5),
+        ("neox", 0.02, 0.02),
+        ("mamba", UNIFORM, (3 * 4 * D) ** -0.5 / 2**0.5),
+        ("t5", D**-0.5, (4 * D) ** -0.5),
+    ],
+)
+def test_experts_start_as_feed_forwards(init: Init, first: float, last: float) -> None:
+    found = weights(init, f"feed_forward moe(d_hidden={4 * D})")
+    assert float(found["stack.layers.1.layer.in_weight"].std()) == pytest.approx(first, rel=0.03)
+    assert float(found["stack.layers.1.layer.out_weight"].std()) == pytest.approx(last, rel=0.03)

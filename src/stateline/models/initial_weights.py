@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
-from stateline.layers import Attention, Branch, FeedForward, SlidingAttention
+from stateline.layers import Attention, Branch, FeedForward, MoE, SlidingAttention
 from stateline.models.config import Init
 
 
@@ -31,7 +31,7 @@ _SCHEMES: Mapping[Init, _Scheme] = {
     "width": _Scheme("width", "width", _ALL),
     "gpt2": _Scheme(0.02, 0.02, _ALL),
     # The official code misses the name of H3's output map, and of S4D's, in this step.
-    "h3": _Scheme(0.02, 0.02, (Attention, SlidingAttention, FeedForward)),
+    "h3": _Scheme(0.02, 0.02, (Attention, SlidingAttention, FeedForward, MoE)),
     "neox": _Scheme(0.02, 0.02, ()),
     "mamba": _Scheme(None, 0.02, _ALL),
     "staircase": _Scheme(None, 1.0, _ALL),
@@ -83,6 +83,20 @@ def initialise(model: nn.Module, d_model: int, init: Init = "width") -> None:
         last = getattr(layer, "out_proj", None)
         if isinstance(last, nn.Linear) and isinstance(layer, scheme.scaled):
             _scale_down(last, scheme, d_model, branches**0.5)
+        if isinstance(layer, MoE):
+            root = branches**0.5 if isinstance(layer, scheme.scaled) else 1.0
+            _draw_experts(layer, scheme, d_model, root)
+
+
+def _draw_experts(layer: MoE, scheme: _Scheme, d_model: int, root: float) -> None:
+    """Draw the maps of experts as those of a feed-forward."""
+    for weight, divisor in ((layer.in_weight, 1.0), (layer.out_weight, root)):
+        d_input = weight.shape[-1]
+        if scheme.linear is None:
+            bound = d_input**-0.5 / divisor
+            nn.init.uniform_(weight, -bound, bound)
+        else:
+            nn.init.normal_(weight, std=_deviation(scheme.linear, d_model, d_input) / divisor)
 
 
 def _scale_down(last: nn.Linear, scheme: _Scheme, d_model: int, root: float) -> None:
