@@ -18,7 +18,18 @@ import pytest
 import torch
 
 from stateline.data import ByteTokenizer
-from stateline.generate import Model, PrefixStates, Sampling, Session, generate, prefill, seeded
+from stateline.generate import (
+    Model,
+    PrefixStates,
+    Sampling,
+    Session,
+    SessionState,
+    extend,
+    generate,
+    prefill,
+    seeded,
+)
+from stateline.layers import nbytes
 from stateline.serve import Limits, Row
 from tests.serve.running import Client, app_of, opinionated, running
 
@@ -139,6 +150,27 @@ def test_a_conversation_continues_its_state_and_forks(client: Client) -> None:
         assert told["usage"]["input_tokens"] == len(text + turn)
     again = client.respond("", previous_response_id=first["id"])
     assert plain(again["output"][0]["content"][0]["text"]) == shown(continued(text, 12))
+
+
+@pytest.mark.slow
+def test_after_50000_tokens_the_next_turn_reads_only_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, read = opinionated("h3"), list[int]()
+
+    def counted(model: Any, state: SessionState, tokens: torch.Tensor) -> SessionState:
+        read.append(tokens.shape[1])
+        return extend(model, state, tokens)
+
+    monkeypatch.setattr("stateline.generate.prefixes.extend", counted)
+    kept = PrefixStates(model)
+    with running(app_of(model, prefixes=kept)) as client:
+        first = client.respond("a long conversation " * 2500)
+        assert sum(read) == first["usage"]["input_tokens"] - 1 == 49_999  # and the first token
+        read.clear()
+        client.respond(" go on", previous_response_id=first["id"])
+        assert sum(read) == 6
+    assert len({nbytes(state.model) for state in kept._states.values()}) == 1  # it has not grown
 
 
 def test_a_streamed_response_is_the_whole_one(client: Client) -> None:
