@@ -6,8 +6,10 @@ from types import ModuleType
 
 import pytest
 
+from stateline.compare import Comparison, compare
 from stateline.layers import LAYERS
 from stateline.layers.law import check_layer
+from stateline.reports import read_results
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -152,3 +154,18 @@ def test_sets_of_three_seeds_contradict_each_other_in_nothing(
     assert contrary == "0 claims of one set contradict a claim of another"
     assert against == "0 claims have the medians of another set against them"
     assert "Copying at 8 within state<=64KiB: h3 from all seeds, 2 of 2 sets" in answers
+
+
+@pytest.mark.slow
+def test_a_comparison_gets_scores_at_further_lengths(tmp_path: Path) -> None:
+    task = "associative_recall(length=4, batch_size=4)"
+    comparison = Comparison(["lstm"], [task], d_model=8, steps=1, protocol="quick", seeds=2)
+    own = compare(comparison, tmp_path / "own", workers=0, timing="none")
+    example("further_lengths").main(tmp_path / "own", tmp_path / "further", [4, 24], 4)
+    further = read_results(tmp_path / "further")
+    assert further.tasks[0].eval_lengths == [4, 8, 16, 24]
+    assert further.tasks[0].problems == own.tasks[0].problems // 4
+    for before, after in zip(own.runs, further.runs, strict=True):
+        assert after.by_length.keys() == {4, 8, 16, 24}
+        assert after.by_length[8] == before.by_length[8]
+        assert 0 <= after.by_length[24]["accuracy"] <= 1

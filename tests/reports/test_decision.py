@@ -51,7 +51,7 @@ def test_five_questions_are_answered_by_the_gallery(gallery):
 
 
 QUESTIONS = re.findall(
-    r"^\| Which [^|]*\| ([^|]*) \| ([^|]*) at (\d+) \| ([^|]*) \|$",
+    r"^\| Which [^|]*\| ([^|]*) \| ([^|]*) at (\d\d?) \| ([^|]*) \|$",
     Path("docs/commands/report.md").read_text().replace("| |", "|  |"),
     re.MULTILINE,
 )
@@ -64,6 +64,15 @@ def test_the_questions_of_the_documentation_have_its_answers(gallery):
         budgets = [text for text in [budget.strip().strip("`")] if text]
         row = decided(gallery, *budgets)[task, length]
         assert row.best == answer, (budget, task)
+
+
+def test_the_questions_at_4096_tokens_have_the_answers_of_the_documentation():
+    results = read_results("docs/gallery/recall_4k")
+    page = Path("docs/commands/report.md").read_text()
+    for budget in ("", "state@4096<=64KiB"):
+        best = decided(results, *filter(None, [budget]))["Associative recall", "4,096"].best
+        asked = f"`{budget}`" if budget else ""
+        assert f" | {asked} | Associative recall at 4096 | {best} |".replace("|  |", "| |") in page
 
 
 def test_three_seeds_and_the_three_others_give_the_same_answers(gallery):
