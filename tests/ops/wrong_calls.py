@@ -28,7 +28,8 @@ from stateline.ops import door
 SIZES = {
     "batch": (2,), "length": 5, "slot": 7, "channel": 4, "output": 8, "mode": 3, "taps": 4,
     "past": 3, "d_model": 4, "d_head": 2, "head": 4, "kv_head": 2, "group": 2, "d_key": 3,
-    "d_value": 5, "d_state": 3, "d_in": 3, "d_out": 4, "d_hidden": 2, "gates": 8, "hidden": 6,
+    "d_value": 5, "d_state": 3, "d_in": 3, "d_out": 4, "d_hidden": 2, "gates": 8, "gate": 4,
+    "hidden": 6,
     "pair": 1, "entry": (3,), "copies": 2, "filter": 2, "window": 3,
 }  # fmt: skip
 PLAIN = {"stride": 2, "rule": "zoh", "size": 3, "block_len": 2, "dropout": 0.0}
