@@ -368,6 +368,15 @@ def test_starts_must_fit_the_input(starts: Tensor) -> None:
         Attention(WIDTH)(torch.zeros(2, 8, WIDTH), starts=starts)
 
 
+@pytest.mark.parametrize("pattern", ["h3", "diagonal_ssm", "mamba2"])
+def test_a_chunk_of_no_tokens_leaves_the_state(pattern: str) -> None:
+    layer = build_stack(configure(pattern, vocab_size=1, d_model=8)).eval()
+    with torch.no_grad():
+        _, state = layer.forward_chunk(torch.randn(2, 5, 8), layer.init_state(2))
+        _, after = layer.forward_chunk(torch.randn(2, 0, 8), state)
+    torch.testing.assert_close(after, state, rtol=0, atol=0)
+
+
 def test_empty_inputs_have_no_documents() -> None:
     layer = Attention(WIDTH)
     none = torch.zeros(2, 0, dtype=torch.bool)

@@ -215,10 +215,10 @@ def borders_of(shape: Sequence[int], starts: Tensor | None) -> NDArray[np.int64]
         shape: Sizes of the axes of rows, then the length of a row.
         starts: Where documents begin, of this shape.
     """
-    *_, length = shape
-    count = math.prod(shape)
-    if starts is None:
-        return np.arange(0, count + 1, max(1, length)) if length else np.zeros(1, np.int64)
+    *axes, length = shape
+    rows = math.prod(axes)
+    if starts is None or not length:
+        return np.arange(rows + 1) * length
     begins = starts.reshape(-1, length).numpy().copy()
     begins[:, :1] = True
-    return np.append(np.flatnonzero(begins), count)
+    return np.append(np.flatnonzero(begins), rows * length)
