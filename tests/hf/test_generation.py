@@ -206,7 +206,13 @@ def test_rows_that_have_ended_are_fed_padding_outside_of_the_vocabulary(
     ("given", "message"),
     [
         ({"inputs_embeds": torch.zeros(1, 2, 32)}, "give input_ids"),
-        ({"position_ids": torch.zeros(1, 2)}, "positions follow from the state"),
+        ({"position_ids": torch.tensor([[0, 3]])}, "must count from 0 in each text"),
+        ({"seq_idx": torch.zeros(1, 3)}, r"seq_idx must have the shape of input_ids, \(1, 2\)"),
+        ({"cu_seq_lens_q": torch.tensor([0, 1])}, "must end with its length, got 1"),
+        (
+            {"position_ids": torch.zeros(1, 2), "attention_mask": torch.tensor([[0, 1]])},
+            "packed rows have no padding",
+        ),
         ({"output_hidden_states": True}, "hidden states are not returned"),
         ({"attention_mask": torch.ones(1, 1, 2, 2)}, r"must have the shape \(batch, length\)"),
     ],
@@ -216,6 +222,24 @@ def test_what_is_not_supported_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         hf.wrap(make("h3"))(torch.zeros(1, 2, dtype=torch.int64), **given)
+
+
+@pytest.mark.parametrize("pattern", ["h3", "mamba2 attention"])
+def test_packed_rows_are_read_as_transformers_passes_them(make: Make, pattern: str) -> None:
+    wrapped = hf.wrap(make(pattern)).double().eval()
+    texts = [torch.randint(60, (1, length)) for length in (4, 1, 6)]
+    wanted = torch.cat([wrapped(text).logits for text in texts], dim=1)
+    ids = torch.cat(texts, dim=1)
+    positions = torch.cat([torch.arange(text.shape[1]) for text in texts])[None]
+    numbers = torch.tensor([[0] * 4 + [1] + [2] * 6], dtype=torch.int32)
+    borders = torch.tensor([0, 4, 5, 11], dtype=torch.int32)
+    for given in ({"position_ids": positions}, {"seq_idx": numbers}, {"cu_seq_lens_q": borders}):
+        for use_cache in (True, False):
+            found = wrapped(ids, use_cache=use_cache, **given)
+            torch.testing.assert_close(found.logits, wanted)
+    losses = [wrapped(text, labels=text, num_items_in_batch=1).loss for text in texts[::2]]
+    packed = wrapped(ids, labels=ids, num_items_in_batch=1, position_ids=positions).loss
+    torch.testing.assert_close(packed, sum(losses))
 
 
 def test_a_cache_cannot_take_back_what_it_did_not_record(make: Make, prompt: Tensor) -> None:

@@ -203,3 +203,5 @@ def test_our_models_behind_the_interface_of_transformers_are_right(
     report = check_model(load_hugging_face(tmp_path / "ours"))
     assert report.ok, str(report)
     assert report.calls("generate")["rollback"]
+    packed = [finding for finding in report.findings if finding.call == "packed"]
+    assert [finding.error is not None and finding.ok for finding in packed] == [True, True]

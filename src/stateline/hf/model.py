@@ -24,8 +24,6 @@ from stateline.models.language_model import LanguageModel
 
 _REFUSED = {
     "inputs_embeds": "the model begins with tokens: give input_ids",
-    "position_ids": "positions follow from the state and the attention mask: leave them out",
-    "cu_seq_lens_q": "packed rows are not supported: give one text per row, padded",
     "output_hidden_states": "hidden states are not returned: use stateline's own model",
     "output_attentions": "attention weights are not returned: leave it out",
 }
@@ -85,7 +83,10 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: Compute logits of this many last positions only, 0 for all; or the
                 positions to keep.
             return_dict: ``False`` for a tuple.
-            **kwargs: ``num_items_in_batch`` for the loss; what is not supported is refused.
+            **kwargs: ``num_items_in_batch`` for the loss. For rows that hold several texts,
+                ``position_ids``, which begin anew at each, ``cu_seq_lens_q`` or ``seq_idx``: each
+                text is read as if it stood alone, and its first token has no prediction. What is
+                not supported is refused.
 
         Raises:
             InputError: If something that is not supported is asked for.
@@ -97,17 +98,24 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache = self.config.use_cache and not self.training
         cache = StatelineCache() if past_key_values is None and use_cache else past_key_values
         tokens, mask = self._tokens(input_ids), _mask(attention_mask, input_ids.shape[1])
+        starts = _starts(input_ids, kwargs)
+        if starts is not None and mask is not None:
+            raise InputError(
+                "packed rows have no padding: leave attention_mask out, or the borders of the texts"
+            )
         keep = None
         if isinstance(logits_to_keep, int) and logits_to_keep and labels is None:
             keep = logits_to_keep
         if cache is None:
-            logits = self._forward_whole(tokens, mask, keep)
+            logits = self._forward_whole(tokens, mask, keep, starts)
         else:
-            logits = self._forward_cached(tokens, mask, cache, keep)
+            logits = self._forward_cached(tokens, mask, cache, keep, starts)
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
         loss = None
         if labels is not None:
+            if starts is not None:
+                labels = labels.masked_fill(starts, -100)
             loss = self._loss(logits, labels, mask, kwargs.get("num_items_in_batch"))
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
         return output.to_tuple() if return_dict is False else output
@@ -119,22 +127,29 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
                 input_ids = input_ids.masked_fill(input_ids == pad, 0)
         return input_ids
 
-    def _forward_whole(self, tokens: Tensor, mask: Tensor | None, keep: int | None) -> Tensor:
+    def _forward_whole(
+        self, tokens: Tensor, mask: Tensor | None, keep: int | None, starts: Tensor | None
+    ) -> Tensor:
         if mask is None:
-            return self.model(tokens, keep=keep)
+            return self.model(tokens, keep=keep, starts=starts)
         order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first, then padding
         logits = self.model(tokens.gather(1, order).masked_fill(~mask.gather(1, order), 0))
         order = order[..., None].expand_as(logits)
         return _last_columns(torch.zeros_like(logits).scatter(1, order, logits), keep)
 
     def _forward_cached(
-        self, tokens: Tensor, mask: Tensor | None, cache: StatelineCache, keep: int | None
+        self,
+        tokens: Tensor,
+        mask: Tensor | None,
+        cache: StatelineCache,
+        keep: int | None,
+        starts: Tensor | None,
     ) -> Tensor:
-        if mask is None and tokens.shape[1] == 1 and cache.steps_in_place:
+        if starts is mask is None and tokens.shape[1] == 1 and cache.steps_in_place:
             return cache.step(self.model, tokens[:, 0])[:, None]
         state, columns = cache.prepare(self.model, len(tokens)), tokens.shape[1]
         if mask is None:
-            logits, state = self.model.forward_chunk(tokens, state, keep=keep)
+            logits, state = self.model.forward_chunk(tokens, state, keep=keep, starts=starts)
             cache.advance(state, columns, tokens)
             return logits
         rows = [row[real] for row, real in zip(tokens, mask, strict=True)]
@@ -260,6 +275,38 @@ def _mask(attention_mask: Tensor | None, columns: int) -> Bool[Tensor, "batch co
         )
     mask = attention_mask[:, -columns:].bool()
     return None if bool(mask.all()) else mask
+
+
+def _starts(ids: Tensor, given: dict[str, Any]) -> Bool[Tensor, "batch length"] | None:
+    """Where texts begin in packed rows; ``None`` if no argument says so."""
+    found = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+    positions, numbers, ends = (
+        given.get(name) for name in ("position_ids", "seq_idx", "cu_seq_lens_q")
+    )
+    for name, value in (("position_ids", positions), ("seq_idx", numbers)):
+        if value is not None and value.shape not in (ids.shape, (1, ids.shape[1])):
+            raise InputError(
+                f"{name} must have the shape of input_ids, {tuple(ids.shape)}, got "
+                f"{tuple(value.shape)}"
+            )
+    if positions is not None:
+        found |= positions == 0
+        goes_on = (positions[:, 1:] == positions[:, :-1] + 1) | (positions[:, 1:] == 0)
+        if not bool(goes_on.all()):
+            raise InputError(
+                "position_ids must count from 0 in each text of a row: padding is said by "
+                "attention_mask instead"
+            )
+    if numbers is not None:
+        found[:, 1:] |= numbers[:, 1:] != numbers[:, :-1]
+    if ends is not None:
+        if len(ids) != 1 or int(ends[-1]) != ids.shape[1]:
+            raise InputError(
+                f"cu_seq_lens_q is for one row and must end with its length, got {int(ends[-1])} "
+                f"and input_ids of shape {tuple(ids.shape)}"
+            )
+        found[0, ends[:-1].long()] = True
+    return found if bool(found.any()) else None
 
 
 def _last_columns(logits: Tensor, keep: int | None) -> Tensor:
