@@ -75,6 +75,15 @@ def test_the_questions_at_4096_tokens_have_the_answers_of_the_documentation():
         assert f" | {asked} | Associative recall at 4096 | {best} |".replace("|  |", "| |") in page
 
 
+def test_half_of_the_seeds_decides_as_all_on_tracking_at_equal_sizes():
+    results = read_results("docs/gallery/tracking")
+    for seeds in ({0, 1, 2}, {3, 4, 5}, set(range(6))):
+        some = replace(results, runs=[run for run in results.runs if run.seed in seeds])
+        assert decided(some)["Word problem", "64"].best == "lstm"
+    runs = [run.own_size for run in results.runs if run.own_size is not None]
+    assert max(runs) <= 1.1 * min(runs)
+
+
 def test_three_seeds_and_the_three_others_give_the_same_answers(gallery):
     for seeds in ({0, 1, 2}, {3, 4, 5}):
         some = replace(gallery, runs=[run for run in gallery.runs if run.seed in seeds])
