@@ -362,6 +362,19 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
 
 
 @pytest.mark.usefixtures("unannotated")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_compiled_model_reads_packed_rows() -> None:
+    torch.manual_seed(0)
+    model = make_model(configure("mamba2 attention", vocab_size=9, d_model=8))
+    x, weights = torch.randint(9, (2, 8)), list(model.parameters())
+    outputs = model(x, starts=STARTS), torch.compile(model)(x, starts=STARTS)
+    torch.testing.assert_close(*outputs)
+    found, wanted = (torch.autograd.grad(y.square().mean(), weights) for y in outputs)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("unannotated")
 @pytest.mark.parametrize("starts", [STARTS.int(), STARTS[:1], STARTS[:, :3]])
 def test_starts_must_fit_the_input(starts: Tensor) -> None:
     with pytest.raises(InputError, match=r"starts must be true at .* \(2, 8\)"):
