@@ -1,7 +1,8 @@
 """LSTM with exponential gates and heads that do not mix, as in xLSTM."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,8 +25,9 @@ class SLSTMCell(NamedTuple):
 
 def empty_cell(like: Tensor, *shape: int) -> SLSTMCell:
     """The state before the first input, in the dtype of a tensor on its device."""
-    h, c, n = (like.new_zeros(shape) for _ in "hcn")
-    return SLSTMCell(h, c, n, like.new_full(shape, START))
+    kind: Any = {"dtype": like.dtype, "device": like.device}
+    h, c, n = (torch.zeros(shape, **kind) for _ in "hcn")
+    return SLSTMCell(h, c, n, torch.full(shape, START, **kind))
 
 
 def example(sizes: Sizes) -> Example:
