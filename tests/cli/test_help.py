@@ -72,7 +72,7 @@ def test_help_on_a_command_needs_no_torch(
         ("train", "--tracker TRACKER", "wandb, mlflow, or MODULE:FUNCTION"),
         ("train", "--threads THREADS", "by default all cores"),
         ("report", "--budget LIMIT [LIMIT ...]", '"state<=64KiB"'),
-        ("reproduce", "--recipes RECIPES", "by default those of Stateline"),
+        ("reproduce", "--recipes RECIPES", "by default Stateline's own"),
     ],
 )
 def test_help_explains_an_option(

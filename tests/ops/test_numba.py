@@ -350,9 +350,13 @@ def test_the_number_of_threads_changes_no_bit(function: str, batch: int, length:
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_operators_keep_pytorchs_rules(function: str) -> None:
-    name = f"{function}_kernel"
     inputs = tuple(t.requires_grad_() for t in inputs_of(function, 2, 5, 3, 2))
-    torch.library.opcheck(getattr(torch.ops.stateline, name).default, inputs)
+    all_of(function, inputs)  # imports the backend, which registers its operators
+    operator = getattr(torch.ops.stateline, f"{function}_kernel").default
+    starts = torch.tensor([[True, False, True, False, False]] * 2)
+    takes_starts = len(operator._schema.arguments) > len(inputs)
+    for more in [(None,), (starts,)] if takes_starts else [()]:
+        torch.library.opcheck(operator, (*inputs, *more))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
