@@ -1,6 +1,6 @@
 """Mixture of experts: each position passes through the few feed-forwards that a router chooses."""
 
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,9 @@ class MoE(Positionwise):
         "Qwen1.5-MoE", 2024; ``correction``: Wang et al., "Auxiliary-Loss-Free Load Balancing
         Strategy for Mixture-of-Experts", 2024, section 3.
     """
+
+    chooses: ClassVar[bool] = True
+    """Small changes of an input may change which experts are used, and so much of the output."""
 
     correction: Tensor | None
 

@@ -25,7 +25,6 @@ FIELDS = fields.Fields(
     (
         fields.VOCABULARY,
         fields.WIDTH,
-        fields.TIED,
         _EPS,
         _EPS._replace(ours="mlstm.norm_eps"),
         fields.Field("num_heads", "mlstm.n_heads", 8),
@@ -44,7 +43,8 @@ FIELDS = fields.Fields(
     },
     # which kernels compute it, in which pieces
     "autocast_kernel_dtype chunk_size chunkwise_kernel max_inference_chunksize "
-    "norm_reduction_force_float32 return_last_states sequence_kernel step_kernel",
+    "norm_reduction_force_float32 return_last_states sequence_kernel step_kernel "
+    "tie_word_embeddings",
 )
 
 
@@ -64,7 +64,8 @@ def xlstm_config(settings: Settings) -> ModelConfig:
     hidden = width * _factor(settings, "ffn_proj_factor", 2.667)
     layers["feed_forward"] = {"d_hidden": int((hidden + multiple - 1) // multiple) * multiple}
     found = fields.composed(["mlstm"] * n, [False] * n, layers)
-    return ModelConfig(**found, norm="rms", **model)
+    # transformers ignores tie_word_embeddings in this family
+    return ModelConfig(**found, norm="rms", tie_embeddings=False, **model)
 
 
 def _factor(settings: Settings, name: str, default: float) -> float:
@@ -79,6 +80,7 @@ def xlstm_settings(config: ModelConfig) -> dict[str, Any]:
     mlstm, hidden = first_keywords(blocks, "mlstm"), blocks[0][1].keywords["d_hidden"]
     return {
         **FIELDS.write(config, blocks),
+        "tie_word_embeddings": False,
         "qk_dim_factor": mlstm["expand_k"],
         "v_dim_factor": mlstm["expand_v"],
         "ffn_proj_factor": hidden / (2 * config.d_model),  # which is rounded up
