@@ -6,8 +6,8 @@ from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter, Settings
-from stateline.models.convert.decoders import GATED, NORM, SILU
 from stateline.models.convert.decoders import NAMES as DECODER
+from stateline.models.convert.decoders import NORM, SILU
 from stateline.models.convert.parts import Experts, first_keywords, groups
 from stateline.models.convert.weights import count, section
 
@@ -39,7 +39,8 @@ _DELTA = {
 _LAYERS = ("full_attn_layers", "kda_layers")
 FIELDS = fields.Fields(
     (
-        *(field for field in GATED if field is not fields.HIDDEN),
+        fields.VOCABULARY,
+        fields.WIDTH,
         fields.HIDDEN._replace(default=9216),
         NORM._replace(default=1e-5),
         NORM._replace(ours="kimi_delta_attention.norm_eps", default=1e-5),
@@ -71,7 +72,7 @@ FIELDS = fields.Fields(
     },
     # nothing is rotated
     f"{fields.ROPE} head_dim num_nextn_predict_layers output_router_logits qk_head_dim "
-    "use_grouped_topk",
+    "tie_word_embeddings use_grouped_topk",
 )
 
 
@@ -94,7 +95,9 @@ def kimi_config(settings: Settings) -> ModelConfig:
     layers["moe"] |= {"scores": "sigmoid", "correction": True}
     sparse = _sparse(settings)
     mixers = [_WORDS[word] for word in _types(settings, delta)]
-    return ModelConfig(**fields.composed(mixers, sparse, layers), norm="rms", **model)
+    found = fields.composed(mixers, sparse, layers)
+    # transformers ignores tie_word_embeddings in this family
+    return ModelConfig(**found, norm="rms", tie_embeddings=False, **model)
 
 
 def _types(settings: Settings, delta: Settings) -> list[str]:
@@ -128,6 +131,7 @@ def kimi_settings(config: ModelConfig) -> dict[str, Any]:
     latent = first_keywords(blocks, "latent_attention")
     return {
         **FIELDS.write(config, blocks),
+        "tie_word_embeddings": False,
         "num_key_value_heads": latent["n_heads"],
         "pad_token_id": None,  # the default is the number of a token of the published models
         "v_head_dim": latent["d_head"],
