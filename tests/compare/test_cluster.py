@@ -108,8 +108,7 @@ def local(tmp_path: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kill", [False, True])
-@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize(("kill", "remote"), [(False, False), (True, True)])
 def test_24_jobs_on_two_nodes_come_to_the_scores_of_this_machine(
     tmp_path: Path, local: list[Any], kill: bool, remote: bool
 ) -> None:
