@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from stateline.layers import SequenceLayer
 from stateline.layers.law import check_layer
+from stateline.layers.law.case import Case
+from stateline.layers.law.precision import precision
 from tests.layers import test_law as planted
 from tests.layers.test_law import BUGS, CORRECT, Twin, check
 
@@ -110,3 +113,24 @@ def test_a_diagnosis_leaves_the_layer_alone() -> None:
     check_layer(layer)
     assert not hasattr(layer, "hidden")
     assert all(before[name].equal(value) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize(("wrong", "allowed"), [(2, True), (3, False)])
+def test_half_precision_of_layers_that_choose_is_judged_by_half_of_the_positions(
+    wrong: int, allowed: bool
+) -> None:
+    """Rounding may change which experts a position uses, but not at most of the positions."""
+
+    class Choosing(SequenceLayer[tuple[()]]):
+        chooses = True
+
+        def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[()]:
+            return ()
+
+        def _forward_chunk(self, x: Tensor, state: tuple[()]) -> tuple[Tensor, tuple[()]]:
+            low = x.dtype is torch.bfloat16
+            jumps = torch.arange(x.shape[1])[:, None] < wrong if low else torch.tensor(False)
+            return torch.where(jumps, -x, x), state
+
+    (found,) = precision(Case(Choosing(2), torch.ones(1, 5, 2), (5,), torch.float64))
+    assert (found.error <= found.limit) is allowed

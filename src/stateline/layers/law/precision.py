@@ -42,7 +42,7 @@ def precision(case: Case) -> Iterator[Finding]:
         if low_names := _low_accumulators(found):
             note += f"{which} keeps {', '.join(low_names)} in half precision; "
     chooses = any(getattr(module, "chooses", False) for module in case.layer.modules())
-    measure = _at_most_positions if chooses else relative
+    measure = _at_half_of_the_positions if chooses else relative
     error = max(measure(outputs["forward"], exact), measure(y_chunk, exact))
     yield Finding(
         "bfloat16 runs, accumulators float32",
@@ -52,8 +52,11 @@ def precision(case: Case) -> Iterator[Finding]:
     )
 
 
-def _at_most_positions(found: Tensor, exact: Tensor) -> float:
-    """The error of half of the positions: at others, rounding may change which experts are used."""
+def _at_half_of_the_positions(found: Tensor, exact: Tensor) -> float:
+    """The error that half of the positions have at most.
+
+    At the others, rounding may change which experts are used.
+    """
     errors = (found.to(exact.dtype) - exact).abs().amax(dim=-1)
     return float(errors.median() / exact.abs().max())
 

@@ -130,11 +130,10 @@ class Mamba3(SequenceLayer[Mamba3State]):
         each = self.n_heads, mimo_rank
         self.b_bias, self.c_bias = (nn.Parameter(torch.ones(*each, d_state)) for _ in "bc")
         self.skip = nn.Parameter(torch.ones(self.n_heads))
-        if mimo_rank > 1:
-            self.mimo_in, self.mimo_out = (
-                nn.Parameter(torch.full((*each, d_head), 1 / mimo_rank)) for _ in range(2)
-            )
-            self.mimo_gate = nn.Parameter(torch.ones(*each, d_head))
+        self.mimo_in, self.mimo_gate, self.mimo_out = (
+            nn.Parameter(torch.full((*each, d_head), value)) if mimo_rank > 1 else None
+            for value in (1 / mimo_rank, 1.0, 1 / mimo_rank)
+        )
         self.norm_weight = nn.Parameter(torch.ones(self.n_heads, d_head)) if out_norm else None
         self.out_proj = Linear(self.d_inner, d_model, bias=False)
 
@@ -166,8 +165,8 @@ class Mamba3(SequenceLayer[Mamba3State]):
         k = self._rotated(self._vectors(b.to(wide), self.b_weight, self.b_bias), angle)
         q = self._rotated(self._vectors(c.to(wide), self.c_weight, self.c_bias), angle)
         u = u.to(wide).unflatten(-1, (self.n_heads, self.d_head))
-        v = self._spread(u, "mimo_in")
-        pending = state.key.mT @ self._spread(state.value.to(wide), "mimo_in")
+        v = _spread(u, self.mimo_in)
+        pending = state.key.mT @ _spread(state.value.to(wide), self.mimo_in)
         h = state.h + before[:, :1].sum(dim=1)[..., None, None] * pending
         y, h = linear_attention(
             self._in_turn(q),
@@ -207,11 +206,6 @@ class Mamba3(SequenceLayer[Mamba3State]):
         rotated = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=axis)
         return rotated.flatten(-2)
 
-    def _spread(self, x: Tensor, weights: str) -> Tensor:
-        """Channels of a head, scaled for each key or query of a token (..., head, rank, d_head)."""
-        x = x[..., None, :]
-        return x * getattr(self, weights) if self.mimo_rank > 1 else x
-
     def _in_turn(self, x: Tensor) -> Tensor:
         """The keys, queries or values of a token one after the other (batch, time, head, entry)."""
         return x.transpose(2, 3).flatten(1, 2)
@@ -221,6 +215,11 @@ class Mamba3(SequenceLayer[Mamba3State]):
         if self.norm_weight is not None:
             y = F.rms_norm(y, y.shape[-1:], eps=self.norm_eps) * self.norm_weight[:, None]
         z = z.unflatten(-1, (self.n_heads, self.d_head))
-        y = y * F.silu(self._spread(z, "mimo_gate"))
-        y = (y * self.mimo_out).sum(dim=-2) if self.mimo_rank > 1 else y[..., 0, :]
-        return y.flatten(-2)
+        y = y * F.silu(_spread(z, self.mimo_gate))
+        y = y if self.mimo_out is None else y * self.mimo_out
+        return y.sum(dim=-2).flatten(-2)
+
+
+def _spread(x: Tensor, weight: Tensor | None) -> Tensor:
+    """Channels of a head, scaled for each key or query of a token (..., head, rank, d_head)."""
+    return x[..., None, :] if weight is None else x[..., None, :] * weight
