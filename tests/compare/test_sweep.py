@@ -158,6 +158,8 @@ class TestGrid:
         fixed = {"train": {"optimizer": "muon", "muon_lr": 0.3}}
         assert tried(**fixed) == [(1.0, 0.3), (2.0, 0.3)]
         assert tried(train={}) == [(1.0, None), (2.0, None)]
+        with pytest.raises(InputError, match="muon_lrs needs the optimizer muon, got adamw"):
+            tried(train={}, muon_lrs=[0.1])
 
     def test_the_chosen_rates_of_muon_are_scored(self) -> None:
         of = sweep(lrs=[1.0], muon_lrs=[0.1, 0.2], train={"optimizer": "muon"})

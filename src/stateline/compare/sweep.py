@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from stateline.compare.comparison import Comparison
 from stateline.compare.seeds import Seeds
+from stateline.errors import InputError
 from stateline.models.pattern import MAX_REPEAT
 from stateline.runs.job import Job
 from stateline.runs.protocol_records import ProtocolRecord, TrialRecord
@@ -177,6 +178,11 @@ class Sweep:
     def _muon_rates(self, own: TrainConfig) -> Sequence[float | None]:
         """Rates of the matrices that Muon updates: they are tried with every other rate."""
         comparison = self.comparison
+        if own.optimizer != "muon" and comparison.muon_lrs:
+            raise InputError(
+                f"muon_lrs needs the optimizer muon, got {own.optimizer}: set --train.optimizer "
+                "muon, or leave out muon_lrs"
+            )
         if own.optimizer != "muon":
             return [None]
         if comparison.muon_lrs:
