@@ -15,9 +15,9 @@ from stateline.models.config import ModelConfig
 from stateline.models.size import meta_model, training_bytes
 from stateline.runs import read_results
 from stateline.runs.job import Job
-from stateline.train import checkpoint
-from stateline.train.checkpoint_checks import MANIFEST
+from stateline.train.checkpoint import MANIFEST
 from stateline.train.config import TrainConfig
+from stateline.train.folder import found
 
 RECIPE = """
 pattern: h3
@@ -116,7 +116,7 @@ def test_a_signal_saves_and_resume_goes_on(recipe: str, capsys: pytest.CaptureFi
     long = ["train", recipe, "--train.steps", "100000", "--train.save_every", "0"]
     send_once_it_trains(signal.SIGTERM)
     assert main(long) == 128 + signal.SIGTERM
-    (saved,) = checkpoint.found(Path("run"))
+    (saved,) = found(Path("run"))
     reached = int(saved.name.removeprefix("step-"))
     assert 0 < reached < 100_000
     assert (
@@ -187,7 +187,7 @@ def test_resume_tells_of_another_environment(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main(["train", recipe])
-    (kept,) = checkpoint.found(Path("run"))
+    (kept,) = found(Path("run"))
     record = json.loads((kept / "training.json").read_text())
     threads = record["environment"]["threads"]
     record["environment"]["threads"] = 99

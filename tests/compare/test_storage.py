@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from stateline.compare.storage import Mirror, is_url, results_folder
 from stateline.errors import InputError
 from stateline.files import sha256
-from stateline.train.checkpoint import FILES
-from stateline.train.checkpoint_checks import write_manifest
+from stateline.train.checkpoint import FILES, MANIFEST
 
 pytest.importorskip("fsspec")
 
@@ -29,7 +28,8 @@ def checkpoint(folder: Path, step: int) -> Path:
             (path / name).write_text("{}")
         else:
             save_file({"x": torch.zeros(1)}, path / name)
-    write_manifest(path, {file.name: sha256(file) for file in path.iterdir()})
+    hashes = {file.name: sha256(file) for file in path.iterdir()}
+    (path / MANIFEST).write_text(json.dumps({"sha256": hashes}))
     return path
 
 

@@ -17,9 +17,8 @@ from stateline.files import sha256
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Text
-from stateline.train import checkpoint
 from stateline.train.config import TrainConfig
-from stateline.train.folder import check_run_folder
+from stateline.train.folder import check_run_folder, found
 from stateline.train.loop import train
 from stateline.train.metrics import METRICS
 
@@ -33,7 +32,7 @@ def run(text: Text, folder: Path, until: int = 99) -> LanguageModel:
     config = TrainConfig(
         steps=8, eval_every=0, log_every=1, save_every=2, keep=3, carry_state=True, carry_cap=48
     )
-    done = [int(path.name[5:]) for path in checkpoint.found(folder)]
+    done = [int(path.name[5:]) for path in found(folder)]
     steps = iter(range(max(done, default=0) + 1, 100))
     train(model, text, config, folder=folder, interrupted=lambda: next(steps) >= until)
     return model
@@ -47,7 +46,7 @@ def folder(text: Text, tmp_path: Path) -> Path:
 
 
 def newest(folder: Path) -> Path:
-    return checkpoint.found(folder)[-1]
+    return found(folder)[-1]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -211,7 +210,7 @@ def test_a_file_with_one_bit_flipped_is_refused(text: Text, folder: Path, name: 
 
 
 def test_if_no_checkpoint_is_whole_the_message_says_so(text: Text, folder: Path) -> None:
-    for path in checkpoint.found(folder):
+    for path in found(folder):
         (path / "training.safetensors").write_bytes(b"")
     assert refused(text, folder).endswith("no older one is whole: remove all to begin again")
 

@@ -19,8 +19,9 @@ from torch.distributed.tensor import DTensor
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.train.checkpoint import Save, found
+from stateline.train.checkpoint import Save
 from stateline.train.config import TrainConfig
+from stateline.train.folder import found
 from stateline.train.loop import ALONE
 from stateline.train.metrics import METRICS
 from stateline.train.optimizer import make_optimizer

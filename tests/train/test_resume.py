@@ -19,8 +19,8 @@ from stateline.models.checkpoint import load_model
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Text
-from stateline.train import checkpoint
 from stateline.train.config import TrainConfig
+from stateline.train.folder import found
 from stateline.train.loop import train
 from stateline.train.metrics import METRICS, TrainingDiverged, TrainResult
 
@@ -36,7 +36,7 @@ def run(
     """Train, or go on; stop after ``until`` steps in all."""
     defaults = {"steps": 8, "warmup_steps": 0, "eval_every": 0, "log_every": 1, "save_every": 3}
     config = TrainConfig(**{**defaults, **settings})
-    done = [len(path.name) and int(path.name[5:]) for path in checkpoint.found(folder)]
+    done = [len(path.name) and int(path.name[5:]) for path in found(folder)]
     steps = iter(range(max(done, default=0) + 1, 100))
     return train(
         of or model(), text, config, folder=folder, interrupted=lambda: next(steps) >= until
@@ -45,7 +45,7 @@ def run(
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All that the newest checkpoint holds."""
-    newest = checkpoint.found(folder)[-1]
+    newest = found(folder)[-1]
     return load_file(newest / "model.safetensors") | load_file(newest / "training.safetensors")
 
 
@@ -103,13 +103,13 @@ def test_the_random_state_is_kept(text: Text, tmp_path: Path) -> None:
 
 def test_the_newest_checkpoints_are_kept(text: Text, tmp_path: Path) -> None:
     run(text, tmp_path, keep=2)
-    assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000006", "step-00000008"]
+    assert [path.name for path in found(tmp_path)] == ["step-00000006", "step-00000008"]
 
 
 def test_a_checkpoint_is_a_model(text: Text, tmp_path: Path) -> None:
     trained = model()
     run(text, tmp_path, of=trained)
-    kept = load_model(checkpoint.found(tmp_path)[-1])
+    kept = load_model(found(tmp_path)[-1])
     tokens = text.train_batch(0).tokens
     assert kept(tokens).equal(trained.to("cpu")(tokens))
 
@@ -187,7 +187,7 @@ def test_a_damaged_checkpoint_is_named_with_the_way_out(
     text: Text, tmp_path: Path, name: str, harm: Callable[[Path], object]
 ) -> None:
     run(text, tmp_path, until=4)
-    harm(checkpoint.found(tmp_path)[-1] / name)
+    harm(found(tmp_path)[-1] / name)
     with pytest.raises(InputError, match=r"step-00000004 is damaged: .*remove it to go on"):
         run(text, tmp_path)
 
@@ -195,7 +195,7 @@ def test_a_damaged_checkpoint_is_named_with_the_way_out(
 def test_an_older_checkpoint_serves_when_the_newest_is_removed(text: Text, tmp_path: Path) -> None:
     run(text, tmp_path / "whole")
     run(text, tmp_path / "again", until=7)
-    newest = checkpoint.found(tmp_path / "again")[-1]
+    newest = found(tmp_path / "again")[-1]
     for file in newest.iterdir():
         file.unlink()
     newest.rmdir()
@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_the_older_checkpoints(
 def test_a_run_that_diverges_names_its_last_good_checkpoint(text: Text, tmp_path: Path) -> None:
     with pytest.raises(TrainingDiverged, match=r"the last good checkpoint is .*step-00000001$"):
         run(text, tmp_path, lr=1e37, clip=0.0, save_every=1)
-    (good,) = checkpoint.found(tmp_path)
+    (good,) = found(tmp_path)
     assert all(t.isfinite().all() for t in load_file(good / "model.safetensors").values())
 
 
@@ -228,7 +228,7 @@ def test_a_run_that_diverges_names_its_last_good_checkpoint(text: Text, tmp_path
 def test_weights_that_are_no_numbers_are_not_kept(text: Text, tmp_path: Path) -> None:
     with pytest.raises(TrainingDiverged, match=r"a weight or its moments became .* at step 1"):
         run(text, tmp_path, lr=1e38, weight_decay=10.0, save_every=1)
-    assert not checkpoint.found(tmp_path)
+    assert not found(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import IGNORE, Algorithm, RandomWalk, StreamTask
-from stateline.train import checkpoint
 from stateline.train.config import TrainConfig
+from stateline.train.folder import found
 from stateline.train.loop import train
 from stateline.train.metrics import TrainResult
 
@@ -95,7 +95,7 @@ def test_the_loss_is_that_of_the_stretches_read_as_a_whole(
 
 def saved(folder: Path) -> dict[str, Tensor]:
     """All that the newest checkpoint holds."""
-    newest = checkpoint.found(folder)[-1]
+    newest = found(folder)[-1]
     return load_file(newest / "model.safetensors") | load_file(newest / "training.safetensors")
 
 

@@ -12,9 +12,9 @@ from stateline.errors import InputError
 from stateline.runs.folder import RESULT, RESULTS
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
-from stateline.train import checkpoint
-from stateline.train.checkpoint_checks import MANIFEST, check_manifest
+from stateline.train.checkpoint import MANIFEST
 from stateline.train.folder import found
+from stateline.train.restore import check_manifest, files
 
 _LAST = (MANIFEST, RESULT, RESULTS)
 """Files that show that a folder is complete; they are written after all other files."""
@@ -173,7 +173,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _whole(path: Path) -> bool:
     """Whether all files of a checkpoint have arrived."""
     try:
-        names = checkpoint.files(path)
+        names = files(path)
         check_manifest(path, names, names)
     except (OSError, ValueError):
         return False

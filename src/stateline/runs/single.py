@@ -14,11 +14,12 @@ from stateline.runs.results import RunRecord
 from stateline.runs.store import write_single, writing
 from stateline.runs.train import train_and_score
 from stateline.tasks import Task
-from stateline.train import checkpoint
 from stateline.train.config import TrainConfig
+from stateline.train.folder import found
 from stateline.train.loop import ALONE
 from stateline.train.metrics import Metrics
 from stateline.train.processes import Processes
+from stateline.train.restore import other_environment
 
 CONFIG = "config.yaml"
 """Name of the file that keeps the recipe of a run."""
@@ -134,7 +135,7 @@ def _begin(
     tell: Callable[[str], object],
 ) -> None:
     """Begin a run's folder, or check that its run can continue."""
-    kept = checkpoint.found(folder)
+    kept = found(folder)
     begun = kept or any((folder / name).exists() for name in OF_OTHERS)
     if begun and not (folder / CONFIG).exists():
         raise InputError(f"{folder} holds something else than a run: choose another with --out")
@@ -150,5 +151,5 @@ def _begin(
             tell(f"no checkpoint in {folder}: training from the beginning")
         return
     tell(f"continuing from {kept[-1]}")
-    if changes := checkpoint.other_environment(kept[-1], here):
+    if changes := other_environment(kept[-1], here):
         tell(f"results may differ in the last bits from an uninterrupted run: {changes}")

@@ -12,7 +12,6 @@ changed.
 """
 
 import json
-import math
 import os
 import shutil
 import threading
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
@@ -30,52 +28,19 @@ from torch.utils import _pytree as pytree
 from stateline.errors import InputError
 from stateline.files import (
     cannot_write,
-    read_json_object,
-    regular_file,
     sha256,
     sync,
     write_text,
 )
-from stateline.layers.state import cat_states, select_rows, to
 from stateline.models.checkpoint import CONFIG, HASHES, INDEX, WEIGHTS, save_model
-from stateline.models.factory import AnyModel, meta_model
-from stateline.train.checkpoint_checks import (
-    Progress,
-    check_manifest,
-    check_moments,
-    check_random,
-    check_tensors,
-    check_values,
-    checked_carried,
-    checked_progress,
-    write_manifest,
-)
+from stateline.models.factory import AnyModel
 from stateline.train.folder import CHECKPOINTS, found
-from stateline.train.optimizer import Moments, moments_like, set_moments
 from stateline.train.parts import Copies, Part, memory_for
-from stateline.train.processes import Processes, own_rows
-from stateline.train.tensor_files import Entry, entries, ordered, write_tensors
+from stateline.train.processes import Processes
+from stateline.train.tensor_files import ordered, write_tensors
 
-__all__ = ["Progress", "Save", "found", "other_environment", "read", "save_whole"]
-
-TENSORS, RECORD = "training.safetensors", "training.json"
+TENSORS, RECORD, MANIFEST = "training.safetensors", "training.json", "manifest.json"
 FILES = (CONFIG, WEIGHTS, TENSORS, RECORD)
-
-
-class Wanted(NamedTuple):
-    """Requirements on a checkpoint.
-
-    Attributes:
-        run: What defines the run, as plain data.
-        defaults: Values of settings that are missing in checkpoints of older versions.
-        steps: Planned number of updates.
-        rows: Rows of the carried state; ``None`` if the run carries none.
-    """
-
-    run: Mapping[str, Any]
-    defaults: Mapping[str, Any]
-    steps: int
-    rows: int | None
 
 
 class Save:
@@ -163,12 +128,12 @@ class Save:
         tensors, count, rank = _tensors(model, optimizer), self.processes.count, self.processes.rank
         owners = _owners([tensor.nbytes for _, _, tensor in tensors], count)
         items = [
-            _Item(_part(file, owner, count), name, owner, Part.of(tensor, owner, rank))
+            _Item(part_name(file, owner, count), name, owner, Part.of(tensor, owner, rank))
             for (file, name, tensor), owner in zip(tensors, owners, strict=True)
         ]
         if count > 1:
             self._texts[INDEX] = _index(
-                (name, tensor.nbytes, _part(file, owner, count))
+                (name, tensor.nbytes, part_name(file, owner, count))
                 for (file, name, tensor), owner in zip(tensors, owners, strict=True)
                 if file == WEIGHTS
             )
@@ -177,7 +142,7 @@ class Save:
         if rank == 0:
             own_state["random"] = torch.get_rng_state()
         for name, tensor in own_state.items():
-            file, part = _part(TENSORS, rank, count), Part.of(tensor, rank, rank)
+            file, part = part_name(TENSORS, rank, count), Part.of(tensor, rank, rank)
             items.append(_Item(file, name, rank, part))
         return items
 
@@ -230,7 +195,8 @@ class Save:
             model = {n: h for n, h in hashes.items() if not n.startswith("training")}
             write_text(self._draft / HASHES, json.dumps(model, indent=1) + "\n")
             hashes[HASHES] = sha256(self._draft / HASHES)
-            write_manifest(self._draft, hashes)
+            manifest = {"sha256": dict(sorted(hashes.items()))}
+            write_text(self._draft / MANIFEST, json.dumps(manifest))
             sync(self._draft)
             if self.path.exists():
                 os.replace(self.path, earlier)
@@ -284,7 +250,7 @@ def _owners(sizes: list[int], count: int) -> list[int]:
     return owners
 
 
-def _part(name: str, rank: int, count: int) -> str:
+def part_name(name: str, rank: int, count: int) -> str:
     """The file of a process, named as transformers names the parts of a model."""
     if count == 1:
         return name
@@ -329,267 +295,3 @@ def save_whole(model: AnyModel, folder: Path, processes: Processes) -> None:
         for part in left:  # those that could not be written, or the others could not finish
             part.whole(0, memory)
     return None
-
-
-def other_environment(path: Path, now: Mapping[str, str | int]) -> str:
-    """How the machine or PyTorch differs from where a checkpoint was written, in words."""
-    names = ("torch", "cpu", "threads", "device", "processes")
-    try:
-        then = read_json_object(path / RECORD, "record of the checkpoint")["environment"]
-        return ", ".join(f"{n} {then[n]} then, {now[n]} now" for n in names if then[n] != now[n])
-    except (ValueError, KeyError, TypeError):
-        return ""  # ``read`` reports what is wrong
-
-
-def read(
-    path: Path,
-    model: AnyModel,
-    optimizer: torch.optim.Optimizer,
-    wanted: Wanted,
-    processes: Processes,
-) -> tuple[Progress, Any]:
-    """Restore model, optimizer and random state from a checkpoint.
-
-    The whole checkpoint is checked first: hashes, names, shapes, dtypes and ranges. Model and
-    optimizer are not changed if it is damaged. All processes must call this: each checks some of
-    the files, and then reads its own part of every tensor.
-
-    Args:
-        path: Folder of the checkpoint.
-        model: A model of the same configuration.
-        optimizer: Optimizer of the model.
-        wanted: What the checkpoint must fit.
-        processes: The processes.
-
-    Returns:
-        The progress, and the carried state of this process's rows, on the model's device.
-
-    Raises:
-        InputError: If the checkpoint is damaged, with the newest older one that is whole; or if
-            it is of another run.
-    """
-    try:
-        contents = _checked(path, model, optimizer, wanted, processes)
-    except _Damage as damage:
-        way_out = "no older one is whole: remove all to begin again"
-        for older in reversed(found(path.parents[1])):
-            if older.name < path.name and _is_whole(older, model, optimizer, wanted, processes):
-                way_out = f"remove it to go on from {older.name}, which is whole"
-                break
-        raise InputError(f"the checkpoint {path} is damaged: {damage}; {way_out}") from damage
-    optimizer.zero_grad()
-    for name, tensor in model.state_dict().items():  # before the parameters are asked for, since
-        # FSDP leaves the outermost module's parameters gathered, which the optimizer does not know
-        contents.weights[name].fill(*own_rows(tensor))
-    for name, likes in moments_like(model, optimizer, _optimizer(wanted)).items():
-        if moments := _moments(contents.moments, name, likes):
-            set_moments(optimizer, model.get_parameter(name), moments)
-    torch.set_rng_state(contents.random)
-    return contents.progress, _own_state(contents.blocks, model, wanted.rows, processes)
-
-
-class _Contents(NamedTuple):
-    """A checkpoint that has been checked, of which nothing but the random state is in memory."""
-
-    progress: Progress
-    weights: Mapping[str, Entry]
-    moments: Mapping[str, Entry]
-    blocks: list[dict[str, Entry]]  # of the carried state, by the process that wrote it
-    random: Tensor
-
-
-class _Damage(ValueError):
-    """A fault of a checkpoint."""
-
-
-_BROKEN = OSError, SafetensorError, ValueError, KeyError, TypeError
-"""Exceptions that a damaged checkpoint may cause."""
-
-
-def _is_whole(path: Path, *fit: Any) -> bool:
-    try:
-        _checked(path, *fit)
-    except (_Damage, InputError):
-        return False
-    return True
-
-
-def _checked(
-    path: Path,
-    model: AnyModel,
-    optimizer: torch.optim.Optimizer,
-    wanted: Wanted,
-    processes: Processes,
-) -> _Contents:
-    """Check all of a checkpoint; nothing is changed. All processes find the same.
-
-    Raises:
-        _Damage: If it is damaged.
-        InputError: If it is of another run.
-    """
-    try:
-        names = files(path)
-        check_manifest(path, names, [name for name in names if name.endswith(".json")])
-        record = read_json_object(path / RECORD, "record of the checkpoint")
-        before = {name: record[name] for name in wanted.run}
-    except _BROKEN as error:
-        raise _Damage(_line(error)) from error
-    now = json.loads(json.dumps(wanted.run))
-    before = _filled(before, wanted.defaults)
-    if _planned(before) <= _planned(now):  # a run may be continued for more steps
-        now["train"]["steps"] = before["train"]["steps"]
-    if different := _difference(before, now):
-        raise InputError(
-            f"{path} comes from a run with other settings: {different}; give the same, or choose "
-            "another folder"
-        )
-    problem, contents = "", None
-    try:
-        contents = _examined(path, record["progress"], model, optimizer, wanted, processes)
-    except _BROKEN as error:
-        problem = _line(error)
-    problems = [found for found in processes.share(problem) if found]
-    if problems or contents is None:
-        raise _Damage(problems[0])
-    return contents
-
-
-def files(path: Path) -> list[str]:
-    """The files of a checkpoint, all of which are there."""
-    names = [CONFIG, *_in_parts(path, WEIGHTS), *_in_parts(path, TENSORS), RECORD]
-    for name in names:
-        regular_file(path / name, "file of the checkpoint")
-    return names
-
-
-def _in_parts(path: Path, name: str) -> list[str]:
-    """The file of this name, or the files into which several processes have divided it."""
-    stem, _, ending = name.rpartition(".")
-    parts = sorted(part.name for part in path.glob(f"{stem}-*-of-*.{ending}"))
-    if not parts or (path / name).exists():
-        return [name]
-    count = int(parts[0].rpartition(".")[0].rpartition("-")[2])
-    return [_part(name, rank, count) for rank in range(count)]
-
-
-def _examined(
-    path: Path,
-    progress: Any,
-    model: AnyModel,
-    optimizer: torch.optim.Optimizer,
-    wanted: Wanted,
-    processes: Processes,
-) -> _Contents:
-    """Check names, shapes and dtypes of all tensors, and the numbers in this process's files."""
-    done = checked_progress(path, progress, wanted.steps)
-    weight_files, files = _in_parts(path, WEIGHTS), _in_parts(path, TENSORS)
-    own = [*weight_files, *files][processes.rank :: processes.count]
-    check_manifest(path, own, own)
-    weights = _joined([entries(path / name) for name in weight_files])
-    tensors = [entries(path / name) for name in files]
-    check_tensors("weights", weights, model.state_dict())
-    moments = _joined([_below(part, "moments/") for part in tensors])
-    check_moments(moments, moments_like(model, optimizer, _optimizer(wanted)), done.steps)
-    random = tensors[0]["random"].read()
-    check_random(random)
-    blocks = [_below(part, "carried/") for part in tensors]
-    for name in {name for part in tensors for name in part}:
-        if name != "random" and not name.startswith(("moments/", "carried/")):
-            raise ValueError(f"{TENSORS} has {name!r}, which no checkpoint has")
-    for kind, found_tensors in (("weights", weights), ("moments", moments)):
-        ours = {n: e for n, e in found_tensors.items() if e.file.name in own}
-        check_values(kind, ours, done.steps)
-    for name, block in zip(files, blocks, strict=True):
-        if name in own:
-            _block(block, model, wanted.rows, len(blocks))
-    return _Contents(done, weights, moments, blocks, random)
-
-
-def _block(entries: Mapping[str, Entry], model: AnyModel, rows: int | None, blocks: int) -> Any:
-    """The carried state of the rows of one of the processes that wrote it."""
-    if rows is None:
-        if entries:
-            raise ValueError("it has a carried state, but the run carries none")
-        return None
-    like = meta_model(model.config).to(next(model.parameters()).dtype)
-
-    def template(capacity: int) -> Any:
-        return like.init_state(1, capacity=capacity)
-
-    return checked_carried(entries, template, rows // blocks)
-
-
-def _own_state(
-    blocks: list[dict[str, Entry]], model: AnyModel, rows: int | None, processes: Processes
-) -> Any:
-    """The carried state of this process's rows, from the blocks that hold them."""
-    if rows is None:
-        return None
-    own, size = processes.rows(rows), rows // len(blocks)
-    first, last = own.start // size, -(-own.stop // size)
-    states = [_block(block, model, rows, len(blocks)) for block in blocks[first:last]]
-    whole = cat_states(states) if len(states) > 1 else states[0]
-    place = range(own.start - first * size, own.stop - first * size)
-    if len(place) < size * len(states):
-        whole = select_rows(whole, place)
-    return to(whole, device=next(model.parameters()).device)
-
-
-def _moments(found: Mapping[str, Entry], name: str, likes: Moments) -> Moments:
-    """This process's part of the optimizer's moments of a parameter; empty if there are none."""
-    moments = {}
-    for kind, like in likes.items():
-        if entry := found.get(f"{name}/{kind}"):
-            device = "cpu" if like.is_meta else None
-            moments[kind] = torch.empty_like(like, device=device)
-            entry.fill(*own_rows(moments[kind]))
-    return moments
-
-
-def _optimizer(wanted: Wanted) -> str:
-    name: str = wanted.run["train"].get("optimizer", "adamw")
-    return name
-
-
-def _joined(parts: list[dict[str, Entry]]) -> dict[str, Entry]:
-    """The tensors of all files, each of which is in one."""
-    joined: dict[str, Entry] = {}
-    for part in parts:
-        if twice := joined.keys() & part.keys():
-            raise ValueError(f"{min(twice)!r} is in two of its files")
-        joined |= part
-    return joined
-
-
-def _below(tensors: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
-    return {n.removeprefix(prefix): e for n, e in tensors.items() if n.startswith(prefix)}
-
-
-def _planned(run: Any) -> float:
-    """The planned number of updates, where it is recorded."""
-    train = run.get("train") if isinstance(run, dict) else None
-    steps = train.get("steps") if isinstance(train, dict) else None
-    return steps if isinstance(steps, int) else math.inf
-
-
-def _line(error: BaseException) -> str:
-    """An error in one line."""
-    name = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-    return " ".join(name.split())
-
-
-def _filled(before: Any, defaults: Any) -> Any:
-    """Plain data with the defaults of settings that it lacks."""
-    if not isinstance(before, dict) or not isinstance(defaults, Mapping):
-        return before
-    return {**defaults, **{k: _filled(v, defaults.get(k)) for k, v in before.items()}}
-
-
-def _difference(before: Any, now: Any, name: str = "run") -> str:
-    """The first difference between two trees of plain data, in words; empty if they are equal."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in {**now, **before}:
-            if text := _difference(before.get(key), now.get(key), key):
-                return text
-        return ""
-    return "" if before == now else f"{name} ({before} then, {now} now)"

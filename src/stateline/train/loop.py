@@ -18,20 +18,22 @@ from stateline.models.factory import AnyModel
 from stateline.tasks.base import Task
 from stateline.train.batches import Batches
 from stateline.train.carry import check_carried_state
-from stateline.train.checkpoint import Progress, Save
+from stateline.train.checkpoint import Save
 from stateline.train.config import TrainConfig
 from stateline.train.folder import found
 from stateline.train.metrics import (
     METRICS,
     Metrics,
     NotFinite,
+    Progress,
     TrainingDiverged,
     TrainResult,
 )
 from stateline.train.optimizer import set_learning_rate
 from stateline.train.parts import Copies
 from stateline.train.processes import Processes, own_rows
-from stateline.train.resume import resume, settings_that_count
+from stateline.train.resume import resume
+from stateline.train.same_run import settings_that_count
 from stateline.train.update import Updater
 from stateline.train.usage import Usage
 

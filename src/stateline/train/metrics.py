@@ -62,6 +62,27 @@ class Metrics:
 
 
 @dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        steps: Number of updates.
+        tokens: Number of tokens trained on.
+        seconds: Time spent in updates.
+        losses: Losses of the updates since the last line of metrics.
+        steps_to_solve: Updates before the first score that reached the task's ``solved_at``.
+        stopped: Why the run ended; empty while it runs.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    steps_to_solve: int | None = None
+    stopped: str = ""
+
+
+@dataclass
 class TrainResult:
     """The outcome of a training run.
 

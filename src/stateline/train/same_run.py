@@ -1,0 +1,98 @@
+"""Whether a checkpoint is of the run that is to continue: its settings, compared as plain data."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields
+from typing import Any, NamedTuple
+
+from stateline.models.factory import AnyModel
+from stateline.tasks.base import Task
+from stateline.train.config import TrainConfig
+
+FREE = ("save_every", "keep", "parallel", "shard", "compile")
+"""Settings that may change when a run continues: they affect what it learns only by rounding."""
+
+
+def settings_that_count(config: TrainConfig) -> dict[str, Any]:
+    """The settings that must be the same when a run continues."""
+    return {name: value for name, value in asdict(config).items() if name not in FREE}
+
+
+class Wanted(NamedTuple):
+    """Requirements on a checkpoint from which a run can continue.
+
+    Attributes:
+        run: What defines the run, as plain data.
+        defaults: Values of settings that are missing in checkpoints of older versions.
+        optimizer: Name of the optimizer.
+        steps: Planned number of updates.
+        rows: Rows of the carried state; ``None`` if the run carries none.
+    """
+
+    run: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    optimizer: str
+    steps: int
+    rows: int | None
+
+    @classmethod
+    def by(
+        cls, model: AnyModel, task: Task, config: TrainConfig, defined_by: Mapping[str, Any]
+    ) -> "Wanted":
+        """The requirements of a run that ``defined_by`` defines."""
+        defaults: dict[str, Any] = {"train": _defaults(config)}
+        run = defined_by["run"]
+        if isinstance(run, dict) and "model" in run:
+            defaults["run"] = {"model": _defaults(model.config)}
+        rows = task.batch_size if config.carry_state else None
+        return cls(defined_by, defaults, config.optimizer, config.steps, rows)
+
+    def difference(self, record: Mapping[str, Any]) -> str:
+        """The first setting that differs in a checkpoint's record, in words; empty if none does.
+
+        A run may be continued for more steps.
+
+        Raises:
+            KeyError: If the record lacks what defines the run.
+        """
+        before = _filled({name: record[name] for name in self.run}, self.defaults)
+        now = json.loads(json.dumps(self.run))
+        if _planned(before) <= _planned(now):
+            now["train"]["steps"] = before["train"]["steps"]
+        return _difference(before, now)
+
+
+def _defaults(settings: Any) -> dict[str, Any]:
+    """Settings of a dataclass that have a default, as plain data."""
+    plain: dict[str, Any] = {}
+    for field in fields(settings):
+        if field.default is not MISSING:
+            plain[field.name] = field.default
+        elif field.default_factory is not MISSING:
+            plain[field.name] = field.default_factory()
+    return {k: v for k, v in plain.items() if k not in FREE}
+
+
+def _planned(run: Any) -> float:
+    """The planned number of updates, where it is recorded."""
+    train = run.get("train") if isinstance(run, dict) else None
+    steps = train.get("steps") if isinstance(train, dict) else None
+    return steps if isinstance(steps, int) else math.inf
+
+
+def _filled(before: Any, defaults: Any) -> Any:
+    """Plain data with the defaults of settings that it lacks."""
+    if not isinstance(before, dict) or not isinstance(defaults, Mapping):
+        return before
+    return {**defaults, **{k: _filled(v, defaults.get(k)) for k, v in before.items()}}
+
+
+def _difference(before: Any, now: Any, name: str = "run") -> str:
+    """The first difference between two trees of plain data, in words; empty if they are equal."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in {**now, **before}:
+            if text := _difference(before.get(key), now.get(key), key):
+                return text
+        return ""
+    return "" if before == now else f"{name} ({before} then, {now} now)"
