@@ -96,6 +96,11 @@ EXPERTS = {
     "moe_intermediate_size": 24,
 }
 SHARED = {**EXPERTS, "shared_expert_intermediate_size": 40}
+MINIMAX = {
+    "num_local_experts": 4,
+    **{f"{place}_alpha_factor": 3.5 for place in ("full_attn", "linear_attn", "mlp")},
+    **{f"{place}_beta_factor": 0.5 for place in ("full_attn", "linear_attn", "mlp")},
+}
 KIMI = {
     **BASE,
     "num_key_value_heads": 4,
@@ -222,6 +227,57 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["conv", "full_attention"],
             "conv_bias": True,
             "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            **BASE,
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "num_dense_layers": 1,
+            "layer_types": ["conv", "full_attention"] * 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "lfm2_moe without bias of experts": (
+        "lfm2_moe",
+        {
+            **BASE,
+            **EXPERTS,
+            "num_dense_layers": 0,
+            "layer_types": ["full_attention", "conv"],
+            "use_expert_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "minimax": ("minimax", {**BASE, **MINIMAX}),
+    "minimax with other heads": (
+        "minimax",
+        {
+            **BASE,
+            **MINIMAX,
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        {**BASE, "num_hidden_layers": 4, "linear_value_head_dim": 6},
+    ),
+    "olmo_hybrid without positions": (
+        "olmo_hybrid",
+        {
+            **BASE,
+            "layer_types": ["full_attention", "linear_attention"],
+            "attention_bias": True,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 4,  # 4 heads of values: as wide as 2 of keys
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_theta": None, "rope_type": "default"},
         },
     ),
     "nemotron_h": ("nemotron_h", NEMOTRON),

@@ -103,6 +103,22 @@ def test_files_may_hold_all_experts_in_one_tensor(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_convolutions_of_an_olmo_hybrid_may_be_cut_anywhere(tmp_path: Path) -> None:
+    official = official_model("olmo_hybrid", linear_value_head_dim=12)
+    official.save_pretrained(tmp_path / "hf")
+    found = read_pretrained(tmp_path / "hf")
+    assert_near(found.model(tokens()), official(tokens()).logits)
+    write_pretrained(found.model, tmp_path / "back", found.format)
+    rows = [
+        len(Weights(tmp_path / "back")[f"model.layers.0.linear_attn.{n}_conv1d.weight"])
+        for n in "qkv"
+    ]
+    assert rows == [24, 24, 48]
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert again(tokens()).logits.equal(official(tokens()).logits)
+
+
+@torch.no_grad()
 def test_the_dense_layers_of_kimi_linear_have_other_names_in_published_files(
     tmp_path: Path,
 ) -> None:

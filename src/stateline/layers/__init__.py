@@ -10,7 +10,15 @@ from functools import partial
 from typing import Any
 
 from stateline.layers.base import AnyLayer, SequenceLayer
-from stateline.layers.compose import Branch, ParallelResidual, PostNorm, Residual, Stack
+from stateline.layers.compose import (
+    Branch,
+    NormAfter,
+    NormedResidual,
+    ParallelResidual,
+    PostNorm,
+    Residual,
+    Stack,
+)
 from stateline.layers.mixers.attention import Attention
 from stateline.layers.mixers.block_recurrent import BlockRecurrent
 from stateline.layers.mixers.block_state import BlockState
@@ -198,6 +206,8 @@ __all__ = [
     "Mamba2",
     "Mamba3",
     "MoE",
+    "NormAfter",
+    "NormedResidual",
     "Parallel",
     "ParallelResidual",
     "PostNorm",

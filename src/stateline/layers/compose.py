@@ -71,15 +71,21 @@ class Branch(Around):
         norm: A normalisation, applied to each position separately.
         multiplier: Factor of the layer's output.
         dropout: Chance that an entry of the layer's output is dropped in training.
+        stream_multiplier: Factor of what the output is added to.
     """
 
     def __init__(
-        self, layer: AnyLayer, norm: nn.Module, multiplier: float = 1.0, dropout: float = 0.0
+        self,
+        layer: AnyLayer,
+        norm: nn.Module,
+        multiplier: float = 1.0,
+        dropout: float = 0.0,
+        stream_multiplier: float = 1.0,
     ) -> None:
         super().__init__(layer.d_model)
         require_same_width(layer)
         self.norm, self.layer, self.causal = norm, layer, layer.causal
-        self.multiplier = multiplier
+        self.multiplier, self.stream_multiplier = multiplier, stream_multiplier
         self.dropout = Dropout(dropout)
 
     @property
@@ -88,8 +94,9 @@ class Branch(Around):
         return self.layer
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """The stream plus the scaled output of the layer, some of it dropped in training."""
+        """The scaled stream plus the scaled output of the layer, some of it dropped in training."""
         y = self.dropout(y) if self.dropout.rate else y
+        x = x if self.stream_multiplier == 1 else x * self.stream_multiplier
         return x + (y if self.multiplier == 1 else y * self.multiplier)
 
 
@@ -111,6 +118,27 @@ class PostNorm(Branch):
     def leave(self, kept: Tensor, y: Tensor) -> Tensor:
         """The normalised sum of stream and output."""
         return self.norm(self.add(kept, y))
+
+
+class NormAfter(Branch):
+    """A residual branch whose output is normalised, as in OLMo 2: ``x + norm(layer(x))``."""
+
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:
+        """The sum of the stream and the normalised output."""
+        return self.add(kept, self.norm(y))
+
+
+class NormedResidual(Branch):
+    """A branch that adds to its normed input, as in MiniMax-01: ``h + layer(h)``, h = norm(x)."""
+
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised stream, twice."""
+        h = self.norm(x)
+        return h, h
+
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:
+        """The sum of the normalised stream and the output."""
+        return self.add(kept, y)
 
 
 class ParallelResidual(SequenceLayer[tuple[Any, ...]]):

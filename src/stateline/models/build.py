@@ -11,6 +11,9 @@ from stateline.layers import (
     NORMS,
     WRAPPERS,
     AnyLayer,
+    Branch,
+    NormAfter,
+    NormedResidual,
     ParallelResidual,
     PostNorm,
     Residual,
@@ -46,7 +49,7 @@ def build_stack(config: ModelConfig) -> Stack:
         InputError: If the pattern is malformed or asks for too much, or if it names an unknown
             layer or keyword or a value that cannot be used.
     """
-    for kind in config.layers:
+    for kind in (*config.layers, *config.norm_after.split()):
         if kind not in LAYERS and kind not in WRAPPERS:
             raise unknown_name("layer", kind, [*LAYERS, *WRAPPERS])
     items = parse_pattern(config.pattern)
@@ -128,7 +131,8 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
         core = Stack(*map(_bare, parts)) if made.takes_several else parts[0]
         if not made.is_mixer:
             return [construct("wrapper", item.name, made, keywords, core)]
-        return _with_feed_forward(construct("wrapper", item.name, made, keywords, core), config)
+        mixer = construct("wrapper", item.name, made, keywords, core)
+        return _with_feed_forward(mixer, config, item.name)
     if item.name not in LAYERS:
         raise unknown_name("layer", item.name, [*LAYERS, *WRAPPERS])
     if item.core:
@@ -141,7 +145,7 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
             f"a layer of a pattern must be as wide as the model, got {item.name} with {width} "
             f"outputs and d_model={config.d_model}: set n_outputs=1"
         )
-    return _with_feed_forward(layer, config)
+    return _with_feed_forward(layer, config, item.name)
 
 
 def _bare(stack: Stack) -> AnyLayer:
@@ -149,24 +153,31 @@ def _bare(stack: Stack) -> AnyLayer:
     return stack.links[0] if len(stack.links) == 1 else stack
 
 
-def _with_feed_forward(layer: AnyLayer, config: ModelConfig) -> list[AnyLayer]:
-    """A mixer in a block of its own, and the feed-forward of its block."""
+def _with_feed_forward(layer: AnyLayer, config: ModelConfig, kind: str) -> list[AnyLayer]:
+    """A mixer of a kind in a block of its own, and the feed-forward of its block."""
     if not layer.wants_feed_forward or config.feed_forward == "none":
-        return _block([layer], config)
+        return _block([layer], config, kind)
     name, keywords = feed_forward_of(config)
     keywords = {**keywords, **config.layers.get(name, {})}
     feed_forward = construct("layer", name, LAYERS[name], keywords, config.d_model)
-    return _block([layer, feed_forward], config)
+    return _block([layer, feed_forward], config, kind)
 
 
-def _block(layers: list[AnyLayer], config: ModelConfig) -> list[AnyLayer]:
-    """Join the layers of a block as configured."""
+def _block(layers: list[AnyLayer], config: ModelConfig, kind: str) -> list[AnyLayer]:
+    """Join the layers of a block of a kind of mixer as configured."""
     if config.block == "plain":
         return layers
     norm = partial(NORMS[config.norm], config.d_model, config.norm_eps)
-    join = (config.residual_multiplier, config.residual_dropout)
-    if config.block == "post_norm":
-        return [PostNorm(layer, norm(), *join) for layer in layers]
-    branches = [Residual(layer, norm(), *join) for layer in layers]
-    alone = len(branches) == 1 or config.block == "sequential"
-    return [*branches] if alone else [ParallelResidual(*branches)]
+    join = (config.residual_multiplier, config.residual_dropout, config.stream_multiplier)
+    if config.block == "parallel" and len(layers) > 1:
+        return [ParallelResidual(*(Residual(layer, norm(), *join) for layer in layers))]
+    branch = NormAfter if kind in config.norm_after.split() else _BRANCHES[config.block]
+    return [branch(layer, norm(), *join) for layer in layers]
+
+
+_BRANCHES: Mapping[str, type[Branch]] = {
+    "sequential": Residual,
+    "parallel": Residual,
+    "post_norm": PostNorm,
+    "normed": NormedResidual,
+}

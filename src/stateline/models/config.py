@@ -62,8 +62,11 @@ class ModelConfig:
         block: How a layer and its feed-forward are joined. ``sequential``: each in its own residual
             branch, one after the other. ``parallel``: both branches read the same input, and their
             sum is added to it, as in GPT-NeoX. ``post_norm``: each in a branch whose sum is
-            normalised, as in the original Transformer. ``plain``: one after the other, without
-            norms and residuals.
+            normalised, as in the original Transformer. ``normed``: each in a branch that adds to
+            its normalised input, as in MiniMax-01. ``plain``: one after the other, without norms
+            and residuals.
+        norm_after: Mixers, separated by spaces, in whose sequential blocks the norms follow the
+            layers: ``x + norm(layer(x))``, as in OLMo 2.
         norm: Normalisation before each layer and at the end: ``layer``, ``rms``, ``rms_offset``
             (whose weight is stored as an offset from one) or ``none``.
         norm_eps: Added to the variance (or mean square) before taking its root.
@@ -78,6 +81,7 @@ class ModelConfig:
             keywords of ``feed_forward`` and of ``moe`` also apply inside blocks.
         embedding_multiplier: Factor of the embeddings of tokens.
         residual_multiplier: Factor of the output of each residual branch.
+        stream_multiplier: Factor of what this output is added to.
         logits_divisor: Divisor of the logits.
         logits_soft_cap: If set, logits y become c tanh(y / c) for this c.
         embedding_dropout: Chance that an entry of the embedded input is dropped in training.
@@ -93,7 +97,8 @@ class ModelConfig:
     pattern: str
     vocab_size: int
     d_model: int = 64
-    block: Literal["sequential", "parallel", "post_norm", "plain"] = "sequential"
+    block: Literal["sequential", "parallel", "post_norm", "normed", "plain"] = "sequential"
+    norm_after: str = ""
     norm: Literal["layer", "rms", "rms_offset", "none"] = "layer"
     norm_eps: float = 1e-5
     feed_forward: FeedForwardKind = "gelu"
@@ -103,6 +108,7 @@ class ModelConfig:
     layers: Mapping[str, Mapping[str, Value]] = field(default_factory=dict, hash=False)
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
+    stream_multiplier: float = 1.0
     logits_divisor: float = 1.0
     logits_soft_cap: float | None = None
     embedding_dropout: float = 0.0
@@ -127,6 +133,7 @@ class ModelConfig:
             "norm_eps",
             "embedding_multiplier",
             "residual_multiplier",
+            "stream_multiplier",
             "logits_divisor",
             "logits_soft_cap",
         ):
@@ -135,10 +142,17 @@ class ModelConfig:
         for name in ("embedding_dropout", "residual_dropout"):
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise InputError(f"{name} must be from 0 to below 1, got {value}")
+        self._check_block()
         if self.head_bias and self.tie_embeddings:
             raise InputError(
                 "head_bias=True needs an output matrix of its own: set tie_embeddings=False"
             )
+
+    def _check_block(self) -> None:
+        if self.norm_after and self.block != "sequential":
+            raise InputError(f"norm_after needs block='sequential', got {self.block!r}")
+        if self.stream_multiplier != 1 and self.block in ("parallel", "plain"):
+            raise InputError(f"stream_multiplier cannot be used with block={self.block!r}")
 
     @property
     def n_outputs(self) -> int:

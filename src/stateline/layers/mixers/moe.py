@@ -58,6 +58,7 @@ class MoE(Positionwise):
         correction: Whether T are the experts of largest :math:`p_i + b_i`, where b is a constant
             (a buffer) that begins at zero.
         normalise: Whether the weights of the chosen experts are divided by their sum.
+        normalise_eps: Added to this sum.
         scale: The factor :math:`\alpha`.
         balance: Factor of the loss that balances the experts.
 
@@ -93,6 +94,7 @@ class MoE(Positionwise):
         scores: Scores = "softmax",
         correction: bool = False,
         normalise: bool = True,
+        normalise_eps: float = 0.0,
         scale: float = 1.0,
         balance: float = 0.01,
     ) -> None:
@@ -115,7 +117,7 @@ class MoE(Positionwise):
         self.activation, self.scores, self.scale = activation, scores, scale
         self.shared, self.d_shared = d_shared // d_hidden, d_shared
         self.gate_shared = gate_shared
-        self.normalise, self.balance = normalise, balance
+        self.normalise, self.normalise_eps, self.balance = normalise, normalise_eps, balance
         self.router = Linear(d_model, experts, bias=False)
         one = FeedForward(d_model, activation=activation, d_hidden=d_hidden, bias=False)
         self.in_weight = nn.Parameter(_drawn(d_model, experts, *one.in_proj.weight.shape))
@@ -136,7 +138,7 @@ class MoE(Positionwise):
         chosen = ranked.topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, chosen)
         if self.normalise:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + self.normalise_eps)
         if self.scale != 1:
             weights = self.scale * weights
         experts = torch.arange(self.experts, device=x.device)

@@ -1,9 +1,12 @@
 """The tensors of each layer of a model, by our names and the official names."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from stateline.models.config import ModelConfig
 from stateline.models.convert.parts import (
@@ -43,11 +46,12 @@ def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
         parts += same({"head.weight": f"{names.head}.weight"})
     for number, group in enumerate(groups(config, names)):
         there = names.layer.format(number)
+        norms = names.norms_after if group[0].name in config.norm_after.split() else names.norms
         for branch, layer in enumerate(group):
             here = f"stack.layers.{len(group) * number + branch}."
             if config.block == "parallel":
                 here = f"stack.layers.{number}.branches.{branch}."
-            parts += same(both("norm", names.norms[branch], norm_parts), here, there)
+            parts += same(both("norm", norms[branch], norm_parts), here, there)
             parts += _MAKE[layer.name](layer.keywords, names, there, f"{here}layer.", config)
     return parts
 
@@ -157,13 +161,21 @@ def _gated_delta_net(
     inputs = tuple(f"{there}{name}.weight" for name in names.delta)
     rows: tuple[int, ...] = (2 * keys + values, values, n_heads, n_heads)
     changes: tuple[Change, ...] = (SAME,)
+    ends, kernels = ("norm", "out_proj"), _kernel(here, f"{there}conv1d")
+    if len(inputs) == 6:
+        rows = (keys, keys, values, values, n_heads, n_heads)
+        ends, each = ("o_norm", "o_proj"), tuple(f"{there}{n}_conv1d.weight" for n in "qkv")
+        # transformers writes equal thirds, whatever the sizes are
+        cut = (keys, keys, values)
+        kernels = [Part(f"{here}conv.kernel", each, cut, anywhere=True, changes=(KERNEL,))]
     if len(inputs) == 2:
         rows, shared = (2 * (keys + values), 2 * n_heads), n_heads // n_key_heads
         each = [d_key, d_key, shared * d_value, shared * d_value]
         changes = (by_head(n_key_heads, each), by_head(n_key_heads, [shared] * 2, -1))
     parts = [Part(f"{here}in_proj.weight", inputs, rows, changes)]
-    equal = {"a_log": "A_log", **{n: n for n in ("dt_bias", "norm.weight", "out_proj.weight")}}
-    return parts + same(equal, here, there) + _kernel(here, f"{there}conv1d")
+    equal = {"a_log": "A_log", "dt_bias": "dt_bias"}
+    equal |= {"norm.weight": f"{ends[0]}.weight", "out_proj.weight": f"{ends[1]}.weight"}
+    return parts + same(equal, here, there) + kernels
 
 
 def _rg_lru(keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig) -> list[Part]:
@@ -256,6 +268,40 @@ def _mlstm(
     ]
 
 
+def _lightning_attention(
+    keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig
+) -> list[Part]:
+    there += names.inner
+    equal = {"qkv": "qkv_proj", "gate_proj": "output_gate", "norm": "norm", "out_proj": "out_proj"}
+    weights = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in equal.items()}
+    constants = (f"{there}{name}" for name in LIGHTNING)
+    return same(weights, here, there) + [
+        Part("", (name,), constant=partial(_lightning, name, keywords)) for name in constants
+    ]
+
+
+LIGHTNING = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+"""Constants of lightning attention in files."""
+
+_BLOCK = 256
+"""Tokens for which these hold decays; transformers' default."""
+
+
+def _lightning(name: str, keywords: Keywords) -> Tensor:
+    """A constant: rates of the heads, or decays inside a block of tokens."""
+    n_heads = keywords["n_heads"]
+    rates = (1 / 2 ** (8 / n_heads)) ** (torch.arange(n_heads) + 1) * keywords["decay_scale"]
+    rates, places = rates[:, None, None], torch.arange(_BLOCK) + 1
+    if name.endswith("slope_rate"):
+        return rates
+    if name.endswith("query_decay"):
+        return torch.exp(-rates * places[:, None])
+    if name.endswith("key_decay"):
+        return torch.exp(-rates * (_BLOCK - places[:, None]))
+    distance = (rates * (places[:, None] - places))[None]
+    return torch.exp(-distance.masked_fill(distance < 0, torch.inf))
+
+
 def _latent_attention(
     _: Keywords, names: Names, there: str, here: str, __: ModelConfig
 ) -> list[Part]:
@@ -308,6 +354,7 @@ _MAKE: Mapping[str, Callable[[Keywords, Names, str, str, ModelConfig], list[Part
     "gated_delta_net": _gated_delta_net,
     "kimi_delta_attention": _kimi_delta_attention,
     "latent_attention": _latent_attention,
+    "lightning_attention": _lightning_attention,
     "mlstm": _mlstm,
     "rg_lru": _rg_lru,
     "h3": _h3,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -169,7 +170,9 @@ def _parts(config: ModelConfig, settings: Settings) -> list[Part]:
         heads = config.d_model // int(str(config.layers["h3"]["d_head"]))
         parts = [p._replace(changes=_slow(heads)) if last in p.theirs[0] else p for p in parts]
     return parts + [
-        Part("", (f"backbone.layers.{n}.mixer.rotary_emb.inv_freq",), constant=_rates(mixer))
+        Part(
+            "", (f"backbone.layers.{n}.mixer.rotary_emb.inv_freq",), constant=partial(_rates, mixer)
+        )
         for n, (mixer, _) in enumerate(groups(config, NAMES))
         if mixer.name == "attention" and mixer.keywords["position"] == "rope"
     ]

@@ -58,6 +58,14 @@ _LFM2 = NAMES._replace(
     qk_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
     inner="conv.",
 )
+_LFM2_MOE = _LFM2._replace(
+    experts=Experts(
+        "feed_forward.gate",
+        ("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
+        "feed_forward.experts.{}.w2",
+        correction="feed_forward.expert_bias",
+    )
+)
 
 
 def _both(default: float) -> tuple[fields.Field, ...]:
@@ -87,6 +95,14 @@ _ONLY = {
     "mamba_proj_bias": (False,),
     "mlp_bias": (False,),
 }
+_LFM2_FIELDS = (
+    fields.VOCABULARY,
+    fields.WIDTH,
+    fields.Field("norm_eps", "norm_eps", 1e-5),
+    fields.Field("norm_eps", "attention.norm_eps", 1e-5),
+    fields.Field("conv_L_cache", "gated_conv.taps", 3),
+    fields.Field("conv_bias", "gated_conv.bias", False),
+)
 FIELDS = {
     "bamba": fields.Fields(
         (*_COMMON, *_both(1e-5), fields.HIDDEN),
@@ -131,14 +147,7 @@ FIELDS = {
         "use_associative_scan use_mamba_kernels use_mambapy",
     ),
     "lfm2": fields.Fields(
-        (
-            fields.VOCABULARY,
-            fields.WIDTH,
-            fields.Field("norm_eps", "norm_eps", 1e-5),
-            fields.Field("norm_eps", "attention.norm_eps", 1e-5),
-            fields.Field("conv_L_cache", "gated_conv.taps", 3),
-            fields.Field("conv_bias", "gated_conv.bias", False),
-        ),
+        _LFM2_FIELDS,
         f"{fields.HEADS} {fields.ROPE} full_attn_idxs layer_types tie_embedding "
         "tie_word_embeddings block_auto_adjust_ff_dim block_ff_dim intermediate_size "
         "block_ffn_dim_multiplier block_multiple_of",
@@ -146,6 +155,21 @@ FIELDS = {
         inert="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu "
         "block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads theta "
         "use_pos_enc",
+    ),
+    "lfm2_moe": fields.Fields(
+        (
+            *_LFM2_FIELDS,
+            fields.HIDDEN._replace(default=7168),
+            fields.Field("num_experts", "moe.experts", 32),
+            fields.Field("num_experts_per_tok", "moe.top_k", 4),
+            fields.Field("moe_intermediate_size", "moe.d_hidden", 1792),
+            fields.Field("norm_topk_prob", "moe.normalise", True),
+            fields.Field("routed_scaling_factor", "moe.scale", 1.0),
+            fields.Field("use_expert_bias", "moe.correction", True),
+        ),
+        f"{fields.HEADS} {fields.ROPE} layer_types num_dense_layers tie_embedding "
+        "tie_word_embeddings",
+        inert="output_router_logits",
     ),
 }
 """By ``model_type``."""
@@ -270,9 +294,9 @@ def _every_back(name: str, found: Sequence[int], n_layers: int) -> dict[str, int
     return {f"{name}_period": period, f"{name}_offset": found[0]}
 
 
-def lfm2_config(settings: Settings) -> ModelConfig:
+def lfm2_config(settings: Settings, kind: str) -> ModelConfig:
     """Our configuration of an LFM2."""
-    model, layers = FIELDS["lfm2"].read(settings)
+    model, layers = FIELDS[kind].read(settings)
     n = fields.layer_count(settings)
     full = fields.layer_indices(settings, "full_attn_idxs")
     full = list(range(n)) if full is None else full
@@ -283,16 +307,22 @@ def lfm2_config(settings: Settings) -> ModelConfig:
         **fields.rope(settings, base=1e6),
         "qk_norm": True,
     }
-    layers["feed_forward"] = {"d_hidden": _lfm2_hidden(settings)}
+    sparse = [False] * n
+    if kind == "lfm2":
+        layers["feed_forward"] = {"d_hidden": _lfm2_hidden(settings)}
+    else:
+        layers["moe"] |= {"scores": "sigmoid", "normalise_eps": 1e-6}
+        sparse = [i >= _dense_layers(settings) for i in range(n)]
     tied = "tie_embedding" if "tie_embedding" in settings else "tie_word_embeddings"
-    return ModelConfig(
-        fields.runs(["attention" if name == "full_attention" else "gated_conv" for name in types]),
-        norm="rms",
-        feed_forward="swiglu",
-        tie_embeddings=flag(settings, tied, True),
-        layers=layers,
-        **model,
-    )
+    mixers = ["attention" if name == "full_attention" else "gated_conv" for name in types]
+    found = fields.composed(mixers, sparse, layers)
+    return ModelConfig(**found, norm="rms", tie_embeddings=flag(settings, tied, True), **model)
+
+
+def _dense_layers(settings: Settings) -> int:
+    """Number of layers without experts, which may be 0."""
+    n = settings.get("num_dense_layers", 2)
+    return 0 if n == 0 else count(settings, "num_dense_layers", 2)
 
 
 def _lfm2_hidden(settings: Settings) -> int:
@@ -311,14 +341,17 @@ def _lfm2_hidden(settings: Settings) -> int:
     return -(-int(factor * hidden) // multiple) * multiple
 
 
-def lfm2_settings(config: ModelConfig) -> dict[str, Any]:
+def lfm2_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
     """The ``config.json`` of our model; the inverse of :func:`lfm2_config`."""
-    blocks = groups(config, _LFM2)
+    blocks = groups(config, _LFM2 if kind == "lfm2" else _LFM2_MOE)
     names = {"attention": "full_attention", "gated_conv": "conv"}
+    dense = [layer.keywords["d_hidden"] for _, layer in blocks if layer.name != "moe"]
+    own = {"num_dense_layers": len(dense)}
+    if kind == "lfm2":
+        own = {"intermediate_size": dense[0], "block_auto_adjust_ff_dim": False}
     return {
-        **FIELDS["lfm2"].write(config, blocks),
-        "intermediate_size": blocks[0][1].keywords["d_hidden"],
-        "block_auto_adjust_ff_dim": False,
+        **FIELDS[kind].write(config, blocks),
+        **own,
         "tie_word_embeddings": config.tie_embeddings,
         "layer_types": [names[mixer.name] for mixer, _ in blocks],
     }
@@ -341,12 +374,13 @@ CONVERTERS = {
         jamba_settings,
         {"jamba": "JambaForCausalLM"},
     ),
-    "lfm2": Converter(
-        "LFM2 of Hugging Face transformers",
-        _LFM2,
-        lfm2_config,
-        lfm2_settings,
-        {"lfm2": "Lfm2ForCausalLM"},
+    "lfm2": family("lfm2", "LFM2", _LFM2, (lfm2_config, lfm2_settings), "Lfm2ForCausalLM"),
+    "lfm2_moe": family(
+        "lfm2_moe",
+        "LFM2 with experts",
+        _LFM2_MOE,
+        (lfm2_config, lfm2_settings),
+        "Lfm2MoeForCausalLM",
     ),
 }
 """By ``model_type``."""

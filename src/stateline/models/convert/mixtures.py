@@ -28,13 +28,13 @@ from stateline.models.convert.qwen import (
 )
 from stateline.models.convert.weights import flag
 
-_MIXTRAL = Experts(
+MIXTRAL = Experts(
     "block_sparse_moe.gate",
     ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
     "block_sparse_moe.experts.{}.w2",
 )
 _EXPERTS = {
-    "mixtral": _MIXTRAL,
+    "mixtral": MIXTRAL,
     "qwen2_moe": EXPERTS,
     "qwen3_moe": EXPERTS,
     "olmoe": EXPERTS,

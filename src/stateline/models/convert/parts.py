@@ -62,6 +62,7 @@ class Names(NamedTuple):
         layer: Prefix of the names in layer number ``{}``.
         norms: Normalisations before the mixer and before the feed-forward; a single one where each
             of them is a layer of its own.
+        norms_after: The same of blocks whose norms follow the layers.
         qkv: Projections of queries, keys and values, which may be one.
         by_head: Whether rows of a joint projection are grouped by head.
         out: Last projection of attention.
@@ -72,8 +73,8 @@ class Names(NamedTuple):
         unused_positions: Number of rows before the row of the first position.
         qk_norms: Normalisations of queries and keys.
         inner: Prefix of the names in a mixer other than attention.
-        delta: Projections of the input of a delta net: four, or two whose rows are grouped by the
-            heads of the keys.
+        delta: Projections of the input of a delta net: six, four, or two whose rows are grouped by
+            the heads of the keys; six are followed by three convolutions.
         transposed: Whether linear maps are stored as (input, output).
         blocks: How a mixer and its feed-forward may be joined: words of ``ModelConfig.block``.
         head: Output matrix.
@@ -88,6 +89,7 @@ class Names(NamedTuple):
     norm: str = ""
     layer: str = ""
     norms: tuple[str, ...] = ()
+    norms_after: tuple[str, ...] = ()
     qkv: tuple[str, ...] = ()
     by_head: bool = False
     out: str = ""
@@ -157,7 +159,8 @@ class Part(NamedTuple):
         changes: How the entries of official tensors are rearranged: one for all, or one for each.
         joined: How the entries of the joined rows are rearranged.
         whole: The official tensor that is ours in other files, which have none of the others.
-        constant: Value to write for an official tensor that our model does not need.
+        anywhere: Whether files may cut the joined rows in other places.
+        constant: Makes the value to write for an official tensor that our model does not need.
     """
 
     ours: str
@@ -166,7 +169,8 @@ class Part(NamedTuple):
     changes: tuple[Change, ...] = (SAME,)
     joined: Change = SAME
     whole: str = ""
-    constant: Tensor | None = None
+    anywhere: bool = False
+    constant: Callable[[], Tensor] | None = None
 
 
 def same(names: Mapping[str, str], here: str = "", there: str = "") -> list[Part]:
@@ -386,7 +390,7 @@ def _checked(name: str, tensor: Tensor) -> Tensor:
 
 
 def _read(part: Part, found: Mapping[str, Tensor]) -> Tensor:
-    for name, rows in zip(part.theirs, part.rows, strict=False):
+    for name, rows in zip(part.theirs, () if part.anywhere else part.rows, strict=False):
         if (got := found[name].shape[:1]) != (rows,):
             raise InputError(
                 f"the published weights do not fit their config: {name!r} wants {rows} rows, got "
@@ -422,7 +426,7 @@ def _write(
     dtype = tensors["embedding.weight"].dtype
     for part in parts:
         if part.constant is not None:
-            yield part.theirs[0], part.constant
+            yield part.theirs[0], part.constant()
         if part.ours:
             tensor = part.joined.write(as_stored(tensors[part.ours], dtype))
             pieces = tensor.split(list(part.rows)) if part.rows else [tensor]
