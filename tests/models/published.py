@@ -132,6 +132,19 @@ FALCON_H1 = {
     "ssm_multipliers": [0.7, 1.3, 0.9, 0.5, 1.2],
     "ssm_out_multiplier": 0.4,
 }
+ZAMBA2 = {
+    **BASE,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 6,
+    "layers_block_type": [*["linear_attention", "hybrid"] * 2, "hybrid", "linear_attention"],
+    "num_mem_blocks": 2,
+    "use_shared_attention_adapter": True,
+    "adapter_rank": 4,
+    "use_mem_rope": True,
+    "n_mamba_heads": 8,
+    "mamba_d_state": 8,
+    "chunk_size": 8,
+}
 GEMMA = {
     **BASE,
     "num_hidden_layers": 3,
@@ -339,6 +352,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_n_groups": 2,
             "head_dim": 12,
             "tie_word_embeddings": True,
+        },
+    ),
+    "zamba2": ("zamba2", ZAMBA2),
+    "zamba2 with three transformers": (
+        "zamba2",
+        {
+            **ZAMBA2,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid", "hybrid"],
+            "num_hidden_layers": 5,
+            "num_mem_blocks": 3,
+            "use_shared_attention_adapter": False,
+            "use_mem_rope": False,
+            "add_bias_linear": True,
+            "mamba_ngroups": 2,
         },
     ),
     "qwen3_5_text": ("qwen3_5_text", QWEN),

@@ -67,6 +67,7 @@ from stateline.layers.wrappers.feedback import Feedback
 from stateline.layers.wrappers.ladder import Ladder
 from stateline.layers.wrappers.parallel import Parallel
 from stateline.layers.wrappers.shared import Shared
+from stateline.layers.wrappers.shared_transformer import SharedTransformer
 from stateline.layers.wrappers.staircase import Staircase
 from stateline.layers.wrappers.state_passing import StatePassing
 from stateline.plugins import Registry
@@ -124,6 +125,7 @@ WRAPPERS: Registry[type[AnyLayer]] = Registry(
         "ladder": Ladder,
         "parallel": Parallel,
         "shared": Shared,
+        "shared_transformer": SharedTransformer,
         "staircase": Staircase,
         "state_passing": StatePassing,
     },
@@ -215,6 +217,7 @@ __all__ = [
     "Retention",
     "SequenceLayer",
     "Shared",
+    "SharedTransformer",
     "ShiftSSM",
     "SlidingAttention",
     "Stack",

@@ -14,9 +14,9 @@ from stateline.layers.linear import scaled_linear
 from stateline.layers.plain import is_plain
 from stateline.ops import FeedForwardWeights, feed_forward
 
-Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"]
+Activation = Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu", "geglu_exact"]
 
-GATED = ("swiglu", "geglu")
+GATED = ("swiglu", "geglu", "geglu_exact")
 """Activations that multiply two maps of the input."""
 
 
@@ -34,7 +34,9 @@ def activated(h: Float[Tensor, "*batch hidden"], activation: str) -> Tensor:
     """The nonlinearity of a feed-forward; gates take the first half of the entries."""
     if activation in GATED:
         gate, h = h.chunk(2, dim=-1)
-        return h * (F.silu(gate) if activation == "swiglu" else F.gelu(gate, approximate="tanh"))
+        if activation == "swiglu":
+            return h * F.silu(gate)
+        return h * F.gelu(gate, approximate="tanh" if activation == "geglu" else "none")
     if activation in ("relu", "relu2"):
         h = F.relu(h)
         return h if activation == "relu" else h.square()
@@ -69,13 +71,13 @@ class FeedForward(Positionwise):
     r"""Two linear maps with a nonlinearity between: :math:`y = W_2\, \phi(W_1 x + b_1) + b_2`.
 
     ``swiglu`` gates instead: :math:`y = W_2 (\mathrm{silu}(W_g x) \odot W_1 x)`; so does ``geglu``,
-    by GELU (tanh approximation).
+    by GELU (tanh approximation), and ``geglu_exact`` by GELU with the error function.
 
     Args:
         d_model: Width of input and output.
         activation: ``gelu`` (tanh approximation, as in GPT-2 and H3), ``gelu_exact`` (by the
             error function, as in GPT-NeoX), ``relu``, ``relu2`` (the square of ``relu``),
-            ``swiglu`` or ``geglu``.
+            ``swiglu``, ``geglu`` or ``geglu_exact``.
         d_hidden: Hidden width; by default 4 ``d_model``, for gates 8/3 ``d_model`` (the same
             number of parameters), rounded to a multiple of 8.
         bias: Whether the maps have biases; by default all but gates.

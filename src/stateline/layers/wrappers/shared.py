@@ -62,8 +62,8 @@ class Shared(Chain):
         Glorioso et al., "The Zamba2 Suite", 2024, section 2.
     """
 
-    # Differs from Zamba2: its adapters correct the maps inside the block, which also reads the
-    # embedding of the token. Here they correct the input.
+    # Differs from Zamba2, whose adapters correct the maps inside the block, which also reads the
+    # embedding of the token; here they correct the input. Zamba2's is ``shared_transformer``.
 
     takes_several: ClassVar[bool] = True
 

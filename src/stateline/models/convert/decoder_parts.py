@@ -124,7 +124,10 @@ def _mamba(keywords: Keywords, names: Names, there: str, here: str, _: ModelConf
     return parts + _ends(keywords, names, there, here, ["x_proj.weight"])
 
 
-def _mamba2(keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig) -> list[Part]:
+def mamba2_parts(
+    keywords: Keywords, names: Names, there: str, here: str, _: ModelConfig
+) -> list[Part]:
+    """The tensors of a Mamba-2 layer."""
     there += names.inner
     norm = {"norm_weight": "norm.weight"} if keywords["normalise"] else {}
     parts = same({"a_log": "A_log", "skip": "D", **norm}, here, there)
@@ -349,7 +352,7 @@ _MAKE: Mapping[str, Callable[[Keywords, Names, str, str, ModelConfig], list[Part
     "attention": _attention,
     "sliding_attention": _sliding_attention,
     "mamba": _mamba,
-    "mamba2": _mamba2,
+    "mamba2": mamba2_parts,
     "gated_conv": _gated_conv,
     "gated_delta_net": _gated_delta_net,
     "kimi_delta_attention": _kimi_delta_attention,

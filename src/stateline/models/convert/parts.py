@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers import LAYERS
+from stateline.layers import LAYERS, WRAPPERS
 from stateline.layers.base import LOW_PRECISION
 from stateline.layers.mixers.feed_forward import GATED, default_hidden
 from stateline.layers.mixers.mamba2 import default_head
@@ -198,7 +198,12 @@ class Layer(NamedTuple):
 
 def flat_layers(config: ModelConfig) -> list[Layer]:
     """All layers in order, each feed-forward too; InputError for wrappers."""
-    return [layer for item in parse_pattern(config.pattern) for layer in _expand(item, config)]
+    return expanded(parse_pattern(config.pattern), config)
+
+
+def expanded(items: Sequence[Item], config: ModelConfig) -> list[Layer]:
+    """All layers of a part of a pattern; InputError for wrappers."""
+    return [layer for item in items for layer in _expand(item, config)]
 
 
 def _expand(item: Item, config: ModelConfig) -> Iterator[Layer]:
@@ -212,10 +217,10 @@ def _expand(item: Item, config: ModelConfig) -> Iterator[Layer]:
             continue
         if item.name not in LAYERS or item.core:
             raise InputError(f"{item.name} has no official counterpart, got {config.pattern!r}")
-        yield _layer(item.name, item.keywords, config)
+        yield layer_of(item.name, item.keywords, config)
         if LAYERS[item.name].wants_feed_forward and config.feed_forward != "none":
             name, keywords = feed_forward_of(config)
-            yield _layer(name, keywords, config, inside=True)
+            yield layer_of(name, keywords, config, inside=True)
 
 
 def _side_by_side(item: Item, config: ModelConfig) -> Iterator[Layer]:
@@ -236,13 +241,21 @@ def _side_by_side(item: Item, config: ModelConfig) -> Iterator[Layer]:
     yield Layer(item.name, {"branches": branches})
     if config.feed_forward != "none":
         name, keywords = feed_forward_of(config)
-        yield _layer(name, keywords, config, inside=True)
+        yield layer_of(name, keywords, config, inside=True)
 
 
-def _layer(
+def layer_of(
     name: str, given: Mapping[str, Value], config: ModelConfig, *, inside: bool = False
 ) -> Layer:
-    parameters = inspect.signature(LAYERS[name]).parameters.values()
+    """A layer or wrapper with all its keywords.
+
+    Args:
+        name: Its name.
+        given: Its keywords in the pattern.
+        config: Configuration of the model.
+        inside: Whether it is the feed-forward of a block, for which the model's keywords go first.
+    """
+    parameters = inspect.signature(LAYERS.get(name) or WRAPPERS[name]).parameters.values()
     keywords: dict[str, Any] = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     general = config.layers.get(name, {})
     keywords |= {**given, **general} if inside else {**general, **given}
@@ -262,8 +275,9 @@ def _derived(name: str, keywords: Mapping[str, Any], config: ModelConfig) -> dic
         return {"d_head": default_head(inner_width(keywords, config))}
     if name == "gated_delta_net":
         return {"n_key_heads": keywords["n_heads"], "d_key": width // keywords["n_heads"]}
-    if name == "rg_lru":
-        return {"d_inner": width}
+    if name in _WIDTHS:
+        keyword, multiple = _WIDTHS[name]
+        return {keyword: multiple * width}
     if name == "kimi_delta_attention":
         d_head = keywords["d_head"] or width // keywords["n_heads"]
         return {"d_head": d_head, "rank": d_head}
@@ -278,6 +292,10 @@ def _derived(name: str, keywords: Mapping[str, Any], config: ModelConfig) -> dic
         activation = keywords["activation"]
         return {"d_hidden": default_hidden(width, activation), "bias": activation not in GATED}
     return {}
+
+
+_WIDTHS = {"rg_lru": ("d_inner", 1), "shared_transformer": ("d_hidden", 4)}
+"""Keywords whose default is a multiple of the model's width."""
 
 
 def inner_width(keywords: Mapping[str, Any], config: ModelConfig) -> int:

@@ -32,6 +32,7 @@ from stateline.models.convert import (
     recurrent_gemma,
     transformer_sequential,
     xlstm,
+    zamba2,
 )
 from stateline.models.convert.converter import Converter, Settings
 from stateline.models.convert.expressible import check_expressible
@@ -73,6 +74,7 @@ CONVERTERS: dict[str, Converter] = {
         qwen,
         recurrent_gemma,
         xlstm,
+        zamba2,
     )
     for name, converter in module.CONVERTERS.items()
 }
@@ -87,7 +89,6 @@ MISSING: Mapping[str, str] = {
     "gemma3_text": "normalisations after the branches",
     "gpt_oss": "mixtures of experts and attention sinks",
     "zamba": "attention blocks that several layers share and that read the embeddings again",
-    "zamba2": "attention blocks that several layers share and that read the embeddings again",
 }
 """Why other families cannot be read, by ``model_type``."""
 

@@ -1,0 +1,274 @@
+"""Transformers that stand at several depths of a stack and read its input again, as in Zamba2."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from stateline.errors import InputError
+from stateline.layers.base import AnyLayer, require_same_width, row_inputs
+from stateline.layers.compose import Around, Branch, Chain, Stack
+from stateline.layers.keywords import check_counts
+from stateline.layers.linear import Linear
+from stateline.layers.mixers.attention import Attention
+from stateline.layers.mixers.feed_forward import FeedForward
+
+
+class Adapted(nn.Module):
+    r"""A linear map of several depths, and maps of low rank: :math:`W x + [U_i V_i x]_i`.
+
+    Args:
+        base: The map W, which belongs to another module.
+        rank: Rank of each :math:`U_i V_i`.
+        parts: Number of equal parts i of the output.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, parts: int) -> None:
+        super().__init__()
+        object.__setattr__(self, "base", base)
+        self.down = Linear(base.in_features, parts * rank, bias=False)
+        rows = base.out_features // parts
+        self.up = nn.ModuleList(Linear(rank, rows, bias=False) for _ in range(parts))
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix W."""
+        return self.base.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the last axis."""
+        low = self.down(x).chunk(len(self.up), dim=-1)
+        corrections = [up(part) for up, part in zip(self.up, low, strict=True)]
+        return self.base(x) + torch.cat(corrections, dim=-1)
+
+
+class TransformerWeights(nn.Module):
+    """The weights of a transformer that stands at several depths.
+
+    Args:
+        d_model: Width d of its output; its input is twice as wide.
+        d_hidden: Hidden width of its feed-forward.
+        bias: Whether the feed-forward has biases.
+        norm_eps: Added to the mean square in the norms.
+    """
+
+    def __init__(self, d_model: int, d_hidden: int, *, bias: bool, norm_eps: float) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(2 * d_model, eps=norm_eps)
+        self.qkv = Linear(2 * d_model, 6 * d_model, bias=False)
+        self.out_proj = Linear(2 * d_model, d_model, bias=False)
+        self.feed_forward_norm = nn.RMSNorm(d_model, eps=norm_eps)
+        self.up = Linear(d_model, 2 * d_hidden, bias=bias)
+        self.down = Linear(d_hidden, d_model, bias=bias)
+
+
+class Place(Around):
+    """A transformer at one of its depths.
+
+    Args:
+        weights: Its weights, which belong to the wrapper.
+        attention: Keywords of the attention.
+        rank: Rank of the adapters.
+        adapts_attention: Whether queries, keys and values have adapters.
+    """
+
+    weights: TransformerWeights
+
+    def __init__(
+        self,
+        weights: TransformerWeights,
+        attention: dict[str, Any],
+        *,
+        rank: int,
+        adapts_attention: bool,
+    ) -> None:
+        d_model, d_hidden = weights.out_proj.out_features, weights.down.in_features
+        super().__init__(2 * d_model, d_output=d_model)
+        object.__setattr__(self, "weights", weights)
+        with torch.device("meta"):  # maps that are replaced
+            self.attention = Attention(2 * d_model, **attention)
+            self.feed_forward = FeedForward(d_model, activation="geglu_exact", d_hidden=d_hidden)
+        self.attention.d_output = d_model
+        _replace(self.attention, "out_proj", weights.out_proj)
+        _replace(self.attention, "qkv", weights.qkv)
+        if adapts_attention:
+            _replace(self.attention, "qkv", Adapted(weights.qkv, rank, 3), owned=True)
+        _replace(self.feed_forward, "in_proj", Adapted(weights.up, rank, 1), owned=True)
+        _replace(self.feed_forward, "out_proj", weights.down)
+        self.out_proj = Linear(d_model, d_model, bias=False)
+
+    @property
+    def inner(self) -> Attention:
+        """The attention, whose state is that of the transformer."""
+        return self.attention
+
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised input of attention."""
+        return self.weights.norm(x), x
+
+    def leave(self, kept: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
+        """The output, from that of attention."""
+        return self.out_proj(self.feed_forward(self.weights.feed_forward_norm(y)))
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of the maps of this depth, and of those of all depths."""
+        common = [p.numel() for p in self.weights.parameters() if p.dim() == 2]
+        return super().flops_per_token(length) + 2.0 * sum(common)
+
+
+def _replace(layer: nn.Module, name: str, module: nn.Module, *, owned: bool = False) -> None:
+    """Give a layer another module; one that is not owned belongs to another layer."""
+    layer._modules.pop(name, None)
+    layer.__dict__.pop(name, None)
+    setattr(layer, name, module) if owned else object.__setattr__(layer, name, module)
+
+
+class SharedTransformer(Chain):
+    r"""Layers, and transformers that stand at several depths between them.
+
+    .. math::
+        u = W_i\, \mathrm{mlp}(\mathrm{norm}(\mathrm{attention}(\mathrm{norm}([h; x])))), \qquad
+        h \leftarrow h + f(\mathrm{norm}(h + u))
+
+    where x is the input of the wrapper, in a whole model the embedding, h the stream, and f the
+    first layer of a part; u enters this layer alone. In a pattern, each argument is a part,
+    ``shared_transformer(mamba2*6, mamba2*6)``. Attention is as wide as [h; x], its scores have the
+    factor :math:`\sqrt{2 / d_{\mathrm{head}}}`, and the feed-forward is a ``geglu_exact``. Each
+    depth i has a map :math:`W_i`, a state, and adapters of low rank for the first map of the
+    feed-forward and for queries, keys and values, each :math:`W + U_i V_i`.
+
+    Args:
+        core: A stack of the parts; another layer is the only part.
+        n_heads: Number of heads of attention; must divide ``2 * d_model``.
+        d_hidden: Hidden width of the feed-forward; by default 4 ``d_model``.
+        blocks: Number of transformers; the depths have them in turn.
+        rank: Rank of the adapters.
+        adapts_attention: Whether queries, keys and values have adapters.
+        position: Positions of attention.
+        rope_base: Base of rotary positions.
+        bias: Whether the feed-forward has biases.
+        norm_eps: Added to the mean square in the norms.
+        first: Whether a transformer also stands before the first part.
+
+    Raises:
+        InputError: If the heads do not divide the width, a number is not positive, or there are
+            more transformers than depths.
+
+    References:
+        Glorioso et al., "The Zamba2 Suite", 2024, section 2.
+    """
+
+    takes_several: ClassVar[bool] = True
+
+    def __init__(  # noqa: PLR0913
+        self,
+        core: AnyLayer,
+        *,
+        n_heads: int = 4,
+        d_hidden: int | None = None,
+        blocks: int = 1,
+        rank: int = 8,
+        adapts_attention: bool = True,
+        position: Literal["none", "rope"] = "rope",
+        rope_base: float = 10_000.0,
+        bias: bool = False,
+        norm_eps: float = 1e-5,
+        first: bool = True,
+    ) -> None:
+        super().__init__(core.d_model)
+        require_same_width(core)
+        d_hidden = 4 * self.d_model if d_hidden is None else d_hidden
+        check_counts(n_heads=n_heads, d_hidden=d_hidden, blocks=blocks, rank=rank)
+        self.core = core if isinstance(core, Stack) else Stack(core)
+        self.causal, self.first = core.causal, first
+        depths = len(self.core.links) - (not first)
+        if blocks > depths:
+            raise InputError(
+                f"shared_transformer has {depths} depths, too few for blocks={blocks}: give more "
+                "parts, or first=True"
+            )
+        self.blocks = nn.ModuleList(
+            TransformerWeights(self.d_model, d_hidden, bias=bias, norm_eps=norm_eps)
+            for _ in range(blocks)
+        )
+        self.rank, self.adapts_attention = rank, adapts_attention
+        attention = {
+            "n_heads": n_heads,
+            "position": position,
+            "score_scale": (n_heads / self.d_model) ** 0.5,
+            **({"rope_base": rope_base} if position == "rope" else {}),
+        }
+        self.places = nn.ModuleList(
+            Place(self.blocks[i % blocks], attention, rank=rank, adapts_attention=adapts_attention)
+            for i in range(depths)
+        )
+
+    def _plan(self) -> Iterator[tuple[Place | None, AnyLayer]]:
+        """The layers of all parts, each with the transformer that stands before it."""
+        places = iter(self.places)
+        for i, part in enumerate(self.core.links):
+            for j, link in enumerate(part.links if isinstance(part, Stack) else [part]):
+                yield next(places) if j == 0 and (i or self.first) else None, link
+
+    @property
+    def links(self) -> Sequence[AnyLayer]:
+        """What is called, in order: a transformer, then the layer inside the branch after it."""
+        found: list[AnyLayer] = []
+        for place, link in self._plan():
+            found += [link] if place is None else [place, _inside(link)]
+        return found
+
+    def _through(self, x: Tensor, call: Callable[[AnyLayer, Tensor], Tensor]) -> Tensor:
+        """The output, where ``call`` runs one of the links."""
+        h = x
+        for place, link in self._plan():
+            if place is None:
+                h = call(link, h)
+                continue
+            entering = h + call(place, torch.cat([h, x], dim=-1))
+            if isinstance(link, Branch):
+                h = link.leave(h, call(link.layer, link.enter(entering)[0]))
+            else:
+                h = call(link, entering)
+        return h
+
+    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
+        return self._through(
+            x, lambda layer, h: self.run(layer, *row_inputs(layer, h, lengths), **packed)
+        )
+
+    def _forward_chunk(
+        self, x: Tensor, state: tuple[Any, ...], **packed: Any
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        def advance(layer: AnyLayer, h: Tensor, before: Any) -> tuple[Tensor, Any]:
+            found: tuple[Tensor, Any] = self.run(layer.forward_chunk, h, before, **packed)
+            return found
+
+        return self._advance(x, state, advance)
+
+    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+        return self._advance(x, state, lambda layer, h, before: layer.step(h, before))
+
+    def _advance(
+        self,
+        x: Tensor,
+        state: tuple[Any, ...],
+        advance: Callable[[AnyLayer, Tensor, Any], tuple[Tensor, Any]],
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        states, after = iter(state), []
+
+        def call(layer: AnyLayer, h: Tensor) -> Tensor:
+            y, new = advance(layer, h, next(states))
+            after.append(new)
+            return y
+
+        return self._through(x, call), tuple(after)
+
+    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
+        states = iter(state)
+        return self._through(x, lambda layer, h: layer.step_(h, next(states)))
+
+
+def _inside(link: AnyLayer) -> AnyLayer:
+    return link.layer if isinstance(link, Branch) else link

@@ -1,0 +1,220 @@
+"""Zamba2: Mamba-2 layers, and transformers with adapters that stand at several depths."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from stateline.errors import InputError
+from stateline.models.config import ModelConfig
+from stateline.models.convert import fields
+from stateline.models.convert.converter import Converter, Settings
+from stateline.models.convert.decoder_parts import mamba2_parts
+from stateline.models.convert.decoders import NORM
+from stateline.models.convert.parts import Layer, Names, Part, both, expanded, layer_of, same
+from stateline.models.convert.weights import count, flag
+from stateline.models.pattern import parse_pattern
+
+_KIND = "shared_transformer"
+NAMES = Names(
+    embedding="model.embed_tokens",
+    mixers=("mamba2",),
+    base="model.",
+    norm="model.final_layernorm",
+    layer="model.layers.{}.",
+    inner="mamba.",
+)
+_HYBRID = ("hybrid",)
+_PLAIN = ("linear_attention", "mamba")
+FIELDS = fields.Fields(
+    (
+        fields.VOCABULARY,
+        fields.WIDTH,
+        NORM._replace(default=1e-5),
+        NORM._replace(ours=f"{_KIND}.norm_eps", default=1e-5),
+        fields.Field("num_attention_heads", f"{_KIND}.n_heads", 32),
+        fields.Field("num_mem_blocks", f"{_KIND}.blocks", 1),
+        fields.Field("adapter_rank", f"{_KIND}.rank", 128),
+        fields.Field("use_shared_attention_adapter", f"{_KIND}.adapts_attention", False),
+        fields.Field("add_bias_linear", f"{_KIND}.bias", False),
+        fields.Field("add_bias_linear", "mamba2.bias", False),
+        fields.Field("mamba_d_state", "mamba2.d_state", 64),
+        fields.Field("mamba_ngroups", "mamba2.n_groups", 1),
+        fields.Field("mamba_d_conv", "mamba2.d_conv", 4),
+        fields.Field("time_step_min", "mamba2.min_step", 1e-3),
+    ),
+    f"{fields.ROPE} attention_head_dim attention_hidden_size head_dim hybrid_layer_ids "
+    "intermediate_size kv_channels layer_types layers_block_type mamba_expand mamba_headdim "
+    "n_mamba_heads num_key_value_heads num_query_groups use_mem_rope",
+    {
+        "hidden_act": ("gelu",),
+        "use_long_context": (False,),
+        "tie_word_embeddings": (True,),  # otherwise transformers does not share the blocks, either
+    },
+    "chunk_size num_logits_to_keep time_step_floor time_step_max use_conv_bias use_mamba_kernels "
+    "use_mem_eff_path",
+)
+
+
+def zamba2_config(settings: Settings) -> ModelConfig:
+    """Our configuration of a Zamba2."""
+    model, layers = FIELDS.read(settings)
+    shared, width = layers[_KIND], model["d_model"]
+    hybrid = _hybrid(settings)
+    expand, n_heads = count(settings, "mamba_expand", 2), count(settings, "n_mamba_heads", 8)
+    d_head = expand * width // n_heads
+    layers["mamba2"] |= {"expand": float(expand), "d_head": d_head}
+    heads = shared["n_heads"]
+    for name, wanted in (
+        ("attention_head_dim", 2 * width // heads),
+        ("head_dim", 2 * width // heads),
+        ("attention_hidden_size", 2 * width),
+        ("hybrid_layer_ids", [i for i, is_hybrid in enumerate(hybrid) if is_hybrid]),
+        ("kv_channels", width // heads),
+        ("mamba_headdim", d_head),
+        ("num_key_value_heads", heads),
+        ("num_query_groups", heads),
+    ):
+        if (given := settings.get(name, wanted)) != wanted and given is not None:
+            raise InputError(f"{name} must be {wanted!r:.80} here, got {given!r:.80}")
+    if settings.get("intermediate_size"):
+        shared["d_hidden"] = count(settings, "intermediate_size")
+    rope: Mapping[str, Any] = {"position": "none"}
+    if flag(settings, "use_mem_rope", False):
+        rope = fields.rope(settings)
+    if unknown := rope.keys() - {"position", "rope_base"}:
+        raise InputError(f"rotary positions with {sorted(unknown)[0]} are not supported here")
+    starts = [i for i, is_hybrid in enumerate(hybrid) if is_hybrid]
+    shared |= {**rope, "first": hybrid[0], "blocks": min(shared["blocks"], len(starts))}
+    edges = sorted({0, *starts, len(hybrid)})
+    parts = (fields.runs(["mamba2"] * (end - start)) for start, end in pairwise(edges))
+    pattern = f"{_KIND}({', '.join(parts)})"
+    return ModelConfig(pattern, norm="rms", feed_forward="none", layers=layers, **model)
+
+
+def _hybrid(settings: Settings) -> list[bool]:
+    """Whether a transformer stands before each layer."""
+    names = ("layers_block_type", "layer_types")
+    types = fields.layer_types(settings, *names, known=(*_HYBRID, *_PLAIN))
+    if types is None:
+        at, n = {*range(6, 43, 6), 47, 51}, fields.layer_count(settings)
+        if n != 54:
+            raise InputError(f"layers_block_type must name {n} layers, got none")
+        return [i in at for i in range(n)]
+    found = [word in _HYBRID for word in types]
+    if not any(found):
+        raise InputError("layers_block_type must have a 'hybrid', got none")
+    return found
+
+
+def _item(config: ModelConfig) -> tuple[Mapping[str, Any], list[list[Layer]]]:
+    """The keywords of the wrapper, and the layers of its parts.
+
+    Raises:
+        InputError: If the model is none of Mamba-2 layers in such a wrapper.
+    """
+    items = parse_pattern(config.pattern)
+    item = items[0]
+    parts = [expanded(part, config) for part in (item.core, *item.others) if part]
+    plain = config.tie_embeddings and all(
+        layer.name == "mamba2" for part in parts for layer in part
+    )
+    fits = config.block == "sequential" and config.norm == "rms" and not config.head_bias
+    if len(items) > 1 or item.repeat > 1 or item.name != _KIND or not plain or not fits:
+        raise InputError(
+            f"models of this family are {_KIND}(mamba2, ...) with norm='rms' and tied embeddings, "
+            f"got {config.pattern!r}"
+        )
+    return layer_of(item.name, item.keywords, config).keywords, parts
+
+
+def zamba2_settings(config: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` of our model; the inverse of :func:`zamba2_config`."""
+    shared, parts = _item(config)
+    mamba2 = parts[0][0].keywords
+    wrapper = Layer(_KIND, shared)
+    words = [
+        _HYBRID[0] if j == 0 and (i or shared["first"]) else _PLAIN[0]
+        for i, part in enumerate(parts)
+        for j, _ in enumerate(part)
+    ]
+    settings = FIELDS.write(config, [(wrapper,), *((layer,) for part in parts for layer in part)])
+    return {
+        **settings,
+        "num_hidden_layers": len(words),
+        "layers_block_type": words,
+        "mamba_expand": int(mamba2["expand"]),
+        "n_mamba_heads": int(mamba2["expand"] * config.d_model) // mamba2["d_head"],
+        "intermediate_size": shared["d_hidden"],
+        "num_key_value_heads": shared["n_heads"],
+        "use_mem_rope": shared["position"] == "rope",
+        "rope_parameters": {"rope_type": "default", "rope_theta": shared["rope_base"]},
+    }
+
+
+def _parts(config: ModelConfig, _: Settings) -> list[Part]:
+    """All tensors of a model."""
+    shared, blocks = _item(config)
+    parts = same({**both("embedding", NAMES.embedding, _W), **both("norm", NAMES.norm, _W)})
+    at, places = 0, []
+    for i, layers in enumerate(blocks):
+        for j, layer in enumerate(layers):
+            here = f"stack.layers.0.core.layers.{i}." + (f"layers.{j}." if len(layers) > 1 else "")
+            there = NAMES.layer.format(at)
+            if j == 0 and (i or shared["first"]):
+                places.append(there)
+                there += "mamba_decoder."
+            parts += same({"norm.weight": "input_layernorm.weight"}, here, there)
+            parts += mamba2_parts(layer.keywords, NAMES, there, f"{here}layer.", config)
+            at += 1
+    for i, there in enumerate(places):
+        first = f"{places[i % shared['blocks']]}shared_transformer."
+        here = f"stack.layers.0.places.{i}."
+        parts += same(both("out_proj", "linear", _W), here, there)
+        parts += _adapters(shared, i, here, first)
+        if first.startswith(there):
+            parts += _block(shared, f"stack.layers.0.blocks.{i}.", first, config)
+    return parts
+
+
+def _adapters(shared: Mapping[str, Any], i: int, here: str, there: str) -> list[Part]:
+    """The tensors of the adapters of a depth."""
+    maps = {f"{here}feed_forward.in_proj": [f"{there}feed_forward.gate_up_proj_adapter_list"]}
+    if shared["adapts_attention"]:
+        lists = [f"{there}self_attn.linear_{name}_adapter_list" for name in "qkv"]
+        maps[f"{here}attention.qkv"] = lists
+    found = []
+    for ours, lists in maps.items():
+        down = tuple(f"{name}.{i}.0.weight" for name in lists)
+        found.append(Part(f"{ours}.down.weight", down, (shared["rank"],) * len(down)))
+        found += same({f"{ours}.up.{j}.weight": f"{n}.{i}.1.weight" for j, n in enumerate(lists)})
+    return found
+
+
+def _block(shared: Mapping[str, Any], here: str, there: str, config: ModelConfig) -> list[Part]:
+    """The tensors that all depths of a transformer share."""
+    qkv = tuple(f"{there}self_attn.{name}_proj.weight" for name in "qkv")
+    maps = {
+        **both("norm", "input_layernorm", _W),
+        **both("out_proj", "self_attn.o_proj", _W),
+        **both("feed_forward_norm", "pre_ff_layernorm", _W),
+    }
+    ends = ("weight", "bias") if shared["bias"] else _W
+    maps |= both("up", "feed_forward.gate_up_proj", ends)
+    maps |= both("down", "feed_forward.down_proj", ends)
+    rows = (2 * config.d_model,) * 3
+    return [Part(f"{here}qkv.weight", qkv, rows), *same(maps, here, there)]
+
+
+_W = ("weight",)
+
+CONVERTERS = {
+    "zamba2": Converter(
+        "Zamba2 of Hugging Face transformers",
+        NAMES,
+        zamba2_config,
+        zamba2_settings,
+        {"zamba2": "Zamba2ForCausalLM"},
+        parts=_parts,
+    )
+}
+"""By ``model_type``."""
