@@ -8,7 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.layers import H3, LSTM, S4D, Attention, MoE, Parallel, Shared, Stack
+from stateline.layers import (
+    H3,
+    LSTM,
+    S4D,
+    Attention,
+    MoE,
+    Parallel,
+    Residual,
+    Shared,
+    SharedTransformer,
+    Stack,
+)
 from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.ops.grouped_linear import grouped_linear
@@ -129,6 +140,32 @@ def test_a_shared_block_stands_at_several_depths_with_one_set_of_weights() -> No
     assert layer.flops_per_token(7) == 2 * block_flops + others
 
 
+def test_a_shared_transformer_reads_the_input_again_and_enters_the_next_layer_alone() -> None:
+    torch.manual_seed(0)
+    one, other = (Residual(LSTM(WIDTH), torch.nn.RMSNorm(WIDTH, eps=1e-5)) for _ in range(2))
+    layer = SharedTransformer(Stack(one, other), n_heads=2, rank=3, first=False, position="none")
+    layer = layer.double()
+    (place,), (weights,) = layer.places, layer.blocks
+    h = one(X)
+    both = weights.norm(torch.cat([h, X], dim=-1))
+    low = both @ place.attention.qkv.down.weight.T
+    added = [
+        part @ up.weight.T
+        for part, up in zip(low.split(3, -1), place.attention.qkv.up, strict=True)
+    ]
+    heads = (weights.qkv(both) + torch.cat(added, -1)).unflatten(-1, (3, 2, WIDTH))
+    q, k, v = heads.permute(2, 0, 3, 1, 4)
+    scores = (q @ k.mT * (2 / WIDTH) ** 0.5).masked_fill(
+        torch.ones(X.shape[1], X.shape[1]).triu(1).bool(), float("-inf")
+    )
+    y = weights.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    y = weights.feed_forward_norm(y)
+    adapter = place.feed_forward.in_proj
+    gate, up = (weights.up(y) + adapter.up[0](adapter.down(y))).chunk(2, -1)
+    u = place.out_proj(weights.down(F.gelu(gate) * up))
+    torch.testing.assert_close(layer(X), h + other.layer(other.norm(h + u)))
+
+
 def test_a_copy_of_a_shared_block_shares_its_own_weights() -> None:
     import copy
 
@@ -144,6 +181,7 @@ def test_a_copy_of_a_shared_block_shares_its_own_weights() -> None:
         (lambda: MoE(WIDTH, shared=-1), "shared and balance at least 0"),
         (lambda: MoE(WIDTH, experts=0), "experts and top_k must be at least 1"),
         (lambda: Shared(LSTM(WIDTH), rank=0), "rank must be at least 1"),
+        (lambda: SharedTransformer(LSTM(WIDTH), blocks=2), "1 depths, too few for blocks=2"),
     ],
 )
 def test_impossible_options_are_refused(make: Any, message: str) -> None:

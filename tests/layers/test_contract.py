@@ -18,6 +18,8 @@ from stateline.layers import (
     NOT_CAUSAL,
     WRAPPERS,
     AnyLayer,
+    NormAfter,
+    NormedResidual,
     ParallelResidual,
     PostNorm,
     Residual,
@@ -94,6 +96,7 @@ OPTIONS = {
         {"activation": "swiglu", "bias": True},
         {"activation": "relu2"},
         {"activation": "geglu"},
+        {"activation": "geglu_exact"},
         {"d_hidden": 5},
     ],
     "gated_conv": [{"taps": 1}, {"taps": 4, "bias": True}],
@@ -153,6 +156,7 @@ OPTIONS = {
         {"experts": 3, "top_k": 1, "d_hidden": 5, "activation": "gelu"},
         {"scores": "sigmoid", "correction": True, "scale": 2.5, "d_shared": 3, "gate_shared": True},
         {"experts": 4, "top_k": 4, "shared": 2, "normalise": False},
+        {"experts": 3, "normalise_eps": 0.1, "scores": "sigmoid"},
     ],
     "retention": [{"n_heads": 1, "expand_v": 0.5}, {"n_heads": 2}],
     "rg_lru": [{"d_inner": 6, "n_heads": 3, "d_conv": 1}, {"n_heads": 1}],
@@ -261,6 +265,14 @@ KINDS: dict[str, Callable[[], AnyLayer]] = {
     "shared(three depths)": lambda: WRAPPERS["shared"](
         Stack(*(LAYERS[name](WIDTH) for name in ("attention", "lstm", "h3", "s4d"))), rank=2
     ),
+    "shared_transformer(two transformers)": lambda: WRAPPERS["shared_transformer"](
+        Stack(residual_blocks(), LAYERS["s4d"](WIDTH), residual_blocks(), hybrid()),
+        blocks=2,
+        rank=2,
+        n_heads=2,
+        first=False,
+        bias=True,
+    ),
     "ladder(passes=3)": lambda: WRAPPERS["ladder"](LAYERS["s4d"](WIDTH, d_state=4), passes=3),
     **{
         f"staircase({core}, {passes=}, {chunk_len=})": lambda core=core, n=passes, c=chunk_len: (
@@ -298,6 +310,10 @@ KINDS: dict[str, Callable[[], AnyLayer]] = {
     ),
     "feedback(shared)": lambda: WRAPPERS["feedback"](slides(position="alibi"), shared=True),
     "post-norm block": lambda: PostNorm(LAYERS["lstm"](WIDTH), NORMS["layer"](WIDTH)),
+    "norm after": lambda: NormAfter(LAYERS["lstm"](WIDTH), NORMS["rms"](WIDTH)),
+    "normed residual": lambda: NormedResidual(
+        LAYERS["lstm"](WIDTH), NORMS["rms"](WIDTH), 0.5, stream_multiplier=2.0
+    ),
     "residual blocks": residual_blocks,
     "parallel block": parallel_block,
 }

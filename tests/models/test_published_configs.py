@@ -1,8 +1,9 @@
 """Files as they are published: none of their fields is refused.
 
 ``published_configs.json`` holds ``config.json`` files as public repositories quote them, by the
-names of the models; some quotes leave out tokens and initial values. Those that begin with "a" show
-the fields of a version of transformers, with other sizes.
+names of the models; some quotes leave out tokens and initial values, and ``_source`` says where
+newer ones are from. Those that begin with "a" show the fields of a version of transformers, with
+other sizes.
 """
 
 import json
@@ -36,6 +37,9 @@ pytestmark = pytest.mark.cpu  # what is tested are files
 PUBLISHED: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("published_configs.json").read_text("utf-8")
 )
+for settings in PUBLISHED.values():
+    settings.pop("_source", None)
+MINIMAX = PUBLISHED.pop("MiniMax-Text-01")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -43,6 +47,13 @@ def test_no_field_of_a_published_file_is_refused(name: str) -> None:
     settings = PUBLISHED[name]
     (converter,) = (c for c in CONVERTERS.values() if c.recognises(settings, ()))
     assert converter.config(settings).vocab_size > 1000
+
+
+def test_only_the_rotary_dim_of_minimax_is_refused_since_transformers_ignores_it() -> None:
+    convert = CONVERTERS["minimax"].config
+    with pytest.raises(InputError, match="rotary_dim=64 is not read by transformers, which rotat"):
+        convert(MINIMAX)
+    assert convert({**MINIMAX, "rotary_dim": None}).stream_multiplier == 3.5565588200778455
 
 
 def test_the_inner_width_of_falcon_mamba_is_the_stated_one() -> None:

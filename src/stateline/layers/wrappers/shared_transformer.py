@@ -1,7 +1,7 @@
 """Transformers that stand at several depths of a stack and read its input again, as in Zamba2."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ class Adapted(nn.Module):
         rank: Rank of each :math:`U_i V_i`.
         parts: Number of equal parts i of the output.
     """
+
+    base: nn.Linear
 
     def __init__(self, base: nn.Linear, rank: int, parts: int) -> None:
         super().__init__()
@@ -192,21 +194,24 @@ class SharedTransformer(Chain):
             TransformerWeights(self.d_model, d_hidden, bias=bias, norm_eps=norm_eps)
             for _ in range(blocks)
         )
-        self.rank, self.adapts_attention = rank, adapts_attention
+        self.rank, self.adapts_attention, self.n_heads = rank, adapts_attention, n_heads
+        self.d_hidden, self.bias, self.norm_eps = d_hidden, bias, norm_eps
+        self.position, self.rope_base = position, rope_base
         attention = {
             "n_heads": n_heads,
             "position": position,
             "score_scale": (n_heads / self.d_model) ** 0.5,
             **({"rope_base": rope_base} if position == "rope" else {}),
         }
+        found = [cast("TransformerWeights", self.blocks[i % blocks]) for i in range(depths)]
         self.places = nn.ModuleList(
-            Place(self.blocks[i % blocks], attention, rank=rank, adapts_attention=adapts_attention)
-            for i in range(depths)
+            Place(weights, attention, rank=rank, adapts_attention=adapts_attention)
+            for weights in found
         )
 
     def _plan(self) -> Iterator[tuple[Place | None, AnyLayer]]:
         """The layers of all parts, each with the transformer that stands before it."""
-        places = iter(self.places)
+        places = iter(cast("list[Place]", list(self.places)))
         for i, part in enumerate(self.core.links):
             for j, link in enumerate(part.links if isinstance(part, Stack) else [part]):
                 yield next(places) if j == 0 and (i or self.first) else None, link

@@ -167,10 +167,10 @@ def _gated_delta_net(
     ends, kernels = ("norm", "out_proj"), _kernel(here, f"{there}conv1d")
     if len(inputs) == 6:
         rows = (keys, keys, values, values, n_heads, n_heads)
-        ends, each = ("o_norm", "o_proj"), tuple(f"{there}{n}_conv1d.weight" for n in "qkv")
+        ends, theirs = ("o_norm", "o_proj"), tuple(f"{there}{n}_conv1d.weight" for n in "qkv")
         # transformers writes equal thirds, whatever the sizes are
         cut = (keys, keys, values)
-        kernels = [Part(f"{here}conv.kernel", each, cut, anywhere=True, changes=(KERNEL,))]
+        kernels = [Part(f"{here}conv.kernel", theirs, cut, anywhere=True, changes=(KERNEL,))]
     if len(inputs) == 2:
         rows, shared = (2 * (keys + values), 2 * n_heads), n_heads // n_key_heads
         each = [d_key, d_key, shared * d_value, shared * d_value]

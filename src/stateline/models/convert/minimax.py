@@ -32,10 +32,16 @@ FIELDS = fields.Fields(
         fields.Field("num_experts_per_tok", "moe.top_k", 2),
         fields.Field("intermediate_size", "moe.d_hidden", 14336),
     ),
-    f"{fields.HEADS} {fields.ROPE} layer_types "
+    f"{fields.HEADS} {fields.ROPE} layer_types rotary_dim "
     + " ".join(f"{place}_{word}_factor" for place in _PLACES for word in _FACTORS.values()),
-    {**SILU, "sliding_window": (None,), "block_size": (256,)},
-    f"{LOSS} router_jitter_noise",
+    {
+        **SILU,
+        "sliding_window": (None,),
+        "block_size": (256,),
+        "postnorm": (True,),
+        "shared_intermediate_size": (0,),
+    },
+    f"{LOSS} router_jitter_noise shared_moe_mode",
 )
 
 
@@ -48,8 +54,17 @@ def minimax_config(settings: Settings) -> ModelConfig:
         if len(found) > 1:
             raise InputError(f"the fields *_{word}_factor must be equal, got {sorted(found)}")
         (model[ours],) = found
-    attention = {**fields.heads(settings, 8), **fields.rope(settings, base=1e6)}
-    lightning = {name: attention[name] for name in ("n_heads", "d_head") if name in attention}
+    rotated = fields.head_width(settings)
+    if settings.get("rotary_dim") not in (None, rotated):
+        raise InputError(
+            f"rotary_dim={settings['rotary_dim']!r:.20} is not read by transformers, which rotates "
+            f"{rotated} entries of each head: for its function, leave it out with "
+            "--settings '{\"rotary_dim\": null}'"
+        )
+    attention: dict[str, Any] = {**fields.heads(settings, 8), **fields.rope(settings, base=1e6)}
+    lightning: dict[str, Any] = {
+        name: attention[name] for name in ("n_heads", "d_head") if name in attention
+    }
     layers |= {"attention": attention, "lightning_attention": lightning}
     types = fields.layer_types(settings, "layer_types", known=tuple(_WORDS))
     types = types or ["linear_attention" if i % 2 else "full_attention" for i in range(n)]

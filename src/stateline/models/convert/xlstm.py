@@ -42,7 +42,7 @@ FIELDS = fields.Fields(
         "weight_mode": ("single",),
     },
     # which kernels compute it, in which pieces
-    "autocast_kernel_dtype chunk_size chunkwise_kernel max_inference_chunksize "
+    "autocast_kernel_dtype chunk_size chunkwise_kernel head_dim max_inference_chunksize "
     "norm_reduction_force_float32 return_last_states sequence_kernel step_kernel "
     "tie_word_embeddings",
 )
@@ -50,6 +50,7 @@ FIELDS = fields.Fields(
 
 def xlstm_config(settings: Settings) -> ModelConfig:
     """Our configuration of an xLSTM."""
+    settings = {"hidden_size": 4096, "num_hidden_layers": 32, **settings}
     model, layers = FIELDS.read(settings)
     width, n = model["d_model"], fields.layer_count(settings)
     for name, wanted in (("embedding_dim", width), ("num_blocks", n)):
