@@ -269,7 +269,13 @@ BEGINS_ANEW = (
     "kimi_delta_attention",
     "lightning_attention",
     "linear_attention",
+    "mamba(d_state=5)",
     "mamba2(d_state=5)",
+    "mamba3(d_state=4, mimo_rank=2)",
+    "mlstm",
+    "retention",
+    "rg_lru",
+    "rwkv7",
 )
 
 

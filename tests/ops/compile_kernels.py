@@ -48,9 +48,9 @@ def shared(kernel: Any, constants: dict[str, Any], warps: int = 4, **types: str)
 
 def main() -> None:
     gated, plain = FILTER | {"GATED": True}, {"COUNT": 1, "BACK": 0, "GATED": False}
-    short = {"COUNT": 4, "TIMES": 32, "WIDTH": 64}
+    short = {"COUNT": 4, "RESETS": True, "TIMES": 32, "WIDTH": 64}
     token = {"N": 32, "WIDTH": 16}
-    tile = {"TIMES": 16, "WIDTH": 16, "N": 16}
+    tile = {"RESETS": True, "TIMES": 16, "WIDTH": 16, "N": 16}
     few = {k: WHOLE[k] for k in ("ROWS", "T", "PRECISION")} | FILTER
     needs = {
         "forward": shared(diagonal.forward, WHOLE | plain | {"OUTPUT": True}),
@@ -59,16 +59,16 @@ def main() -> None:
         "gated backward": shared(diagonal.backward, WHOLE | gated, 8),
         "signal_gradient": shared(filters.signal_gradient, few),
         "weight_gradient": shared(filters.weight_gradient, few),
-        "short": shared(filters.short, short | {"AHEAD": False}),
-        "short_weights": shared(filters.short_weights, short),
+        "short": shared(filters.short, short | {"AHEAD": False}, numbers="*i32"),
+        "short_weights": shared(filters.short_weights, short, numbers="*i32"),
         "convolve": shared(fourier.convolve, POINTS | {"CONJUGATE": False}, 8),
         "correlate": shared(fourier.correlate, POINTS, 8, taps="i32", scale="fp32"),
         "spread": shared(fourier.spread, LINES),
         "gather": shared(fourier.gather, LINES, scale="fp32"),
         "convolve_lines": shared(fourier.convolve_lines, POINTS | {"CONJUGATE": False}, 8),
         "correlate_lines": shared(fourier.correlate_lines, POINTS, 8),
-        "selective forward": shared(selective.forward, tile | {"OUTPUT": True}),
-        "selective backward": shared(selective.backward, tile, 8),
+        "selective forward": shared(selective.forward, tile | {"OUTPUT": True}, begins="*u8"),
+        "selective backward": shared(selective.backward, tile, 8, begins="*u8"),
         "selective step": shared(selective.advance, {"WIDTH": 16, "N": 16}),
         "h3": shared(tokens.h3, token | {"TAPS": 64}),
         "diagonal": shared(tokens.diagonal, token | {"READOUTS": 1}),

@@ -94,6 +94,7 @@ CHUNKED = [
     "gated_delta_rule",
     "delta_rule",
 ]
+RESETTING = [name for name in FUNCTIONS if name != "diagonal_ssm_chunk"]
 STEPS = [
     "diagonal_ssm_step",
     "selective_scan_step",
@@ -130,6 +131,16 @@ def test_any_size_is_the_definition(
     agrees: Callable[..., None], function: str, sizes: tuple[int, ...]
 ) -> None:
     agrees(run(function), run(function, "reference"), inputs_of(function, *sizes))
+
+
+@pytest.mark.parametrize("function", RESETTING)
+def test_documents_in_any_block_are_the_definition(
+    agrees: Callable[..., None], function: str
+) -> None:
+    starts = torch.rand(3, 150, generator=torch.Generator().manual_seed(0)) < 0.05
+    starts[1, 64:66] = starts[2, 0] = True
+    runs = (partial(run(function, backend), starts=starts) for backend in ("numba", "reference"))
+    agrees(*runs, inputs_of(function, 3, 150, 33, 4))
 
 
 @pytest.mark.parametrize("groups", [2, 5])

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -156,6 +157,10 @@ def scan_case(
     a, state = -normal(channels, states, seed=2).exp(), normal(batch, channels, states, seed=5)
     b, c = (normal(batch, length, groups, states, seed=seed) for seed in (3, 4))
     return [u, dt, a, b, c, state]
+
+
+STARTS = torch.arange(2 * 37).view(2, 37) % 16 < 2
+"""Documents of one and of fifteen tokens, also at the end of a tile; the second row continues."""
 
 
 def run(function: Callable[..., Any], inputs: Sequence[Tensor], backend: str) -> list[Tensor]:
@@ -316,6 +321,10 @@ class TestSelectiveScan:
     def test_any_size(self, sizes: dict[str, int]) -> None:
         agree(selective_scan, scan_case(19, batch=1, **sizes), 1)
 
+    def test_documents_begin_anew(self) -> None:
+        inputs = scan_case(18, batch=1)
+        agree(partial(selective_scan, starts=STARTS[:1, :18]), inputs, 1)
+
     def test_two_chunks_and_a_step_are_the_whole(self) -> None:
         *signals, state = (t.to(DEVICE) for t in scan_case(20, batch=1))
         u, dt, a, b, c = signals
@@ -385,6 +394,11 @@ class TestConvolutions:
     @pytest.mark.slow
     def test_by_taps(self, taps: int, filters: int) -> None:
         agree(short_conv, [normal(2, 37, 3), normal(3 * filters, taps, seed=1)], 1)
+
+    @pytest.mark.parametrize("filters", [1, pytest.param(2, marks=pytest.mark.slow)])
+    def test_documents_begin_anew(self, filters: int) -> None:
+        inputs = [normal(2, 37, 3), normal(3 * filters, 4, seed=1)]
+        agree(partial(short_conv, starts=STARTS), inputs, 1)
 
     @pytest.mark.slow
     def test_more_taps_than_inputs(self) -> None:

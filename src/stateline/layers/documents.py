@@ -131,6 +131,22 @@ def mask_of(documents: Documents | None) -> Bool[Tensor, "batch length"] | None:
     return None if documents is None else documents.mask
 
 
+def count_positions(
+    before: Int[Tensor, " batch"], x: Tensor, documents: Documents | None
+) -> tuple[Int[Tensor, "batch length"], Int[Tensor, " batch"]]:
+    """Position of each token of x in its document, and the next position of each row.
+
+    Args:
+        before: Number of tokens that came before, in the document that a row begins with.
+        x: Input (batch, length, ...).
+        documents: Where documents begin; ``None`` if every row continues one.
+    """
+    positions = before[:, None] + torch.arange(x.shape[1], device=x.device)
+    if documents is not None:
+        positions = torch.where(documents.continued, positions, documents.positions)
+    return positions, positions[:, -1] + 1 if x.shape[1] else before
+
+
 CONTINUES, LEAVES_A_STATE, STANDS_ALONE = range(3)
 
 

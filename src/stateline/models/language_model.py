@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stateline.layers import NORMS, SequenceLayer
 from stateline.layers.base import require_causal, values_at_hand
-from stateline.layers.documents import Documents
+from stateline.layers.documents import Documents, count_positions
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
 from stateline.models.build import build_stack
@@ -105,16 +105,14 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         keep: int | None = None,
         starts: Documents | None = None,
     ) -> tuple[Tensor, LanguageModelState]:
-        positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
+        positions, position = count_positions(state.position, x, starts)
         if starts is None:
             packed = {}
             check_length(self.max_len, x.shape[1], state.position)
         else:
             packed = {"starts": starts}
-            positions = torch.where(starts.continued, positions, starts.positions)
             check_length(self.max_len, 1, positions.flatten())
         h, layers = self.stack.forward_chunk(self._embed(x, positions), state.layers, **packed)
-        position = positions[:, -1] + 1 if x.shape[1] else state.position
         return self._logits(_last(h, keep)), LanguageModelState(position, layers)
 
     def _step(self, x: Tensor, state: LanguageModelState) -> tuple[Tensor, LanguageModelState]:

@@ -30,6 +30,7 @@ class DecayingAttention(SequenceLayer[Any]):
         d_value: Width of the values of a head.
     """
 
+    packs = True
     out_proj: nn.Linear
 
     def __init__(self, d_model: int, n_heads: int, d_key: int, d_value: int) -> None:
@@ -37,7 +38,12 @@ class DecayingAttention(SequenceLayer[Any]):
         self.n_heads, self.d_key, self.d_value = n_heads, d_key, d_value
 
     @abstractmethod
-    def signals(self, x: Float[Tensor, "batch *length d_model"], state: Any) -> tuple[Any, ...]:
+    def signals(
+        self,
+        x: Float[Tensor, "batch *length d_model"],
+        state: Any,
+        starts: Documents | None = None,
+    ) -> tuple[Any, ...]:
         """Queries, keys, values (..., head, entry), logarithmic decays, and input of the gate."""
 
     @abstractmethod
@@ -56,7 +62,7 @@ class DecayingAttention(SequenceLayer[Any]):
     def _forward_chunk(
         self, x: Tensor, state: Any, starts: Documents | None = None
     ) -> tuple[Tensor, Any]:
-        q, k, v, decay, gate = self.signals(x, state)
+        q, k, v, decay, gate = self.signals(x, state, starts)
         y, s = linear_attention(q, k, v, decay, state.s, starts=mask_of(starts))
         return self.read(y, gate), self.after(state, s, gate)
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stateline.errors import InputError
+from stateline.layers.documents import Documents
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
@@ -39,8 +40,6 @@ class GatedLinearAttention(DecayingAttention):
         2024, section 4.4.
     """
 
-    packs = True
-
     def __init__(
         self,
         d_model: int,
@@ -65,7 +64,12 @@ class GatedLinearAttention(DecayingAttention):
         self.norm = nn.RMSNorm(d_value, eps=norm_eps)
         self.out_proj = Linear(n_heads * d_value, d_model, bias=False)
 
-    def signals(self, x: Tensor, state: LinearAttentionState) -> tuple[Any, ...]:  # noqa: ARG002
+    def signals(
+        self,
+        x: Tensor,
+        state: LinearAttentionState,  # noqa: ARG002
+        starts: Documents | None = None,  # noqa: ARG002
+    ) -> tuple[Any, ...]:
         """Scaled queries, keys, values, the decays of their entries, and the gate."""
         q, k, v, gate, low = self.in_proj(x).split(self.sizes, dim=-1)
         decay = F.logsigmoid(self.decay_proj(low)) / self.temperature

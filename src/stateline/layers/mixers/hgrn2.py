@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stateline.errors import InputError
+from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
 from stateline.layers.mixers.linear_attention import LinearAttentionState
@@ -40,8 +41,6 @@ class HGRN2(DecayingAttention):
     # Differs from the paper: the lower bounds of all layers together are learned there, as a
     # cumulative softmax over the layers. Here the bound of a layer is a constant.
 
-    packs = True
-
     def __init__(
         self,
         d_model: int,
@@ -61,7 +60,12 @@ class HGRN2(DecayingAttention):
         self.norm = nn.RMSNorm(d_model, eps=norm_eps)
         self.out_proj = Linear(d_model, d_model, bias=False)
 
-    def signals(self, x: Tensor, state: LinearAttentionState) -> tuple[Any, ...]:
+    def signals(
+        self,
+        x: Tensor,
+        state: LinearAttentionState,
+        starts: Documents | None = None,  # noqa: ARG002
+    ) -> tuple[Any, ...]:
         """Queries, keys, values and the logarithms of the forget gates; there is no gate."""
         q, f, v = self.in_proj(x).split(self.sizes, dim=-1)
         q, f, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, f, v))

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
+from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention
 from stateline.layers.mixers.heads import head_sizes
@@ -42,8 +43,6 @@ class LightningAttention(DecayingAttention):
         section 2.2.
     """
 
-    packs = True
-
     def __init__(
         self,
         d_model: int,
@@ -68,7 +67,12 @@ class LightningAttention(DecayingAttention):
         heads = torch.arange(1, self.n_heads + 1, device=like.device, dtype=like.dtype)
         return -self.decay_scale * torch.exp2(-8 * heads / self.n_heads)
 
-    def signals(self, x: Tensor, state: LinearAttentionState) -> tuple[Any, ...]:
+    def signals(
+        self,
+        x: Tensor,
+        state: LinearAttentionState,
+        starts: Documents | None = None,  # noqa: ARG002
+    ) -> tuple[Any, ...]:
         """Queries, keys, values, the decays of the heads, and the gate."""
         joint = F.silu(self.qkv(x)).unflatten(-1, (self.n_heads, 3, self.d_head))
         q, k, v = joint.unbind(dim=-2)

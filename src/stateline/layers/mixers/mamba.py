@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.documents import Documents, mask_of
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
@@ -69,6 +71,7 @@ class Mamba(SequenceLayer[MambaState]):
 
     wants_feed_forward = False
     keeps_float32 = True
+    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay"}
 
     def __init__(  # noqa: PLR0913
@@ -117,8 +120,11 @@ class Mamba(SequenceLayer[MambaState]):
         h = zeros(self.a_log, batch_size, self.d_inner, self.d_state)
         return MambaState(self.conv.init_state(batch_size), h)
 
-    def _forward_chunk(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        return self._advance(x, state, self.conv.forward_chunk, selective_scan)
+    def _forward_chunk(
+        self, x: Tensor, state: MambaState, starts: Documents | None = None
+    ) -> tuple[Tensor, MambaState]:
+        convolve = partial(self.conv.forward_chunk, starts=starts)
+        return self._advance(x, state, convolve, partial(selective_scan, starts=mask_of(starts)))
 
     def _step(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
         return self._advance(x, state, self.conv.step, selective_scan_step)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.mamba2 import default_head
 from stateline.layers.mixers.step_sizes import initial_step_bias
@@ -83,6 +84,7 @@ class Mamba3(SequenceLayer[Mamba3State]):
     """
 
     keeps_float32 = True
+    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"dt_bias": "no_decay", "skip": "no_decay"}
 
     def __init__(  # noqa: PLR0913
@@ -147,7 +149,9 @@ class Mamba3(SequenceLayer[Mamba3State]):
             zeros(self.skip, *each, self.d_head),
         )
 
-    def _forward_chunk(self, x: Tensor, state: Mamba3State) -> tuple[Tensor, Mamba3State]:
+    def _forward_chunk(
+        self, x: Tensor, state: Mamba3State, starts: Documents | None = None
+    ) -> tuple[Tensor, Mamba3State]:
         # What a token adds to the state at the next one, with weight (1 - lambda) Delta, is written
         # together with what it adds at once. So one linear attention does both. Its output then
         # has next's part too early, and lacks keys behind the query's within a token.
@@ -157,11 +161,13 @@ class Mamba3(SequenceLayer[Mamba3State]):
         rate = a.clamp(min=0) + 1 / (1 - a.clamp(max=0))
         log_decay = -rate.clamp(min=self.decay_floor) * dt
         now = torch.sigmoid(weight.to(wide)) * dt
-        before = dt - now
+        before, each = dt - now, None
+        if starts is not None:
+            before = before.masked_fill(starts.mask[..., None], 0.0)
+            each = F.pad(starts.mask[..., None], (0, self.mimo_rank - 1)).flatten(1)
         after = F.pad(before, (0, 0, 0, 1))[:, 1:]
         turn = math.pi * torch.tanh(turn.to(wide))[..., None, :] * dt[..., None]
-        turned = state.angle[:, None] + turn.double().cumsum(dim=1)
-        angle = turned.remainder(2 * math.pi).to(wide)
+        angle = self._angles(turn.double(), state.angle, starts).remainder(2 * math.pi).to(wide)
         k = self._rotated(self._vectors(b.to(wide), self.b_weight, self.b_bias), angle)
         q = self._rotated(self._vectors(c.to(wide), self.c_weight, self.c_bias), angle)
         u = u.to(wide).unflatten(-1, (self.n_heads, self.d_head))
@@ -174,6 +180,7 @@ class Mamba3(SequenceLayer[Mamba3State]):
             self._in_turn(v),
             F.pad(log_decay[:, :, None], (0, 0, 0, self.mimo_rank - 1)).flatten(1, 2),
             h.to(state.h.dtype),
+            starts=each,
         )
         y = y.unflatten(1, (length, self.mimo_rank)).transpose(2, 3)
         late = torch.ones(2 * (self.mimo_rank,), dtype=torch.bool, device=x.device).triu(1)
@@ -190,6 +197,16 @@ class Mamba3(SequenceLayer[Mamba3State]):
         inside = 2.0 * (min(length * rank, CHUNK) + rank) * (keys + self.d_inner)
         between = 4.0 * self.d_state * self.d_inner
         return super().flops_per_token(length) + rank * (inside + between)
+
+    def _angles(self, turn: Tensor, before: Tensor, starts: Documents | None) -> Tensor:
+        """Sums of the turns since the document began."""
+        turned = turn.cumsum(dim=1)
+        if starts is None:
+            return before[:, None] + turned
+        first = torch.arange(turn.shape[1], device=turn.device) - starts.positions
+        first = first[..., None, None].expand_as(turned)
+        continued = starts.continued[..., None, None]
+        return turned - (turned - turn).gather(1, first) + continued * before[:, None]
 
     def _vectors(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """B or C of all heads (batch, length, head, rank, d_state), normalised."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer
+from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
 
@@ -93,13 +94,15 @@ class MLSTM(DecayingAttention):
         s = self.gate_bias.new_zeros(batch_size, self.n_heads, self.d_key, self.d_value + 1)
         return MLSTMState(s.detach(), s.new_zeros(s.shape[:2]))
 
-    def signals(self, x: Tensor, state: MLSTMState) -> tuple[Any, ...]:
+    def signals(
+        self, x: Tensor, state: MLSTMState, starts: Documents | None = None
+    ) -> tuple[Any, ...]:
         """Queries, scaled keys, values with a one, decays of the scaled sums, gate and scales."""
         q, k, v, gate, both = self.in_proj(x).split(self.sizes, dim=-1)
         both = (both + self.gate_bias).to(state.s.dtype)
         write, keep = (self.soft_cap * (both / self.soft_cap).tanh()).chunk(2, dim=-1)
         keep = F.logsigmoid(keep)
-        before, m = self._scales(write.detach(), keep.detach(), state.m)
+        before, m = self._scales(write.detach(), keep.detach(), state.m, starts)
         q, k, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, k, v))
         k = k * (write - m).exp()[..., None]
         return (
@@ -110,17 +113,28 @@ class MLSTM(DecayingAttention):
             (gate, m),
         )
 
-    def _scales(self, write: Tensor, keep: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    def _scales(
+        self, write: Tensor, keep: Tensor, m: Tensor, starts: Documents | None
+    ) -> tuple[Tensor, Tensor]:
         """Logarithms of the scales before and after each token.
 
-        Outputs do not depend on them, so they are constants for gradients.
+        Outputs do not depend on them, so they are constants for gradients. The maps from one scale
+        to the next, max(keep + m, write), are composed for 1, 2, 4, ... tokens.
         """
         if write.ndim == m.ndim:
             return m, torch.maximum(keep + m, write)
-        total = keep.cumsum(dim=1)
-        own = torch.cat([m[:, None], write - total], dim=1).cummax(dim=1).values[:, 1:]
-        after = total + own
-        return torch.cat([m[:, None], after], dim=1)[:, :-1], after
+        if starts is not None:  # a document begins with scale zero
+            begins = starts.mask[..., None]
+            write = torch.where(begins, torch.maximum(keep, write), write)
+            keep = keep.masked_fill(begins, -torch.inf)
+        after, total = torch.cat([m[:, None], write], dim=1), torch.cat([m[:, None], keep], dim=1)
+        span = 1
+        while span < after.shape[1]:
+            later = torch.maximum(after[:, span:], total[:, span:] + after[:, :-span])
+            after = torch.cat([after[:, :span], later], dim=1)
+            total = torch.cat([total[:, :span], total[:, span:] + total[:, :-span]], dim=1)
+            span *= 2
+        return after[:, :-1], after[:, 1:]
 
     def read(self, y: Tensor, gate: tuple[Tensor, Tensor]) -> Tensor:
         """Divide by the normaliser, normalise each head, and gate."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import records
+from stateline.layers.documents import Documents, count_positions
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
 from stateline.layers.mixers.heads import Rotary
@@ -79,29 +80,37 @@ class Retention(DecayingAttention):
         heads = torch.arange(self.n_heads, device=like.device, dtype=like.dtype)
         return torch.log1p(-torch.exp2(-5 - heads))
 
-    def signals(self, x: Tensor, state: RetentionState) -> tuple[Any, ...]:
-        """Rotated queries and keys, values, the decays of the heads, and the gate."""
+    def signals(
+        self, x: Tensor, state: RetentionState, starts: Documents | None = None
+    ) -> tuple[Any, ...]:
+        """Rotated queries and keys, values, the decays of the heads, the gate and the length."""
         values = self.n_heads * self.d_value
         q, k, v, gate = self.in_proj(x).split([self.d_model, self.d_model, values, values], dim=-1)
         v = v.unflatten(-1, (self.n_heads, self.d_value))
         decay = self.log_decay(state.s).expand(v.shape[:-1])
-        return self._turned(q, state), self._turned(k, state) * self.d_key**-0.5, v, decay, gate
+        tokens = x if x.ndim == 3 else x[:, None]
+        positions, length = count_positions(state.length, tokens, starts)
+        q, k = self._turned(q, positions), self._turned(k, positions) * self.d_key**-0.5
+        return q, k, v, decay, (gate, length)
 
-    def _turned(self, vectors: Tensor, state: RetentionState) -> Tensor:
+    def _turned(self, vectors: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys, rotated by their positions."""
         heads = vectors.unflatten(-1, (self.n_heads, self.d_key))
-        if heads.ndim == 3:
-            return self.rotary(state.length[:, None], heads[:, None])[0][:, 0]
-        later = torch.arange(heads.shape[1], device=heads.device)
-        return self.rotary(state.length[:, None] + later, heads)[0]
+        rows = heads if heads.ndim == 4 else heads[:, None]
+        return self.rotary(positions, rows)[0].view_as(heads)
 
-    def read(self, y: Tensor, gate: Tensor) -> Tensor:
+    def read(self, y: Tensor, gate: tuple[Tensor, Tensor]) -> Tensor:
         """Normalise each head, and gate."""
-        return self.out_proj(self.norm(y).flatten(-2) * F.silu(gate))
+        return self.out_proj(self.norm(y).flatten(-2) * F.silu(gate[0]))
 
-    def after(self, state: RetentionState, s: Tensor, gate: Tensor) -> RetentionState:
-        """The state after the tokens, which are counted by their gates."""
-        return RetentionState(s, state.length + (gate.shape[1] if gate.ndim == 3 else 1))
+    def after(
+        self,
+        state: RetentionState,
+        s: Tensor,
+        gate: tuple[Tensor, Tensor],  # noqa: ARG002
+    ) -> RetentionState:
+        """The state after the tokens."""
+        return RetentionState(s, gate[1])
 
     def _step_(self, x: Tensor, state: RetentionState) -> Tensor:
         y = super()._step_(x, state)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
+from stateline.layers.documents import Documents, count_positions, mask_of
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.gated_conv import PlainConv
@@ -65,6 +66,7 @@ class RGLRU(SequenceLayer[RGLRUState]):
     """
 
     keeps_float32 = True
+    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = {"rate": "no_decay"}
 
     def __init__(
@@ -92,14 +94,16 @@ class RGLRU(SequenceLayer[RGLRUState]):
         length = torch.zeros(batch_size, dtype=torch.int64, device=h.device)
         return RGLRUState(self.conv.init_state(batch_size), h, length)
 
-    def _forward_chunk(self, x: Tensor, state: RGLRUState) -> tuple[Tensor, RGLRUState]:
+    def _forward_chunk(
+        self, x: Tensor, state: RGLRUState, starts: Documents | None = None
+    ) -> tuple[Tensor, RGLRUState]:
         z, u = self.in_proj(x).chunk(2, dim=-1)
-        u, conv = self.conv.forward_chunk(u, state.conv)
-        position = state.length[:, None] + torch.arange(x.shape[1], device=x.device)
+        u, conv = self.conv.forward_chunk(u, state.conv, starts=starts)
+        position, length = count_positions(state.length, x, starts)
         v, decay = self._gates(u, position)
-        y, h = selective_scan(v, decay, *self._plain(v), state.h[..., None])
-        after = RGLRUState(conv, h[..., 0], state.length + x.shape[1])
-        return self._read(y, z), after
+        start = state.h[..., None]
+        y, h = selective_scan(v, decay, *self._plain(v), start, starts=mask_of(starts))
+        return self._read(y, z), RGLRUState(conv, h[..., 0], length)
 
     def _step(self, x: Tensor, state: RGLRUState) -> tuple[Tensor, RGLRUState]:
         z, u = self.in_proj(x).chunk(2, dim=-1)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
@@ -71,6 +73,7 @@ class RWKV7(SequenceLayer[RWKV7State]):
     # alone cannot see; and a block has the feed-forward of the model, not that of RWKV.
 
     keeps_float32 = True
+    packs = True
     optimizer_groups: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("mix", "decay_bias", "rate_bias", "removal", "writing", "bonus"), "no_decay"
     )
@@ -104,9 +107,14 @@ class RWKV7(SequenceLayer[RWKV7State]):
         s = zeros(self.mix, batch_size, self.n_heads, self.d_head, self.d_head)
         return RWKV7State(zeros(self.r_proj.weight, batch_size, self.d_model), s)
 
-    def _forward_chunk(self, x: Tensor, state: RWKV7State) -> tuple[Tensor, RWKV7State]:
-        inputs = torch.cat([state.x[:, None].to(x.dtype), x], dim=1)
-        y, s = self._advance(x, inputs[:, :-1], state.s, delta_rule)
+    def _forward_chunk(
+        self, x: Tensor, state: RWKV7State, starts: Documents | None = None
+    ) -> tuple[Tensor, RWKV7State]:
+        inputs, begins = torch.cat([state.x[:, None].to(x.dtype), x], dim=1), mask_of(starts)
+        before = inputs[:, :-1]
+        if begins is not None:
+            before = before.masked_fill(begins[..., None], 0.0)
+        y, s = self._advance(x, before, state.s, partial(delta_rule, starts=begins))
         return y, RWKV7State(inputs[:, -1].clone(), s)
 
     def _step(self, x: Tensor, state: RWKV7State) -> tuple[Tensor, RWKV7State]:

@@ -12,7 +12,7 @@ References:
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
@@ -61,6 +61,7 @@ def selective_scan(
     c: Float[Tensor, "batch length group d_state"],
     state: Float[Tensor, "batch channel d_state"] | None = None,
     *,
+    starts: Bool[Tensor, "batch length"] | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length channel"], Float[Tensor, "batch channel d_state"]]:
     r"""Response to a sequence or to its next chunk, and the state after it.
@@ -75,6 +76,8 @@ def selective_scan(
         b: Input vector B of each group of adjacent channels.
         c: Output vector C of each group.
         state: State before the first of these inputs; ``None`` is the zero state.
+        starts: True where a document begins, whose state before it is zero: see
+            :meth:`stateline.layers.SequenceLayer.forward`.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
@@ -94,7 +97,8 @@ def selective_scan(
     """
     if state is None:
         state = zeros_before(u, len(u), *a.shape)
-    return dispatch(OP, "selective_scan", u, dt, a, b, c, state, backend=backend)
+    more = () if starts is None else (starts,)
+    return dispatch(OP, "selective_scan", u, dt, a, b, c, state, *more, backend=backend)
 
 
 selective_scan_step = step_of(OP, selective_scan)

@@ -29,10 +29,16 @@ can_use = launch.can_run
 
 
 def selective_scan(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence."""
-    return _scan(u, dt, a, b, c, state)
+    return _scan(u, dt, a, b, c, state, starts)
 
 
 def selective_scan_step_(
@@ -46,15 +52,22 @@ selective_scan_step = on_a_copy(selective_scan_step_)
 
 
 def _arrays(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[torch.dtype, list[Array], tuple[int, int, int, int]]:
-    """Working precision, flat arrays with padded states in b and c, and sizes."""
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    starts: Tensor | None,
+) -> tuple[torch.dtype, list[Array], Array | None, tuple[int, int, int, int]]:
+    """Precision, flat arrays with padded states in b and c, factors of decays, and sizes."""
     dtype = launch.working_dtype(u, dt, a, b, c, state)
     padding = -a.shape[1] % MODES
     if padding:
         b, c = (F.pad(x.detach(), (0, padding)) for x in (b, c))
     sizes = u.shape[1], u.shape[2], a.shape[1], b.shape[2]
-    return dtype, [flat(x, dtype) for x in (u, dt, a, b, c, state)], sizes
+    stays = None if starts is None else flat(~starts, dtype)
+    return dtype, [flat(x, dtype) for x in (u, dt, a, b, c, state)], stays, sizes
 
 
 def _blocks(channels: int, groups: int) -> int:
@@ -62,13 +75,20 @@ def _blocks(channels: int, groups: int) -> int:
 
 
 def _forward(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    dtype, arrays, sizes = _arrays(u, dt, a, b, c, state)
+    dtype, arrays, stays, sizes = _arrays(u, dt, a, b, c, state, starts)
     y, after = torch.empty(u.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
     tasks = u.shape[0] * _blocks(u.shape[2], b.shape[2])
     work = u.numel() * a.shape[1] * FORWARD
-    fan_out(forward, (*arrays, flat(y, dtype), flat(after, dtype), *sizes), tasks, work)
+    outputs = flat(y, dtype), flat(after, dtype)
+    fan_out(forward, (*arrays, stays, *outputs, *sizes), tasks, work)
     return y.to(u.dtype), after.to(state.dtype)
 
 
@@ -81,8 +101,9 @@ def _backward(
     b: Tensor,
     c: Tensor,
     state: Tensor,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dtype, arrays, sizes = _arrays(u, dt, a, b, c, state)
+    dtype, arrays, stays, sizes = _arrays(u, dt, a, b, c, state, starts)
     batch, blocks = u.shape[0], _blocks(u.shape[2], b.shape[2])
     pieces = max(1, min(blocks, TASKS // max(batch, 1)))
     u_, dt_, _, b_, _, state_ = arrays
@@ -91,7 +112,7 @@ def _backward(
     grads = (flat(x, dtype) for x in (grad, grad_after))
     fan_out(
         backward,
-        (*grads, *arrays, du, ddt, da, db, dc, dstate, batch, *sizes, pieces),
+        (*grads, *arrays, stays, du, ddt, da, db, dc, dstate, batch, *sizes, pieces),
         batch * pieces,
         u.numel() * a.shape[1] * BACKWARD,
     )
@@ -102,5 +123,9 @@ def _backward(
 
 
 _scan = define_kernel_op(
-    "selective_scan_kernel", _forward, _backward, lambda *inputs: empty_like(inputs[0], inputs[5])
+    "selective_scan_kernel",
+    _forward,
+    _backward,
+    lambda *inputs: empty_like(inputs[0], inputs[5]),
+    lambda _grad, _grad_after, *inputs: empty_like(*inputs[:6]),
 )

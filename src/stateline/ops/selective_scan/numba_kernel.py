@@ -3,7 +3,8 @@ r"""Selective scan: h_t = exp(dt_t a) h_{t-1} + dt_t u_t b_t, y_t = c_t . h_t.
 Signals u, dt and y are flat (row, time, channel); b and c are (row, time, group, states), with the
 states padded to a multiple of ``MODES``; a and the states h are (channel, d_state) as they come.
 Channel blocks do not cross the borders of groups. The backward pass keeps the states at the
-beginning of blocks of time, and computes decays and states inside again.
+beginning of blocks of time, and computes decays and states inside again. Each decay is multiplied
+by the factor of its token in ``stays`` (row, time), zero where a document begins; ``None``: ones.
 """
 
 # mypy: ignore-errors
@@ -26,6 +27,7 @@ from stateline.ops.numba_common.vector import (
     LANES,
     LOG2_E,
     align_stack,
+    entry,
     exp2,
     fold,
     load,
@@ -78,12 +80,19 @@ def _inputs(tb, ub, xb, dt, u, place, channels, rows, lanes):
 
 
 @kernel
-def _advance(tb, xb, yb, rows, h, at, a, k, b, c, place, stride):
+def _decay(rate, tb, t, stays, token):
+    """Decays of a group of states at token t of a block, whose first token is ``token``."""
+    decay = exp2(rate * load(tb, t * LANES, LANES))
+    return decay if stays is None else decay * entry(stays, token + t)
+
+
+@kernel
+def _advance(tb, xb, yb, rows, h, at, a, k, b, c, place, stride, stays, token):
     """A block of tokens through one group of states; yb takes their outputs (``None``: none)."""
     align_stack()
     state, rate = load(h, at, WIDE), load(a, k, WIDE)
     for t in range(rows):
-        decay = exp2(rate * load(tb, t * LANES, LANES))
+        decay = _decay(rate, tb, t, stays, token)
         written = load_each(b, place + t * stride, MODES) * load(xb, t * LANES, LANES)
         state = decay * state + written
         if yb is not None:
@@ -94,7 +103,7 @@ def _advance(tb, xb, yb, rows, h, at, a, k, b, c, place, stride):
 
 @kernel
 def forward(
-    u, dt, a, b, c, state, y, after, length, channels, d_state, groups, start, stop
+    u, dt, a, b, c, state, stays, y, after, length, channels, d_state, groups, start, stop
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, channel block)."""
     align_stack()
@@ -121,7 +130,8 @@ def forward(
                 for m in range(0, wide_state, MODES):
                     at = (each - task) * size + m * LANES
                     there = ((row * length + first) * groups + group) * wide_state + m
-                    _advance(tb, xb, yb, rows, h, at, rates, at, b, c, there, stride)
+                    token = row * length + first
+                    _advance(tb, xb, yb, rows, h, at, rates, at, b, c, there, stride, stays, token)
                 write_block(y, place, channels, rows, lanes, yb)
         for each in range(task, end):
             row, group, channel, lanes = _split(each, blocks, in_group, groups)
@@ -131,13 +141,13 @@ def forward(
 
 
 @kernel
-def _states(tb, xb, rows, h, at, a, k, b, place, stride, hs, es):
+def _states(tb, xb, rows, h, at, a, k, b, place, stride, stays, token, hs, es):
     """States of a block (before the first token, and after each) into hs, its decays into es."""
     align_stack()
     state, rate = load(h, at, WIDE), load(a, k, WIDE)
     store(hs, 0, state)
     for t in range(rows):
-        decay = exp2(rate * load(tb, t * LANES, LANES))
+        decay = _decay(rate, tb, t, stays, token)
         written = load_each(b, place + t * stride, MODES) * load(xb, t * LANES, LANES)
         state = decay * state + written
         store(es, t * WIDE, decay)
@@ -178,7 +188,7 @@ def _outputs(ub, tb, dxb, dtb, rows):
 
 @kernel
 def backward(
-    gy, gafter, u, dt, a, b, c, state, du, ddt, da, db, dc, dstate,
+    gy, gafter, u, dt, a, b, c, state, stays, du, ddt, da, db, dc, dstate,
     batch, length, channels, d_state, groups, pieces, start, stop,
 ):  # fmt: skip
     """Tasks of (row, piece of the channel blocks).
@@ -219,7 +229,10 @@ def backward(
                 for m in range(0, wide_state, MODES):
                     k = (block - begin) * size + m * LANES
                     at = ((row * length + (n - 1) * TIME) * groups + group) * wide_state + m
-                    _advance(tb, xb, None, TIME, kept, here + m * LANES, rates, k, b, c, at, stride)
+                    _advance(
+                        tb, xb, None, TIME, kept, here + m * LANES, rates, k, b, c, at, stride,
+                        stays, row * length + (n - 1) * TIME,
+                    )  # fmt: skip
         for n in range(count - 1, -1, -1):
             rows = min(TIME, length - n * TIME)
             for block in range(begin, end):
@@ -234,7 +247,8 @@ def backward(
                     here = ((block - begin) * count + n) * size + m * LANES
                     at = ((row * length + n * TIME) * groups + group) * wide_state + m
                     q = (((piece * batch + row) * length + n * TIME) * groups + group) * wide_state
-                    _states(tb, xb, rows, kept, here, rates, k, b, at, stride, hs, es)
+                    token = row * length + n * TIME
+                    _states(tb, xb, rows, kept, here, rates, k, b, at, stride, stays, token, hs, es)
                     _adjoint(
                         gb, tb, xb, dxb, dtb, rows, lam, k, rates, k, grad, b, c, at, stride,
                         hs, es, db, dc, q + m,

@@ -20,27 +20,48 @@ BLOCK = 1 << 18
 
 
 def selective_scan(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the operator in the dtype of the state, and split its one output."""
     u_, dt_, a_, b_, c_ = (t.to(state.dtype) for t in (u, dt, a, b, c))
-    y, after = _scan(u_, dt_, a_, b_, c_, state).split([u.shape[1], a.shape[1]], dim=1)
+    y, after = _scan(u_, dt_, a_, b_, c_, state, starts).split([u.shape[1], a.shape[1]], dim=1)
     return y.to(u.dtype), after.mT.clone()  # a copy: a view would keep all outputs in memory
 
 
-def _forward(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> Tensor:
+def _forward(
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    starts: Tensor | None,
+) -> Tensor:
     """Outputs, then the last state, along the time axis: (batch, length + d_state, channel)."""
     u, dt, a, b, c, h = _inner(u, dt, a, b, c, state)
     outputs = []
     for now in _blocks(dt, a):
-        _, states = _run(u[now], dt[now], a, b[now], h)
+        _, states = _run(u, dt, a, b, h, starts, now)
         outputs.append((c[now].unsqueeze(-2) @ states).squeeze(-2))
         h = states[-1]
     return torch.cat([torch.cat([u[:0], *outputs]).movedim(0, 1).flatten(2), _outer(h)], dim=1)
 
 
 def _backward(
-    grad: Tensor, u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+    grad: Tensor,
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Recompute the states block by block, last block first, and scan their gradients backward.
 
@@ -50,15 +71,15 @@ def _backward(
     length, d_state = u.shape[1], a.shape[1]
     grad_y = grad[:, :length].unflatten(2, (b.shape[2], -1)).movedim(1, 0)
     u, dt, a, b, c, h = _inner(u, dt, a, b, c, state)
-    starts = []
+    before = []
     for now in _blocks(dt, a):
-        starts.append(h)
-        h = _run(u[now], dt[now], a, b[now], h)[1][-1]
+        before.append(h)
+        h = _run(u, dt, a, b, h, starts, now)[1][-1]
     g = grad[:, length:].unflatten(2, (b.shape[2], -1)).movedim(2, 1)
     grad_u, grad_dt, grad_b, grad_c = (torch.empty_like(t) for t in (u, dt, b, c))
     grad_a = torch.zeros_like(a)
-    for now, h in zip(reversed(list(_blocks(dt, a))), reversed(starts), strict=True):
-        decay, states = _run(u[now], dt[now], a, b[now], h)
+    for now, h in zip(reversed(list(_blocks(dt, a))), reversed(before), strict=True):
+        decay, states = _run(u, dt, a, b, h, starts, now)
         adjoint = c[now].unsqueeze(-1) * grad_y[now].unsqueeze(-2)
         adjoint[-1] += g
         for t in range(len(adjoint) - 2, -1, -1):
@@ -112,9 +133,14 @@ def _blocks(dt: Tensor, a: Tensor) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, dt.shape[0], size))
 
 
-def _run(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+def _run(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, h: Tensor, starts: Tensor | None, now: slice
+) -> tuple[Tensor, Tensor]:
     """Decays and states of one block: (time, batch, group, d_state, channel of the group)."""
+    u, dt, b = u[now], dt[now], b[now]
     decay = (dt.unsqueeze(-2) * a).exp_()
+    if starts is not None:
+        decay.masked_fill_(starts.mT[now][..., None, None, None], 0.0)
     states = (dt * u).unsqueeze(-2) * b.unsqueeze(-1)
     for decay_t, state_t in zip(decay.unbind(0), states.unbind(0), strict=True):
         h = state_t.addcmul_(decay_t, h)

@@ -7,11 +7,19 @@ from stateline.ops.stepping import copying
 
 
 def selective_scan(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Apply the recurrence to one input after the other."""
     outputs = [u[:, :0]]
     for t in range(u.shape[1]):
+        if starts is not None:
+            state = state.masked_fill(starts[:, t, None, None], 0.0)
         y, state = selective_scan_step(u[:, t], dt[:, t], a, b[:, t], c[:, t], state)
         outputs.append(y[:, None])
     return torch.cat(outputs, dim=1), state

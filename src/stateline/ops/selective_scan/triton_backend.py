@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stateline.ops.kernel_op import define_kernel_op, empty_like
@@ -30,10 +31,16 @@ def can_use(function: str, *inputs: Any) -> str:
 
 
 def selective_scan(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Scan the tokens of each row, tile by tile."""
-    y, after = _scan(u, dt, a.float(), b, c, state.float())
+    y, after = _scan(u, dt, a.float(), b, c, state.float(), starts)
     return y, after.to(state.dtype)
 
 
@@ -55,20 +62,28 @@ def selective_scan_step_(
 selective_scan_step = on_a_copy(selective_scan_step_)
 
 
-def _compiled(u: Tensor, a: Tensor, b: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
+def _compiled(
+    u: Tensor, a: Tensor, b: Tensor, starts: Tensor | None
+) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid, and what the kernels are compiled for."""
     rows, each, groups = len(u), u.shape[2] // b.shape[2], b.shape[2]
     entries, width = round_up(a.shape[1], 1), min(16, round_up(each, 1))
     while width > 1 and (width * entries * 16 > ENTRIES or rows * u.shape[2] < PROGRAMS * width):
         width //= 2
     times = max(16, min(64, ENTRIES // (width * entries)))
-    return (groups * -(-each // width), rows), {"TIMES": times, "WIDTH": width, "N": entries}
+    sizes = {"TIMES": times, "WIDTH": width, "N": entries}
+    return (groups * -(-each // width), rows), {**sizes, "RESETS": starts is not None}
 
 
-def _launch(*inputs: Tensor, output: bool) -> tuple[Tensor, ...]:
+def _bytes(u: Tensor, starts: Tensor | None) -> Tensor:
+    """The starts as kernels read them; any tensor in place of none."""
+    return u if starts is None else starts.contiguous().view(torch.uint8)
+
+
+def _launch(*inputs: Tensor, starts: Tensor | None, output: bool) -> tuple[Tensor, ...]:
     """Run the forward kernel: outputs and last states, or the states before every tile."""
     u, _, a, b, _, first = inputs = tuple(x.contiguous() for x in inputs)
-    grid, compiled = _compiled(u, a, b)
+    grid, compiled = _compiled(u, a, b, starts)
     sizes = u.shape[1], u.shape[2], b.shape[2], a.shape[1]
     found: tuple[Tensor, ...]
     if output:
@@ -79,14 +94,21 @@ def _launch(*inputs: Tensor, output: bool) -> tuple[Tensor, ...]:
         found = (empty((len(u), tiles, *a.shape), first),)
         places = (u, first, *found)
     with on(u):
+        places = (*places, _bytes(u, starts))
         selective.forward[grid](*inputs, *places, *sizes, OUTPUT=output, **compiled)
     return found
 
 
 def _forward(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, first: Tensor
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    first: Tensor,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    y, last = _launch(u, dt, a, b, c, first, output=True)
+    y, last = _launch(u, dt, a, b, c, first, starts=starts, output=True)
     return y.to(u.dtype), last
 
 
@@ -99,19 +121,21 @@ def _backward(
     b: Tensor,
     c: Tensor,
     first: Tensor,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Scan the gradients of the states backward; the states are computed again."""
     inputs = (u, dt, a, b, c, first)
-    (carries,) = _launch(*inputs, output=False)
+    (carries,) = _launch(*inputs, starts=starts, output=False)
     u, dt, a, b, c, grad, grad_last = (x.contiguous() for x in (u, dt, a, b, c, grad, grad_last))
-    grid, compiled = _compiled(u, a, b)
+    grid, compiled = _compiled(u, a, b, starts)
     blocks = grid[0] // b.shape[2]
     du, ddt = empty(tuple(u.shape), u), empty(tuple(dt.shape), dt)
     da, dfirst = (empty(tuple(first.shape), first) for _ in range(2))
     db, dc = (empty((blocks, *b.shape), first) for _ in range(2))
     with on(u):
         selective.backward[grid](
-            u, dt, a, b, c, carries, grad, grad_last, du, ddt, da, db, dc, dfirst,
+            u, dt, a, b, c, carries, _bytes(u, starts), grad, grad_last,
+            du, ddt, da, db, dc, dfirst,
             u.shape[1], u.shape[2], b.shape[2], a.shape[1], **compiled, num_warps=8,
         )  # fmt: skip
     found = du, ddt, da.sum(dim=0), db.sum(dim=0), dc.sum(dim=0), dfirst
@@ -120,5 +144,9 @@ def _backward(
 
 
 _scan = define_kernel_op(
-    "selective_scan_triton", _forward, _backward, lambda *inputs: empty_like(inputs[0], inputs[5])
+    "selective_scan_triton",
+    _forward,
+    _backward,
+    lambda *inputs: empty_like(inputs[0], inputs[5]),
+    lambda _grad, _grad_last, *inputs: empty_like(*inputs[:6]),
 )

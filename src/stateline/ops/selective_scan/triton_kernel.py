@@ -1,7 +1,8 @@
 """Selective scan: a program carries the states of WIDTH channels of a row from tile to tile.
 
 A tile has TIMES tokens. Inside it, the states (TIMES, WIDTH, N) are found by an associative scan
-over pairs (decay, drive). Times beyond the sequence have a step of zero: the state stays.
+over pairs (decay, drive). Times beyond the sequence have a step of zero: the state stays. With
+RESETS, the decay of a token is zero where ``begins`` (row, time) is not.
 """
 
 import triton
@@ -39,9 +40,19 @@ def load_vectors(x, start, length, groups, states, TIMES: tl.constexpr, N: tl.co
 
 
 @triton.jit
-def scan(u, dt, a, b, before):
-    """Drives and states of a tile."""
+def decays(dt, a, begins, start, length, RESETS: tl.constexpr, TIMES: tl.constexpr):
+    """Decays of the tokens ``start``, ... of a tile, whose steps are dt."""
     decay = tl.exp(dt[:, :, None] * a[None, :, :])
+    if RESETS:
+        time = start + tl.arange(0, TIMES)
+        begun = tl.load(begins + time, mask=time < length, other=0) != 0
+        decay = tl.where(begun[:, None, None], 0.0, decay)
+    return decay
+
+
+@triton.jit
+def scan(u, dt, b, decay, before):
+    """Drives and states of a tile."""
     drive = (dt * u)[:, :, None] * b[:, None, :]
     whole, h = tl.associative_scan((decay, drive), 0, compose)
     return drive, h + whole * before[None, :, :]
@@ -68,8 +79,8 @@ def has_state(channels, column, states, N: tl.constexpr):
 
 @triton.jit
 def forward(
-    u, dt, a, b, c, first, y, last, carries, length, channels, groups, states,
-    OUTPUT: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
+    u, dt, a, b, c, first, y, last, carries, begins, length, channels, groups, states,
+    OUTPUT: tl.constexpr, RESETS: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Outputs and last states; without OUTPUT, the states before every tile."""
     row, blocks = tl.program_id(1).to(tl.int64), tl.num_programs(0) // groups
@@ -92,11 +103,12 @@ def forward(
         if not OUTPUT:
             here = place_of_state(row * tiles + tile, channels, column, states, N)
             tl.store(carries + here, h, mask=there)
+        x_dt = load_tile(dt, start, length, column, channels, TIMES)
         _drive, x = scan(
             load_tile(u, start, length, column, channels, TIMES),
-            load_tile(dt, start, length, column, channels, TIMES),
-            transition,
+            x_dt,
             load_vectors(b, start, length, groups, states, TIMES, N),
+            decays(x_dt, transition, begins + row * length, start, length, RESETS, TIMES),
             h,
         )
         if OUTPUT:
@@ -110,9 +122,9 @@ def forward(
 
 @triton.jit
 def backward(
-    u, dt, a, b, c, carries, dy, dlast, du, ddt, da, db, dc, dfirst,
+    u, dt, a, b, c, carries, begins, dy, dlast, du, ddt, da, db, dc, dfirst,
     length, channels, groups, states,
-    TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
+    RESETS: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Gradients of everything: of a for each row, of b and c for each program of a group.
 
@@ -125,6 +137,7 @@ def backward(
     each = channels // groups
     column = tl.where(column < each, group * each + column, channels)
     signal, vectors = row * length * channels, (row * length * groups + group) * states
+    begins += row * length
     sheet = block * tl.num_programs(1) * length * groups * states + vectors
     place = place_of_state(row, channels, column, states, N)
     there = has_state(channels, column, states, N)
@@ -142,11 +155,12 @@ def backward(
         x_dt = load_tile(dt + signal, start, length, column, channels, TIMES)
         x_b = load_vectors(b + vectors, start, length, groups, states, TIMES, N)
         before = tl.load(carries + here, mask=there, other=0.0)
-        drive, h = scan(x_u, x_dt, transition, x_b, before)
+        decay = decays(x_dt, transition, begins, start, length, RESETS, TIMES)
+        drive, h = scan(x_u, x_dt, x_b, decay, before)
         d_y = load_tile(dy + signal, start, length, column, channels, TIMES)
         x_c = load_vectors(c + vectors, start, length, groups, states, TIMES, N)
         later = load_tile(dt + signal, start + 1, length, column, channels, TIMES)
-        decay = tl.exp(later[:, :, None] * transition[None, :, :])
+        decay = decays(later, transition, begins, start + 1, length, RESETS, TIMES)
         entering = d_y[:, :, None] * x_c[:, None, :]
         whole, adjoint = tl.associative_scan((decay, entering), 0, compose, reverse=True)
         adjoint += whole * g[None, :, :]
@@ -162,7 +176,10 @@ def backward(
         tl.store(db + at, tl.sum(adjoint * (x_dt * x_u)[:, :, None], axis=1), mask=inside)
         tl.store(dc + at, tl.sum(h * d_y[:, :, None], axis=1), mask=inside)
     first = tl.load(dt + signal + column, mask=column < channels, other=0.0).to(tl.float32)
-    tl.store(dfirst + place, tl.exp(first[:, None] * transition) * g, mask=there)
+    kept_first = tl.exp(first[:, None] * transition)
+    if RESETS:
+        kept_first = tl.where(tl.load(begins) != 0, 0.0, kept_first)
+    tl.store(dfirst + place, kept_first * g, mask=there)
     tl.store(da + place, d_a, mask=there)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.kernel_op import define_kernel_op, empty_like
 from stateline.ops.short_conv import triton_kernel as filters
 from stateline.ops.stepping import Stepper
 from stateline.ops.triton_common import launch, steps
@@ -25,10 +25,11 @@ def can_use(function: str, *inputs: Any) -> str:
     return launch.can_use(*inputs)
 
 
-def short_conv(u: Tensor, kernel: Tensor) -> Tensor:
-    """Sum the delayed signals."""
-    rows = u.reshape(-1, *u.shape[-2:])
-    return _by_taps(rows, kernel).reshape(*u.shape[:-1], len(kernel))
+def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tensor:
+    """Sum the delayed signals of the same document."""
+    rows, length = u.reshape(-1, *u.shape[-2:]), u.shape[-2]
+    numbers = None if starts is None else starts.reshape(-1, length).cumsum(1, dtype=torch.int32)
+    return _by_taps(rows, kernel, numbers).reshape(*u.shape[:-1], len(kernel))
 
 
 def short_conv_stepper(weights: Tensor) -> Stepper:
@@ -40,33 +41,39 @@ def _grid(columns: int, length: int, rows: int) -> tuple[int, int, int]:
     return -(-columns // WIDTH), -(-length // TIMES), rows
 
 
-def _run(u: Tensor, weights: Tensor, channels: int, *, ahead: bool) -> Tensor:
+def _run(
+    u: Tensor, weights: Tensor, numbers: Tensor | None, channels: int, *, ahead: bool
+) -> Tensor:
     (rows, length, _), (outputs, count) = u.shape, weights.shape
     columns = channels if ahead else outputs
     y = empty((rows, length, columns), u)
     with on(u):
         filters.short[_grid(columns, length, rows)](
-            u, weights, y, length, channels, outputs, *u.stride(),
-            COUNT=count, AHEAD=ahead, TIMES=TIMES, WIDTH=WIDTH,
+            u, weights, y, u if numbers is None else numbers, length, channels, outputs,
+            *u.stride(),
+            COUNT=count, AHEAD=ahead, RESETS=numbers is not None, TIMES=TIMES, WIDTH=WIDTH,
         )  # fmt: skip
     return y.to(u.dtype)
 
 
-def _forward(u: Tensor, kernel: Tensor) -> Tensor:
-    return _run(u, kernel.float().contiguous(), u.shape[2], ahead=False)
+def _forward(u: Tensor, kernel: Tensor, numbers: Tensor | None) -> Tensor:
+    return _run(u, kernel.float().contiguous(), numbers, u.shape[2], ahead=False)
 
 
-def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(
+    grad: Tensor, u: Tensor, kernel: Tensor, numbers: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Correlate the output gradient with the kernel and with the signal."""
     (rows, length, channels), (outputs, count) = u.shape, kernel.shape
-    du = _run(grad, kernel.float().contiguous(), channels, ahead=True)
+    du = _run(grad, kernel.float().contiguous(), numbers, channels, ahead=True)
     blocks = -(-outputs // WIDTH)
     pieces = max(1, min(rows, PROGRAMS // (blocks * count)))
     sheets = empty((pieces, outputs, count), u, torch.float32)
     with on(u):
         filters.short_weights[(blocks, count, pieces)](
-            grad.contiguous(), u, sheets, rows, length, channels, outputs, *u.stride(), pieces,
-            COUNT=count, TIMES=TIMES, WIDTH=WIDTH,
+            grad.contiguous(), u, sheets, u if numbers is None else numbers,
+            rows, length, channels, outputs, *u.stride(), pieces,
+            COUNT=count, RESETS=numbers is not None, TIMES=TIMES, WIDTH=WIDTH,
         )  # fmt: skip
     return du.to(u.dtype), sheets.sum(dim=0).to(kernel.dtype)
 
@@ -75,5 +82,6 @@ _by_taps = define_kernel_op(
     "short_conv_triton",
     _forward,
     _backward,
-    lambda u, kernel: u.new_empty(*u.shape[:2], len(kernel)),
+    lambda u, kernel, _numbers: u.new_empty(*u.shape[:2], len(kernel)),
+    lambda _grad, *inputs: empty_like(*inputs[:2]),
 )

@@ -56,25 +56,37 @@ def weight_gradient(
 
 
 @triton.jit
+def in_one(inside, numbers, time, other, length):
+    """The pairs of times, of those inside the row, that belong to documents of the same number."""
+    there = (time < length) & (other >= 0) & (other < length)
+    one = tl.load(numbers + time, mask=there, other=0)
+    return inside & there & (one == tl.load(numbers + other, mask=there, other=0))
+
+
+@triton.jit
 def short(
-    u, weights, y, length, channels, outputs, row_stride, time_stride, channel_stride,
-    COUNT: tl.constexpr, AHEAD: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr,
+    u, weights, y, numbers, length, channels, outputs, row_stride, time_stride, channel_stride,
+    COUNT: tl.constexpr, AHEAD: tl.constexpr, RESETS: tl.constexpr,
+    TIMES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Convolve by taps; with AHEAD, correlate: the result is summed over filters of a channel.
 
     ``weights`` is (output, COUNT). Forward, u is the signal and y (row, length, output). With
     AHEAD, u is the gradient of the outputs, and y the gradient of the signal (row, length,
-    channel).
+    channel). With RESETS, a time sees those of its document, which ``numbers`` (row, time) tells.
     """
     row = tl.program_id(2).to(tl.int64)
     time = tl.program_id(1) * TIMES + tl.arange(0, TIMES)[:, None]
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
     total = tl.zeros((TIMES, WIDTH), tl.float32)
     u += row * row_stride
+    numbers += row * length
     if AHEAD:
         for output in range(0, outputs, channels):
             for tap in tl.static_range(COUNT):
                 inside = (time + tap < length) & (column < channels)
+                if RESETS:
+                    inside = in_one(inside, numbers, time, time + tap, length)
                 place = (time + tap) * time_stride + (output + column) * channel_stride
                 grad = tl.load(u + place, mask=inside, other=0.0).to(tl.float32)
                 there = column < channels
@@ -88,6 +100,8 @@ def short(
     else:
         for tap in tl.static_range(COUNT):
             inside = (time >= tap) & (time - tap < length) & (column < outputs)
+            if RESETS:
+                inside = in_one(inside, numbers, time, time - tap, length)
             place = (time - tap) * time_stride + column % channels * channel_stride
             x = tl.load(u + place, mask=inside, other=0.0).to(tl.float32)
             there = column < outputs
@@ -101,8 +115,9 @@ def short(
 
 @triton.jit
 def short_weights(
-    dy, u, dweights, batch, length, channels, outputs, row_stride, time_stride, channel_stride,
-    pieces, COUNT: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr,
+    dy, u, dweights, numbers, batch, length, channels, outputs,
+    row_stride, time_stride, channel_stride, pieces,
+    COUNT: tl.constexpr, RESETS: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one tap of some outputs, summed over every ``pieces``-th row of the batch."""
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -112,6 +127,8 @@ def short_weights(
         for start in range(0, length, TIMES):
             time = start + tl.arange(0, TIMES)[:, None]
             inside = (time >= tap) & (time < length) & (column < outputs)
+            if RESETS:
+                inside = in_one(inside, numbers + row * length, time, time - tap, length)
             place = (time - tap) * time_stride + column % channels * channel_stride
             x = tl.load(u + row * row_stride + place, mask=inside, other=0.0).to(tl.float32)
             place = row * length * outputs + time * outputs + column

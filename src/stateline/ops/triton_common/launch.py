@@ -33,7 +33,7 @@ def can_use(*inputs: Any) -> str:
     for x in tensors_of(inputs):
         if x.device.type != DEVICE:
             return f"these kernels run on {DEVICE}, not on {x.device.type}"
-        if x.dtype not in PRECISION:
+        if x.dtype not in (*PRECISION, torch.bool):
             return f"the kernels compute in float32, not in {x.dtype}"
         if not x.numel():
             return "a tensor is empty"
