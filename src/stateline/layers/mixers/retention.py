@@ -105,9 +105,9 @@ class Retention(DecayingAttention):
 
     def after(
         self,
-        state: RetentionState,
+        state: RetentionState,  # noqa: ARG002
         s: Tensor,
-        gate: tuple[Tensor, Tensor],  # noqa: ARG002
+        gate: tuple[Tensor, Tensor],
     ) -> RetentionState:
         """The state after the tokens."""
         return RetentionState(s, gate[1])

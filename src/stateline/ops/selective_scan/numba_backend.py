@@ -92,7 +92,7 @@ def _forward(
     return y.to(u.dtype), after.to(state.dtype)
 
 
-def _backward(
+def _backward(  # noqa: PLR0913
     grad: Tensor,
     grad_after: Tensor,
     u: Tensor,

@@ -88,13 +88,12 @@ def _launch(*inputs: Tensor, starts: Tensor | None, output: bool) -> tuple[Tenso
     found: tuple[Tensor, ...]
     if output:
         found = empty(tuple(u.shape), u), empty(tuple(first.shape), first)
-        places = (*found, first)
+        places = (*found, first, _bytes(u, starts))
     else:
         tiles = -(-u.shape[1] // compiled["TIMES"])
         found = (empty((len(u), tiles, *a.shape), first),)
-        places = (u, first, *found)
+        places = (u, first, *found, _bytes(u, starts))
     with on(u):
-        places = (*places, _bytes(u, starts))
         selective.forward[grid](*inputs, *places, *sizes, OUTPUT=output, **compiled)
     return found
 
@@ -112,7 +111,7 @@ def _forward(
     return y.to(u.dtype), last
 
 
-def _backward(
+def _backward(  # noqa: PLR0913
     grad: Tensor,
     grad_last: Tensor,
     u: Tensor,

@@ -80,7 +80,8 @@ def has_state(channels, column, states, N: tl.constexpr):
 @triton.jit
 def forward(
     u, dt, a, b, c, first, y, last, carries, begins, length, channels, groups, states,
-    OUTPUT: tl.constexpr, RESETS: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
+    OUTPUT: tl.constexpr, RESETS: tl.constexpr,
+    TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Outputs and last states; without OUTPUT, the states before every tile."""
     row, blocks = tl.program_id(1).to(tl.int64), tl.num_programs(0) // groups
