@@ -33,7 +33,9 @@ OP = Op(
 
 
 def _past_fits(weights: Tensor, past: Tensor) -> str:
-    """Why the past inputs do not fit the taps, or an empty string."""
+    """Why there is no filter, or the past inputs do not fit the taps, or an empty string."""
+    if not len(weights):
+        return "weights need at least one filter"
     if past.shape[1] != weights.shape[-2] - 1:
         return f"past needs one input fewer than the {weights.shape[-2]} taps, got {past.shape[1]}"
     return ""
