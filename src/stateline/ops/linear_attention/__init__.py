@@ -45,11 +45,12 @@ OP = Op(
 
 def decay_fits(log_decay: Tensor | None, k: Tensor) -> str:
     """Why the decays fit neither the heads nor the entries of their keys, or an empty string."""
-    if log_decay is None or log_decay.ndim < k.ndim or log_decay.shape[-1] == k.shape[-1]:
+    entries = () if log_decay is None else tuple(log_decay.shape[k.ndim - 1 :])
+    if entries in ((), (k.shape[-1],)):
         return ""
     return (
         "log_decay must have one entry per head, or one for each of the "
-        f"{k.shape[-1]} entries of a key, got {log_decay.shape[-1]}"
+        f"{k.shape[-1]} entries of a key, got entries of shape {entries}"
     )
 
 
