@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from stateline.models.config import ModelConfig
@@ -58,14 +59,20 @@ class Converter(NamedTuple):
         return {**self.read_off({name: tuple(t.shape) for name, t in tensors}), **settings}
 
     def read(
-        self, tensors: Mapping[str, Tensor], settings: Settings
+        self,
+        tensors: Mapping[str, Tensor],
+        settings: Settings,
+        dtype: torch.dtype | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
         """Our tensors from official ones, one at a time, by completed settings.
+
+        Each has memory of its own, and the given precision, by default that of the file.
 
         Raises:
             InputError: If tensors or settings are missing, left over or do not fit.
         """
-        return read_parts(tensors, self._parts(self.config(settings), settings), self.names)
+        parts = self._parts(self.config(settings), settings)
+        return read_parts(tensors, parts, self.names, dtype)
 
     def write(
         self, tensors: Mapping[str, Tensor], config: ModelConfig

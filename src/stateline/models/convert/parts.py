@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import chain, cycle, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -370,9 +370,18 @@ def _as_in(files: Collection[str], part: Part) -> Part:
 
 
 def read_parts(
-    tensors: Mapping[str, Tensor], parts: Sequence[Part], names: Names
+    tensors: Mapping[str, Tensor],
+    parts: Sequence[Part],
+    names: Names,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors from official ones, one at a time.
+    """Our tensors from official ones, one at a time, each in memory of its own.
+
+    Args:
+        tensors: Official tensors; one at a time is asked for.
+        parts: The tensors of the model.
+        names: Names of the format.
+        dtype: Precision of our tensors; by default as they were saved.
 
     Raises:
         InputError: If tensors are missing or left over, do not fit, or the output matrix of a model
@@ -388,7 +397,7 @@ def read_parts(
             "tie_word_embeddings (or tie_embeddings) to false in the settings"
         )
     return (
-        (part.ours, _read(part, {n: _checked(n, tensors[files[n]]) for n in part.theirs}))
+        (part.ours, _read(part, (_checked(n, tensors[files[n]]) for n in part.theirs), dtype))
         for part in parts
         if part.ours
     )
@@ -407,22 +416,50 @@ def _checked(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _read(part: Part, found: Mapping[str, Tensor]) -> Tensor:
-    for name, rows in zip(part.theirs, () if part.anywhere else part.rows, strict=False):
-        if (got := found[name].shape[:1]) != (rows,):
-            raise InputError(
-                f"the published weights do not fit their config: {name!r} wants {rows} rows, got "
-                f"{'none' if not got else got[0]}"
-            )
-    changes = zip(part.theirs, cycle(part.changes), strict=False)
+def _read(part: Part, found: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
+    """Our tensor in memory of its own, from official ones of which one at a time is read."""
+    names = iter(part.theirs)
+    name, shape = "", ()
+
+    def pieces() -> Iterator[Tensor]:
+        nonlocal name, shape
+        rows = repeat(None) if part.anywhere or not part.rows else part.rows
+        for tensor, wanted, change in zip(found, rows, cycle(part.changes), strict=False):
+            name, shape = next(names), tuple(tensor.shape)
+            if wanted not in (None, *shape[:1]):
+                raise InputError(
+                    f"the published weights do not fit their config: {name!r} wants {wanted} rows, "
+                    f"got {shape[0] if shape else 'none'}"
+                )
+            yield change.read(tensor)
+
     try:
-        tensors = [change.read(found[name]) for name, change in changes]
-        return part.joined.read(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
+        joined = _filled(pieces(), sum(part.rows), dtype) if part.rows else _cat(pieces(), dtype)
+        return part.joined.read(joined)
     except (LookupError, RuntimeError) as error:
         raise InputError(
-            f"the published weights do not fit their config: {part.theirs[0]!r} has the shape "
-            f"{tuple(found[part.theirs[0]].shape)}"
+            f"the published weights do not fit their config: {name!r} has the shape {shape}"
         ) from error
+
+
+def _cat(pieces: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
+    """One copy of a tensor, or of several one after the other."""
+    first, *others = pieces
+    joined = torch.cat([first, *others]) if others else first
+    return joined.to(dtype or joined.dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _filled(pieces: Iterator[Tensor], rows: int, dtype: torch.dtype | None) -> Tensor:
+    """As :func:`_cat`, where the rows are known and one piece at a time is in memory."""
+    first = next(pieces)
+    filled = first.new_empty((rows, *first.shape[1:]), dtype=dtype or first.dtype)
+    at = 0
+    for piece in chain([first], pieces):
+        if dtype is None:
+            filled = filled.to(torch.promote_types(filled.dtype, piece.dtype))
+        filled[at : at + len(piece)].view_as(piece).copy_(piece)
+        at += len(piece)
+    return filled.view(at, *first.shape[1:])
 
 
 def write_parts(

@@ -154,7 +154,7 @@ def read_pretrained(
     name, converter, found = _recognise(
         found, tensors, "a state dict" if tensors is source else source
     )
-    ours = converter.read(tensors, found)
+    ours = converter.read(tensors, found, dtype)
     model = assemble(converter.config(found), ours, device=device, dtype=dtype)
     return Pretrained(model, name, _ignored(tensors, model))
 

@@ -245,7 +245,7 @@ def assemble(
 
     Args:
         config: Configuration of the model.
-        tensors: All its parameters, by our names; each is copied before the next is asked for.
+        tensors: All its parameters, by our names, each in memory of its own.
         device: Device of the weights.
         dtype: Precision of the parameters; by default the precision of the tensors.
 
@@ -268,8 +268,7 @@ def assemble(
         wanted_dtype = dtype if dtype and tensor.is_floating_point() else tensor.dtype
         if name in kept and wanted_dtype in LOW_PRECISION:
             wanted_dtype = torch.float32
-        copy = tensor.to(wanted_dtype, memory_format=torch.contiguous_format, copy=True)
-        owned[name] = copy.to(device)
+        owned[name] = tensor.to(device, wanted_dtype, memory_format=torch.contiguous_format)
     if missing := sorted(wanted.keys() - owned.keys()):
         raise InputError(
             f"the configuration asks for {some_names(missing)}, which the published weights lack"
