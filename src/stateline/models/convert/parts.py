@@ -419,13 +419,13 @@ def _checked(name: str, tensor: Tensor) -> Tensor:
 def _read(part: Part, found: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
     """Our tensor in memory of its own, from official ones of which one at a time is read."""
     names = iter(part.theirs)
-    name, shape = "", ()
+    name, shape = "", torch.Size()
 
     def pieces() -> Iterator[Tensor]:
         nonlocal name, shape
         rows = repeat(None) if part.anywhere or not part.rows else part.rows
         for tensor, wanted, change in zip(found, rows, cycle(part.changes), strict=False):
-            name, shape = next(names), tuple(tensor.shape)
+            name, shape = next(names), tensor.shape
             if wanted not in (None, *shape[:1]):
                 raise InputError(
                     f"the published weights do not fit their config: {name!r} wants {wanted} rows, "
@@ -438,7 +438,7 @@ def _read(part: Part, found: Iterable[Tensor], dtype: torch.dtype | None) -> Ten
         return part.joined.read(joined)
     except (LookupError, RuntimeError) as error:
         raise InputError(
-            f"the published weights do not fit their config: {name!r} has the shape {shape}"
+            f"the published weights do not fit their config: {name!r} has the shape {tuple(shape)}"
         ) from error
 
 
