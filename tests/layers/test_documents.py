@@ -14,7 +14,7 @@ from stateline.layers import LAYERS, Attention, Bidirectional, Mamba, SequenceLa
 from stateline.layers.compose import checkpoint_activations
 from stateline.layers.documents import CALL, Documents, _borders
 from stateline.layers.law import check_layer
-from stateline.layers.law.case import Case, example_input
+from stateline.layers.law.case import Case
 from stateline.layers.law.packing import packed_rows_agree
 from stateline.layers.state import select_rows
 from stateline.models.build import build_stack
@@ -24,33 +24,13 @@ from stateline.models.factory import make_model
 from stateline.models.presets import configure
 from stateline.models.regressor import RegressorConfig
 from stateline.ops import use_backend
+from tests.test_examples import example
 
 WIDTH = 4
 
-STARTS = torch.tensor([[0, 0, 1, 1, 0, 0, 0, 1], [1, 0, 0, 0, 0, 1, 0, 0]]).bool()
+LAW = example("packing_law")
 
-HYBRIDS = (
-    "h3 attention",
-    "mamba attention",
-    "mamba2 sliding_attention",
-    "gated_delta_net*2 attention",
-    "rg_lru rg_lru sliding_attention",
-    "s4d long_conv",
-    "s5 lstm",
-    "dss gss",
-    "linear_attention gated_conv",
-    "block_recurrent mamba",
-    "block_state attention",
-    "shift_ssm diagonal_ssm",
-    "h3 h3 feed_forward",
-    "ladder(mamba attention)",
-    "staircase(gated_delta_net)",
-    "state_passing(h3) attention",
-    "ladder(staircase(h3))",
-    "cached_staircase(attention) mamba2",
-    "feedback(attention) s4",
-    "staircase(ladder(attention) lstm) h3",
-)
+STARTS = torch.tensor([[0, 0, 1, 1, 0, 0, 0, 1], [1, 0, 0, 0, 0, 1, 0, 0]]).bool()
 
 
 def _separately(layer: Any, x: Tensor, starts: Tensor) -> Tensor:
@@ -301,15 +281,10 @@ def test_kernels_begin_documents_anew(pattern: str, backend: str) -> None:
 
 @pytest.mark.usefixtures("unannotated")
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", [*LAYERS, *HYBRIDS])
+@pytest.mark.parametrize("pattern", [*LAYERS, *LAW.HYBRIDS])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_packed_is_separate(pattern: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    layer = build_stack(configure(pattern, vocab_size=1, d_model=16)).to(dtype).eval()
-    case = Case(layer, example_input(layer, 2, 40, dtype), (17, 23), dtype)
-    for finding in packed_rows_agree(case):
-        assert finding.ok
-        assert dtype == torch.float32 or finding.error <= 1e-10
+    assert all(finding.ok for finding in LAW.findings(pattern, dtype))
 
 
 def test_rows_of_layers_that_are_not_causal_pack() -> None:
