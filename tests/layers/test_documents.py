@@ -256,6 +256,7 @@ BEGINS_ANEW = (
     "retention",
     "rg_lru",
     "rwkv7",
+    "shift_ssm",
 )
 
 

@@ -211,6 +211,16 @@ def preferred(op: str) -> str:
 
 
 @once_per_trace
+def numba_runs(op: Op, device_type: str) -> bool:
+    """Whether calls on a device go to the numba kernels of an op, if these can run them.
+
+    Layers ask where only these begin documents anew faster than documents can be cut out.
+    """
+    usable = device_type == "cpu" and not op.module("numba")[1]
+    return usable and preferred(op.name) in ("auto", "numba")
+
+
+@once_per_trace
 def _log_choice(function: str, backend: str) -> None:
     if (function, backend) not in _logged:
         _logged.add((function, backend))

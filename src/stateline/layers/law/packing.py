@@ -27,7 +27,7 @@ Packed and separate rows add the same numbers in another order, so both round di
 gradient can depend on roundings far more than an output does: where a normalisation divides by
 little, the gradients of separate rows in float32 differ from those in float64 by up to 1e-5. So no
 fixed limit near 1e-6 can hold. What one rounding of all weights and inputs changes is measured in
-float64, for each layer. ``python examples/packing_law.py`` shows by how much less all of ours differ.
+float64, for each layer; ``python examples/packing_law.py`` shows what all of ours reach.
 """
 
 Grads = dict[str, Tensor]

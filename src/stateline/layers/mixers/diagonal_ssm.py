@@ -25,7 +25,8 @@ from stateline.ops import (
     discretize,
 )
 from stateline.ops.convolution import skipped
-from stateline.ops.diagonal_ssm import documents_begin_anew
+from stateline.ops.diagonal_ssm import OP
+from stateline.ops.dispatch import numba_runs
 from stateline.ops.fft_conv import convolution_flops
 from stateline.ops.hippo import diagonal_frequencies
 from stateline.ops.stepping import Stepper
@@ -124,7 +125,7 @@ class DiagonalRecurrence(ChannelSSM):
 
     def begins_anew(self, x: Tensor) -> bool:
         """Whether ``_forward`` takes documents."""
-        return documents_begin_anew(x.device.type)
+        return numba_runs(OP, x.device.type)
 
     def _step_(self, x: Tensor, state: DiagonalSSMState) -> Tensor:
         return super()._step_(x, state) if records(x) else self.stepper()(x, state.h)

@@ -10,7 +10,9 @@ from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents, mask_of
 from stateline.ops import short_conv, short_conv_step, short_conv_stepper, slide
+from stateline.ops.dispatch import numba_runs
 from stateline.ops.fft_conv import convolution_flops
+from stateline.ops.short_conv import MOST_TAPS, OP
 from stateline.ops.stepping import Stepper
 
 
@@ -50,6 +52,10 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         """Zeros in place of past inputs."""
         parameter = next(self.parameters())
         return FiniteFilterState(zeros(parameter, batch_size, self.filter_len - 1, self.d_model))
+
+    def begins_anew(self, x: Tensor) -> bool:
+        """Whether ``_forward`` takes documents: long filters are cut, for they convolve by FFT."""
+        return self.filter_len <= MOST_TAPS and numba_runs(OP, x.device.type)
 
     def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         return self.finish(short_conv(x, self.taps(), starts=mask_of(starts))).to(x.dtype)

@@ -16,7 +16,8 @@ from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.shift_ssm import ShiftSSM
 from stateline.layers.mixers.ssm_settings import DiagonalSettings
 from stateline.ops import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
-from stateline.ops.diagonal_ssm import documents_begin_anew
+from stateline.ops.diagonal_ssm import OP as DIAGONAL
+from stateline.ops.dispatch import numba_runs
 from stateline.ops.stepping import Stepper
 
 
@@ -81,7 +82,7 @@ class H3(SequenceLayer[H3State]):
 
     def begins_anew(self, x: Tensor) -> bool:
         """Whether ``_forward`` takes documents."""
-        return documents_begin_anew(x.device.type)
+        return numba_runs(DIAGONAL, x.device.type)
 
     def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)

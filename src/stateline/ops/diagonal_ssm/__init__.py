@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from stateline.ops.dispatch import dispatch, once_per_trace, own_precision, preferred
+from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import checked_step, door
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper, step_of
@@ -100,8 +100,8 @@ def diagonal_ssm(
         u: Input signal.
         weights: Weights.
         state: State before the first of these inputs, at least float32; ``None`` is the zero state.
-        starts: True where a document begins, to which earlier inputs are zeros. See
-            :func:`documents_begin_anew` for where that is faster than to cut documents out.
+        starts: True where a document begins, to which earlier inputs are zeros. Only the numba
+            kernels are faster with it than with documents that are cut out.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
@@ -124,13 +124,6 @@ def diagonal_ssm(
     """
     more = () if starts is None else (starts,)
     return dispatch(OP, "diagonal_ssm", u, weights, state, *more, backend=backend)
-
-
-@once_per_trace
-def documents_begin_anew(device_type: str) -> bool:
-    """Whether a kernel begins documents anew inside the pass: the others convolve by FFT."""
-    usable = device_type == "cpu" and not OP.module("numba")[1]
-    return usable and preferred(OP.name) in ("auto", "numba")
 
 
 @own_precision

@@ -12,6 +12,9 @@ from stateline.ops.door import checked_step, door
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
 
+MOST_TAPS = 256
+"""Most taps for which the kernels for the CPU are faster than the FFT."""
+
 
 def example(sizes: Sizes, taps: int = 4) -> Example:
     """A filter of four taps, as in Mamba."""

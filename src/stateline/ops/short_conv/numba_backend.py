@@ -21,12 +21,10 @@ from stateline.ops.numba_common.launch import (
     strided,
 )
 from stateline.ops.numba_common.vector import LANES
+from stateline.ops.short_conv import MOST_TAPS
 from stateline.ops.short_conv.numba_kernel import TOGETHER, backward, forward
 from stateline.ops.short_conv.step_kernel import filter_advance
 from stateline.ops.stepping import Stepper
-
-MOST_TAPS = 256
-"""Most taps for which the kernel is faster than the FFT."""
 
 ROW_PIECES = 8
 """Parts of the batch with gradients of their own; fixed, so that threads do not change a sum."""
