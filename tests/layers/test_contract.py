@@ -117,7 +117,12 @@ OPTIONS = {
         {"d_state": 4, "d_head": 2, "n_ssm": 2, "n_outputs": 3},
         {"d_state": 4, "discretization": "zoh", "max_len": 64},
     ],
-    "hgrn2": [{"n_heads": 2, "expand_k": 2.0, "lower_bound": 0.3}, {"n_heads": 8}],
+    "channel_mixing": [{"d_hidden": 5}],
+    "hgrn2": [
+        {"n_heads": 2, "expand_k": 2.0, "lower_bound": 0.3},
+        {"n_heads": 8},
+        {"lower_bound": 0.2, "learns_bound": True},
+    ],
     "kimi_delta_attention": [{"n_heads": 2, "d_head": 3, "rank": 1}, {"n_heads": 1, "d_conv": 1}],
     "latent_attention": [
         {"n_heads": 1, "d_latent": 3, "d_rotary": 4, "rope_base": 100.0},
@@ -272,6 +277,14 @@ KINDS: dict[str, Callable[[], AnyLayer]] = {
         n_heads=2,
         first=False,
         bias=True,
+    ),
+    "value_residual(rwkv7)": lambda: WRAPPERS["value_residual"](
+        Stack(
+            LAYERS["rwkv7"](WIDTH, n_heads=2, rank=2),
+            LAYERS["channel_mixing"](WIDTH),
+            Residual(LAYERS["rwkv7"](WIDTH, rank=2), NORMS["layer"](WIDTH)),
+        ),
+        rank=2,
     ),
     "ladder(passes=3)": lambda: WRAPPERS["ladder"](LAYERS["s4d"](WIDTH, d_state=4), passes=3),
     **{

@@ -104,6 +104,23 @@ def test_hgrn2_is_its_recurrence(bound: float) -> None:
     torch.testing.assert_close(layer(x), wanted, **SAME)
 
 
+@torch.no_grad()
+def test_bounds_of_official_hgrn2_layers_are_learned_bounds() -> None:
+    """There the bounds are the cumulative softmax over the layers, less the first."""
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bounds = logits.softmax(0).cumsum(0) - logits.softmax(0)[0]
+    for bound in bounds[1:]:
+        options = {"expand_k": 0.5, "lower_bound": 0.5, "learns_bound": True}
+        layer, x = made(HGRN2(WIDTH, n_heads=HEADS, **options))
+        layer.bound.copy_(bound.logit().view(HEADS, -1))
+        q, f, v = (x @ layer.in_proj.weight.T).split([4, 4, 8], dim=-1)
+        log_forget = torch.logaddexp(bound.log(), torch.log1p(-bound) + F.logsigmoid(f))
+        forget = log_forget.exp()
+        y = recurrence(heads(F.silu(q)), 1 - heads(forget), heads(v), heads(forget)).flatten(2)
+        wanted = normed(y, layer.norm) @ layer.out_proj.weight.T
+        torch.testing.assert_close(layer(x), wanted, **SAME)
+
+
 def gates_of(layer: MLSTM, x: Tensor) -> tuple[Tensor, ...]:
     """Queries, keys, values, input of the output gate, and the gates i and f."""
     *signals, both = (x @ layer.in_proj.weight.T).split(layer.sizes, dim=-1)
@@ -182,6 +199,7 @@ def test_lightning_attention_that_never_decays_adds_up() -> None:
         (GatedLinearAttention, {"rank": 0}, "rank must be at least 1"),
         (MLSTM, {"soft_cap": 0.0}, "soft_cap must be positive, got 0.0"),
         (HGRN2, {"lower_bound": 1.0}, "lower_bound must be from 0 to less than 1, got 1.0"),
+        (HGRN2, {"learns_bound": True}, "begins at lower_bound, which must be above 0, got 0"),
     ],
 )
 def test_impossible_options_are_refused(layer: Any, options: Any, message: str) -> None:

@@ -486,6 +486,14 @@ _LSTM = {"block": "plain", "norm": "none", "tie_embeddings": False, "head_bias":
 _HARD = {"n_heads": 4, "bias": True, "position": "hard_alibi", "double_count": True}
 _NEOX = {"block": "parallel", "tie_embeddings": False, "layers": {"attention": _HARD}}
 
+RWKV7 = "value_residual((rwkv7(rank=3) channel_mixing(d_hidden=40))*3, rank=2)"
+RWKV7_SETTINGS = {
+    "norm": "layer",
+    "feed_forward": "none",
+    "embedding_norm": True,
+    "tie_embeddings": False,
+}
+
 FAMILIES = [name for name in CONVERTERS if name in MODELS and name not in ("mamba", "gpt_neox")]
 """Formats that are named by their ``model_type``."""
 
@@ -496,6 +504,7 @@ FOLDERS: dict[str, Callable[[Path], Any]] = {
     "repeat_after_me_lstm": _ours("repeat_after_me_lstm", "lstm(n_layers=2)", **_LSTM),
     "transformer_sequential": _staircase,
     "gpt_neox": partial(saved, "gpt_neox"),
+    "rwkv7": _ours("rwkv7", RWKV7, **RWKV7_SETTINGS),
     "mamba-hf": partial(saved, "mamba2"),
     **{kind: partial(saved, kind) for kind in FAMILIES},
 }

@@ -22,6 +22,7 @@ from stateline.layers.compose import (
 from stateline.layers.mixers.attention import Attention
 from stateline.layers.mixers.block_recurrent import BlockRecurrent
 from stateline.layers.mixers.block_state import BlockState
+from stateline.layers.mixers.channel_mixing import ChannelMixing
 from stateline.layers.mixers.diagonal_ssm import DiagonalSSM
 from stateline.layers.mixers.dss import DSS
 from stateline.layers.mixers.feed_forward import FeedForward
@@ -70,6 +71,7 @@ from stateline.layers.wrappers.shared import Shared
 from stateline.layers.wrappers.shared_transformer import SharedTransformer
 from stateline.layers.wrappers.staircase import Staircase
 from stateline.layers.wrappers.state_passing import StatePassing
+from stateline.layers.wrappers.value_residual import ValueResidual
 from stateline.plugins import Registry
 
 LAYERS: Registry[type[AnyLayer]] = Registry(
@@ -81,6 +83,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
         "attention": Attention,
         "block_recurrent": BlockRecurrent,
         "block_state": BlockState,
+        "channel_mixing": ChannelMixing,
         "diagonal_ssm": DiagonalSSM,
         "dss": DSS,
         "feed_forward": FeedForward,
@@ -128,6 +131,7 @@ WRAPPERS: Registry[type[AnyLayer]] = Registry(
         "shared_transformer": SharedTransformer,
         "staircase": Staircase,
         "state_passing": StatePassing,
+        "value_residual": ValueResidual,
     },
 )
 """Layers made from a core: the first constructor argument is any sequence layer."""
@@ -192,6 +196,7 @@ __all__ = [
     "BlockState",
     "Branch",
     "CachedStaircase",
+    "ChannelMixing",
     "DiagonalSSM",
     "FeedForward",
     "Feedback",
@@ -223,6 +228,7 @@ __all__ = [
     "Stack",
     "Staircase",
     "StatePassing",
+    "ValueResidual",
     "cat_states",
     "detach",
     "load_state",

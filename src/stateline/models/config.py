@@ -80,6 +80,7 @@ class ModelConfig:
         layers: Keywords for all layers of a kind, which a pattern may override; the
             keywords of ``feed_forward`` and of ``moe`` also apply inside blocks.
         embedding_multiplier: Factor of the embeddings of tokens.
+        embedding_norm: Whether the embedded input is normalised, as in RWKV.
         residual_multiplier: Factor of the output of each residual branch.
         stream_multiplier: Factor of what this output is added to.
         logits_divisor: Divisor of the logits.
@@ -107,6 +108,7 @@ class ModelConfig:
     max_len: int | None = None
     layers: Mapping[str, Mapping[str, Value]] = field(default_factory=dict, hash=False)
     embedding_multiplier: float = 1.0
+    embedding_norm: bool = False
     residual_multiplier: float = 1.0
     stream_multiplier: float = 1.0
     logits_divisor: float = 1.0

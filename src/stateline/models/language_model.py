@@ -61,6 +61,8 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.max_len else None
+        norm = NORMS[config.norm if config.embedding_norm else "none"]
+        self.embedding_norm = norm(config.d_model, config.norm_eps)
         self.dropout = Dropout(config.embedding_dropout)
         self.stack = build_stack(config)
         self.causal = self.stack.causal  # otherwise the model can only be measured
@@ -153,6 +155,7 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
         if (multiplier := self.config.embedding_multiplier) != 1:
             h = h * multiplier
         h = h if self.positions is None else h + self.positions(positions)
+        h = self.embedding_norm(h) if self.config.embedding_norm else h
         return self.dropout(h) if self.dropout.rate else h
 
     def _logits(self, h: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ Pooling = Literal["mean", "last"]
 class HeadConfig(ModelConfig):
     """Settings that classifiers and regressors share; use one of these.
 
-    ``tie_embeddings``, ``head_bias``, ``embedding_multiplier``, ``logits_divisor`` and
-    ``logits_soft_cap`` have no effect.
+    ``tie_embeddings``, ``head_bias``, ``embedding_multiplier``, ``embedding_norm``,
+    ``logits_divisor`` and ``logits_soft_cap`` have no effect.
 
     Attributes:
         vocab_size: Number of tokens, if the input is tokens.

@@ -1,6 +1,7 @@
 """HGRN2: a gated linear recurrence whose forget gate is also what the key leaves free."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ class HGRN2(DecayingAttention):
         n_heads: Number of heads, which divides the widths of gates and values.
         expand_k: Width of the gates of all heads, in units of ``d_model``.
         lower_bound: Lower bound :math:`\ell` of the forget gate, from 0 to less than 1.
+        learns_bound: Whether the bound is a parameter for each entry, which begins there.
         norm_eps: Added to the mean square in the norm.
 
     Raises:
@@ -38,8 +40,11 @@ class HGRN2(DecayingAttention):
         Qin et al., "HGRN2: Gated Linear RNNs with State Expansion", COLM 2024, section 3.
     """
 
-    # Differs from the paper: the lower bounds of all layers together are learned there, as a
-    # cumulative softmax over the layers. Here the bound of a layer is a constant.
+    # Differs from the paper: there the bounds of all layers are learned together, as a cumulative
+    # softmax over the layers. Here each layer has its own, the sigmoid of a parameter.
+
+    keeps_float32 = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"bound": "no_decay"}
 
     def __init__(
         self,
@@ -48,6 +53,7 @@ class HGRN2(DecayingAttention):
         n_heads: int = 4,
         expand_k: float = 1.0,
         lower_bound: float = 0.0,
+        learns_bound: bool = False,
         norm_eps: float = 1e-5,
     ) -> None:
         d_key, d_value = expanded(d_model, n_heads, expand_k=expand_k, expand_v=1)
@@ -55,6 +61,13 @@ class HGRN2(DecayingAttention):
         if not 0 <= lower_bound < 1:
             raise InputError(f"lower_bound must be from 0 to less than 1, got {lower_bound}")
         self.expand_k, self.lower_bound, self.norm_eps = expand_k, lower_bound, norm_eps
+        if learns_bound and not lower_bound:
+            raise InputError(
+                "learns_bound=True begins at lower_bound, which must be above 0, got 0"
+            )
+        begin = torch.full((n_heads, d_key), lower_bound).logit()
+        self.learns_bound = learns_bound
+        self.bound = nn.Parameter(begin) if learns_bound else None
         self.sizes = [n_heads * d_key, n_heads * d_key, d_model]
         self.in_proj = Linear(d_model, sum(self.sizes), bias=False)
         self.norm = nn.RMSNorm(d_model, eps=norm_eps)
@@ -70,10 +83,14 @@ class HGRN2(DecayingAttention):
         q, f, v = self.in_proj(x).split(self.sizes, dim=-1)
         q, f, v = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, f, v))
         f = f.to(torch.promote_types(state.s.dtype, torch.float32))  # states may be stored in less
-        free = 1 - self.lower_bound
-        log_forget, keep = F.logsigmoid(f), free * torch.sigmoid(-f)
-        if self.lower_bound:
-            log_forget = torch.log1p(-keep)
+        if self.bound is None:
+            log_forget, keep = F.logsigmoid(f), (1 - self.lower_bound) * torch.sigmoid(-f)
+            log_forget = torch.log1p(-keep) if self.lower_bound else log_forget
+        else:
+            bound = self.bound.to(f.dtype)
+            keep = torch.sigmoid(-bound) * torch.sigmoid(-f)
+            free = F.logsigmoid(-bound) + F.logsigmoid(f)
+            log_forget = torch.logaddexp(F.logsigmoid(bound), free)
         return F.silu(q), keep.to(v.dtype), v, log_forget, None
 
     def read(self, y: Tensor, gate: Tensor | None) -> Tensor:  # noqa: ARG002

@@ -15,6 +15,7 @@ from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
+from stateline.layers.stored_state import widened
 from stateline.ops import delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
 
@@ -23,6 +24,10 @@ SLOWEST = -math.exp(-0.5)
 
 MIXED = ("r", "w", "k", "v", "a", "g")
 """What is computed from a mixture of its own of the token and the one before."""
+
+
+Values = Callable[[Tensor, Tensor], Tensor]
+"""Values to use, from what they are computed from and the values of the layer."""
 
 
 class RWKV7State(NamedTuple):
@@ -69,8 +74,8 @@ class RWKV7(SequenceLayer[RWKV7State]):
         appendix; the state is the transpose of the paper's.
     """
 
-    # Differs from the paper: values are not mixed with the first layer's values, which a layer
-    # alone cannot see; and a block has the feed-forward of the model, not that of RWKV.
+    # Values are mixed with those of the first layer by the wrapper ``value_residual``; the
+    # feed-forward of RWKV-7 is the layer ``channel_mixing``.
 
     keeps_float32 = True
     packs = True
@@ -108,23 +113,33 @@ class RWKV7(SequenceLayer[RWKV7State]):
         return RWKV7State(zeros(self.r_proj.weight, batch_size, self.d_model), s)
 
     def _forward_chunk(
-        self, x: Tensor, state: RWKV7State, starts: Documents | None = None
+        self,
+        x: Tensor,
+        state: RWKV7State,
+        starts: Documents | None = None,
+        *,
+        values: Values | None = None,
     ) -> tuple[Tensor, RWKV7State]:
         inputs, begins = torch.cat([state.x[:, None].to(x.dtype), x], dim=1), mask_of(starts)
         before = inputs[:, :-1]
         if begins is not None:
             before = before.masked_fill(begins[..., None], 0.0)
-        y, s = self._advance(x, before, state.s, partial(delta_rule, starts=begins))
+        scan = partial(delta_rule, starts=begins)
+        y, s = self._advance(x, before, state.s, scan, values)
         return y, RWKV7State(inputs[:, -1].clone(), s)
 
-    def _step(self, x: Tensor, state: RWKV7State) -> tuple[Tensor, RWKV7State]:
-        y, s = self._advance(x, state.x, state.s, delta_rule_step)
+    def _step(
+        self, x: Tensor, state: RWKV7State, *, values: Values | None = None
+    ) -> tuple[Tensor, RWKV7State]:
+        y, s = self._advance(x, state.x, state.s, delta_rule_step, values)
         return y, RWKV7State(x.clone(), s)
 
-    def _step_(self, x: Tensor, state: RWKV7State) -> Tensor:
+    def _step_(self, x: Tensor, state: RWKV7State, *, values: Values | None = None) -> Tensor:
         if records(x):
-            return super()._step_(x, state)
-        y, _ = self._advance(x, state.x, state.s, lambda *all_: (delta_rule_step_(*all_), None))
+            y, after = self._step(x, widened(state), values=values)
+            state.s.copy_(after.s)
+        else:
+            y, _ = self._advance(x, state.x, state.s, _in_place, values)
         state.x.copy_(x)
         return y
 
@@ -134,7 +149,12 @@ class RWKV7(SequenceLayer[RWKV7State]):
         return super().flops_per_token(length) + inside + 8.0 * self.d_head * self.d_model
 
     def _advance(
-        self, x: Tensor, before: Tensor, s: Tensor, scan: Callable[..., Any]
+        self,
+        x: Tensor,
+        before: Tensor,
+        s: Tensor,
+        scan: Callable[..., Any],
+        values: Values | None,
     ) -> tuple[Tensor, Any]:
         """Outputs and the matrices after, from inputs and the inputs one token before."""
         mixed = x[..., None, :] + self.mix.to(x.dtype) * (before.to(x.dtype) - x)[..., None, :]
@@ -146,6 +166,7 @@ class RWKV7(SequenceLayer[RWKV7State]):
         removed = self._heads(self.removal * key)
         removed = F.normalize(removed, dim=-1, eps=1e-12)
         r, k, v = self.r_proj(x_r), key * (1 + (rate - 1) * self.writing), self.v_proj(x_v)
+        v = v if values is None else values(x_v, v)
         r, k, v, log_decay, rate = map(self._heads, (r, k, v, log_decay, rate))
         y, after = scan(r, k, v, log_decay, removed, -rate * removed, s)
         normed = self.norm(y.to(self.norm.weight.dtype).flatten(0, -3).flatten(1))
@@ -156,3 +177,7 @@ class RWKV7(SequenceLayer[RWKV7State]):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, self.d_head))
+
+
+def _in_place(*all_: Tensor) -> tuple[Tensor, None]:
+    return delta_rule_step_(*all_), None

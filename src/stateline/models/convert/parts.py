@@ -294,7 +294,11 @@ def _derived(name: str, keywords: Mapping[str, Any], config: ModelConfig) -> dic
     return {}
 
 
-_WIDTHS = {"rg_lru": ("d_inner", 1), "shared_transformer": ("d_hidden", 4)}
+_WIDTHS = {
+    "channel_mixing": ("d_hidden", 4),
+    "rg_lru": ("d_inner", 1),
+    "shared_transformer": ("d_hidden", 4),
+}
 """Keywords whose default is a multiple of the model's width."""
 
 

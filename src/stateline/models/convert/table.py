@@ -30,6 +30,7 @@ from stateline.models.convert import (
     olmo_hybrid,
     qwen,
     recurrent_gemma,
+    rwkv7,
     transformer_sequential,
     xlstm,
     zamba2,
@@ -73,6 +74,7 @@ CONVERTERS: dict[str, Converter] = {
         olmo_hybrid,
         qwen,
         recurrent_gemma,
+        rwkv7,
         xlstm,
         zamba2,
     )

@@ -1,0 +1,79 @@
+"""Channel mixing of RWKV-7: a feed-forward that also reads the token before."""
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.documents import Documents, mask_of
+from stateline.layers.keywords import check_counts
+from stateline.layers.linear import Linear
+
+
+class ChannelMixingState(NamedTuple):
+    """The last input."""
+
+    x: Float[Tensor, "batch d_model"]
+
+
+class ChannelMixing(SequenceLayer[ChannelMixingState]):
+    r"""Channel mixing of RWKV-7.
+
+    .. math:: y_t = W_v\, \mathrm{relu}\bigl(W_k (x_t + \mu \odot (x_{t-1} - x_t))\bigr)^2
+
+    It takes the place of the feed-forward in a block of RWKV-7, and has no feed-forward of its own:
+    ``(rwkv7 channel_mixing)*12`` with ``feed_forward="none"``. :math:`\mu` stays float32 under a
+    cast to half precision.
+
+    Args:
+        d_model: Width of input and output.
+        d_hidden: Hidden width; by default 4 ``d_model``.
+
+    Raises:
+        InputError: If the width is not positive.
+
+    References:
+        Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025, section 4.
+    """
+
+    wants_feed_forward = False
+    keeps_float32 = True
+    packs = True
+    optimizer_groups: ClassVar[Mapping[str, str]] = {"mix": "no_decay"}
+
+    def __init__(self, d_model: int, *, d_hidden: int | None = None) -> None:
+        super().__init__(d_model)
+        self.d_hidden = 4 * d_model if d_hidden is None else d_hidden
+        check_counts(d_hidden=self.d_hidden)
+        self.mix = nn.Parameter(1 - torch.linspace(0, 1, d_model))
+        self.in_proj = Linear(d_model, self.d_hidden, bias=False)
+        self.out_proj = Linear(self.d_hidden, d_model, bias=False)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> ChannelMixingState:  # noqa: ARG002
+        """Zeros."""
+        return ChannelMixingState(zeros(self.in_proj.weight, batch_size, self.d_model))
+
+    def _forward_chunk(
+        self, x: Tensor, state: ChannelMixingState, starts: Documents | None = None
+    ) -> tuple[Tensor, ChannelMixingState]:
+        inputs, begins = torch.cat([state.x[:, None].to(x.dtype), x], dim=1), mask_of(starts)
+        before = inputs[:, :-1]
+        if begins is not None:
+            before = before.masked_fill(begins[..., None], 0.0)
+        return self._mixed(x, before), ChannelMixingState(inputs[:, -1].clone())
+
+    def _step(self, x: Tensor, state: ChannelMixingState) -> tuple[Tensor, ChannelMixingState]:
+        return self._mixed(x, state.x), ChannelMixingState(x.clone())
+
+    def _step_(self, x: Tensor, state: ChannelMixingState) -> Tensor:
+        y = self._mixed(x, state.x)
+        state.x.copy_(x)
+        return y
+
+    def _mixed(self, x: Tensor, before: Tensor) -> Tensor:
+        mixed = x + self.mix.to(x.dtype) * (before.to(x.dtype) - x)
+        return self.out_proj(F.relu(self.in_proj(mixed)).square())

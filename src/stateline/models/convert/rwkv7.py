@@ -1,0 +1,151 @@
+"""RWKV-7 as flash-linear-attention writes it for transformers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stateline.errors import InputError
+from stateline.layers.mixers.rwkv7 import MIXED
+from stateline.models.config import ModelConfig
+from stateline.models.convert import fields
+from stateline.models.convert.converter import Converter, Settings
+from stateline.models.convert.parts import (
+    Change,
+    Layer,
+    Names,
+    Part,
+    both,
+    expanded,
+    layer_of,
+    same,
+)
+from stateline.models.convert.weights import count
+from stateline.models.pattern import parse_pattern
+
+_WRAPPER = "value_residual"
+NAMES = Names(embedding="model.embeddings", base="model.", norm="model.norm")
+FIELDS = fields.Fields(
+    (
+        fields.VOCABULARY,
+        fields.WIDTH,
+        fields.TIED,
+        fields.Field("norm_first", "embedding_norm", True),
+        fields.Field("decay_low_rank_dim", "rwkv7.rank", 64),
+        fields.Field("gate_low_rank_dim", "rwkv7.gate_rank", 128),
+        fields.Field("v_low_rank_dim", f"{_WRAPPER}.rank", 16),
+    ),
+    "a_low_rank_dim head_dim hidden_ratio intermediate_size num_heads value_dim",
+    {"attn": (None,), "hidden_act": ("sqrelu",), "norm_bias": (True,), "norm_eps": (1e-5,)},
+    "attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm max_position_embeddings "
+    "use_l2warp",
+)
+
+
+def rwkv7_config(settings: Settings) -> ModelConfig:
+    """Our configuration of an RWKV-7."""
+    model, layers = FIELDS.read(settings)
+    width, n = model["d_model"], fields.layer_count(settings)
+    given = {name: value for name, value in settings.items() if value is not None}
+    heads = width // count(given, "head_dim", 64)
+    if "head_dim" not in given:
+        heads = count(given, "num_heads", heads)
+    for name, wanted in (
+        ("num_heads", (heads,)),
+        ("a_low_rank_dim", (layers["rwkv7"]["rank"],)),
+        ("value_dim", (width, [width] * n)),
+    ):
+        if given.get(name, wanted[0] if name != "a_low_rank_dim" else 64) not in wanted:
+            raise InputError(f"{name} must be {wanted[0]} here, got {given.get(name, 64)!r:.80}")
+    layers["rwkv7"]["n_heads"] = heads
+    hidden = -(-count(given, "hidden_ratio", 4) * width // 32) * 32
+    layers["channel_mixing"] = {"d_hidden": count(given, "intermediate_size", hidden)}
+    pattern = f"{_WRAPPER}((rwkv7 channel_mixing)*{n})"
+    return ModelConfig(pattern, norm="layer", feed_forward="none", layers=layers, **model)
+
+
+def _layers(config: ModelConfig) -> tuple[Layer, list[Layer]]:
+    """The wrapper and the layers inside it.
+
+    Raises:
+        InputError: If the model is none of RWKV-7 layers in such a wrapper.
+    """
+    items = parse_pattern(config.pattern)
+    found = expanded(items[0].core, config)
+    kinds = [layer.name for layer in found]
+    fits = config.block == "sequential" and config.norm == "layer" and not config.head_bias
+    one = len(items) == items[0].repeat == 1 and items[0].name == _WRAPPER
+    if not (one and fits and kinds == ["rwkv7", "channel_mixing"] * (len(kinds) // 2)):
+        raise InputError(
+            f"models of this family are {_WRAPPER}((rwkv7 channel_mixing)*n) with norm='layer', "
+            f"got {config.pattern!r}"
+        )
+    return layer_of(_WRAPPER, items[0].keywords, config), found
+
+
+def rwkv7_settings(config: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` of our model; the inverse of :func:`rwkv7_config`."""
+    wrapper, layers = _layers(config)
+    settings = FIELDS.write(config, [(layer,) for layer in (wrapper, *layers)])
+    time, channel = layers[0].keywords, layers[1].keywords
+    return {
+        **settings,
+        "num_hidden_layers": len(layers) // 2,
+        "a_low_rank_dim": time["rank"],
+        "gate_low_rank_dim": time["gate_rank"] or 2 * time["rank"],
+        "head_dim": config.d_model // time["n_heads"],
+        "num_heads": time["n_heads"],
+        "intermediate_size": channel["d_hidden"],
+    }
+
+
+_W, _ROW = ("weight",), Change(lambda t: t.view(1, -1), lambda t: t.view(1, 1, -1))
+_TIME = {
+    "removal": "k_k",
+    "writing": "k_a",
+    "bonus": "r_k",
+    "decay_bias": "w_lora.lora.2.bias",
+    "rate_bias": "a_lora.lora.2.bias",
+    **both("norm", "g_norm"),
+    **{f"{name}_proj.weight": f"{name}_proj.weight" for name in "rkv"},
+    **both("out_proj", "o_proj", _W),
+    **{
+        f"{ours}_{end}.weight": f"{theirs}_lora.lora.{i}.weight"
+        for ours, theirs in (("decay", "w"), ("rate", "a"), ("gate", "g"))
+        for end, i in (("in", 0), ("out", 2))
+    },
+}
+_CHANNEL = {"mix": "x_k", **both("in_proj", "key", _W), **both("out_proj", "value", _W)}
+_VALUES = {**both("down", "v_lora.lora.0", _W), **both("up", "v_lora.lora.2")}
+
+
+def _parts(config: ModelConfig, _: Settings) -> list[Part]:
+    """All tensors of a model."""
+    parts = same({**both("embedding", NAMES.embedding, _W), **both("norm", NAMES.norm)})
+    if config.embedding_norm:
+        parts += same(both("embedding_norm", "model.layers.0.pre_norm"))
+    if not config.tie_embeddings:
+        parts += same(both("head", NAMES.head, _W))
+    for i in range(len(_layers(config)[1]) // 2):
+        there = f"model.layers.{i}."
+        time, channel = (f"stack.layers.0.core.layers.{2 * i + j}." for j in (0, 1))
+        parts += same(both("norm", "attn_norm"), time, there)
+        parts += same(both("norm", "ffn_norm"), channel, there)
+        mixed = tuple(f"{there}attn.x_{name}" for name in MIXED)
+        parts.append(Part(f"{time}layer.mix", mixed, (1,) * len(mixed), (_ROW,), anywhere=True))
+        parts += same(_TIME, f"{time}layer.", f"{there}attn.")
+        parts += same(_CHANNEL, f"{channel}layer.", f"{there}ffn.")
+        if i:
+            parts += same(_VALUES, f"stack.layers.0.mixes.{i - 1}.", f"{there}attn.")
+    return parts
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "rwkv7": Converter(
+        "RWKV-7 of flash-linear-attention",
+        NAMES,
+        rwkv7_config,
+        rwkv7_settings,
+        {"rwkv7": "RWKV7ForCausalLM"},
+        parts=_parts,
+    )
+}
+"""By ``model_type``."""
