@@ -112,7 +112,7 @@ def test_bounds_of_official_hgrn2_layers_are_learned_bounds() -> None:
     for bound in bounds[1:]:
         options = {"expand_k": 0.5, "lower_bound": 0.5, "learns_bound": True}
         layer, x = made(HGRN2(WIDTH, n_heads=HEADS, **options))
-        layer.bound.copy_(bound.logit().view(HEADS, -1))
+        layer.bound.copy_(bound.logit())
         q, f, v = (x @ layer.in_proj.weight.T).split([4, 4, 8], dim=-1)
         log_forget = torch.logaddexp(bound.log(), torch.log1p(-bound) + F.logsigmoid(f))
         forget = log_forget.exp()

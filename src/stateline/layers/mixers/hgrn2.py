@@ -1,7 +1,6 @@
 """HGRN2: a gated linear recurrence whose forget gate is also what the key leaves free."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +43,6 @@ class HGRN2(DecayingAttention):
     # softmax over the layers. Here each layer has its own, the sigmoid of a parameter.
 
     keeps_float32 = True
-    optimizer_groups: ClassVar[Mapping[str, str]] = {"bound": "no_decay"}
 
     def __init__(
         self,
@@ -65,7 +63,7 @@ class HGRN2(DecayingAttention):
             raise InputError(
                 "learns_bound=True begins at lower_bound, which must be above 0, got 0"
             )
-        begin = torch.full((n_heads, d_key), lower_bound).logit()
+        begin = torch.full((n_heads * d_key,), lower_bound).logit()
         self.learns_bound = learns_bound
         self.bound = nn.Parameter(begin) if learns_bound else None
         self.sizes = [n_heads * d_key, n_heads * d_key, d_model]
@@ -87,7 +85,7 @@ class HGRN2(DecayingAttention):
             log_forget, keep = F.logsigmoid(f), (1 - self.lower_bound) * torch.sigmoid(-f)
             log_forget = torch.log1p(-keep) if self.lower_bound else log_forget
         else:
-            bound = self.bound.to(f.dtype)
+            bound = self.bound.to(f.dtype).view(self.n_heads, -1)
             keep = torch.sigmoid(-bound) * torch.sigmoid(-f)
             free = F.logsigmoid(-bound) + F.logsigmoid(f)
             log_forget = torch.logaddexp(F.logsigmoid(bound), free)
