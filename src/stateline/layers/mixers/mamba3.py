@@ -155,24 +155,16 @@ class Mamba3(SequenceLayer[Mamba3State]):
         # What a token adds to the state at the next one, with weight (1 - lambda) Delta, is written
         # together with what it adds at once. So one linear attention does both. Its output then
         # has next's part too early, and lacks keys behind the query's within a token.
-        length, wide = x.shape[1], torch.promote_types(state.h.dtype, torch.float32)
-        z, u, b, c, dt, a, weight, turn = self.in_proj(x).split(self.sizes, dim=-1)
-        dt, a = F.softplus(dt.to(wide) + self.dt_bias), a.to(wide)
-        rate = a.clamp(min=0) + 1 / (1 - a.clamp(max=0))
-        log_decay = -rate.clamp(min=self.decay_floor) * dt
-        now = torch.sigmoid(weight.to(wide)) * dt
-        before, each = dt - now, None
+        length, each = x.shape[1], None
+        z, u, b, c, log_decay, now, before, turn = self._signals(x, state)
         if starts is not None:
             before = before.masked_fill(starts.mask[..., None], 0.0)
             each = F.pad(starts.mask[..., None], (0, self.mimo_rank - 1)).flatten(1)
         after = F.pad(before, (0, 0, 0, 1))[:, 1:]
-        turn = math.pi * torch.tanh(turn.to(wide))[..., None, :] * dt[..., None]
-        angle = self._angles(turn.double(), state.angle, starts).remainder(2 * math.pi).to(wide)
-        k = self._rotated(self._vectors(b.to(wide), self.b_weight, self.b_bias), angle)
-        q = self._rotated(self._vectors(c.to(wide), self.c_weight, self.c_bias), angle)
-        u = u.to(wide).unflatten(-1, (self.n_heads, self.d_head))
+        angle = _wrapped(self._angles(turn.double(), state.angle, starts))
+        k, q = self._rotated(angle.to(u.dtype), b, c)
         v = _spread(u, self.mimo_in)
-        pending = state.key.mT @ _spread(state.value.to(wide), self.mimo_in)
+        pending = state.key.mT @ _spread(state.value.to(u.dtype), self.mimo_in)
         h = state.h + before[:, :1].sum(dim=1)[..., None, None] * pending
         y, h = linear_attention(
             self._in_turn(q),
@@ -185,11 +177,21 @@ class Mamba3(SequenceLayer[Mamba3State]):
         y = y.unflatten(1, (length, self.mimo_rank)).transpose(2, 3)
         late = torch.ones(2 * (self.mimo_rank,), dtype=torch.bool, device=x.device).triu(1)
         inside = torch.where(late, now[..., None, None], -after[..., None, None]) * (q @ k.mT)
-        y = self._read(y + inside @ v + self.skip[:, None, None] * v, z.to(wide))
-        y = self.out_proj(y.to(x.dtype))
+        y = self._read(y + inside @ v, v, z)
         # Copies, so that the state does not keep the whole chunk in memory.
-        latest = (t[:, -1].clone() for t in (angle, k, u) if length)
+        latest = (t[:, -1].clone() for t in (angle.to(u.dtype), k, u) if length)
         return y, Mamba3State(h, *latest) if length else state
+
+    def _step(self, x: Tensor, state: Mamba3State) -> tuple[Tensor, Mamba3State]:
+        z, u, b, c, log_decay, now, before, turn = self._signals(x, state)
+        angle = _wrapped(state.angle + turn.double()).to(u.dtype)
+        k, q = self._rotated(angle, b, c)
+        kept, before, now = (t[..., None, None] for t in (log_decay.exp(), before, now))
+        v = _spread(u, self.mimo_in)
+        keys = torch.cat((kept * before * state.key, now * k), dim=-2)
+        values = torch.cat((_spread(state.value.to(u.dtype), self.mimo_in), v), dim=-2)
+        h = kept * state.h + keys.mT @ values
+        return self._read(q @ h, v, z), Mamba3State(h.to(state.h.dtype), angle, k, u)
 
     def flops_per_token(self, length: int) -> float:
         """Projections, products with the state, and attention inside a chunk."""
@@ -208,33 +210,56 @@ class Mamba3(SequenceLayer[Mamba3State]):
         continued = starts.continued[..., None, None]
         return turned - (turned - turn).gather(1, first) + continued * before[:, None]
 
+    def _signals(self, x: Tensor, state: Mamba3State) -> tuple[Tensor, ...]:
+        """Gate, inputs (..., head, d_head), B, C, decays, both weights, and turns of the angles."""
+        wide = torch.promote_types(state.h.dtype, torch.float32)
+        z, *signals = self.in_proj(x).split(self.sizes, dim=-1)
+        u, b, c, dt, a, part, turn = (t.to(wide) for t in signals)
+        dt = F.softplus(dt + self.dt_bias)
+        rate = a.clamp(min=0) + 1 / (1 - a.clamp(max=0))
+        now = torch.sigmoid(part) * dt
+        turn = math.pi * torch.tanh(turn)[..., None, :] * dt[..., None]
+        u = u.unflatten(-1, (self.n_heads, self.d_head))
+        b = self._vectors(b, self.b_weight, self.b_bias)
+        c = self._vectors(c, self.c_weight, self.c_bias)
+        return z, u, b, c, -rate.clamp(min=self.decay_floor) * dt, now, dt - now, turn
+
     def _vectors(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """B or C of all heads (batch, length, head, rank, d_state), normalised."""
+        """B or C of all heads (..., head, rank, d_state), normalised."""
         x = x.unflatten(-1, (self.mimo_rank, self.n_groups, self.d_state))
         x = F.rms_norm(x, weight.shape, weight.to(x.dtype), self.norm_eps)
-        return x.repeat_interleave(self.n_heads // self.n_groups, dim=-2).transpose(2, 3) + bias
+        each = bias.unflatten(0, (self.n_groups, -1))
+        return (x.transpose(-3, -2).unsqueeze(-3) + each).flatten(-4, -3)
 
-    def _rotated(self, x: Tensor, angle: Tensor) -> Tensor:
-        """The vectors with all pairs rotated by the angles (batch, length, head, pair)."""
+    def _rotated(self, angle: Tensor, *vectors: Tensor) -> list[Tensor]:
+        """The vectors with all pairs rotated by the angles (..., head, pair)."""
         angle = F.pad(angle, (0, self.d_state // 2 - self.n_angles))[..., None, :]
-        axis = -1 if self.pairs == "adjacent" else -2
-        first, second = x.unflatten(-1, (-1, 2) if axis == -1 else (2, -1)).unbind(axis)
         cos, sin = angle.cos(), angle.sin()
-        rotated = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=axis)
-        return rotated.flatten(-2)
+        axis, sizes = (-1, (-1, 2)) if self.pairs == "adjacent" else (-2, (2, -1))
+        pairs = [x.unflatten(-1, sizes).unbind(axis) for x in vectors]
+        return [
+            torch.stack((a * cos - b * sin, a * sin + b * cos), dim=axis).flatten(-2)
+            for a, b in pairs
+        ]
 
     def _in_turn(self, x: Tensor) -> Tensor:
         """The keys, queries or values of a token one after the other (batch, time, head, entry)."""
         return x.transpose(2, 3).flatten(1, 2)
 
-    def _read(self, y: Tensor, z: Tensor) -> Tensor:
-        """Inner channels (..., d_inner), from outputs (..., head, rank, d_head) and gate."""
+    def _read(self, y: Tensor, v: Tensor, z: Tensor) -> Tensor:
+        """Output of the layer, from outputs and values (..., head, rank, d_head) and the gate."""
+        y = y + self.skip[:, None, None] * v
         if self.norm_weight is not None:
             y = F.rms_norm(y, y.shape[-1:], eps=self.norm_eps) * self.norm_weight[:, None]
-        z = z.unflatten(-1, (self.n_heads, self.d_head))
-        y = y * F.silu(_spread(z, self.mimo_gate))
+        gate = z.to(y.dtype).unflatten(-1, (self.n_heads, self.d_head))
+        y = y * F.silu(_spread(gate, self.mimo_gate))
         y = y if self.mimo_out is None else y * self.mimo_out
-        return y.sum(dim=-2).flatten(-2)
+        return self.out_proj(y.sum(dim=-2).flatten(-2).to(z.dtype))
+
+
+def _wrapped(angle: Tensor) -> Tensor:
+    """The angle from 0 to 2 pi."""
+    return angle.remainder(2 * math.pi)
 
 
 def _spread(x: Tensor, weight: Tensor | None) -> Tensor:
