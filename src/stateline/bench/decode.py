@@ -6,13 +6,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import torch
+from torch import Tensor
 
-from stateline.bench.peers import PeerModel
+from stateline.bench.peers import PeerLayer, PeerModel
 from stateline.bench.record import Figure
-from stateline.bench.suites import Settings, build_model, figure_of, skip
+from stateline.bench.suites import Settings, build_model, figure_of, layers_of, skip
 from stateline.bench.timing import Call, Timing, interleave, stopwatch
 from stateline.generate.graphs import Graphs
 from stateline.generate.session import PREFILL_CHUNK
+from stateline.layers import Stack
 from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import nbytes
@@ -71,7 +73,9 @@ def bench_decode(
             fill = {name: decoder.prefill for name, decoder in decoders.items()}
             for name, peer in peers.items():
                 reason = peer.too_large(batch, prompt)
-                decoders[name] = _Peer(peer, batch, 1 if reason else prompt, settings.device)
+                shape = batch, 1 if reason else prompt
+                tokens = torch.randint(peer.vocab_size, shape, device=settings.device)
+                decoders[name] = _Peer(peer, tokens)
                 if reason:
                     skip(settings, "prefill", name, "prefill", prompt, reason)
                     decoders[name].prefill()
@@ -106,12 +110,48 @@ def _starts(settings: Settings, configs: Mapping[str, ModelConfig]) -> dict[str,
     }
 
 
+def bench_layer_decoding(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure]:
+    """Prefill of rows by single layers, and steps after them, beside peers that decode."""
+    for pattern in patterns:
+        ours, peers = layers_of(pattern, settings)
+        recurrent = {n: peer for n, peer in peers.items() if isinstance(peer, PeerLayer)}
+        for length in settings.lengths:
+            sizes = settings.sizes(length)
+            x = sizes.signal(settings.d_model)
+            decoders: dict[str, Decoder] = {
+                backend: _OurLayer(ours, backend, None, sizes.batch, length)
+                for backend in settings.of_models
+            }
+            decoders |= {name: _Peer(peer, x) for name, peer in recurrent.items()}
+            time = partial(interleave, device=settings.device, clock=settings.clock)
+            prefill = {name: decoder.prefill for name, decoder in decoders.items()}
+            for name, timing in time(prefill, seconds=settings.seconds).items():
+                yield figure_of(pattern, name, "prefill", sizes, timing)
+            held = {name: tensor_bytes(decoder.state) for name, decoder in decoders.items()}
+            steps = {name: decoder.step for name, decoder in decoders.items()}
+            for name, timing in time(steps, rounds=DECODED).items():
+                one = sizes._replace(length=1)
+                figure = figure_of(pattern, name, "decode", one, timing, n_bytes=held[name])
+                yield msgspec.structs.replace(figure, length=length)
+
+
+def tensor_bytes(state: object) -> int:
+    """Bytes of all tensors that a state holds, ours or a cache of another project."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    if isinstance(state, Mapping):
+        return sum(map(tensor_bytes, state.values()))
+    if isinstance(state, list | tuple):
+        return sum(map(tensor_bytes, state))
+    return tensor_bytes(vars(state)) if hasattr(state, "__dict__") else 0
+
+
 class _Ours:
     """A model of ours, which decodes in place, as in a session of generation."""
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: LanguageModel | Stack,
         backend: str,
         state_dtype: torch.dtype | None,
         batch: int,
@@ -128,9 +168,12 @@ class _Ours:
         with use_backend(self.backend):
             self.state = self.model.init_state(len(self.tokens), capacity=2 * DECODED)
             for part in self.tokens.split(PREFILL_CHUNK, dim=1):
-                self.state = self.model.forward_chunk(part, self.state, keep=1)[1]
+                self.state = self._read(part)
             if self.state_dtype is not None:
                 self.state = stored(self.state, self.state_dtype)
+
+    def _read(self, part: Tensor) -> Any:
+        return self.model.forward_chunk(part, self.state, keep=1)[1]
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -141,12 +184,18 @@ class _Ours:
                 _, self.state = self.graphs(self.tokens[:, 0], self.state)
 
 
-class _Peer:
-    """A model of another project."""
+class _OurLayer(_Ours):
+    """A layer of ours."""
 
-    def __init__(self, peer: PeerModel, batch: int, prompt: int, device: torch.device) -> None:
-        self.peer = peer
-        self.tokens = torch.randint(peer.vocab_size, (batch, prompt), device=device)
+    def _read(self, part: Tensor) -> Any:
+        return self.model.forward_chunk(part, self.state)[1]
+
+
+class _Peer:
+    """A model or a layer of another project."""
+
+    def __init__(self, peer: PeerModel | PeerLayer, tokens: Tensor) -> None:
+        self.peer, self.tokens = peer, tokens
         self.state: Any = None
 
     @torch.inference_mode()

@@ -13,11 +13,19 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from stateline.bench import fla_naive
+from stateline.bench.peers_hf import hugging_face
 from stateline.errors import InputError, unknown_name
+from stateline.layers import Stack
+from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import parse_pattern
+from stateline.models.presets import configure
+from stateline.ops import use_backend
 
-Build = Callable[[int], nn.Module]
+Build = Callable[[str, int], nn.Module]
+"""From our pattern and the number of channels."""
+
 BuildTrained = Callable[[ModelConfig, int], nn.Module]
 """From the configuration of our model and the length of the rows."""
 
@@ -34,48 +42,71 @@ class _Transposed(nn.Module):
         return (y[0] if isinstance(y, tuple) else y).mT
 
 
-def _hugging_face(_: Path | None) -> Mapping[str, Build]:
-    mamba2 = import_module("transformers.models.mamba2")
-
-    def block2(d_model: int) -> nn.Module:
-        config = mamba2.Mamba2Config(
-            hidden_size=d_model,
-            vocab_size=8,
-            num_hidden_layers=1,
-            num_heads=2 * d_model // 64,
-            head_dim=64,
-            state_size=128,
-            n_groups=1,
-        )
-        return mamba2.modeling_mamba2.Mamba2Mixer(config, 0)
-
-    return {"mamba2": block2}  # without its kernels, the backward pass of Mamba takes minutes
-
-
 def _mambapy(_: Path | None) -> Mapping[str, Build]:
     module = import_module("mambapy.mamba")
-    return {"mamba": lambda d: module.MambaBlock(module.MambaConfig(d_model=d, n_layers=1))}
+    return {"mamba": lambda _, d: module.MambaBlock(module.MambaConfig(d_model=d, n_layers=1))}
 
 
 def _safari(folder: Path | None) -> Mapping[str, Build]:
     with _importable("safari", folder, "src/models/sequence/h3.py"):
         module = import_module("src.models.sequence.h3")
-    return {"h3": lambda d: module.H3(d, d_state=64, head_dim=1)}
+    return {"h3": lambda _, d: module.H3(d, d_state=64, head_dim=1)}
 
 
 def _s4(folder: Path | None) -> Mapping[str, Build]:
     with _importable("s4", folder, "models/s4/s4d.py"):
         module = import_module("models.s4.s4d")
-    return {"s4d": lambda d: _Transposed(module.S4D(d, d_state=64, dropout=0.0))}
+    return {"s4d": lambda _, d: _Transposed(module.S4D(d, d_state=64, dropout=0.0))}
+
+
+class _Naive(nn.Module):
+    """Our layer, whose recurrence is computed by the plain code of flash-linear-attention."""
+
+    def __init__(self, pattern: str, d_model: int) -> None:
+        super().__init__()
+        self.layer = bare_layer(pattern, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with use_backend(fla_naive.BACKEND):
+            return self.layer(x)
+
+    def prefill(self, x: Tensor) -> Any:
+        """Read a prompt, and return the state."""
+        with use_backend(fla_naive.BACKEND):
+            return self.layer.forward_chunk(x, self.layer.init_state(len(x)))[1]
+
+    def step(self, x: Tensor, state: Any) -> object:
+        """Read one more position (batch, 1, channel)."""
+        with use_backend(fla_naive.BACKEND):
+            return self.layer.step_(x[:, 0], state)
+
+
+def _fla(folder: Path | None) -> Mapping[str, Build]:
+    if folder is None:
+        raise InputError("the peer 'fla' needs a checkout: give --against fla=FOLDER")
+    fla_naive.register(folder)
+    return dict.fromkeys(fla_naive.LAYERS, _Naive)
 
 
 PEERS: Mapping[str, Callable[[Path | None], Mapping[str, Build]]] = {
-    "hf": _hugging_face,
+    "fla": _fla,
+    "hf": hugging_face,
     "mambapy": _mambapy,
     "s4": _s4,
     "safari": _safari,
 }
 """Projects, each with a function that gives its layers by the name of ours."""
+
+
+@runtime_checkable
+class PeerLayer(Protocol):
+    """A layer of another project that decodes."""
+
+    def prefill(self, x: Tensor) -> Any:
+        """Read a prompt (batch, length, channel), and return the state."""
+
+    def step(self, x: Tensor, state: Any) -> object:
+        """Read one more position (batch, 1, channel), and change the state."""
 
 
 @runtime_checkable
@@ -215,6 +246,13 @@ def is_transformer(pattern: str) -> bool:
     return {item.name for item in parse_pattern(pattern)} == {"attention"}
 
 
+def bare_layer(pattern: str, d_model: int) -> Stack:
+    """A layer of ours, without norm, residual and feed-forward."""
+    return build_stack(
+        configure(pattern, vocab_size=1, d_model=d_model, block="plain", feed_forward="none")
+    )
+
+
 def layer_of(pattern: str) -> str:
     """Name of the layer in a pattern of one layer.
 
@@ -229,12 +267,13 @@ def find_peers(names: Sequence[str], patterns: Sequence[str]) -> dict[str, dict[
     """Layers of other projects by the name of our layer.
 
     Args:
-        names: Projects: ``hf`` and ``mambapy`` as installed, ``safari=PATH`` and ``s4=PATH`` from
-            a checkout of HazyResearch/safari and state-spaces/s4.
+        names: Projects: ``hf`` and ``mambapy`` as installed, ``safari=PATH``, ``s4=PATH`` and
+            ``fla=PATH`` from a checkout of HazyResearch/safari, state-spaces/s4 and
+            fla-org/flash-linear-attention.
         patterns: Layers of ours that are measured.
 
     Returns:
-        ``{layer: {project: build(d_model)}}``.
+        ``{layer: {project: build(pattern, d_model)}}``.
 
     Raises:
         InputError: If a project is unknown, cannot be imported, or has none of the layers.

@@ -20,7 +20,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         low: First quartile.
         high: Third quartile.
         first: The first call, with compilation.
-        n_bytes: Peak memory beyond the inputs, where it was measured.
+        n_bytes: Peak memory beyond the inputs, where it was measured; for decoding, the state.
         floor_share: Least time that the machine's own peaks allow, over the median: 1 is perfect.
         error: Largest difference to float64 over the largest entry, where it was measured.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stateline import allocator
-from stateline.bench.decode import bench_decode
+from stateline.bench.decode import bench_decode, bench_layer_decoding
 from stateline.bench.op_suite import bench_ops
 from stateline.bench.peaks import measure_peaks
 from stateline.bench.peers import find_models, find_peers, find_trained
@@ -95,7 +95,8 @@ def _suite(given: Any, device: torch.device) -> Callable[[Settings], Iterator[Fi
     if given.suite == "ops":
         return partial(bench_ops, names=given.only or list(OPS))
     if given.suite == "layers":
-        return partial(bench_layers, patterns=given.patterns)
+        run = bench_layer_decoding if given.decode else bench_layers
+        return partial(run, patterns=given.patterns)
     if given.suite == "train":
         trained = find_trained(given.against, given.patterns)
         return partial(bench_train, patterns=given.patterns, tasks=given.tasks, peers=trained)

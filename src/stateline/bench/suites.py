@@ -1,6 +1,5 @@
 """The suites of ``stateline bench``: each times its candidates in turns and yields figures."""
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,13 +12,12 @@ from torch import Tensor, nn
 
 from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
-from stateline.bench.peers import BuildTrained, is_transformer, layer_of
+from stateline.bench.peers import Build, BuildTrained, bare_layer, is_transformer, layer_of
 from stateline.bench.record import Figure, Skipped
 from stateline.bench.timing import Call, Timing, interleave
-from stateline.models.build import build_stack
+from stateline.layers import Stack
 from stateline.models.config import ModelConfig
 from stateline.models.factory import make_model
-from stateline.models.presets import configure
 from stateline.ops import OPS, use_backend
 from stateline.ops.op import Sizes
 from stateline.tasks import make_task
@@ -47,7 +45,7 @@ class Settings:
         seconds: Time to spend on each candidate.
         backends: Backends to compare; ``None`` means all backends of the device.
         peaks: Ceilings of the machine.
-        peers: Modules of other projects, by our layer: ``{layer: {name: build(d_model)}}``.
+        peers: Modules of other projects: ``{our layer: {name: build(pattern, d_model)}}``.
         skipped: Filled with what could not be measured.
         rows: Rows of a batch at every length, in place of ``tokens``.
         state_dtype: Precision in which states are kept between steps; ``None`` means their own.
@@ -62,7 +60,7 @@ class Settings:
     seconds: float
     backends: Sequence[str] | None
     peaks: Peaks
-    peers: Mapping[str, Mapping[str, Callable[[int], nn.Module]]] = field(default_factory=dict)
+    peers: Mapping[str, Mapping[str, Build]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     rows: int | None = None
     state_dtype: torch.dtype | None = None
@@ -91,11 +89,7 @@ class Settings:
 def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure]:
     """Single layers, without norm and feed-forward, by length and backend, beside peers."""
     for pattern in patterns:
-        ours = _bare_layer(pattern, settings)
-        peers = {
-            name: build(settings.d_model).to(settings.device, settings.dtype)
-            for name, build in settings.peers.get(layer_of(pattern), {}).items()
-        }
+        ours, peers = layers_of(pattern, settings)
         for length in settings.lengths:
             sizes = settings.sizes(length)
             for work in (FORWARD, BOTH):
@@ -143,10 +137,13 @@ def build_model(config: ModelConfig, settings: Settings) -> Any:
     return make_model(config).to(settings.device, settings.dtype)
 
 
-def _bare_layer(pattern: str, settings: Settings) -> nn.Module:
-    config = configure(pattern, vocab_size=1, d_model=settings.d_model, block="plain")
-    layer = build_stack(dataclasses.replace(config, feed_forward="none"))
-    return layer.to(settings.device, settings.dtype)
+def layers_of(pattern: str, settings: Settings) -> tuple[Stack, dict[str, nn.Module]]:
+    """A layer of ours, and the layers of other projects."""
+    builds = settings.peers.get(layer_of(pattern), {})
+    peers = {name: build(pattern, settings.d_model) for name, build in builds.items()}
+    for layer in peers.values():
+        layer.to(settings.device, settings.dtype)
+    return bare_layer(pattern, settings.d_model).to(settings.device, settings.dtype), peers
 
 
 def _layer_call(layer: nn.Module, sizes: Sizes, work: str, backend: str | None) -> Call:

@@ -39,6 +39,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "batches": ("decode",),
     "tokens": ("ops", "layers"),
     "rows": ("ops", "layers"),
+    "decode": ("layers",),
     "vocab_size": ("decode",),
     "against": ("layers", "train", "decode"),
     "state_dtype": ("decode",),
@@ -69,6 +70,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help="channels; ops and train 64, layers 256, decode 512",
     )
+    option(
+        "--decode",
+        action="store_true",
+        help="of layers: time prefill and single steps, and show the size of the state",
+    )
     option("--vocab_size", type=int, default=256, help="of decode: tokens of the vocabulary")
     option("--backends", nargs="+", type=str, default=None, help="by default all of the device")
     option(
@@ -76,7 +82,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         type=str,
         default=[],
-        help="peers: hf mambapy safari=PATH s4=PATH, of train nanogpt=PATH",
+        help="peers: hf mambapy safari=PATH s4=PATH fla=PATH, of train nanogpt=PATH",
     )
     option("--threads", type=int, default=1, help="threads of a CPU")
     option("--seconds", type=float, default=0.5, help="time for each candidate, after warm-up")

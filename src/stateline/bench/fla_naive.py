@@ -1,0 +1,113 @@
+"""The plain recurrences of flash-linear-attention, from a checkout, as a backend of our ops.
+
+With :func:`stateline.ops.use_backend` our layers compute by them, so both codes can be timed and
+compared in whole layers. Its Triton kernels need a GPU; these functions run anywhere.
+"""
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from stateline.errors import InputError
+from stateline.ops import OPS, register_backend
+from stateline.ops.stepping import copying, on_a_copy
+
+BACKEND = "fla_naive"
+
+LAYERS = (
+    "gated_delta_net",
+    "gated_linear_attention",
+    "hgrn2",
+    "kimi_delta_attention",
+    "lightning_attention",
+    "mamba2",
+    "retention",
+    "rwkv7",
+)
+"""Our layers whose recurrence it has."""
+
+CHUNK = 32
+"""Tokens of a chunk of the generalised delta rule, as its function has it."""
+
+
+def register(folder: Path) -> None:
+    """Add the backend to the ops that have such a function, in front of none.
+
+    Raises:
+        InputError: If the folder is no checkout.
+        ImportError: If one of its modules cannot be imported; they need einops.
+    """
+    naive = {name: _module(folder, name) for name in ("gla", "simple_gla", "gated_delta_rule")}
+    dplr = _module(folder, "generalized_delta_rule/dplr")
+
+    def linear_attention(
+        q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k = (t.repeat_interleave(v.shape[2] // t.shape[2], dim=2) for t in (q, k))
+        if log_decay.ndim == v.ndim:
+            scaled = q * q.shape[-1] ** 0.5  # it divides by this root
+            y, after = naive["gla"].naive_recurrent_gla(scaled, k, v, log_decay, state, True)
+        else:
+            run = _by_length(naive["simple_gla"], "simple_gla", v.shape[1])
+            given = {"scale": 1.0, "initial_state": state, "output_final_state": True}
+            y, after = run(q, k, v, log_decay, **given)
+        return y, after
+
+    def delta_rule(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        *signals, state = inputs
+        q, k, v, log_decay, a, b = (t.transpose(1, 2) for t in signals)
+        whole = v.shape[2] % CHUNK == 0
+        run = dplr.dplr_chunkwise if whole else dplr.dplr_recurrence
+        y, after = run(q * q.shape[-1] ** 0.5, k, v, a, b, log_decay, state, True)
+        return y.transpose(1, 2), after
+
+    def gated_delta_rule(
+        q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k = (t.repeat_interleave(v.shape[2] // t.shape[2], dim=2) for t in (q, k))
+        run = _by_length(naive["gated_delta_rule"], "gated_delta_rule", v.shape[1])
+        given = {"scale": 1.0, "initial_state": state, "output_final_state": True}
+        y, after = run(q, k, v, g=log_decay, beta=beta, **given)
+        return y, after
+
+    for run in (linear_attention, delta_rule, gated_delta_rule):
+        name = run.__name__
+        if BACKEND in OPS[name].backends:
+            OPS[name].remove(BACKEND)
+        step_ = copying(_one_token(run))
+        functions = {name: run, f"{name}_step_": step_, f"{name}_step": on_a_copy(step_)}
+        register_backend(name, BACKEND, SimpleNamespace(**functions), before="reference")
+
+
+def _by_length(module: ModuleType, name: str, length: int) -> Any:
+    """Its function for chunks, or for a single token the one of the recurrence."""
+    return getattr(module, f"naive_{'chunk' if length > 1 else 'recurrent'}_{name}")
+
+
+def _one_token(run: Any) -> Any:
+    """The function of sequences, called with one token."""
+
+    def step(*inputs: Any) -> tuple[Tensor, Tensor]:
+        *signals, state = inputs
+        y, after = run(*(t[:, None] for t in signals), state)
+        return y[:, 0], after
+
+    return step
+
+
+def _module(folder: Path, name: str) -> ModuleType:
+    """A module of plain functions, without its package, which imports Triton."""
+    file = folder / "fla" / "ops" / name / "naive.py"
+    if not file.is_file():
+        raise InputError(f"{folder} is no checkout of flash-linear-attention: it has no {file}")
+    found = spec_from_file_location(f"fla_naive_{Path(name).name}", file)
+    if found is None or found.loader is None:
+        raise ImportError(f"cannot read {file}")
+    module = module_from_spec(found)
+    sys.modules[module.__name__] = module
+    found.loader.exec_module(module)
+    return module
