@@ -10,11 +10,13 @@ import torch
 from stateline.bench import memory, peaks
 from stateline.bench.memory import peak_bytes
 from stateline.bench.peaks import Peaks
-from stateline.bench.peers import PEERS, find_peers, find_trained
+from stateline.bench.peers import PEERS, bare_layer, find_peers, find_trained
+from stateline.bench.peers_hf import LAYERS
 from stateline.bench.show import read_benchmark
 from stateline.bench.timing import Timing, interleave, use_threads, watch_load
 from stateline.cli import main
 from stateline.errors import InputError
+from stateline.layers import LSTM
 from stateline.models.config import ModelConfig
 
 QUICK = ["--seconds", "0", "--backends", "torch", "--force", "--d_model", "8"]
@@ -129,6 +131,9 @@ def test_errors_are_measured_against_float64(tmp_path: Path) -> None:
         (["layers", "--against", "safari"], "needs a checkout"),
         (["layers", "--against", "safary"], "did you mean 'safari'"),
         (["layers", "--against", "safari=tests"], "it has no src/models/sequence/h3.py"),
+        (["layers", "--against", "fla"], "needs a checkout"),
+        (["layers", "--against", "fla=tests"], "it has no tests/fla/ops/gla/naive.py"),
+        (["train", "--decode"], "train has no --decode: it is for layers"),
         (["train", "--against", "nanogpt"], "needs a checkout"),
         (["train", "--against", "hf"], "unknown peer with a transformer to train 'hf'"),
         (["train", "--against", "nanogpt", "--patterns", "h3"], "add attention*2 to --patterns"),
@@ -167,8 +172,8 @@ def test_layers_of_checkouts_are_peers(tmp_path: Path) -> None:
     safari = checkout(tmp_path / "b", h3, "H3", "d_state, head_dim", "u.cumprod(1)")
     found = find_peers([f"s4={s4}", f"safari={safari}"], ["h3", "s4d"])
     x = torch.randn(2, 5, 4)
-    assert torch.allclose(found["s4d"]["s4"](4)(x), x.cumsum(1))
-    assert torch.allclose(found["h3"]["safari"](4)(x), x.cumprod(1))
+    assert torch.allclose(found["s4d"]["s4"]("s4d", 4)(x), x.cumsum(1))
+    assert torch.allclose(found["h3"]["safari"]("h3", 4)(x), x.cumprod(1))
     assert "src" not in sys.modules
 
 
@@ -229,11 +234,57 @@ def test_a_peer_without_the_layer_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_layer_with_arguments_has_the_peers_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PEERS, "s4", lambda _: {"s4d": lambda d: torch.nn.Linear(d, d)})
+    monkeypatch.setitem(PEERS, "s4", lambda _: {"s4d": lambda _, d: torch.nn.Linear(d, d)})
     arguments = ["layers", "--patterns", "s4d(output=glu)", "--lengths", "8", "--tokens", "8"]
     assert main(["bench", *arguments, *QUICK, "--against", "s4", "--out", str(tmp_path)]) == 0
     figures = read_benchmark(tmp_path / "layers.json").figures
     assert {x.candidate for x in figures} == {"torch", "s4"}
+
+
+class Counting(torch.nn.Module):
+    """A layer whose state is the number of positions that it has read."""
+
+    def prefill(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.tensor(x.shape[1])]
+
+    def step(self, x: torch.Tensor, state: list[torch.Tensor]) -> None:
+        assert x.shape == (2, 1, 8)
+        state[0] += 1
+
+
+@pytest.mark.usefixtures("brief_peaks")
+def test_layers_decode_beside_the_peers_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PEERS, "s4", lambda _: {"lstm": lambda *_: Counting()})
+    monkeypatch.setitem(PEERS, "hf", lambda _: {"lstm": lambda *_: torch.nn.Identity()})
+    arguments = ["layers", "--decode", "--patterns", "lstm", "--lengths", "4", "--rows", "2"]
+    arguments += ["--against", "s4", "hf", "--out", str(tmp_path)]
+    assert main(["bench", *arguments, *QUICK]) == 0
+    figures = read_benchmark(tmp_path / "layers.json").figures
+    assert [(x.work, x.candidate, x.length, x.n_bytes) for x in figures] == [
+        ("prefill", "torch", 4, None),
+        ("prefill", "s4", 4, None),
+        ("decode", "torch", 4, LSTM(8).state_bytes(4) * 2),
+        ("decode", "s4", 4, 8),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_transformers_prefill_and_decode(name: str) -> None:
+    pytest.importorskip("transformers")
+    pattern = (
+        "attention(gated=true, position=rope, qk_norm=offset)" if name == "attention" else name
+    )
+    peer, x = LAYERS[name](pattern, 64).eval(), torch.randn(2, 65, 64)
+    with torch.no_grad():
+        state = peer.prefill(x[:, :64])
+        found = peer.step(x[:, 64:], state)
+        torch.testing.assert_close(found[:, 0], peer(x)[:, -1], rtol=1e-4, atol=1e-5)
+    ours = sum(p.numel() for p in bare_layer(pattern, 64).parameters())
+    assert sum(p.numel() for p in peer.parameters()) == pytest.approx(ours, rel=0.05)
 
 
 @pytest.mark.usefixtures("brief_peaks")

@@ -27,6 +27,9 @@ from stateline.ops.op import Sizes
 DECODED = 32
 """Tokens that are decoded after a prompt, each a sample."""
 
+LAYER_STEPS = 8 * DECODED
+"""The same of single layers, whose steps are short."""
+
 LONG_SECONDS = 10.0
 """A first prefill that took longer is its only sample."""
 
@@ -129,7 +132,7 @@ def bench_layer_decoding(settings: Settings, patterns: Sequence[str]) -> Iterato
                 yield figure_of(pattern, name, "prefill", sizes, timing)
             held = {name: tensor_bytes(decoder.state) for name, decoder in decoders.items()}
             steps = {name: decoder.step for name, decoder in decoders.items()}
-            for name, timing in time(steps, rounds=DECODED).items():
+            for name, timing in time(steps, rounds=LAYER_STEPS).items():
                 one = sizes._replace(length=1)
                 figure = figure_of(pattern, name, "decode", one, timing, n_bytes=held[name])
                 yield msgspec.structs.replace(figure, length=length)
@@ -149,6 +152,8 @@ def tensor_bytes(state: object) -> int:
 class _Ours:
     """A model of ours, which decodes in place, as in a session of generation."""
 
+    capacity = 2 * DECODED
+
     def __init__(
         self,
         model: LanguageModel | Stack,
@@ -166,7 +171,7 @@ class _Ours:
     @torch.inference_mode()
     def prefill(self) -> None:
         with use_backend(self.backend):
-            self.state = self.model.init_state(len(self.tokens), capacity=2 * DECODED)
+            self.state = self.model.init_state(len(self.tokens), capacity=self.capacity)
             for part in self.tokens.split(PREFILL_CHUNK, dim=1):
                 self.state = self._read(part)
             if self.state_dtype is not None:
@@ -186,6 +191,8 @@ class _Ours:
 
 class _OurLayer(_Ours):
     """A layer of ours."""
+
+    capacity = 2 * LAYER_STEPS
 
     def _read(self, part: Tensor) -> Any:
         return self.model.forward_chunk(part, self.state)[1]

@@ -44,18 +44,14 @@ def register(folder: Path) -> None:
     naive = {name: _module(folder, name) for name in ("gla", "simple_gla", "gated_delta_rule")}
     dplr = _module(folder, "generalized_delta_rule/dplr")
 
-    def linear_attention(
-        q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> Any:
         q, k = (t.repeat_interleave(v.shape[2] // t.shape[2], dim=2) for t in (q, k))
         if log_decay.ndim == v.ndim:
-            scaled = q * q.shape[-1] ** 0.5  # it divides by this root
-            y, after = naive["gla"].naive_recurrent_gla(scaled, k, v, log_decay, state, True)
-        else:
-            run = _by_length(naive["simple_gla"], "simple_gla", v.shape[1])
-            given = {"scale": 1.0, "initial_state": state, "output_final_state": True}
-            y, after = run(q, k, v, log_decay, **given)
-        return y, after
+            q = q * q.shape[-1] ** 0.5  # it divides by this root
+            return naive["gla"].naive_recurrent_gla(q, k, v, log_decay, state, True)
+        run = _by_length(naive["simple_gla"], "simple_gla", v.shape[1])
+        given = {"scale": 1.0, "initial_state": state, "output_final_state": True}
+        return run(q, k, v, log_decay, **given)
 
     def delta_rule(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         *signals, state = inputs
@@ -67,20 +63,25 @@ def register(folder: Path) -> None:
 
     def gated_delta_rule(
         q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Any:
         q, k = (t.repeat_interleave(v.shape[2] // t.shape[2], dim=2) for t in (q, k))
         run = _by_length(naive["gated_delta_rule"], "gated_delta_rule", v.shape[1])
         given = {"scale": 1.0, "initial_state": state, "output_final_state": True}
-        y, after = run(q, k, v, g=log_decay, beta=beta, **given)
-        return y, after
+        return run(q, k, v, g=log_decay, beta=beta, **given)
 
+    unregister()
     for run in (linear_attention, delta_rule, gated_delta_rule):
         name = run.__name__
-        if BACKEND in OPS[name].backends:
-            OPS[name].remove(BACKEND)
         step_ = copying(_one_token(run))
         functions = {name: run, f"{name}_step_": step_, f"{name}_step": on_a_copy(step_)}
         register_backend(name, BACKEND, SimpleNamespace(**functions), before="reference")
+
+
+def unregister() -> None:
+    """Remove the backend from all ops."""
+    for op in OPS.values():
+        if BACKEND in op.backends:
+            op.remove(BACKEND)
 
 
 def _by_length(module: ModuleType, name: str, length: int) -> Any:

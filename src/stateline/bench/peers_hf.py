@@ -192,18 +192,22 @@ def _mlstm(_: str, d_model: int) -> nn.Module:
     return _XLSTM(_module("xlstm").xLSTMLayer(config), config)
 
 
-def hugging_face(_: Path | None) -> Mapping[str, Callable[[str, int], nn.Module]]:
-    """The layers by the name of ours; without its kernels, a backward pass of Mamba takes minutes.
+LAYERS: Mapping[str, Callable[[str, int], nn.Module]] = {
+    "attention": _gated_attention,
+    "gated_delta_net": _gated_delta_net,
+    "kimi_delta_attention": _kimi_delta_attention,
+    "latent_attention": _latent_attention,
+    "lightning_attention": _lightning_attention,
+    "mamba2": _mamba2,
+    "mlstm": _mlstm,
+}
+"""By the name of ours. Without its kernels, a backward pass of Mamba takes minutes.
 
-    ``attention`` is Qwen3-Next's: ``attention(gated=true, position=rope, qk_norm=offset)``.
-    """
+``attention`` is Qwen3-Next's: ``attention(gated=true, position=rope, qk_norm=offset)``.
+"""
+
+
+def hugging_face(_: Path | None) -> Mapping[str, Callable[[str, int], nn.Module]]:
+    """The layers, if transformers is installed."""
     import_module("transformers")
-    return {
-        "attention": _gated_attention,
-        "gated_delta_net": _gated_delta_net,
-        "kimi_delta_attention": _kimi_delta_attention,
-        "latent_attention": _latent_attention,
-        "lightning_attention": _lightning_attention,
-        "mamba2": _mamba2,
-        "mlstm": _mlstm,
-    }
+    return LAYERS

@@ -109,12 +109,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
 
     def _forward(self, x: Tensor) -> Tensor:
         q, slots = self._project(x, torch.arange(x.shape[1], device=x.device)[None])
-        latent, rotated = slots.split([self.d_latent, self.d_rotary], dim=-1)
-        joint = self.up_proj(latent).unflatten(-1, (self.n_heads, 2 * self.d_head))
-        k, v = joint.chunk(2, dim=-1)
-        k = torch.cat([k, rotated[:, :, None].expand(-1, -1, self.n_heads, -1)], dim=-1)
-        y = attention(q, k, F.pad(v, (0, self.d_rotary)))[..., : self.d_head]
-        return self.out_proj(y.flatten(2))
+        return self._attend_to_keys(q, slots)
 
     def _forward_chunk(
         self, x: Tensor, state: LatentAttentionState
@@ -126,7 +121,13 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         room = F.pad(state.latent, (0, 0, 0, length))
         slots = room.scatter(1, index, new.to(room.dtype))
         after = LatentAttentionState(slots, state.length + length)
-        return self._attend(q, slots, state.length), after
+        # Products of the maps: d_latent * d_head per query or per slot, which becomes a key and a
+        # value. Among latents, a query needs d_latent - d_head more per slot, which take about
+        # twice as long.
+        n_slots, d, wider = slots.shape[1], self.d_head, self.d_latent - self.d_head
+        many = (n_slots - length) * self.d_latent * d < 2 * length * n_slots * wider
+        attend = self._attend_to_keys if many else self._attend_to_latents
+        return attend(q, slots, state.length), after
 
     def _step_(self, x: Tensor, state: LatentAttentionState) -> Tensor:
         slot = state.length[:, None]
@@ -137,7 +138,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
             )
         q, new = self._project(x[:, None], slot)
         state.latent.scatter_(1, slot[..., None].expand_as(new), new.to(state.latent.dtype))
-        y = self._attend(q, state.latent, state.length)
+        y = self._attend_to_latents(q, state.latent, state.length)
         state.length.add_(1)
         return y[:, 0]
 
@@ -157,12 +158,21 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         plain, turned = q.split([self.d_head, self.d_rotary], dim=-1)
         latent, key = self.down_proj(x).split([self.d_latent, self.d_rotary], dim=-1)
         if self.position == "rope":
-            (turned,) = self.rotary(positions, turned)
-            key = self.rotary(positions, key[:, :, None])[0][:, :, 0]
+            turned, turned_key = self.rotary(positions, turned, key[:, :, None])
+            key = turned_key[:, :, 0]
         slots = torch.cat([self.norm(latent), key], dim=-1)
         return torch.cat([plain, turned], dim=-1), slots
 
-    def _attend(self, q: Tensor, slots: Tensor, start: Tensor) -> Tensor:
+    def _attend_to_keys(self, q: Tensor, slots: Tensor, start: Tensor | None = None) -> Tensor:
+        """Attend to the keys and values of all heads, made from the latents."""
+        latent, rotated = slots.to(q.dtype).split([self.d_latent, self.d_rotary], dim=-1)
+        joint = self.up_proj(latent).unflatten(-1, (self.n_heads, 2 * self.d_head))
+        k, v = joint.chunk(2, dim=-1)
+        k = torch.cat([k, rotated[:, :, None].expand(-1, -1, self.n_heads, -1)], dim=-1)
+        y = attention(q, k, F.pad(v, (0, self.d_rotary)), AttentionMask(start))
+        return self.out_proj(y[..., : self.d_head].flatten(2))
+
+    def _attend_to_latents(self, q: Tensor, slots: Tensor, start: Tensor) -> Tensor:
         """Attend to the latents, as keys and as values that all heads share."""
         up = self.up_proj.weight.view(self.n_heads, 2, self.d_head, self.d_latent)
         plain, turned = q.split([self.d_head, self.d_rotary], dim=-1)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
+from stateline.layers.derived import derived
 from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention
@@ -62,9 +63,12 @@ class LightningAttention(DecayingAttention):
         self.norm = nn.RMSNorm(n_heads * self.d_head, eps=norm_eps)
         self.out_proj = Linear(n_heads * self.d_head, d_model, bias=False)
 
-    def log_decay(self, like: Tensor) -> Float[Tensor, " head"]:
-        """Logarithms of the decays, in the precision of the state."""
-        heads = torch.arange(1, self.n_heads + 1, device=like.device, dtype=like.dtype)
+    @derived
+    def log_decay(self) -> Float[Tensor, " head"]:
+        """Logarithms of the decays, in float32 at least."""
+        weight = self.qkv.weight
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        heads = torch.arange(1, self.n_heads + 1, device=weight.device, dtype=dtype)
         return -self.decay_scale * torch.exp2(-8 * heads / self.n_heads)
 
     def signals(
@@ -76,7 +80,7 @@ class LightningAttention(DecayingAttention):
         """Queries, keys, values, the decays of the heads, and the gate."""
         joint = F.silu(self.qkv(x)).unflatten(-1, (self.n_heads, 3, self.d_head))
         q, k, v = joint.unbind(dim=-2)
-        return q, k, v, self.log_decay(state.s).expand(v.shape[:-1]), self.gate_proj(x)
+        return q, k, v, self.log_decay().expand(v.shape[:-1]), self.gate_proj(x)
 
     def read(self, y: Tensor, gate: Tensor) -> Tensor:
         """Normalise all heads together, and gate."""

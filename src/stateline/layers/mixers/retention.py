@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.base import records
+from stateline.layers.derived import derived
 from stateline.layers.documents import Documents, count_positions
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.decaying_attention import DecayingAttention, expanded
@@ -75,9 +76,12 @@ class Retention(DecayingAttention):
         (s,) = super().init_state(batch_size, capacity=capacity)
         return RetentionState(s, torch.zeros(batch_size, dtype=torch.int64, device=s.device))
 
-    def log_decay(self, like: Tensor) -> Float[Tensor, " head"]:
-        """Logarithms of the decays, in the precision of the state."""
-        heads = torch.arange(self.n_heads, device=like.device, dtype=like.dtype)
+    @derived
+    def log_decay(self) -> Float[Tensor, " head"]:
+        """Logarithms of the decays, in float32 at least."""
+        weight = self.in_proj.weight
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        heads = torch.arange(self.n_heads, device=weight.device, dtype=dtype)
         return torch.log1p(-torch.exp2(-5 - heads))
 
     def signals(
@@ -87,17 +91,13 @@ class Retention(DecayingAttention):
         values = self.n_heads * self.d_value
         q, k, v, gate = self.in_proj(x).split([self.d_model, self.d_model, values, values], dim=-1)
         v = v.unflatten(-1, (self.n_heads, self.d_value))
-        decay = self.log_decay(state.s).expand(v.shape[:-1])
+        q, k = (t.unflatten(-1, (self.n_heads, self.d_key)) for t in (q, k))
         tokens = x if x.ndim == 3 else x[:, None]
         positions, length = count_positions(state.length, tokens, starts)
-        q, k = self._turned(q, positions), self._turned(k, positions) * self.d_key**-0.5
-        return q, k, v, decay, (gate, length)
-
-    def _turned(self, vectors: Tensor, positions: Tensor) -> Tensor:
-        """Queries or keys, rotated by their positions."""
-        heads = vectors.unflatten(-1, (self.n_heads, self.d_key))
-        rows = heads if heads.ndim == 4 else heads[:, None]
-        return self.rotary(positions, rows)[0].view_as(heads)
+        rows = (t if t.ndim == 4 else t[:, None] for t in (q, k))
+        q, k = (turned.view_as(q) for turned in self.rotary(positions, *rows))
+        decay = self.log_decay().expand(v.shape[:-1])
+        return q, k * self.d_key**-0.5, v, decay, (gate, length)
 
     def read(self, y: Tensor, gate: tuple[Tensor, Tensor]) -> Tensor:
         """Normalise each head, and gate."""
