@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stateline.bench import fla_naive
@@ -81,6 +82,39 @@ class _Naive(nn.Module):
             return self.layer.step_(x[:, 0], state)
 
 
+class _SLSTM(nn.Module):
+    """The sLSTM of NX-AI in plain PyTorch."""
+
+    def __init__(self, module: Any, d_model: int) -> None:
+        super().__init__()
+        config = module.sLSTMLayerConfig(embedding_dim=d_model, num_heads=4, backend="vanilla")
+        self.layer = module.sLSTMLayer(config)
+        self.layer.reset_parameters()
+        self.taps: int = config.conv1d_kernel_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y
+
+    def prefill(self, x: Tensor) -> dict[str, Any]:
+        """Read a prompt, and return the state; the one of the convolution is the latest inputs."""
+        state: dict[str, Any] = self.layer(x, return_last_state=True)[1]
+        latest = F.pad(x, (0, 0, self.taps, 0))[:, -self.taps :]
+        return state | {"conv_state": (latest,)}
+
+    def step(self, x: Tensor, state: dict[str, Any]) -> Tensor:
+        """Read one more position (batch, 1, channel)."""
+        y, after = self.layer.step(x, **state)
+        state |= after
+        return y
+
+
+def _xlstm(folder: Path | None) -> Mapping[str, Build]:
+    with _importable("xlstm", folder, "xlstm/blocks/slstm/layer.py"):
+        module = import_module("xlstm.blocks.slstm.layer")
+    return {"slstm": lambda _, d: _SLSTM(module, d)}
+
+
 def _fla(folder: Path | None) -> Mapping[str, Build]:
     if folder is None:
         raise InputError("the peer 'fla' needs a checkout: give --against fla=FOLDER")
@@ -94,6 +128,7 @@ PEERS: Mapping[str, Callable[[Path | None], Mapping[str, Build]]] = {
     "mambapy": _mambapy,
     "s4": _s4,
     "safari": _safari,
+    "xlstm": _xlstm,
 }
 """Projects, each with a function that gives its layers by the name of ours."""
 
@@ -267,9 +302,9 @@ def find_peers(names: Sequence[str], patterns: Sequence[str]) -> dict[str, dict[
     """Layers of other projects by the name of our layer.
 
     Args:
-        names: Projects: ``hf`` and ``mambapy`` as installed, ``safari=PATH``, ``s4=PATH`` and
-            ``fla=PATH`` from a checkout of HazyResearch/safari, state-spaces/s4 and
-            fla-org/flash-linear-attention.
+        names: Projects: ``hf`` and ``mambapy`` as installed, ``safari=PATH``, ``s4=PATH``,
+            ``fla=PATH`` and ``xlstm=PATH`` from checkouts of HazyResearch/safari, state-spaces/s4,
+            fla-org/flash-linear-attention and NX-AI/xlstm.
         patterns: Layers of ours that are measured.
 
     Returns:

@@ -82,7 +82,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         type=str,
         default=[],
-        help="peers: hf mambapy safari=PATH s4=PATH fla=PATH, of train nanogpt=PATH",
+        help="peers: hf mambapy safari=PATH s4=PATH fla=PATH xlstm=PATH, of train nanogpt=PATH",
     )
     option("--threads", type=int, default=1, help="threads of a CPU")
     option("--seconds", type=float, default=0.5, help="time for each candidate, after warm-up")
