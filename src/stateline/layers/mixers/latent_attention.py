@@ -124,10 +124,11 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         # Products of the maps: d_latent * d_head per query or per slot, which becomes a key and a
         # value. Among latents, a query needs d_latent - d_head more per slot, which take about
         # twice as long.
-        n_slots, d, wider = slots.shape[1], self.d_head, self.d_latent - self.d_head
+        held = _held(slots, after.length)
+        n_slots, d, wider = held.shape[1], self.d_head, self.d_latent - self.d_head
         many = (n_slots - length) * self.d_latent * d < 2 * length * n_slots * wider
         attend = self._attend_to_keys if many else self._attend_to_latents
-        return attend(q, slots, state.length), after
+        return attend(q, held, state.length), after
 
     def _step_(self, x: Tensor, state: LatentAttentionState) -> Tensor:
         slot = state.length[:, None]
@@ -138,7 +139,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
             )
         q, new = self._project(x[:, None], slot)
         state.latent.scatter_(1, slot[..., None].expand_as(new), new.to(state.latent.dtype))
-        y = self._attend_to_latents(q, state.latent, state.length)
+        y = self._attend_to_latents(q, _held(state.latent, slot + 1), state.length)
         state.length.add_(1)
         return y[:, 0]
 
@@ -182,3 +183,8 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         found = attention(q, shared, shared, AttentionMask(start))[..., : self.d_latent]
         y = torch.einsum("bthc,hdc->bthd", found, up[:, 1].to(found.dtype))
         return self.out_proj(y.flatten(2))
+
+
+def _held(slots: Tensor, length: Tensor) -> Tensor:
+    """The slots without those that are free in all rows, where that costs no synchronisation."""
+    return slots[:, : int(length.max())] if len(length) and values_at_hand(length) else slots

@@ -74,7 +74,7 @@ class LightningAttention(DecayingAttention):
     def signals(
         self,
         x: Tensor,
-        state: LinearAttentionState,
+        state: LinearAttentionState,  # noqa: ARG002
         starts: Documents | None = None,  # noqa: ARG002
     ) -> tuple[Any, ...]:
         """Queries, keys, values, the decays of the heads, and the gate."""
