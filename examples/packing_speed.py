@@ -24,7 +24,7 @@ import torch
 from stateline.data.token_text import TokenText
 from stateline.models.factory import make_model
 from stateline.models.presets import configure
-from stateline.tasks.base import IGNORE
+from stateline.tasks.base import IGNORE, Task
 from stateline.tasks.text.corpus import Documents, TextTask
 from stateline.train.batches import Batches
 from stateline.train.config import TrainConfig
@@ -67,7 +67,7 @@ def _functions() -> Iterator[tuple[str, str, str]]:
                 yield node.name, said.splitlines()[0], ast.get_source_segment(text, node) or ""
 
 
-def scored(task: Short, batches: int = 8) -> float:
+def scored(task: Task, batches: int = 8) -> float:
     """Share of the positions that have a target."""
     targets = torch.cat([task.train_batch(index).targets.flatten() for index in range(batches)])
     return float((targets != IGNORE).float().mean())
