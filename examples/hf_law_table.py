@@ -1,12 +1,11 @@
-"""Check tiny random models of the recurrent and hybrid families of transformers.
+"""Check tiny random models of transformers: families that we convert, and other recurrent ones.
 
 Run it: python examples/hf_law_table.py
 
     python examples/hf_law_table.py mamba jamba                  # these families alone
     python examples/hf_law_table.py --write docs/diagnosis.md    # replaces the table of the page
 
-A few families of pure attention are included as controls. The weights are random: the check is of
-the code of a family, not of any published model.
+The weights are random: the check is of the code of a family, not of any published model.
 """
 
 import argparse
@@ -50,7 +49,12 @@ CONV = ["conv", "full_attention"] * 2
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 128, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512},
     "gpt_neox": {key: value for key, value in BASE.items() if key != "num_key_value_heads"},
+    "gpt_neo": {"vocab_size": 128, "hidden_size": 64, "num_layers": 4, "num_heads": 4}
+    | {"attention_types": [[["global", "local"], 2]], "window_size": 8},
+    "opt": SMALL | {"ffn_dim": 128, "num_attention_heads": 4, "max_position_embeddings": 512},
     "llama": BASE,
+    "granite": BASE,
+    "qwen2": BASE,
     "qwen3": BASE | {"head_dim": 16},
     "mistral": BASE | {"sliding_window": 8},
     "gemma3_text": BASE | {"head_dim": 16, "sliding_window": 8, "layer_types": SLIDING},
@@ -58,6 +62,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"head_dim": 16, "sliding_window": 8, "layer_types": SLIDING}
     | {"num_local_experts": 4, "num_experts_per_tok": 2}
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "mixtral": BASE | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": BASE | EXPERTS | {"shared_expert_intermediate_size": 64},
+    "qwen3_moe": BASE | EXPERTS | {"head_dim": 16},
+    "olmoe": BASE | EXPERTS,
+    "granitemoe": BASE | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "mamba": SMALL | {"state_size": 8},
     "falcon_mamba": SMALL | {"state_size": 8},
     "mamba2": SMALL

@@ -130,6 +130,16 @@ def signals(folder: Path) -> Path:
     return folder
 
 
+def answers(folder: Path, count: int = 60) -> Path:
+    """Sums, with a prompt and an answer each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sums = [(n * 7 % 23, n * n % 101) for n in range(count)]
+    rows = [{"prompt": f"{a} + {b} = ", "answer": str(a + b)} for a, b in sums]
+    path = folder / "sums.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "byte_text": byte_text,
     "eeg": eeg,

@@ -103,15 +103,29 @@ def field_of_line(line: bytes, key: str, place: str) -> bytes:
     Raises:
         InputError: If the line is not JSON, or has no text in that field.
     """
+    return field_of_row(row_of_line(line, place), key, place)
+
+
+def row_of_line(line: bytes, place: str) -> Any:
+    """A line of JSON.
+
+    Raises:
+        InputError: If it is not JSON.
+    """
     try:
-        row: Any = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{place} is not JSON: {error}; correct it or leave it out") from error
-    return field_of_row(row, key, place)
 
 
-def field_of_row(row: Any, key: str, place: str) -> bytes:
+def field_of_row(row: Any, key: str, place: str, option: str = "--text_key") -> bytes:
     """The text in a row.
+
+    Args:
+        row: The row.
+        key: Name of the field with the text.
+        place: Name of the row, for messages.
+        option: What names the field, for messages.
 
     Raises:
         InputError: If there is none.
@@ -121,10 +135,8 @@ def field_of_row(row: Any, key: str, place: str) -> bytes:
         raise InputError(f"{wanted}, but it has no fields: {row!r:.40}; correct it or leave it out")
     if key not in row:
         known = ", ".join(map(repr, row)) or "none"
-        raise InputError(
-            f"{wanted}, but it has {known}: name the field of the text with --text_key"
-        )
+        raise InputError(f"{wanted}, but it has {known}: name the field of the text with {option}")
     text = row[key]
     if not isinstance(text, str):
-        raise InputError(f"{wanted}, but it has {text!r:.40} there: name another with --text_key")
+        raise InputError(f"{wanted}, but it has {text!r:.40} there: name another with {option}")
     return text.encode(errors="surrogatepass")

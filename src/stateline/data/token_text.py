@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Int, Integer
+from jaxtyping import Bool, Int, Integer
 
 
 class TokenText:
@@ -54,6 +54,10 @@ class TokenText:
             start += len(piece)
             part += 1
         return np.concatenate(pieces)
+
+    def asked(self, start: int, stop: int) -> Bool[np.ndarray, " length"]:
+        """Whether each of these tokens, all of one document, is a target: by default all are."""
+        return np.ones(stop - start, dtype=bool)
 
     def cut(self, most: int) -> "TokenText":
         """Return the first ``most`` tokens, or all if there are fewer."""

@@ -1,6 +1,5 @@
 """Scores of a model on a task."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +11,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
 from stateline.evaluate.division import by_rows
 from stateline.evaluate.losses import Buckets, token_losses
-from stateline.generate import generate
+from stateline.generate import answer, generate
 from stateline.layers.base import row_inputs
 from stateline.layers.documents import Documents
 from stateline.layers.state import replace_rows
@@ -33,6 +33,7 @@ from stateline.tasks.base import (
     Task,
 )
 from stateline.tasks.rows import RowsTask
+from stateline.tasks.text.answers import Answers
 from stateline.tasks.text.corpus import TextTask
 
 Tokens = Int[Tensor, "batch _"]
@@ -54,6 +55,8 @@ def evaluate(
     - Corpora: bits per byte and perplexity per token of the held-out text, in windows of
       ``length``, each read from an empty state, or with carried state if the task is ``carried``;
       ``batches`` limits how many batches of windows are read, 0 reads all.
+    - Answers: the loss per token of the held-out answers likewise, and how many of them greedy
+      decoding gives exactly.
     - Other kinds of tasks: by the function registered with :func:`score_task`.
 
     Args:
@@ -139,9 +142,27 @@ def _text(task: TextTask, model: LanguageModel, length: int, batches: range) -> 
     return _text_scores(task, read(model, task, Buckets(length, length), batches))
 
 
+@score_task.register
+def _answers(task: Answers, model: LanguageModel, length: int, batches: range) -> dict[str, float]:
+    scores, examples = _text(task, model, length, batches), task.questions()
+
+    def right(rows: Tensor) -> Tensor:
+        asked = [examples[row] for row in rows.tolist()]
+        wanted = [own.tokens[own.answer :] for own in asked]
+        prompts = [own.tokens[: own.answer].tolist() for own in asked]
+        written = answer(model, task.tokenizer, prompts, [len(own) for own in wanted])
+        texts = (utf8(task.tokenizer.decode(own)).decode(errors="replace") for own in wanted)
+        return torch.tensor([a == b for a, b in zip(written, texts, strict=True)])
+
+    if examples:
+        found = by_rows(right, torch.arange(len(examples)), may_stop=True)
+        scores["exact_match"] = found.float().mean().item()
+    return scores
+
+
 def _text_scores(task: CorpusTask, buckets: Buckets) -> dict[str, float]:
     perplexity = float(torch.tensor(buckets.mean, dtype=torch.float64).exp())
-    return {task.metric: buckets.mean / _nats_per_bit_per_byte(task), "perplexity": perplexity}
+    return {task.metric: buckets.mean / task.unit, "perplexity": perplexity}
 
 
 @score_task.register
@@ -192,9 +213,8 @@ def score_positions(task: Task, model: Any, buckets: Buckets, batches: range) ->
 def _loss_by_position(
     task: CorpusTask, model: LanguageModel, buckets: Buckets, batches: range
 ) -> dict[int, float]:
-    unit = _nats_per_bit_per_byte(task)
     means = _read(model, task, buckets, batches).means()
-    return {end: mean / unit for end, mean in means.items()}
+    return {end: mean / task.unit for end, mean in means.items()}
 
 
 @score_positions.register
@@ -287,7 +307,3 @@ def _add(buckets: Buckets, losses: Tensor, batch: Batch | ConsecutiveBatch | Pac
     if isinstance(batch, PackedBatch):
         positions = Documents(batch.starts).positions
     buckets.add(positions.expand_as(scored)[scored] + 1, losses[scored])
-
-
-def _nats_per_bit_per_byte(task: CorpusTask) -> float:
-    return math.log(2) * task.bytes_per_token

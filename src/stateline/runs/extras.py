@@ -38,7 +38,7 @@ def sample_text(model: AnyModel, task: Any) -> str | None:
     if not task.has_text or not isinstance(model, LanguageModel):
         return None
     limit = model.max_len or SAMPLE_PROMPT + SAMPLE_TOKENS
-    prompt = next(task.held_out(min(SAMPLE_PROMPT, limit))).tokens[:1]
+    prompt = task.beginning(min(SAMPLE_PROMPT, limit))
     prompt, room = prompt.to(model.embedding.weight.device), limit + 1 - prompt.shape[1]
     tokens = generate(model, prompt, min(SAMPLE_TOKENS, room), sampling=Sampling(temperature=0.8))
     text = task.tokenizer.decode(torch.cat([prompt, tokens], dim=1)[0].tolist())

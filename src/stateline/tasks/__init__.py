@@ -44,6 +44,7 @@ from stateline.tasks.synthetic.object_collision import ObjectCollision
 from stateline.tasks.synthetic.random_walk import RandomWalk
 from stateline.tasks.synthetic.stream import Episode, StreamTask
 from stateline.tasks.synthetic.word_problem import WordProblem
+from stateline.tasks.text.answers import Answers
 from stateline.tasks.text.byte_text import ByteText
 from stateline.tasks.text.listops import ListOps
 from stateline.tasks.text.retrieval import Retrieval
@@ -55,6 +56,7 @@ __all__ = [
     "IGNORE",
     "TASKS",
     "Algorithm",
+    "Answers",
     "AssociativeRecall",
     "Batch",
     "ByteText",
@@ -101,6 +103,7 @@ TASKS: Registry[type[Task]] = Registry(
     "seed",
     {
         "algorithm": Algorithm,
+        "answers": Answers,
         "associative_recall": AssociativeRecall,
         "byte_text": ByteText,
         "copying": Copying,

@@ -1,5 +1,6 @@
 """Tasks: sources of training batches and evaluation problems that score a model's answers."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -413,6 +414,11 @@ class CorpusTask(Task):
     tokenizer: Tokenizer
     bytes_per_token: float = 1.0
 
+    @property
+    def unit(self) -> float:
+        """Nats per token that are 1 of the metric: by default, of bits per byte."""
+        return math.log(2) * self.bytes_per_token
+
     def score_names(self) -> set[str]:
         """The metric, and the perplexity per token."""
         return {self.metric, "perplexity"}
@@ -420,6 +426,10 @@ class CorpusTask(Task):
     @abstractmethod
     def held_out(self, length: int) -> Iterator[Batch | PackedBatch]:
         """The whole held-out text once, in windows of ``length`` tokens."""
+
+    def beginning(self, length: int) -> Int[Tensor, "1 length"]:
+        """At most ``length`` tokens that a sample of the model's text goes on from."""
+        return next(iter(self.held_out(length))).tokens[:1]
 
 
 def epoch_rows(

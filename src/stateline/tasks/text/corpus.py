@@ -23,7 +23,7 @@ from stateline.tasks.base import (
     epoch_rows,
     generator,
 )
-from stateline.tasks.text.packing import PackedRows, Stream, packed_batch
+from stateline.tasks.text.packing import PackedRows, Stream, packed_batch, read_window
 
 TOKENS_PER_BATCH = 16_384
 """Approximate number of tokens in a batch of the held-out text."""
@@ -71,11 +71,11 @@ class TextTask(CorpusTask):
         begins, ends = text.borders[:-1], text.borders[1:]
         if len(begins) == 1:
             starts = rng.integers(len(text) - length, size=self.batch_size)
-            return _windows(text, starts, starts + length, length)
+            return windows(text, starts, starts + length, length)
         targets = self._targets_before
         drawn = np.searchsorted(targets, rng.integers(targets[-1], size=self.batch_size), "right")
         starts = begins[drawn] + rng.integers(np.maximum(ends - begins - length, 1)[drawn])
-        return _windows(text, starts, np.minimum(starts + length, ends[drawn] - 1), length)
+        return windows(text, starts, np.minimum(starts + length, ends[drawn] - 1), length)
 
     @cached_property
     def _packed_rows(self) -> PackedRows:
@@ -114,7 +114,7 @@ class TextTask(CorpusTask):
             places = offset + rows * self.train_length
             return _next_rows(self._training, source, places, self.train_length, begun=step == 0)
         starts, stops, first = source.places(offset + rows)
-        tokens, targets = _windows(self._training, starts, stops, self.train_length)
+        tokens, targets = windows(self._training, starts, stops, self.train_length)
         return ConsecutiveBatch(tokens, targets, torch.from_numpy(first | (step == 0)))
 
     @cached_property
@@ -167,7 +167,7 @@ class TextTask(CorpusTask):
             )
         segments = Segments(text.borders[:-1], text.borders[1:], length)
         return (
-            _windows(text, *segments.places(numbers)[:2], length)
+            windows(text, *segments.places(numbers)[:2], length)
             for numbers in _in_runs(len(segments), rows)
         )
 
@@ -191,7 +191,7 @@ class TextTask(CorpusTask):
             numbers = np.arange(rows) * steps + step
             left_over = numbers >= len(segments)
             starts, stops, first = segments.places(np.minimum(numbers, len(segments) - 1))
-            tokens, targets = _windows(self._held_out, starts, stops, length)
+            tokens, targets = windows(self._held_out, starts, stops, length)
             targets[torch.from_numpy(left_over)] = IGNORE
             yield ConsecutiveBatch(tokens, targets, torch.from_numpy(first | (step == 0)))
 
@@ -308,11 +308,11 @@ def _next_rows(
     return batch
 
 
-def _windows(text: TokenText, starts: Numbers, stops: Numbers, length: int) -> Batch:
+def windows(text: TokenText, starts: Numbers, stops: Numbers, length: int) -> Batch:
     """Tokens from each start up to each stop, padded to one length, and their next tokens."""
     tokens = np.zeros((len(starts), length), dtype=np.int64)
     targets = np.full_like(tokens, IGNORE)
     for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-        window = text.read(start, stop + 1)
-        tokens[row, : stop - start], targets[row, : stop - start] = window[:-1], window[1:]
+        width = stop - start
+        tokens[row, :width], targets[row, :width] = read_window(text, start, stop)
     return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))

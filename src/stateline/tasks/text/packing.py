@@ -105,11 +105,17 @@ def packed_batch(text: TokenText, pieces: Iterable[list[Piece]], length: int) ->
     for row, held in enumerate(rows):
         stop = 0
         for place, begin, end, begins in held:
-            read, stop = text.read(begin, end + 1), place + end - begin
-            tokens[row, place:stop], targets[row, place:stop] = read[:-1], read[1:]
+            stop = place + end - begin
+            tokens[row, place:stop], targets[row, place:stop] = read_window(text, begin, end)
             starts[row, place] = begins
         starts[row, stop : stop + 1] = True
     return PackedBatch(*map(torch.from_numpy, (tokens, targets, starts)))
+
+
+def read_window(text: TokenText, start: int, stop: int) -> tuple[Numbers, Numbers]:
+    """Tokens from ``start`` up to ``stop``, and of each the next one, if that is a target."""
+    tokens = text.read(start, stop + 1)
+    return tokens[:-1], np.where(text.asked(start + 1, stop + 1), tokens[1:], IGNORE)
 
 
 def best_fit(lengths: Numbers, size: int) -> Numbers:
