@@ -1,6 +1,7 @@
 """Run by test_shared.py: processes that share a training, forked, since none must start Python.
 
-``forked.py mesh HOME SETTINGS``: a run of one process, and of four that hold two sharded copies.
+``forked.py mesh HOME SETTINGS``: a run of one process, and of four that hold two sharded copies or
+as the settings say.
 ``forked.py kill HOME``: a run of two processes, one of which is killed again and again, beside one
 that is not. ``forked.py reshard HOME``: a checkpoint of two processes is read and written by one,
 and then by four, some of which hold copies. ``forked.py full HOME``: one of two processes cannot
@@ -24,7 +25,7 @@ import torch
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.tasks import Text
+from stateline.tasks import Answers, Task, Text
 from stateline.train.config import TrainConfig
 from stateline.train.loop import Trainer, train
 from stateline.train.processes import Processes, join_processes
@@ -68,11 +69,19 @@ def together(count: int, work: Callable[[Processes], None]) -> list[int]:
     return [ends[child] for child in children]
 
 
-def parts(folder: Path, **settings: Any) -> tuple[LanguageModel, Text, TrainConfig]:
-    """What is trained."""
-    task = Text(path=str(folder.parent / "text.txt"), length=16, batch_size=4)
+def parts(
+    folder: Path,
+    pattern: str = "h3 attention(position=rope) lstm",
+    examples: bool = False,
+    **settings: Any,
+) -> tuple[LanguageModel, Task, TrainConfig]:
+    """What is trained, on a text or on packed examples."""
+    task: Task = Text(path=str(folder.parent / "text.txt"), length=16, batch_size=4)
+    if examples:
+        path = str(folder.parent / "sums.jsonl")
+        task = Answers(path=path, length=32, batch_size=4, answered=3)
     torch.manual_seed(0)
-    model = LanguageModel(ModelConfig("h3 attention(position=rope) lstm", 256, d_model=8))
+    model = LanguageModel(ModelConfig(pattern, 256, d_model=8))
     shared = {"log_every": 1, "eval_every": 0, "save_every": 2, "warmup_steps": 5, "lr": 1e-2}
     carry = {"carry_state": True, "carry_cap": 48, "segment_len": 7, "accumulate": 2}
     return model, task, TrainConfig(**{"steps": STEPS, **shared, **carry, **settings})
@@ -98,7 +107,7 @@ def mesh(home: Path) -> list[list[int]]:
     settings = {"steps": 6, "carry_state": False, "carry_cap": None} | json.loads(sys.argv[3])
     return [
         together(1, lambda p: trained(home / "alone", p, **settings)),
-        together(4, lambda p: trained(home / "mesh", p, shard=2, **settings)),
+        together(4, lambda p: trained(home / "mesh", p, **{"shard": 2} | settings)),
     ]
 
 

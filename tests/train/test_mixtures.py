@@ -40,7 +40,10 @@ def same(one: LanguageModel, other: LanguageModel) -> bool:
     return all(value.equal(wanted[name]) for name, value in one.state_dict().items())
 
 
-@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"carry_state": True, "carry_cap": 64}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"accumulate": 2}, {"carry_state": True, "carry_cap": 64}, {"optimizer": "muon"}],
+)
 def test_a_resumed_run_ends_with_the_same_weights(
     text: Text, tmp_path: Path, settings: dict[str, Any]
 ) -> None:

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from stateline.errors import InputError
+from stateline.layers import MoE
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.train.config import TrainConfig
@@ -228,10 +229,30 @@ def test_muon_moves_matrices_by_the_polar_factor_of_the_momentum() -> None:
     assert sizes.max() < 1.6
 
 
+def test_muon_updates_each_expert_as_a_matrix_of_its_own() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig("lstm moe", 11, d_model=8))
+    groups = grouped(model, TrainConfig(optimizer="muon"))
+    layer = next(module for module in model.modules() if isinstance(module, MoE))
+    others = {parameter for group in groups.values() for parameter in group["params"]}
+    assert {layer.in_weight, layer.out_weight} <= set(groups["matrices"]["params"]) <= others
+    stack = layer.in_weight
+    alone = [nn.Parameter(expert.detach().clone()) for expert in stack]
+    ours = Muon([stack], lr=0.1, weight_decay=0.1)
+    pytorch = torch.optim.Muon(alone, lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        stack.grad = torch.randn_like(stack)
+        for expert, gradient in zip(alone, stack.grad, strict=True):
+            expert.grad = gradient.clone()
+        ours.step()
+        pytorch.step()
+    torch.testing.assert_close(stack.detach(), torch.stack(alone).detach())
+
+
 def test_muon_of_a_sharded_matrix_is_that_of_the_whole_one(tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/s", rank=0, world_size=1)
     try:
-        for shape in ((16, 48), (48, 16), (1, 8)):
+        for shape in ((16, 48), (48, 16), (1, 8), (3, 16, 8)):
             whole = nn.Parameter(torch.randn(shape))
             sharded = nn.Module()
             sharded.weight = nn.Parameter(whole.detach().clone())

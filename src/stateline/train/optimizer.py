@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from stateline.layers import MoE
 from stateline.train.config import TrainConfig
 
 MATRICES = "matrices"
@@ -20,7 +21,7 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
     A layer's ``optimizer_groups`` assigns its own parameters to ``ssm`` (own learning rate, no
     weight decay) or ``no_decay``. All other matrices are decayed; vectors (norms, biases) are not,
     unless ``decay_vectors`` says so. For Muon, the weights of the linear maps between the embedding
-    and the head are the group ``matrices``.
+    and the head, each expert's among them, are the group ``matrices``.
 
     Args:
         model: Any module.
@@ -58,9 +59,12 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> "Groups":
 
 
 def _hidden_matrices(model: nn.Module) -> set[Tensor]:
-    """Weights of the linear maps in a model's stack."""
-    stack = getattr(model, "stack", nn.Module())
-    return {module.weight for module in stack.modules() if isinstance(module, nn.Linear)}
+    """Weights of the linear maps in a model's stack, those of experts among them."""
+    modules = list(getattr(model, "stack", nn.Module()).modules())
+    experts = [module for module in modules if isinstance(module, MoE)]
+    return {module.weight for module in modules if isinstance(module, nn.Linear)} | {
+        weights for module in experts for weights in (module.in_weight, module.out_weight)
+    }
 
 
 _FUSED = ("cpu", "cuda")
@@ -116,45 +120,58 @@ def _count() -> Tensor:
     return torch.zeros((), device="meta")
 
 
-class Muon(torch.optim.Muon):
-    """PyTorch's Muon, also for matrices that FSDP shards.
+class Muon(torch.optim.Optimizer):
+    """PyTorch's Muon, also for stacks of matrices (experts) and for what FSDP shards.
 
     The Newton-Schulz iteration needs whole matrices: every process computes it for all of them, as
-    with DDP, and changes its own rows.
+    with DDP, and changes its own part. Updates have the size of AdamW's at the same learning rate
+    (``match_rms_adamw``).
+
+    Args:
+        params: Matrices, or tensors whose last two axes are those of matrices.
+        lr: Learning rate.
+        weight_decay: Weight decay.
     """
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Make a step."""
-        pairs = [(p, group) for group in self.param_groups for p in group["params"]]
-        if not any(isinstance(p, DTensor) for p, _ in pairs):
-            return super().step(closure)
-        for p, group in pairs:
-            if p.grad is not None:
-                self._step_sharded(p, group)
-        return None
+    def __init__(self, params: Any, lr: float, weight_decay: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
+        self._plain = torch.optim.Muon(
+            [torch.zeros(1, 1)],
+            momentum=0,
+            nesterov=False,
+            weight_decay=0,
+            adjust_lr_fn="match_rms_adamw",
+        )
 
-    def _step_sharded(self, p: DTensor, group: dict[str, Any]) -> None:
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+        """Make a step."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step(p, p.grad, group)
+
+    def _step(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if not (state := self.state[p]):
             state["momentum_buffer"] = torch.zeros_like(p)
-        buffer = state["momentum_buffer"]
-        assert isinstance(p.grad, DTensor)
-        buffer.lerp_(p.grad, 1 - group["momentum"])
-        change = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
-        update = p.grad.lerp(buffer, group["momentum"])
-        assert isinstance(update, DTensor)
-        change.grad = update.full_tensor()
-        scale = {"lr": group["lr"], "adjust_lr_fn": group["adjust_lr_fn"]}
-        torch.optim.Muon([change], momentum=0, nesterov=False, weight_decay=0, **scale).step()
+        buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+        update = gradient.lerp(buffer, group["momentum"])
+        whole = update.full_tensor() if isinstance(update, DTensor) else update
+        change = torch.zeros_like(whole, memory_format=torch.contiguous_format)
+        matrices = list(change.view(-1, *change.shape[-2:]))
+        for matrix, part in zip(matrices, whole.reshape(-1, *whole.shape[-2:]), strict=True):
+            matrix.grad = part
+        self._plain.param_groups[0] |= {"params": matrices, "lr": group["lr"]}
+        self._plain.step()
+        self._plain.state.clear()
+        if isinstance(p, DTensor):
+            change = distribute_tensor(change, p.device_mesh, p.placements, src_data_rank=None)
         p.mul_(1 - group["lr"] * group["weight_decay"])
-        p.add_(distribute_tensor(change, p.device_mesh, p.placements, src_data_rank=None))
+        p.add_(change)
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for hidden matrices, AdamW for all other parameters.
-
-    Updates of both have the same size at the same learning rate (``match_rms_adamw``).
-    """
+    """Muon for hidden matrices, AdamW for all other parameters."""
 
     def __init__(self, groups: Groups, config: TrainConfig) -> None:
         super().__init__(groups, {"lr": config.lr})
@@ -162,7 +179,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         others = [group for group in self.param_groups if group["name"] != MATRICES]
         self._parts: list[torch.optim.Optimizer] = [_adamw(others, config)] if others else []
         if matrices:
-            self._parts.append(Muon(matrices, lr=config.lr, adjust_lr_fn="match_rms_adamw"))
+            self._parts.append(Muon(matrices, lr=config.lr))
         for part in self._parts:  # they share the groups, too
             part.state = self.state
 
