@@ -1,6 +1,7 @@
 """Training on consecutive segments: what is carried, what is cut, what begins anew."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +58,23 @@ def test_a_carried_state_gives_the_loss_of_the_whole_text(text: Text) -> None:
     whole = model(tokens)
     wanted = [mean_loss(whole[:, i : i + 16], targets[:, i : i + 16]) for i in (0, 16, 32)]
     assert losses(model, text, carried(steps=3, lr=FROZEN)) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_packed_document_that_goes_on_in_the_next_batch_keeps_its_state(tmp_path: Path) -> None:
+    for number, size in enumerate((70, 9, 40, 23, 90, 5, 61, 30) * 3):
+        text = bytes(97 + (n * n + number) % 23 for n in range(size))
+        (tmp_path / str(number)).write_bytes(text)
+    task = Text(path=str(tmp_path), length=16, batch_size=2, documents="pack")
+    model, batches = build(), [task.consecutive_batch(index) for index in range(4)]
+    tokens, targets, starts = (torch.cat(parts, dim=1) for parts in zip(*batches, strict=True))
+    assert not starts[:, 16::16].all()  # some go on
+    whole = model(torch.as_tensor(tokens), starts=torch.as_tensor(starts))
+    cut = [slice(place, place + 16) for place in range(0, 64, 16)]
+    targets = torch.as_tensor(targets)
+    wanted = [mean_loss(whole[:, part], targets[:, part]) for part in cut]
+    found = losses(model, task, carried(steps=4, lr=FROZEN, carry_cap=128))
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert found != pytest.approx(losses(model, task, carried(steps=4, lr=FROZEN, carry_cap=16)))
 
 
 def test_without_carrying_every_batch_starts_from_nothing(text: Text) -> None:

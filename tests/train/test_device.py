@@ -1,7 +1,8 @@
 """Training on a simulated accelerator: it computes there alone, and the host seldom waits."""
 
 import threading
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -136,7 +137,13 @@ def test_a_mistake_in_the_thread_ends_the_run(text: Text, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("unannotated")
 @pytest.mark.filterwarnings("ignore")  # of the compiler itself
 @pytest.mark.parametrize("settings", [{}, CARRY], ids=["whole", "carried"])
-def test_a_compiled_update_is_that_of_eager_mode(text: Text, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("documents", ["join", "pack"])
+def test_a_compiled_update_is_that_of_eager_mode(
+    tmp_path: Path, documents: Literal["join", "pack"], settings: dict[str, Any]
+) -> None:
+    for number in range(60):
+        (tmp_path / str(number)).write_bytes(bytes(97 + n * n % 23 for n in range(5 + number)))
+    text = Text(path=str(tmp_path), length=16, batch_size=4, documents=documents)
     made = [model(), model()]
     losses = [
         train(one, text, config(steps=1, compile=compiled, **settings)).curve[0].loss

@@ -36,8 +36,8 @@ class TrainConfig:
             configurations.
         optimizer: ``adamw``; or PyTorch's ``adafactor``, which has no momentum and multiplies
             ``lr`` by the size of each parameter; or PyTorch's ``muon`` for the matrices of the
-            blocks, with ``adamw`` for embeddings, heads, vectors and state spaces. ``beta1`` and
-            ``beta2`` are as for ``adamw``.
+            blocks, each expert's on its own, with ``adamw`` for embeddings, heads, vectors and
+            state spaces. ``beta1`` and ``beta2`` are as for ``adamw``.
         muon_lr: Highest learning rate of the matrices that Muon updates; by default ``lr``, at
             which the updates of both optimizers have the same size.
         weight_decay: Weight decay of matrices; norms, biases and the parameters under ``ssm_lr``
