@@ -164,6 +164,22 @@ REFUSED = [
     ("falcon_h1", {"mamba_d_ssm": 40}, "must be mamba_d_ssm, 40, got 6"),
     ("falcon_h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers must be 2 numbers, got"),
     ("falcon_h1", {"lm_head_multiplier": 0.0}, "lm_head_multiplier must be positive, got 0"),
+    (
+        "minimax",
+        {"mlp_alpha_factor": 2.0},
+        r"the fields \*_alpha_factor must be equal, got .2.0, 3.5",
+    ),
+    ("minimax", {"block_size": 8}, "block_size=8 is not supported"),
+    (
+        "olmo_hybrid",
+        {"layer_types": ["linear_attention"] * 4},
+        "are of both kinds, got only linear",
+    ),
+    ("lfm2_moe", {"num_dense_layers": -1}, "must have 'num_dense_layers', an integer"),
+    ("zamba2", {"num_key_value_heads": 2}, "num_key_value_heads must be 4 here, got 2"),
+    ("zamba2", {"layers_block_type": ["mamba"] * 6}, "must have a 'hybrid', got none"),
+    ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings=False is not supported"),
+    ("zamba2", {"layers_block_type": None}, "layers_block_type must name 6 layers, got none"),
     ("kimi_linear", {"num_key_value_heads": 2}, "num_key_value_heads must be 4 here, got 2"),
     ("kimi_linear", {"v_head_dim": 8}, "v_head_dim must be 12 here, got 8"),
     ("kimi_linear", {"linear_attn_config": {"x": 1}}, "linear_attn_config with x is not supported"),
@@ -246,6 +262,12 @@ def test_a_model_that_a_family_cannot_express_is_not_written(tmp_path: Path) -> 
     lstm = LanguageModel(ModelConfig("lstm attention", vocab_size=11, d_model=16))
     with pytest.raises(InputError, match="consist of gated_conv or attention, each followed by"):
         write_pretrained(lstm, tmp_path / "out", "lfm2")
+    with pytest.raises(InputError, match=r"models of this family are shared_transformer\(mamba2"):
+        write_pretrained(model, tmp_path / "out", "zamba2")
+    with pytest.raises(InputError, match="models of this family are value_residual"):
+        write_pretrained(model, tmp_path / "out", "rwkv7")
+    with pytest.raises(InputError, match="in normed blocks with norms"):
+        write_pretrained(model, tmp_path / "out", "minimax")
     write_pretrained(model, tmp_path / "out", "qwen3")
     x = torch.arange(9)[None]
     assert_near(load_pretrained(tmp_path / "out")(x), model.eval()(x), 1e-6)

@@ -217,7 +217,7 @@ def title(layer: AnyLayer) -> str:
     """
     if isinstance(layer, ParallelResidual):
         return " + ".join(title(branch) for branch in layer._branches)
-    return type(layer.layer if isinstance(layer, Branch) else layer).__name__
+    return type(inside(layer)).__name__
 
 
 class ActivationCheckpointing:
@@ -294,6 +294,58 @@ class Chain(ActivationCheckpointing, SequenceLayer[tuple[Any, ...]]):
     def flops_per_token(self, length: int) -> float:
         """Operations of all links."""
         return sum(link.flops_per_token(length) for link in self.links)
+
+
+class Walk(Chain):
+    """Layers that are called in order, each with its own state, by one function for all modes.
+
+    Abstract: subclasses say which layers (``links``), and how they follow each other.
+    """
+
+    @abstractmethod
+    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+        """The output, where ``call(layer, x, **options)`` runs the links in order."""
+
+    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
+        return self.walk(
+            x,
+            lambda layer, h, **own: self.run(
+                layer, *row_inputs(layer, h, lengths), **own, **packed
+            ),
+        )
+
+    def _forward_chunk(
+        self, x: Tensor, state: tuple[Any, ...], **packed: Any
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        return self._advance(
+            x,
+            state,
+            lambda layer, *inputs, **own: self.run(layer.forward_chunk, *inputs, **own, **packed),
+        )
+
+    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+        return self._advance(x, state, lambda layer, *inputs, **own: layer._step(*inputs, **own))
+
+    def _advance(
+        self, x: Tensor, state: tuple[Any, ...], advance: Callable[..., tuple[Tensor, Any]]
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        states, after = iter(state), []
+
+        def call(layer: AnyLayer, h: Tensor, **own: Any) -> Tensor:
+            y, new = advance(layer, h, next(states), **own)
+            after.append(new)
+            return y
+
+        return self.walk(x, call), tuple(after)
+
+    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
+        states = iter(state)
+        return self.walk(x, lambda layer, h, **own: layer._step_(h, next(states), **own))
+
+
+def inside(link: AnyLayer) -> AnyLayer:
+    """The layer of a residual branch, or the layer."""
+    return link.layer if isinstance(link, Branch) else link
 
 
 class Stack(Chain):

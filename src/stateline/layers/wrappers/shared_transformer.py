@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import AnyLayer, require_same_width, row_inputs
-from stateline.layers.compose import Around, Branch, Chain, Stack
+from stateline.layers.base import AnyLayer, require_same_width
+from stateline.layers.compose import Around, Branch, Stack, Walk, inside
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.attention import Attention
@@ -126,7 +126,7 @@ def _replace(layer: nn.Module, name: str, module: nn.Module, *, owned: bool = Fa
     setattr(layer, name, module) if owned else object.__setattr__(layer, name, module)
 
 
-class SharedTransformer(Chain):
+class SharedTransformer(Walk):
     r"""Layers, and transformers that stand at several depths between them.
 
     .. math::
@@ -221,10 +221,10 @@ class SharedTransformer(Chain):
         """What is called, in order: a transformer, then the layer inside the branch after it."""
         found: list[AnyLayer] = []
         for place, link in self._plan():
-            found += [link] if place is None else [place, _inside(link)]
+            found += [link] if place is None else [place, inside(link)]
         return found
 
-    def _through(self, x: Tensor, call: Callable[[AnyLayer, Tensor], Tensor]) -> Tensor:
+    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
         """The output, where ``call`` runs one of the links."""
         h = x
         for place, link in self._plan():
@@ -237,43 +237,3 @@ class SharedTransformer(Chain):
             else:
                 h = call(link, entering)
         return h
-
-    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
-        return self._through(
-            x, lambda layer, h: self.run(layer, *row_inputs(layer, h, lengths), **packed)
-        )
-
-    def _forward_chunk(
-        self, x: Tensor, state: tuple[Any, ...], **packed: Any
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        def advance(layer: AnyLayer, h: Tensor, before: Any) -> tuple[Tensor, Any]:
-            found: tuple[Tensor, Any] = self.run(layer.forward_chunk, h, before, **packed)
-            return found
-
-        return self._advance(x, state, advance)
-
-    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
-        return self._advance(x, state, lambda layer, h, before: layer.step(h, before))
-
-    def _advance(
-        self,
-        x: Tensor,
-        state: tuple[Any, ...],
-        advance: Callable[[AnyLayer, Tensor, Any], tuple[Tensor, Any]],
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        states, after = iter(state), []
-
-        def call(layer: AnyLayer, h: Tensor) -> Tensor:
-            y, new = advance(layer, h, next(states))
-            after.append(new)
-            return y
-
-        return self._through(x, call), tuple(after)
-
-    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
-        states = iter(state)
-        return self._through(x, lambda layer, h: layer.step_(h, next(states)))
-
-
-def _inside(link: AnyLayer) -> AnyLayer:
-    return link.layer if isinstance(link, Branch) else link

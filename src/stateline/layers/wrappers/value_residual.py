@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stateline.layers.base import AnyLayer, require_same_width, row_inputs
-from stateline.layers.compose import Branch, Chain, Stack
+from stateline.layers.base import AnyLayer, require_same_width
+from stateline.layers.compose import Branch, Stack, Walk, inside
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.rwkv7 import RWKV7, Values
@@ -34,7 +33,7 @@ class ValueMix(nn.Module):
         return torch.lerp(v, first[0], self.up(self.down(x)).sigmoid())
 
 
-class ValueResidual(Chain):
+class ValueResidual(Walk):
     r"""Layers in sequence, of which each ``rwkv7`` after the first mixes in the first one's values.
 
     .. math:: v^{(l)} \leftarrow v^{(l)} + \sigma(U_l V_l x_v^{(l)} + b_l) \odot (v^{(1)} - v^{(l)})
@@ -59,7 +58,7 @@ class ValueResidual(Chain):
         require_same_width(core)
         self.core = core if isinstance(core, Stack) else Stack(core)
         self.causal, self.rank = core.causal, rank
-        later = [link for link in self.core.links if isinstance(_inside(link), RWKV7)][1:]
+        later = [link for link in self.core.links if isinstance(inside(link), RWKV7)][1:]
         self.mixes = nn.ModuleList(ValueMix(core.d_model, rank) for _ in later)
 
     @property
@@ -72,11 +71,11 @@ class ValueResidual(Chain):
         maps = sum(2.0 * p.numel() for p in self.mixes.parameters() if p.dim() == 2)
         return super().flops_per_token(length) + maps
 
-    def _through(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
         """The output, where ``call`` runs a layer, with a function of its values if it is one."""
         values = self._values()
         for link in self.links:
-            layer = _inside(link)
+            layer = inside(link)
             if not isinstance(layer, RWKV7):
                 x = call(link, x)
             elif isinstance(link, Branch):
@@ -97,43 +96,3 @@ class ValueResidual(Chain):
         yield keep
         for mix in self.mixes:
             yield partial(mix, first)
-
-    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
-        return self._through(
-            x, lambda layer, h, **v: self.run(layer, *row_inputs(layer, h, lengths), **v, **packed)
-        )
-
-    def _forward_chunk(
-        self, x: Tensor, state: tuple[Any, ...], **packed: Any
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        return self._advance(
-            x,
-            state,
-            lambda layer, h, own, **v: self.run(layer.forward_chunk, h, own, **v, **packed),
-        )
-
-    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
-        return self._advance(x, state, lambda layer, h, own, **v: layer._step(h, own, **v))
-
-    def _advance(
-        self,
-        x: Tensor,
-        state: tuple[Any, ...],
-        advance: Callable[..., tuple[Tensor, Any]],
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        states, after = iter(state), []
-
-        def call(layer: AnyLayer, h: Tensor, **values: Values) -> Tensor:
-            y, new = advance(layer, h, next(states), **values)
-            after.append(new)
-            return y
-
-        return self._through(x, call), tuple(after)
-
-    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
-        states = iter(state)
-        return self._through(x, lambda layer, h, **v: layer._step_(h, next(states), **v))
-
-
-def _inside(link: AnyLayer) -> AnyLayer:
-    return link.layer if isinstance(link, Branch) else link
