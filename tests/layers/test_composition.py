@@ -164,6 +164,10 @@ def test_a_shared_transformer_reads_the_input_again_and_enters_the_next_layer_al
     gate, up = (weights.up(y) + adapter.up[0](adapter.down(y))).chunk(2, -1)
     u = place.out_proj(weights.down(F.gelu(gate) * up))
     torch.testing.assert_close(layer(X), h + other.layer(other.norm(h + u)))
+    maps = [p for part in (place, weights) for p in part.parameters() if p.dim() == 2]
+    lstms = one.flops_per_token(7) + other.flops_per_token(7)
+    scores = 2 * 2 * WIDTH * (7 + 1)
+    assert layer.flops_per_token(7) == 2 * sum(p.numel() for p in maps) + lstms + scores
 
 
 def test_a_copy_of_a_shared_block_shares_its_own_weights() -> None:
