@@ -205,6 +205,28 @@ def test_slopes_have_gradients(
     agrees(biased("torch"), biased("reference"), inputs)
 
 
+@pytest.mark.parametrize("budget", [1, 1 << 18])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_slots_before_the_first_are_not_seen(
+    monkeypatch: pytest.MonkeyPatch, backend: str, budget: int
+) -> None:
+    monkeypatch.setitem(pytorch.SCORES_PER_BLOCK, "cpu", budget)
+    leaves = [t.requires_grad_() for t in case(40)]
+    first = torch.zeros(2, 40, dtype=torch.int64)
+    first[0, 7:], first[0, 31:], first[1, 20:] = 7, 31, 20
+    y = attention(*leaves, AttentionMask(first=first), backend=backend)
+    pieces = [(0, 0, 7), (0, 7, 31), (0, 31, 40), (1, 0, 20), (1, 20, 40)]
+    for row, a, b in pieces:
+        part = [t[row : row + 1, a:b] for t in leaves]
+        torch.testing.assert_close(y[row : row + 1, a:b], attention(*part, backend="reference"))
+    found = torch.autograd.grad(y.sin().sum(), leaves)
+    alone = [
+        attention(*(t[r : r + 1, a:b] for t in leaves), backend="reference") for r, a, b in pieces
+    ]
+    wanted = torch.autograd.grad(sum(part.sin().sum() for part in alone), leaves)
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.usefixtures("unannotated")  # symbolic lengths are no integers
 @pytest.mark.parametrize(
     ("options", "start"), [(SCHEMES[1], None), (SCHEMES[2], torch.tensor([2, 0]))]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stateline.layers import Attention
 from stateline.ops import (
     OPS,
     AttentionMask,
@@ -27,6 +28,7 @@ from stateline.ops import (
     selective_scan,
     short_conv,
     third_party,
+    use_backend,
 )
 from stateline.ops.delta_rule import reference as entries_reference
 from stateline.ops.gated_delta_rule import reference as delta_reference
@@ -312,6 +314,28 @@ def test_attention_by_flex(monkeypatch: pytest.MonkeyPatch, biased: bool, window
     wanted = attention(q, k, v, mask, backend="reference")
     torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
     assert len(module._masks) == 1
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("position", ["rope", "hard_alibi"])
+def test_packed_rows_are_a_mask_of_flex(monkeypatch: pytest.MonkeyPatch, position: str) -> None:
+    """Uncompiled, in the layer: equal to the documents as rows of their own."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    module, _ = OPS["attention"].module("flex")
+    monkeypatch.setattr(module, "_compiled", lambda: flex_attention)
+    module._masks.clear()
+    torch.manual_seed(0)
+    layer = Attention(64, n_heads=4, position=position).eval()
+    x, starts = torch.randn(2, 150, 64), torch.rand(2, 150) < 0.05
+    with torch.no_grad():
+        wanted = layer(x, starts=starts)
+        with use_backend(attention="flex"):
+            found = layer(x, starts=starts)
+        with use_backend(attention="torch"):
+            assert not torch.allclose(layer(x), wanted, atol=1e-3)
+    assert [mask.first is not None for mask, _ in module._masks.values()] == [True]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")

@@ -14,12 +14,14 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, values_at_hand, zeros
 from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.derived import derived
+from stateline.layers.documents import Documents
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear, scaled_linear
 from stateline.layers.mixers.heads import HeadSettings, scaled
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import AttentionMask, LocalWindow, attention, local_attention
+from stateline.ops.dispatch import preferred
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
 
 Position = Literal["none", "rope", "alibi", "hard_alibi"]
@@ -138,10 +140,18 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
         return AttentionState(free, free.clone(), length)
 
-    def _forward(self, x: Tensor) -> Tensor:
-        positions = torch.arange(x.shape[1], device=x.device)[None]
+    def begins_anew(self, x: Tensor) -> bool:  # noqa: ARG002
+        """Whether ``_forward`` takes documents: as a mask, if FlexAttention is preferred."""
+        return preferred("attention") == "flex"
+
+    def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
+        positions, first = torch.arange(x.shape[1], device=x.device)[None], None
+        if starts is not None:
+            first = positions - starts.positions
+            positions = starts.positions
         q, k, v, gate = self._project(x, positions)
-        return self._attend(q, k, v, gate)
+        mask = AttentionMask(None, *self.scheme(), first)
+        return self._merge(attention(q, k, v, mask, self.dropout.rate), gate)
 
     def _forward_chunk(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
         length = x.shape[1]

@@ -18,16 +18,19 @@ class AttentionMask(NamedTuple):
         slopes: Slope of the linear bias of each head; ``None`` means no bias.
         windows: Number of positions that each head sees, including the query's own; ``None`` means
             all.
+        first: First slot that each query sees, at most its own: where its document begins in a
+            packed row; ``None`` means 0.
     """
 
     start: Int[Tensor, " batch"] | None = None
     slopes: Float[Tensor, " head"] | None = None
     windows: Int[Tensor, " head"] | None = None
+    first: Int[Tensor, "batch length"] | None = None
 
     @property
     def plain(self) -> bool:
         """Whether every query sees all positions up to its own, without a bias."""
-        return self.start is None and self.slopes is None and self.windows is None
+        return all(part is None for part in self)
 
 
 PLAIN = AttentionMask()
@@ -74,7 +77,8 @@ def attention(
     r"""Attend to the keys at and before each query.
 
     Slot j of the keys is position j. Query t of row r is position :math:`i = s_r + t`, where s is
-    the row's ``start``. Query i attends to slot j if :math:`0 \le i - j < w_h`, with the score
+    the row's ``start``. Query i attends to slot j if :math:`0 \le i - j < w_h` and
+    :math:`j \ge f_{rt}`, with the score
     :math:`q_i \cdot k_j / \sqrt{d} - m_h (i - j)`. Slots after the query do not affect the result;
     they may hold any finite values.
 
@@ -85,7 +89,7 @@ def attention(
         q: Queries.
         k: Keys, at least as many as queries.
         v: Values.
-        mask: Starts s, slopes m and windows w.
+        mask: Starts s, slopes m, windows w and first slots f.
         dropout: Chance that a weight is dropped, and the others are scaled by 1 / (1 - dropout).
         backend: Backend that must run the call; ``"auto"`` chooses one.
 

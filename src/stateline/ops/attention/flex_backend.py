@@ -7,13 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    BlockMask,
+    and_masks,
+    create_block_mask,
+    flex_attention,
+)
 
 from stateline.ops import third_party
 from stateline.ops.attention import AttentionMask
 
 MASKS = 32
-"""Largest number of cached masks: one for each length and each tensor of windows."""
+"""Largest number of cached masks: one for each length, tensor of windows and of first slots."""
 
 COMPILED = 256
 """Kernels for fixed shapes that PyTorch compiles before it computes all scores instead."""
@@ -21,7 +26,7 @@ COMPILED = 256
 SHORTEST = 128
 """Queries per block of FlexAttention's kernel; with fewer queries, other backends run the call."""
 
-_masks: OrderedDict[tuple[Any, ...], tuple[Tensor | None, BlockMask]] = OrderedDict()
+_masks: OrderedDict[tuple[Any, ...], tuple[AttentionMask, BlockMask]] = OrderedDict()
 
 available = third_party.no_device
 
@@ -52,7 +57,7 @@ def can_take(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:  # noqa: ARG001
     """Skip the blocks that no head sees, and add the bias to the scores of the others."""
-    seen = _mask(mask.windows, q.shape[1], k.shape[1], q.device, q.shape[2])
+    seen = _mask(mask, q, k.shape[1])
     return run(q, k, v, _bias(mask.slopes), seen)
 
 
@@ -81,23 +86,28 @@ def _bias(slopes: Tensor | None) -> Callable[..., Tensor] | None:
     return lambda score, _b, h, i, j: score - slope[h] * (i - j)
 
 
-def _mask(
-    windows: Tensor | None, length: int, slots: int, device: torch.device, heads: int
-) -> BlockMask:
-    """Cached; holding the tensor keeps its address from being reused."""
-    place = None if windows is None else (windows.data_ptr(), windows._version)
-    key = place, length, slots, device, heads
+def _mask(mask: AttentionMask, q: Tensor, slots: int) -> BlockMask:
+    """Cached; holding the tensors keeps their addresses from being reused."""
+    (batch, length, heads), windows, first = q.shape[:3], mask.windows, mask.first
+    places = [
+        None if part is None else (part.data_ptr(), part._version) for part in (windows, first)
+    ]
+    key = *places, length, slots, q.device, heads
     if key not in _masks:
-        sizes = None, None if windows is None else heads, length, slots
-        mask = create_block_mask(
-            (lambda _b, _h, i, j: i >= j)
-            if windows is None
-            else (lambda _b, h, i, j: (i >= j) & (i - j < windows[h])),
-            *sizes,
-            device=str(device),
-        )
-        _masks[key] = windows, mask
+        sizes = None if first is None else batch, None if windows is None else heads, length, slots
+        seen = create_block_mask(_seen(windows, first), *sizes, device=str(q.device))
+        _masks[key] = mask, seen
     _masks.move_to_end(key)
     if len(_masks) > MASKS:
         _masks.popitem(last=False)
     return _masks[key][1]
+
+
+def _seen(windows: Tensor | None, first: Tensor | None) -> Callable[..., Tensor]:
+    """Whether a query sees a slot."""
+    rules: list[Callable[..., Tensor]] = [lambda _b, _h, i, j: i >= j]
+    if windows is not None:
+        rules.append(lambda _b, h, i, j: i - j < windows[h])
+    if first is not None:
+        rules.append(lambda b, _h, i, j: j >= first[b, i])
+    return and_masks(*rules)

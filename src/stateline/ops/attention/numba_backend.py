@@ -37,6 +37,8 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return "the numba kernel gives no gradient to slopes"
     if dropout:
         return "the numba kernel has no dropout"
+    if mask.first is not None:
+        return "the numba kernel has no first slots"
     if torch.compiler.is_compiling() or not is_plain(q):
         return "compiled functions and sharded tensors take PyTorch's operators"
     many = q.shape[1] >= MANY_QUERIES and mkl_is_slower()
@@ -57,7 +59,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: flo
 def _run(kernel: Any, arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: Any) -> None:
     """Run a kernel over all rows and heads; strides: entries between tokens of q, k and v."""
     (batch, length, heads, d), slots, dtype = q.shape, k.shape[1], launch.working_dtype(q)
-    start, slopes, windows = mask
+    start, slopes, windows, _ = mask
     numbers = (
         np.zeros(batch, np.int64) if start is None else flat(start, torch.int64),
         flat(q.new_zeros(heads) if slopes is None else slopes, dtype),

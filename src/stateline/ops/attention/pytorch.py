@@ -19,7 +19,7 @@ MANY_SCORES = 1 << 25
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
     """PyTorch's fused kernel if there is no mask; dropout with all biases in memory."""
     if not mask.plain and not dropout:
-        return _masked(q, k, v, mask.slopes, mask.start, mask.windows)
+        return _masked(q, k, v, mask.slopes, mask.start, mask.windows, mask.first)
     bias = None
     if not mask.plain:
         every = slice(0, q.shape[1]), slice(0, k.shape[1])
@@ -39,10 +39,11 @@ def _forward(
     slopes: Tensor | None,
     start: Tensor | None,
     windows: Tensor | None,
+    first: Tensor | None,
 ) -> Tensor:
     y = torch.empty_like(q)
     queries, keys, values = heads_first(q, k, v)
-    for rows, times, slots, bias in _blocks(q, k, AttentionMask(start, slopes, windows)):
+    for rows, times, slots, bias in _blocks(q, k, AttentionMask(start, slopes, windows, first)):
         weights = _weights(queries[rows, :, times], keys[rows, :, slots], bias)
         y[rows, times] = _product(weights, values[rows, :, slots]).transpose(1, 2).to(y.dtype)
     return y
@@ -56,6 +57,7 @@ def _backward(
     slopes: Tensor | None,
     start: Tensor | None,
     windows: Tensor | None,
+    first: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP).
 
@@ -66,7 +68,7 @@ def _backward(
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
     grad_slopes = queries.new_zeros(0 if slopes is None else slopes.shape)
     slot = torch.arange(k.shape[1], device=k.device, dtype=queries.dtype)
-    for rows, times, slots, bias in _blocks(q, k, AttentionMask(start, slopes, windows)):
+    for rows, times, slots, bias in _blocks(q, k, AttentionMask(start, slopes, windows, first)):
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         g_b = grads[rows, :, times]
         weights = _weights(q_b, k_b, bias)
@@ -116,19 +118,21 @@ def _blocks(
     budget = SCORES_PER_BLOCK.get(q.device.type, MANY_SCORES) // (n_heads * max(1, slots))
     n_times = max(1, min(length, max(16, budget)))
     n_rows = max(1, min(batch, budget // n_times))
-    for first in range(0, length, n_times):
-        times = slice(first, min(first + n_times, length))
+    own = start is not None or mask.first is not None
+    for begin in range(0, length, n_times):
+        times = slice(begin, min(begin + n_times, length))
         seen = slice(0, times.stop if start is None else slots)
         for row in range(0, batch, n_rows):
             rows = slice(row, row + n_rows)
-            if start is not None or row == 0:  # without start, all rows have the same bias
-                first_of_rows = None if start is None else start[rows]
-                bias = _bias(q, times, seen, mask._replace(start=first_of_rows))
+            if own or row == 0:  # without start and first, all rows have the same bias
+                parts = (None if t is None else t[rows] for t in (start, mask.first))
+                start_of_rows, first = parts
+                bias = _bias(q, times, seen, mask._replace(start=start_of_rows, first=first))
             yield rows, times, seen, bias
 
 
 def _bias(q: Tensor, times: slice, slots: slice, mask: AttentionMask) -> Tensor:
-    """Bias and mask to add to the scores: (row, or 1 without start; head or 1; query; slot)."""
+    """Bias and mask to add to the scores: (row, or 1 if all are alike; head or 1; query; slot)."""
     positions = torch.arange(times.start, times.stop, device=q.device)[None]
     if mask.start is not None:
         positions = mask.start[:, None] + positions
@@ -136,6 +140,9 @@ def _bias(q: Tensor, times: slice, slots: slice, mask: AttentionMask) -> Tensor:
     hidden = distance < 0
     if mask.windows is not None:
         hidden = hidden | (distance >= mask.windows[:, None, None])
+    if mask.first is not None:
+        slot = torch.arange(slots.stop, device=q.device)
+        hidden = hidden | (slot < mask.first[:, None, times, None])
     dtype = torch.promote_types(q.dtype, torch.float32)
     if mask.slopes is None:
         bias = torch.zeros(hidden.shape, dtype=dtype, device=q.device)

@@ -9,7 +9,7 @@ from stateline.ops.attention import AttentionMask
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
     """Softmax over the allowed scores, in float32 or better."""
-    start, slopes, windows = mask
+    start, slopes, windows, first = mask
     dtype = torch.promote_types(q.dtype, torch.float32)
     k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
     queries = torch.arange(q.shape[1], device=q.device)
@@ -23,6 +23,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: flo
     allowed = distance >= 0
     if windows is not None:
         allowed = allowed & (distance < windows[:, None, None])
+    if first is not None:
+        allowed = allowed & (torch.arange(k.shape[1], device=q.device) >= first[:, None, :, None])
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
     weights = F.dropout(weights, dropout)
     return torch.einsum("bhts,bshd->bthd", weights, v.to(dtype)).to(q.dtype)
