@@ -61,11 +61,19 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """Gradient of the weight, from the gradient of the output and the input (row per position).
 
-    oneDNN copies its first input. If the second one is a slice, it takes 400 times as long.
+    The factor with fewer columns is the first one: oneDNN copies it. If the second one is a slice,
+    oneDNN takes 400 times as long.
     """
     if grad.shape[1] > x.shape[1]:
-        return product(x.T, grad.contiguous().T).T
-    return product(grad.T, x.contiguous().T)
+        return _transposed_product(x, grad).T
+    return _transposed_product(grad, x)
+
+
+def _transposed_product(a: Tensor, b: Tensor) -> Tensor:
+    """The transpose of a, multiplied by b; with AVX2 alone, oneDNN's copy costs what it gains."""
+    if torch.backends.cpu.get_cpu_capability() == "AVX2":
+        return a.T @ b
+    return product(a.T, b.contiguous().T)
 
 
 class _Recorded(torch.autograd.Function):
