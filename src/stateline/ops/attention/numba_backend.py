@@ -42,7 +42,7 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     if torch.compiler.is_compiling() or not is_plain(q):
         return "compiled functions and sharded tensors take PyTorch's operators"
     many = q.shape[1] >= MANY_QUERIES and mkl_is_slower()
-    if mask.plain and q.shape[-1] > NARROW and not many:
+    if False:
         return "plain causal attention of wide heads is faster by PyTorch's fused kernel"
     return launch.can_use(q, k, v)
 

@@ -2,9 +2,9 @@ r"""Causal softmax attention: blocks of queries against tiles of keys.
 
 ``LANES`` queries make a vector, so that sums over keys stay inside a lane. Scores are in units of
 log 2, since the kernels compute 2**x. The forward pass keeps a norm for each query, log2 of the sum
-of its exponentials. The backward pass computes the weights again from the norms: with blocks of
-queries for the gradient of q, with blocks of keys for dk and dv. All masks are by distance:
-a query at position i sees slot j if 0 <= i - j < window.
+of its exponentials. The backward pass computes the weights of a tile once more from the norms; the
+gradients of its keys and values are sums over queries, whose vectors lie along the entries of a
+head. All masks are by distance: a query at position i sees slot j if 0 <= i - j < window.
 """
 
 # mypy: ignore-errors
@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 
+from stateline.ops.numba_common.blocks import scratch
 from stateline.ops.numba_common.jit import kernel, summing_kernel
 from stateline.ops.numba_common.vector import (
     LANES,
@@ -24,6 +25,7 @@ from stateline.ops.numba_common.vector import (
     maximum,
     minimum,
     store,
+    transpose,
     zeros,
 )
 
@@ -32,6 +34,9 @@ TILE = 64
 
 ROWS = 8
 """Keys that go through a block of queries together; padded rows are zero."""
+
+PADDING = max(ROWS, LANES)
+"""Packed rows are filled up to a multiple of this number."""
 
 HIDDEN = -1e30
 
@@ -52,72 +57,133 @@ def _bounded(number):
 
 
 @kernel
-def _pack(rows, x, first, stride, count, d, scale):
-    """Rows of one head, one after the other; zeros fill the last group of ``ROWS``."""
-    rows[count * d : (count + ROWS - 1) // ROWS * ROWS * d] = 0
-    for t in range(count):
-        for c in range(d):
-            rows[t * d + c] = scale * x[first + t * stride + c]
+def _up(number, step):
+    """The next multiple of ``step``."""
+    return (number + step - 1) // step * step
 
 
 @kernel
-def _turn(block, rows, first, count, d):
-    """``LANES`` rows as (entry, lane); zeros where there are fewer."""
-    lanes = min(LANES, count - first)
-    if lanes < LANES:
-        block[:] = 0
-    for lane in range(lanes):
-        for c in range(d):
-            block[c * LANES + lane] = rows[(first + lane) * d + c]
+def _pack(rows, x, first, stride, count, d, scale):
+    """Rows of one head, filled with zeros to whole vectors, one after the other."""
+    wide, whole = _up(d, LANES), d // LANES * LANES
+    rows[count * wide : _up(count, PADDING) * wide] = 0
+    for t in range(count):
+        at = first + t * stride
+        for c in range(0, whole, LANES):
+            store(rows, t * wide + c, scale * load(x, at + c, LANES))
+        if whole < wide:
+            store(rows, t * wide + whole, zeros(rows, LANES))
+            for c in range(whole, d):
+                rows[t * wide + c] = scale * entry(x, at + c)
+
+
+@kernel
+def _unpack(x, first, stride, rows, count, d, scale):
+    """Write packed rows back."""
+    wide, whole = _up(d, LANES), d // LANES * LANES
+    for t in range(count):
+        at = first + t * stride
+        for c in range(0, whole, LANES):
+            store(x, at + c, scale * load(rows, t * wide + c, LANES))
+        for c in range(whole, d):
+            x[at + c] = scale * entry(rows, t * wide + c)
+
+
+@kernel
+def _turn(block, rows, first, wide):
+    """``LANES`` packed rows as (entry, lane)."""
+    align_stack()
+    for c in range(0, wide, LANES):
+        transpose(block, c * LANES, LANES, rows, first * wide + c, wide)
+
+
+@kernel
+def _turn_back(rows, first, wide, block):
+    """The inverse of ``_turn``."""
+    align_stack()
+    for c in range(0, wide, LANES):
+        transpose(rows, first * wide + c, wide, block, c * LANES, LANES)
+
+
+@kernel
+def _multiply(out, to, apart, x, at, stride, vectors, place, between, count, depth, more):
+    """Rows of numbers x times vectors: sums over ``depth`` of them, or added to those in ``out``.
+
+    Row t of x begins at ``at + t * stride``, vector i at ``place + i * between``, and sum t at
+    ``to + t * apart``.
+    """
+    align_stack()
+    for t in range(0, count, ROWS):
+        p0 = to + t * apart
+        p1, p2, p3 = p0 + apart, p0 + 2 * apart, p0 + 3 * apart
+        p4, p5, p6, p7 = p0 + 4 * apart, p0 + 5 * apart, p0 + 6 * apart, p0 + 7 * apart
+        s0, s1, s2, s3 = zeros(out, LANES), zeros(out, LANES), zeros(out, LANES), zeros(out, LANES)
+        s4, s5, s6, s7 = zeros(out, LANES), zeros(out, LANES), zeros(out, LANES), zeros(out, LANES)
+        if more:
+            s0, s1, s2, s3 = (
+                load(out, p0, LANES), load(out, p1, LANES), load(out, p2, LANES),
+                load(out, p3, LANES),
+            )  # fmt: skip
+            s4, s5, s6, s7 = (
+                load(out, p4, LANES), load(out, p5, LANES), load(out, p6, LANES),
+                load(out, p7, LANES),
+            )  # fmt: skip
+        row = at + t * stride
+        for i in range(depth):
+            b = load(vectors, place + i * between, LANES)
+            s0 = s0 + entry(x, row + i) * b
+            s1 = s1 + entry(x, row + stride + i) * b
+            s2 = s2 + entry(x, row + 2 * stride + i) * b
+            s3 = s3 + entry(x, row + 3 * stride + i) * b
+            s4 = s4 + entry(x, row + 4 * stride + i) * b
+            s5 = s5 + entry(x, row + 5 * stride + i) * b
+            s6 = s6 + entry(x, row + 6 * stride + i) * b
+            s7 = s7 + entry(x, row + 7 * stride + i) * b
+        store(out, p0, s0)
+        store(out, p1, s1)
+        store(out, p2, s2)
+        store(out, p3, s3)
+        store(out, p4, s4)
+        store(out, p5, s5)
+        store(out, p6, s6)
+        store(out, p7, s7)
 
 
 @kernel
 def _dots(out, block, rows, first, count, d):
     """Products of rows ``first`` ... with the vectors of a block, into (row, lane)."""
-    align_stack()
-    for t in range(0, count, ROWS):
-        at = (first + t) * d
-        s0, s1, s2, s3 = zeros(out, LANES), zeros(out, LANES), zeros(out, LANES), zeros(out, LANES)
-        s4, s5, s6, s7 = zeros(out, LANES), zeros(out, LANES), zeros(out, LANES), zeros(out, LANES)
-        for c in range(d):
-            b = load(block, c * LANES, LANES)
-            s0 = s0 + entry(rows, at + c) * b
-            s1 = s1 + entry(rows, at + d + c) * b
-            s2 = s2 + entry(rows, at + 2 * d + c) * b
-            s3 = s3 + entry(rows, at + 3 * d + c) * b
-            s4 = s4 + entry(rows, at + 4 * d + c) * b
-            s5 = s5 + entry(rows, at + 5 * d + c) * b
-            s6 = s6 + entry(rows, at + 6 * d + c) * b
-            s7 = s7 + entry(rows, at + 7 * d + c) * b
-        store(out, t * LANES, s0)
-        store(out, (t + 1) * LANES, s1)
-        store(out, (t + 2) * LANES, s2)
-        store(out, (t + 3) * LANES, s3)
-        store(out, (t + 4) * LANES, s4)
-        store(out, (t + 5) * LANES, s5)
-        store(out, (t + 6) * LANES, s6)
-        store(out, (t + 7) * LANES, s7)
+    wide = _up(d, LANES)
+    _multiply(out, 0, LANES, rows, first * wide, wide, block, 0, LANES, count, d, False)
+
+
+@kernel
+def _spread(sums, at, weights, rows, first, count, wide):
+    """Add to sums ``at`` ... the packed rows of a block of queries, each times its weight."""
+    for c in range(0, wide, LANES):
+        place = first * wide + c
+        _multiply(sums, at * wide + c, wide, weights, 0, LANES, rows, place, wide, count, LANES, True)
 
 
 @kernel
 def _add(total, weights, rows, first, count, d):
     """Add rows ``first`` ..., each times its weight in each lane, to a block."""
     align_stack()
+    wide = _up(d, LANES)
     for t in range(0, count, ROWS):
-        at = (first + t) * d
+        at = (first + t) * wide
         w0, w1 = load(weights, t * LANES, LANES), load(weights, (t + 1) * LANES, LANES)
         w2, w3 = load(weights, (t + 2) * LANES, LANES), load(weights, (t + 3) * LANES, LANES)
         w4, w5 = load(weights, (t + 4) * LANES, LANES), load(weights, (t + 5) * LANES, LANES)
         w6, w7 = load(weights, (t + 6) * LANES, LANES), load(weights, (t + 7) * LANES, LANES)
         for c in range(d):
             a = load(total, c * LANES, LANES) + entry(rows, at + c) * w0
-            b = entry(rows, at + d + c) * w1
-            a = a + entry(rows, at + 2 * d + c) * w2
-            b = b + entry(rows, at + 3 * d + c) * w3
-            a = a + entry(rows, at + 4 * d + c) * w4
-            b = b + entry(rows, at + 5 * d + c) * w5
-            a = a + entry(rows, at + 6 * d + c) * w6
-            b = b + entry(rows, at + 7 * d + c) * w7
+            b = entry(rows, at + wide + c) * w1
+            a = a + entry(rows, at + 2 * wide + c) * w2
+            b = b + entry(rows, at + 3 * wide + c) * w3
+            a = a + entry(rows, at + 4 * wide + c) * w4
+            b = b + entry(rows, at + 5 * wide + c) * w5
+            a = a + entry(rows, at + 6 * wide + c) * w6
+            b = b + entry(rows, at + 7 * wide + c) * w7
             store(total, c * LANES, a + b)
 
 
@@ -195,14 +261,6 @@ def _forward_block(
 
 
 @kernel
-def _untie(x, first, stride, block, start, count, d, scale):
-    """Write a block (entry, lane) back as rows of one head."""
-    for lane in range(min(LANES, count - start)):
-        for c in range(d):
-            x[first + (start + lane) * stride + c] = scale * block[c * LANES + lane]
-
-
-@kernel
 def forward(
     q, k, v, y, norms, starts, slopes, windows, of_q, of_k, of_v, length, slots, heads, d,
     start, stop,
@@ -212,12 +270,12 @@ def forward(
     Tokens of q, k and v are ``of_q``, ``of_k`` and ``of_v`` entries apart.
     """
     align_stack()
-    one = q.dtype.type(1)
-    padded = (slots + ROWS) * d
-    kp, vp = np.empty(padded, q.dtype), np.empty(padded, q.dtype)
-    qp = np.empty((length + ROWS) * d, q.dtype)
-    block, total = np.empty(d * LANES, q.dtype), np.empty(d * LANES, q.dtype)
-    scores, norm = np.empty(TILE * LANES, q.dtype), np.empty(2 * LANES, q.dtype)
+    one, wide = q.dtype.type(1), _up(d, LANES)
+    room = _up(slots, PADDING) * wide
+    kp, vp = scratch(room, q), scratch(room, q)
+    rows = scratch(_up(length, PADDING) * wide, q)  # queries, then outputs
+    block, total = scratch(wide * LANES, q), scratch(wide * LANES, q)
+    scores, norm = scratch(TILE * LANES, q), scratch(2 * LANES, q)
     reach = length + slots + 2 * MARGIN + LANES
     ceiling, bias = np.empty(reach, q.dtype), np.empty(reach, q.dtype)
     scale = q.dtype.type(LOG2_E / math.sqrt(d))
@@ -229,39 +287,38 @@ def forward(
         _by_distance(ceiling, bias, least, slope, window)
         _pack(kp, k, row * slots * of_k + head * d, of_k, slots, d, one)
         _pack(vp, v, row * slots * of_v + head * d, of_v, slots, d, one)
-        _pack(qp, q, row * length * of_q + head * d, of_q, length, d, scale)
+        _pack(rows, q, row * length * of_q + head * d, of_q, length, d, scale)
         for first in range(0, length, LANES):
-            _turn(block, qp, first, length, d)
+            _turn(block, rows, first, wide)
             position = offset + first
             _forward_block(
                 block, kp, vp, scores, total, norm, ceiling, bias, position, position - least,
                 slope, window, slots, d,
             )  # fmt: skip
-            at = (row * length * heads + head) * d
-            _untie(y, at, heads * d, total, first, length, d, one)
+            _turn_back(rows, first, wide, total)
             for lane in range(min(LANES, length - first)):
                 norms[task * length + first + lane] = norm[lane]
+        _unpack(y, (row * length * heads + head) * d, heads * d, rows, length, d, one)
 
 
 @kernel
-def _weights(scores, grads, count, norm, delta):
-    """Weights of a tile into scores, gradients of its scores into grads; lanes are queries."""
+def _weights(scores, grads, count, norms, deltas, first):
+    """Weights of a tile into scores, gradients of its scores into grads."""
     align_stack()
-    n, e = load(norm, 0, LANES), load(delta, 0, LANES)
+    n, e = load(norms, first, LANES), load(deltas, first, LANES)
     for t in range(count):
         weight = exp2(load(scores, t * LANES, LANES) - n) - NOTHING
         store(scores, t * LANES, weight)
         store(grads, t * LANES, weight * (load(grads, t * LANES, LANES) - e))
 
 
-@kernel
-def _weights_by_key(scores, grads, count, first, norms, deltas):
-    """The same where lanes are keys and rows are queries."""
-    align_stack()
-    for t in range(count):
-        weight = exp2(load(scores, t * LANES, LANES) - norms[first + t]) - NOTHING
-        store(scores, t * LANES, weight)
-        store(grads, t * LANES, weight * (load(grads, t * LANES, LANES) - deltas[first + t]))
+@summing_kernel
+def _score(q, at, k, place, d):
+    """Product of a query and a key that begin at given entries."""
+    total = q.dtype.type(0)
+    for c in range(d):
+        total += entry(q, at + c) * entry(k, place + c)
+    return total
 
 
 @kernel
@@ -271,15 +328,15 @@ def backward(
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, head), from the outputs and norms of ``forward``."""
     align_stack()
-    one, zero = q.dtype.type(1), q.dtype.type(0)
-    kp, vp = np.empty((slots + ROWS) * d, q.dtype), np.empty((slots + ROWS) * d, q.dtype)
-    qp, gp = np.empty((length + ROWS) * d, q.dtype), np.empty((length + ROWS) * d, q.dtype)
-    block, total = np.empty(d * LANES, q.dtype), np.empty(d * LANES, q.dtype)
-    gblock, other = np.empty(d * LANES, q.dtype), np.empty(d * LANES, q.dtype)
-    scores, grads = np.empty(TILE * LANES, q.dtype), np.empty(TILE * LANES, q.dtype)
-    norm, delta = np.empty(LANES, q.dtype), np.empty(LANES, q.dtype)
-    norms = np.zeros(length + MARGIN, q.dtype)  # read in groups of ROWS, too
-    deltas = np.zeros(length + MARGIN, q.dtype)
+    one, wide = q.dtype.type(1), _up(d, LANES)
+    size, queries = wide * LANES, _up(length, PADDING) * wide
+    room = _up(slots, PADDING) * wide
+    kp, vp, qp, gp = scratch(room, q), scratch(room, q), scratch(queries, q), scratch(queries, q)
+    blocks, gblocks, totals = scratch(queries, q), scratch(queries, q), scratch(queries, q)
+    ksums, vsums = scratch(TILE * wide, q), scratch(TILE * wide, q)
+    scores, grads = scratch(TILE * LANES, q), scratch(TILE * LANES, q)
+    norms = np.zeros(_up(length, LANES), q.dtype)
+    deltas = np.zeros(_up(length, LANES), q.dtype)
     reach = length + slots + 2 * MARGIN + LANES
     ceiling, bias = np.empty(reach, q.dtype), np.empty(reach, q.dtype)
     root = 1 / math.sqrt(d)
@@ -296,61 +353,38 @@ def backward(
         _pack(vp, v, row * slots * of_v + head * d, of_v, slots, d, one)
         _pack(qp, q, row * length * of_q + head * d, of_q, length, d, scale)
         _pack(gp, gy, at, stride, length, d, one)
+        for t in range(length):
+            norms[t] = known[task * length + t]
+            deltas[t] = _score(y, at + t * stride, gp, t * wide, d)
         for first in range(0, length, LANES):
-            _turn(block, qp, first, length, d)
-            _turn(gblock, gp, first, length, d)
-            position = offset + first
-            for t in range(first, first + LANES):
-                norms[t], deltas[t] = zero, zero
-            for t in range(first, min(length, first + LANES)):
-                norms[t] = known[task * length + t]
-                for c in range(d):
-                    deltas[t] += y[at + t * stride + c] * gp[t * d + c]
-            store(delta, 0, load(deltas, first, LANES))
-            store(norm, 0, load(norms, first, LANES))
-            total[:] = 0
-            low, high = _range(position, window, slots)
-            for tile in range(low, high, TILE):
-                count = min(TILE, high - tile)
-                _dots(scores, block, kp, tile, count, d)
-                _dots(grads, gblock, vp, tile, count, d)
-                if slope != 0 or _partly(tile, count, position, window):
-                    _mask(scores, count, ceiling, bias, position - tile - least)
-                _weights(scores, grads, count, norm, delta)
-                _add(total, grads, kp, tile, count, d)
-            _untie(dq, at, stride, total, first, length, d, back)
-        ceiling[:] = ceiling[::-1].copy()  # lanes are keys now, whose distances fall
-        bias[:] = bias[::-1].copy()
-        for first in range(0, slots, LANES):
-            _turn(block, kp, first, slots, d)
-            _turn(gblock, vp, first, slots, d)
-            total[:] = 0
-            other[:] = 0
-            low = max(0, first - offset) // ROWS * ROWS
-            seen = min(length, first + LANES - 1 + window - offset)
-            high = (max(low, seen) + ROWS - 1) // ROWS * ROWS
-            for tile in range(low, high, TILE):
-                count, nearest = min(TILE, high - tile), offset + tile - first
-                _dots(scores, block, qp, tile, count, d)
-                _dots(grads, gblock, gp, tile, count, d)
-                partly = nearest < LANES - 1 or nearest + count > window
-                if slope != 0 or partly or tile + count > length:
-                    _mask(scores, count, ceiling, bias, least + reach - 1 - nearest)
-                _weights_by_key(scores, grads, count, tile, norms, deltas)
-                _add(other, scores, gp, tile, count, d)
-                _add(total, grads, qp, tile, count, d)
-            key = (row * slots * heads + head) * d
-            _untie(dk, key, stride, total, first, slots, d, unscale)
-            _untie(dv, key, stride, other, first, slots, d, one)
-
-
-@summing_kernel
-def _score(q, at, k, place, d):
-    """Product of a query and a key that begin at given entries."""
-    total = q.dtype.type(0)
-    for c in range(d):
-        total += entry(q, at + c) * entry(k, place + c)
-    return total
+            _turn(blocks[first * wide :], qp, first, wide)
+            _turn(gblocks[first * wide :], gp, first, wide)
+        totals[:] = 0
+        for tile in range(0, slots, TILE):
+            ksums[:] = 0
+            vsums[:] = 0
+            for first in range(max(0, tile - offset) // LANES * LANES, length, LANES):
+                position = offset + first
+                low, high = _range(position, window, slots)
+                low, high = max(low, tile), min(high, tile + TILE)
+                count = high - low
+                if count <= 0:
+                    continue
+                here = first * wide
+                _dots(scores, blocks[here : here + size], kp, low, count, d)
+                _dots(grads, gblocks[here : here + size], vp, low, count, d)
+                if slope != 0 or _partly(low, count, position, window):
+                    _mask(scores, count, ceiling, bias, position - low - least)
+                _weights(scores, grads, count, norms, deltas, first)
+                _add(totals[here : here + size], grads, kp, low, count, d)
+                _spread(vsums, low - tile, scores, gp, first, count, wide)
+                _spread(ksums, low - tile, grads, qp, first, count, wide)
+            count, key = min(TILE, slots - tile), ((row * slots + tile) * heads + head) * d
+            _unpack(dk, key, stride, ksums, count, d, unscale)
+            _unpack(dv, key, stride, vsums, count, d, one)
+        for first in range(0, length, LANES):
+            _turn_back(qp, first, wide, totals[first * wide :])
+        _unpack(dq, at, stride, qp, length, d, back)
 
 
 @summing_kernel

@@ -136,6 +136,39 @@ def store(typing, array, index, vector):
     return types.void(array, types.intp, vector), generate
 
 
+@intrinsic
+def transpose(typing, y, to, y_stride, x, at, x_stride):
+    """Write ``LANES`` rows of as many entries of x as columns of y; strides: between two rows.
+
+    Each round swaps a bit of the number of the row with that of the entry.
+    """
+
+    def generate(context, builder, signature, args):
+        vector, arrays = Vector(x.dtype, LANES), signature.args
+        align = vector.element.bitwidth // 8
+
+        def addresses(array, kind, first, stride):
+            places = (builder.add(first, builder.mul(stride, stride.type(i))) for i in range(LANES))
+            return [_address(context, builder, kind, array, place, vector) for place in places]
+
+        rows = [builder.load(p, align=align) for p in addresses(args[3], arrays[3], *args[4:])]
+        bit = 1
+        while bit < LANES:
+            low = [i - bit + LANES if i & bit else i for i in range(LANES)]
+            high = [i + LANES if i & bit else i + bit for i in range(LANES)]
+            for i in range(LANES):
+                if not i & bit:
+                    pair = rows[i], rows[i + bit]
+                    rows[i], rows[i + bit] = (_shuffle(builder, *pair, k) for k in (low, high))
+            bit *= 2
+        for row, place in zip(rows, addresses(args[0], arrays[0], *args[1:3]), strict=True):
+            builder.store(row, place, align=align)
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.void(y, index, index, x, index, index), generate
+
+
 @intrinsic(prefer_literal=True)
 def zeros(typing, array, lanes):
     """A vector of zeros, of the array's float type."""
