@@ -11,17 +11,18 @@ from stateline.ops.attention import AttentionMask
 from stateline.ops.attention import numba_kernel as softmax
 from stateline.ops.dispatch import wants_gradient
 from stateline.ops.kernel_op import is_plain
-from stateline.ops.linear import mkl_is_slower
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat, strided
+from stateline.ops.numba_common.vector import LANES
 
-NARROW, MANY_QUERIES = 8, 256
-"""Plain attention is faster than PyTorch's for heads this narrow, and on AMD for this many queries.
+LEAST, QUERIES, NARROW, NARROW_SSE = 1 << 20, 64, 8, 16
+"""Products of plain attention below which PyTorch's kernel is faster, since less is called; queries
+from which this kernel is faster; heads for which it is so with fewer, or with vectors of SSE.
 
-Whole updates of two layers, numba over PyTorch, on Zen 5, as AVX2, on Zen 4: heads of 8 gain 1.25,
-1.16, 1.15 with 64 queries and 2.02, 1.85 with 256; heads of 16 lose with 64 (0.85, 0.87, 0.84), and
-gain with 256 (1.11, 1.10, 1.00), as do heads of 32 (1.05, 1.05, 0.99) and of 64 with 512 (1.15,
-1.12, 1.01). PyTorch's kernel multiplies by MKL. With masks, all these gain: 1.02 to 2.55.
+Forward and backward over PyTorch's, on Zen 5, as AVX2 and as SSE: 64 queries and heads of 16 gain
+1.7, 1.3 and 1.3, heads of 64 1.8, 1.3 and 0.9; 512 queries and heads of 64 3.2, 1.8 and 0.9; 24
+queries and heads of 8 2.1, 1.6 and 1.4; 16 queries and heads of 16 1.1, 0.9 and 0.9. With masks,
+all gain.
 """
 
 FEW_QUERIES = 4
@@ -41,10 +42,15 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return "the numba kernel has no first slots"
     if torch.compiler.is_compiling() or not is_plain(q):
         return "compiled functions and sharded tensors take PyTorch's operators"
-    many = q.shape[1] >= MANY_QUERIES and mkl_is_slower()
-    if False:
-        return "plain causal attention of wide heads is faster by PyTorch's fused kernel"
+    if mask.plain and not _gains(*q.shape, slots=k.shape[1]):
+        return "plain causal attention of these sizes is faster by PyTorch's fused kernel"
     return launch.can_use(q, k, v)
+
+
+def _gains(batch: int, length: int, heads: int, d: int, *, slots: int) -> bool:
+    """Whether plain attention of these sizes is faster here than in PyTorch."""
+    many = length >= QUERIES and (LANES > 4 or d <= NARROW_SSE)
+    return (many or d <= NARROW) and batch * length * heads * d * slots >= LEAST
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:  # noqa: ARG001

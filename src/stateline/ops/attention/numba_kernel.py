@@ -161,7 +161,9 @@ def _spread(sums, at, weights, rows, first, count, wide):
     """Add to sums ``at`` ... the packed rows of a block of queries, each times its weight."""
     for c in range(0, wide, LANES):
         place = first * wide + c
-        _multiply(sums, at * wide + c, wide, weights, 0, LANES, rows, place, wide, count, LANES, True)
+        _multiply(
+            sums, at * wide + c, wide, weights, 0, LANES, rows, place, wide, count, LANES, True
+        )
 
 
 @kernel
