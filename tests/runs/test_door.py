@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -235,6 +237,21 @@ def test_a_run_that_another_process_writes_is_refused_until_that_process_has_die
             other.kill()
     assert main([*more]) == 0
     assert json.loads(Path("run/result.json").read_text())["steps"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sight", ["run", "run/tokenizer.json", "run/metrics.jsonl"])
+def test_a_run_killed_before_its_first_checkpoint_starts_again(folder: Path, sight: str) -> None:
+    command = [sys.executable, "-m", "stateline", "train", "recipe.yaml", "--train.steps", "100000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and not (folder / sight).exists():
+            time.sleep(0.002)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert main(["train", "recipe.yaml"]) == 0
+    assert main(["train", "recipe.yaml", "--out", "alone"]) == 0
+    again, alone = (Path(name, "model.safetensors").read_bytes() for name in ("run", "alone"))
+    assert again == alone
 
 
 def test_two_runs_in_one_process_cannot_write_one_folder(folder: Path) -> None:
