@@ -19,12 +19,6 @@ MASKS: dict[str, dict[str, Tensor]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def any_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel also runs calls that PyTorch's would finish sooner."""
-    monkeypatch.setattr(numba_backend, "_gains", lambda *_, **__: True)
-
-
 def inputs(length: int, slots: int, width: int = WIDTH) -> list[Tensor]:
     sizes = (length, slots, slots)
     return [torch.randn(2, n, HEADS, width, dtype=torch.float64) for n in sizes]
@@ -48,7 +42,8 @@ def test_outputs_and_gradients_equal_the_definition(masks: str, length: int, beg
 
 
 @pytest.mark.parametrize("width", [16, 40])
-def test_heads_of_several_vectors_equal_the_definition(width: int) -> None:
+def test_wide_heads_equal_the_definition(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba_backend, "_gains", lambda *_, **__: True)
     leaves = inputs(70, 70, width)
     found, wanted = run("numba", leaves, PLAIN), run("reference", leaves, PLAIN)
     assert_close(found, wanted, rtol=1e-9, atol=1e-10)

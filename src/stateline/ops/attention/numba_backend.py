@@ -16,8 +16,8 @@ from stateline.ops.numba_common.launch import fan_out, flat, strided
 from stateline.ops.numba_common.vector import LANES
 
 LEAST, QUERIES, NARROW, NARROW_SSE = 1 << 20, 64, 8, 16
-"""Products of plain attention below which PyTorch's kernel is faster, since less is called; queries
-from which this kernel is faster; heads for which it is so with fewer, or with vectors of SSE.
+"""Products and queries of plain attention from which this kernel is faster than PyTorch's; width of
+heads up to which it is so with fewer of them; width up to which it is so with vectors of SSE.
 
 Whole updates of two layers by PyTorch's over this kernel's, on Zen 5, as AVX2 and as SSE
 (examples/kernel_gains.py): 64 queries and heads of 8 1.48, 1.32 and 1.23, of 16 1.11, 1.02 and
@@ -49,8 +49,8 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
 
 def _gains(batch: int, length: int, heads: int, d: int, *, slots: int) -> bool:
     """Whether plain attention of these sizes is faster here than in PyTorch."""
-    many = length >= QUERIES and (LANES > 4 or d <= NARROW_SSE)
-    return (many or d <= NARROW) and batch * length * heads * d * slots >= LEAST
+    many = length >= QUERIES and batch * length * heads * d * slots >= LEAST
+    return d <= NARROW or (many and (LANES > 4 or d <= NARROW_SSE))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:  # noqa: ARG001
