@@ -41,6 +41,19 @@ def test_outputs_and_gradients_equal_the_definition(masks: str, length: int, beg
     assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("length", [3, 150])
+def test_queries_see_their_document_alone(masks: str, length: int) -> None:
+    leaves, positions = inputs(length, length + 9), START[:, None] + torch.arange(length)
+    starts = torch.rand(2, length, generator=torch.Generator().manual_seed(0)) < 0.1
+    first = torch.where(starts, positions, 0).cummax(dim=1).values
+    mask = AttentionMask(START, **MASKS[masks], first=first)
+    found, wanted = run("numba", leaves, mask), run("reference", leaves, mask)
+    assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    with torch.no_grad():
+        assert_close(attention(*leaves, mask, backend="numba"), wanted[0])
+
+
 @pytest.mark.parametrize("width", [16, 40])
 def test_wide_heads_equal_the_definition(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba_backend, "_gains", lambda *_, **__: True)

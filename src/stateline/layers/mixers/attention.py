@@ -21,7 +21,8 @@ from stateline.layers.linear import Linear, scaled_linear
 from stateline.layers.mixers.heads import HeadSettings, scaled
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import AttentionMask, LocalWindow, attention, local_attention
-from stateline.ops.dispatch import preferred
+from stateline.ops.attention import OP
+from stateline.ops.dispatch import numba_runs, preferred
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
 
 Position = Literal["none", "rope", "alibi", "hard_alibi"]
@@ -140,9 +141,11 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
         return AttentionState(free, free.clone(), length)
 
-    def begins_anew(self, x: Tensor) -> bool:  # noqa: ARG002
-        """Whether ``_forward`` takes documents: as a mask, if FlexAttention is preferred."""
-        return preferred("attention") == "flex"
+    def begins_anew(self, x: Tensor) -> bool:
+        """Whether ``_forward`` takes documents: other kernels skip no scores between them."""
+        plain = self.n_kv_heads == self.n_heads and not self.dropout.rate
+        runs = plain and numba_runs(OP, x.device.type)
+        return runs or preferred("attention") == "flex"
 
     def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         positions, first = torch.arange(x.shape[1], device=x.device)[None], None

@@ -38,8 +38,6 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
         return "the numba kernel gives no gradient to slopes"
     if dropout:
         return "the numba kernel has no dropout"
-    if mask.first is not None:
-        return "the numba kernel has no first slots"
     if torch.compiler.is_compiling() or not is_plain(q):
         return "compiled functions and sharded tensors take PyTorch's operators"
     if mask.plain and not _gains(*q.shape, slots=k.shape[1]):
@@ -58,18 +56,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: flo
     if wants_gradient(q, k, v):
         y: Tensor = _Recorded.apply(q, k, v, mask)
         return y
-    few = q.shape[1] <= FEW_QUERIES
+    few = q.shape[1] <= FEW_QUERIES and mask.first is None
     return _of_few(q, k, v, mask) if few else _with_norms(q, k, v, mask)[0].to(q.dtype)
 
 
 def _run(kernel: Any, arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: Any) -> None:
     """Run a kernel over all rows and heads; strides: entries between tokens of q, k and v."""
     (batch, length, heads, d), slots, dtype = q.shape, k.shape[1], launch.working_dtype(q)
-    start, slopes, windows, _ = mask
+    start, slopes, windows, first = mask
     numbers = (
         np.zeros(batch, np.int64) if start is None else flat(start, torch.int64),
         flat(q.new_zeros(heads) if slopes is None else slopes, dtype),
         np.full(heads, softmax.EVERYTHING) if windows is None else flat(windows, torch.int64),
+        None if first is None else flat(first, torch.int64),
     )
     arguments = (*arrays, *numbers, *strides, length, slots, heads, d)
     fan_out(kernel, arguments, batch * heads, 0.2 * batch * heads * length * slots * d)

@@ -4,7 +4,8 @@ r"""Causal softmax attention: blocks of queries against tiles of keys.
 log 2, since the kernels compute 2**x. The forward pass keeps a norm for each query, log2 of the sum
 of its exponentials. The backward pass computes the weights of a tile once more from the norms; the
 gradients of its keys and values are sums over queries, whose vectors lie along the entries of a
-head. All masks are by distance: a query at position i sees slot j if 0 <= i - j < window.
+head. A query at position i sees slot j if 0 <= i - j < window, and with ``firsts`` no slot before
+its entry there: rows may hold several documents.
 """
 
 # mypy: ignore-errors
@@ -208,9 +209,18 @@ def _mask(scores, count, ceiling, bias, at):
 
 
 @kernel
-def _range(position, window, slots):
-    """Slots that a block of queries sees, in whole groups of rows; the block starts at position."""
-    low = max(0, position - window + 1) // ROWS * ROWS
+def _range(position, window, slots, firsts, query, count):
+    """Slots that a block of queries sees, in whole groups of rows; the block starts at position.
+
+    Its ``count`` queries have the entries ``query``, ... of ``firsts``.
+    """
+    low = max(0, position - window + 1)
+    if firsts is not None:
+        earliest = slots
+        for lane in range(min(LANES, count)):
+            earliest = min(earliest, firsts[query + lane])
+        low = max(low, earliest)
+    low = low // ROWS * ROWS
     high = (min(slots, position + LANES) + ROWS - 1) // ROWS * ROWS
     return low, high
 
@@ -222,8 +232,18 @@ def _partly(first, count, position, window):
 
 
 @kernel
+def _hide(scores, low, rows, firsts, query, count):
+    """Hide slots ``low``, ... that lie before the first one which each query of a block sees."""
+    if firsts is not None:
+        for lane in range(min(LANES, count)):
+            for t in range(min(rows, firsts[query + lane] - low)):
+                scores[t * LANES + lane] = HIDDEN
+
+
+@kernel
 def _forward_block(
-    block, kp, vp, scores, total, norm, ceiling, bias, position, own, slope, window, slots, d
+    block, kp, vp, scores, total, norm, ceiling, bias, position, own, slope, window, slots, d,
+    firsts, query, queries,
 ):  # fmt: skip
     """Weighted sums of one block of queries into ``total``; norm: log2 of the sums of weights.
 
@@ -234,12 +254,13 @@ def _forward_block(
     top, mass = zeros(total, LANES), zeros(total, LANES)
     norm[:] = HIDDEN
     top = load(norm, 0, LANES)
-    low, high = _range(position, window, slots)
+    low, high = _range(position, window, slots, firsts, query, queries)
     for first in range(low, high, TILE):
         count = min(TILE, high - first)
         _dots(scores, block, kp, first, count, d)
         if slope != 0 or _partly(first, count, position, window):
             _mask(scores, count, ceiling, bias, own - first)
+        _hide(scores, first, count, firsts, query, queries)
         new = top
         for t in range(count):
             new = maximum(new, load(scores, t * LANES, LANES))
@@ -264,7 +285,7 @@ def _forward_block(
 
 @kernel
 def forward(
-    q, k, v, y, norms, starts, slopes, windows, of_q, of_k, of_v, length, slots, heads, d,
+    q, k, v, y, norms, starts, slopes, windows, firsts, of_q, of_k, of_v, length, slots, heads, d,
     start, stop,
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, head); norms (task, query) are for ``backward``.
@@ -295,7 +316,7 @@ def forward(
             position = offset + first
             _forward_block(
                 block, kp, vp, scores, total, norm, ceiling, bias, position, position - least,
-                slope, window, slots, d,
+                slope, window, slots, d, firsts, row * length + first, length - first,
             )  # fmt: skip
             _turn_back(rows, first, wide, total)
             for lane in range(min(LANES, length - first)):
@@ -325,7 +346,7 @@ def _score(q, at, k, place, d):
 
 @kernel
 def backward(
-    q, k, v, gy, y, known, dq, dk, dv, starts, slopes, windows, of_q, of_k, of_v,
+    q, k, v, gy, y, known, dq, dk, dv, starts, slopes, windows, firsts, of_q, of_k, of_v,
     length, slots, heads, d, start, stop,
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, head), from the outputs and norms of ``forward``."""
@@ -367,7 +388,8 @@ def backward(
             vsums[:] = 0
             for first in range(max(0, tile - offset) // LANES * LANES, length, LANES):
                 position = offset + first
-                low, high = _range(position, window, slots)
+                query, queries = row * length + first, length - first
+                low, high = _range(position, window, slots, firsts, query, queries)
                 low, high = max(low, tile), min(high, tile + TILE)
                 count = high - low
                 if count <= 0:
@@ -377,6 +399,7 @@ def backward(
                 _dots(grads, gblocks[here : here + size], vp, low, count, d)
                 if slope != 0 or _partly(low, count, position, window):
                     _mask(scores, count, ceiling, bias, position - low - least)
+                _hide(scores, low, count, firsts, query, queries)
                 _weights(scores, grads, count, norms, deltas, first)
                 _add(totals[here : here + size], grads, kp, low, count, d)
                 _spread(vsums, low - tile, scores, gp, first, count, wide)
@@ -397,9 +420,9 @@ def _accumulate(total, weight, v, place):
 
 @summing_kernel
 def step(
-    q, k, v, y, starts, slopes, windows, of_q, of_k, of_v, length, slots, heads, d, start, stop
+    q, k, v, y, starts, slopes, windows, _, of_q, of_k, of_v, length, slots, heads, d, start, stop
 ):
-    """The same for few queries: vectors lie along the entries of a head."""
+    """The same for few queries of one document: vectors lie along the entries of a head."""
     weights, total = np.empty(slots, q.dtype), np.empty(d, q.dtype)
     scale = q.dtype.type(LOG2_E / math.sqrt(d))
     for task in range(start, stop):
