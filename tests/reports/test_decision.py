@@ -81,6 +81,16 @@ def test_the_sizes_of_the_gallery_are_equal(gallery):
         assert max(sizes) <= 1.1 * min(sizes)
 
 
+def test_the_twelve_mixers_have_equal_sizes_and_seeds():
+    results = read_results("docs/gallery/mixers")
+    assert len(results.models) == 12
+    for task in results.tasks:
+        runs = [run for run in results.runs if run.task == task.spec]
+        assert {abs(run.parameters / run.parameters_wanted - 1) < 0.05 for run in runs} == {True}
+        seeds = {model: {r.seed for r in runs if r.model == model} for model in results.models}
+        assert list(seeds.values()) == 12 * [{0, 1, 2}]
+
+
 def test_three_seeds_and_the_three_others_give_the_same_answers(gallery):
     for seeds in ({0, 1, 2}, {3, 4, 5}):
         some = replace(gallery, runs=[run for run in gallery.runs if run.seed in seeds])
