@@ -30,7 +30,7 @@ from stateline.runs.verdict import two_sided
 from stateline.tasks import make_task
 
 HELD_OUT = 65_536
-RATES = {"adamw": (0.004, 0.01, 0.025, 0.0625), "muon": (0.0125, 0.05, 0.2)}
+RATES = {"adamw": (0.004, 0.01, 0.025, 0.0625), "muon": (0.003, 0.0125, 0.05, 0.2)}
 MATRIX_RATES: dict[str, tuple[float, ...]] = {"adamw": (), "muon": (0.004, 0.016, 0.064)}
 """Learning rates that are tried, and those of the matrices that Muon updates."""
 
