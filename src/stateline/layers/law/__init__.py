@@ -66,7 +66,7 @@ def check_layer(
         batch_size: Rows of the input; at least 2, to detect rows that mix.
         chunks: Lengths of the chunks into which the sequence is cut; at least two.
         dtype: Precision of the check: float64 (limit 1e-9) or float32 (limit 1e-4); of packed rows
-            1e-10 or 1e-6.
+            1e-10, or 1e-6 and what roundings change.
         seed: Seed of the random input.
         name: Name of the layer in the report; by default its class.
 
