@@ -456,7 +456,7 @@ REACHED = {
         "forward_chunk": "linear_attention short_conv",
         "step": "linear_attention_step short_conv_step",
     },
-    "mamba3": dict.fromkeys(("forward", "forward_chunk", "step"), "linear_attention"),
+    "mamba3": {"forward": "linear_attention", "forward_chunk": "linear_attention", "step": ""},
     "mlstm": DECAYING,
     "moe": dict.fromkeys(("forward", "forward_chunk", "step"), ""),
     "retention": {verb: f"{functions} rotary" for verb, functions in DECAYING.items()},
