@@ -1,5 +1,6 @@
 """Attention by compiled kernels equals the definition, in outputs and gradients."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from stateline.ops import AttentionMask, attention
-from stateline.ops.attention import PLAIN, numba_backend
+from stateline.ops.attention import PLAIN
 
 HEADS, WIDTH = 3, 5
 START = torch.tensor([0, 7])
@@ -56,6 +57,8 @@ def test_queries_see_their_document_alone(masks: str, length: int) -> None:
 
 @pytest.mark.parametrize("width", [16, 40])
 def test_wide_heads_equal_the_definition(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    numba_backend = importlib.import_module("stateline.ops.attention.numba_backend")
     monkeypatch.setattr(numba_backend, "_gains", lambda *_, **__: True)
     leaves = inputs(70, 70, width)
     found, wanted = run("numba", leaves, PLAIN), run("reference", leaves, PLAIN)

@@ -411,6 +411,7 @@ REACHED = {
         "forward_chunk": "diagonal_ssm discretize fft_conv local_attention",
         "step": "diagonal_ssm_step discretize local_attention",
     },
+    "channel_mixing": dict.fromkeys(("forward", "forward_chunk", "step"), ""),
     "diagonal_ssm": DISCRETISED,
     "dss": DIAGONAL,
     "feed_forward": dict.fromkeys(("forward", "forward_chunk", "step"), "feed_forward"),
