@@ -30,6 +30,7 @@ def families() -> ModuleType:
 
 WRONG = {
     "gpt2": {"plain padding", "plain padded chunks"},
+    "gpt_neo": {"plain padding", "plain padded chunks"},
     "mamba": {
         "generate chunks",
         "generate padded chunks",
@@ -47,7 +48,10 @@ WRONG = {
 }
 """What the families of transformers 5.23 get wrong, at least, besides packed rows."""
 
-PACKS = {"gpt2", "gpt_neox", "llama", "qwen3", "mistral", "gemma3_text"}
+PACKS = {
+    *("gpt2", "gpt_neo", "gpt_neox", "llama", "granite", "qwen2", "qwen3", "mistral"),
+    *("gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe"),
+}
 """The families that read packed rows right."""
 
 

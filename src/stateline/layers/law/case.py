@@ -1,10 +1,12 @@
 """A layer with an input and the ways to run it, and how two results are compared."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from stateline.layers.base import AnyLayer
 from stateline.layers.state import State
@@ -67,6 +69,38 @@ def example_input(layer: AnyLayer, batch_size: int, length: int, dtype: torch.dt
     """Random input of a layer; numbers are of the given dtype, tokens stay tokens."""
     x = layer.example_input(batch_size, length)
     return x.to(dtype) if x.is_floating_point() else x
+
+
+def rounded_once(
+    case: Case,
+    state: State | None,
+    run: Callable[[Case, Tensor, State | None], Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """A result in float64 after one rounding of weights, input and state, and without it.
+
+    Args:
+        case: The layer and its input.
+        state: The state.
+        run: Gives the result of a case in float64, its input and the state.
+        dtype: Precision whose roundings are drawn.
+    """
+
+    def result(size: float) -> Tensor:
+        def moved(t: Tensor) -> Tensor:
+            if not t.is_floating_point():
+                return t
+            return t.double() * (1 + size * (2 * torch.rand_like(t, dtype=torch.float64) - 1))
+
+        layer = copy.deepcopy(case.layer).double()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.copy_(moved(parameter))
+            own = None if state is None else pytree.tree_map(moved, state)
+            x = moved(case.x)
+        return run(Case(layer, x, case.chunks, torch.float64), x, own)
+
+    return result(torch.finfo(dtype).eps), result(0.0)
 
 
 def relative(a: Tensor, b: Tensor) -> float:

@@ -1,6 +1,5 @@
 """Clauses about packed rows: a document is read as if it stood in a row of its own."""
 
-import copy
 from collections.abc import Callable, Iterator
 
 import torch
@@ -8,7 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from stateline.layers.law.case import Case, finite
+from stateline.layers.law.case import Case, finite, rounded_once
 from stateline.layers.law.gradients import compare, gradients
 from stateline.layers.law.report import Finding
 from stateline.layers.state import State, cat_states, select_rows
@@ -58,7 +57,7 @@ def packed_rows_agree(case: Case) -> Iterator[Finding]:
                     ) -> Tensor:
                         return _separately(case, x, starts, own)[0]
 
-                    more = limit + ROUNDINGS * _rounding(case, own, outputs)
+                    more = limit + ROUNDINGS * _apart(*rounded_once(case, own, outputs))
                     allowed[clause] = max(allowed[clause], more)
     for clause, error in errors.items():
         yield Finding(clause, error, allowed[clause])
@@ -77,7 +76,7 @@ def packed_rows_agree(case: Case) -> Iterator[Finding]:
                 return _joined(_gradients(_separately, case, x, masks[0], own, wide))
 
             error = _apart(_joined(packed), _joined(separate))
-            more = limit + ROUNDINGS * _rounding(case, own, joined)
+            more = limit + ROUNDINGS * _apart(*rounded_once(case, own, joined))
             yield Finding(f"gradients: {clause}", error, more)
 
 
@@ -104,30 +103,6 @@ def _gradients(
     leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in leaves if t is not None]
     y, _ = read(case, x, starts, pytree.tree_unflatten(leaves, spec) if leaves else None)
     return gradients(case, x, y, weight, leaves)
-
-
-def _rounding(
-    case: Case, state: State | None, run: Callable[[Case, Tensor, State | None], Tensor]
-) -> float:
-    """How far a result moves if weights, input and state are rounded once in float32."""
-    eps, found = torch.finfo(torch.float32).eps, []
-    for size in (0.0, eps):
-
-        def moved(t: Tensor, size: float = size) -> Tensor:
-            if not t.is_floating_point():
-                return t
-            return t.double() * (1 + size * (2 * torch.rand_like(t, dtype=torch.float64) - 1))
-
-        layer = copy.deepcopy(case.layer).double()
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                parameter.copy_(moved(parameter))
-            own = None if state is None else pytree.tree_map(moved, state)
-            x = moved(case.x)
-        wide = Case(layer, x, case.chunks, torch.float64)
-        found.append(run(wide, x, own))
-    exact, rounded = found
-    return _apart(rounded, exact)
 
 
 def _packed(
