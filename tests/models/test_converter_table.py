@@ -146,6 +146,8 @@ def test_weights_are_in_memory_once_while_they_are_read(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", ORDERED)
 @torch.no_grad()
 def test_shards_half_precision_and_tied_weights(name: str, tied: bool, tmp_path: Path) -> None:
+    if name == "zamba2" and not tied:
+        pytest.skip("transformers shares neither embeddings nor blocks then, and we refuse")
     official = official_model(name, tie_word_embeddings=tied).bfloat16()
     official.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()

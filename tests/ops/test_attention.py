@@ -229,14 +229,19 @@ def test_slots_before_the_first_are_not_seen(
 
 @pytest.mark.usefixtures("unannotated")  # symbolic lengths are no integers
 @pytest.mark.parametrize(
-    ("options", "start"), [(SCHEMES[1], None), (SCHEMES[2], torch.tensor([2, 0]))]
+    ("options", "start", "first"),
+    [
+        (SCHEMES[1], None, None),
+        (SCHEMES[2], torch.tensor([2, 0]), None),
+        (SCHEMES[1], None, torch.tensor([[0, 0, 2, 2, 2], [0, 1, 1, 1, 4]])),
+    ],
 )
 @pytest.mark.slow
 def test_the_operators_keep_pytorchs_rules(
-    options: dict[str, Tensor], start: Tensor | None
+    options: dict[str, Tensor], start: Tensor | None, first: Tensor | None
 ) -> None:
     inputs = [t.float().requires_grad_() for t in case(5, slots=5 if start is None else 8)]
-    biases = options.get("slopes"), start, options.get("windows")
+    biases = options.get("slopes"), start, options.get("windows"), first
     torch.library.opcheck(torch.ops.stateline.attention.default, (*inputs, *biases))
     plain = [t.detach() for t in inputs]
     backward = torch.ops.stateline.attention_backward.default

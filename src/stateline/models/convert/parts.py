@@ -485,7 +485,7 @@ def _write(
     dtype = tensors["embedding.weight"].dtype
     for part in parts:
         if part.constant is not None:
-            yield part.theirs[0], part.constant()
+            yield part.theirs[0], part.constant().to(dtype)
         if part.ours:
             tensor = part.joined.write(as_stored(tensors[part.ours], dtype))
             pieces = tensor.split(list(part.rows)) if part.rows else [tensor]
