@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops import AttentionMask, attention
+from stateline.ops import AttentionCache, AttentionMask, attention, attention_step_
 from stateline.ops.attention import pytorch
-from stateline.ops.positions import UNLIMITED, alibi_slopes, hard_alibi_windows
+from stateline.ops.positions import UNLIMITED, alibi_slopes, frequencies, hard_alibi_windows
 
 BACKENDS = ["numba", "torch", "reference"]
 FASTER = ["numba", "torch"]
@@ -303,3 +303,51 @@ def test_grouped_queries_share_their_keys(
     agrees(run("auto"), repeated, inputs, **options)
     agrees(run("torch"), repeated, inputs, **options)
     agrees(run("reference"), repeated, inputs, **options)
+
+
+def cached(lengths: list[int], slots: int, kv_heads: int, dtype: torch.dtype) -> AttentionCache:
+    k, v = (torch.randn(len(lengths), slots, kv_heads, 6, dtype=dtype) for _ in range(2))
+    return AttentionCache(k, v, torch.tensor(lengths))
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("dims", [0, 4, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step_in_place_equals_the_definition(
+    backend: str, kv_heads: int, dims: int, dtype: torch.dtype
+) -> None:
+    """Rows of different lengths, one of them beyond where float32 holds angles."""
+    q, k, v = (torch.randn(2, heads, 6, dtype=dtype) for heads in (4, kv_heads, kv_heads))
+    frequency = frequencies(q, dims=dims, base=1e4) if dims else None
+    for mask in (
+        AttentionMask(),
+        AttentionMask(None, alibi_slopes(4).to(dtype), hard_alibi_windows(4, 2)),
+    ):
+        ours = cached([3, 5_000], 5_010, kv_heads, dtype)
+        wanted = AttentionCache(*(x.clone() for x in ours))
+        for _ in range(3):
+            y = attention_step_(q, k, v, ours, mask, frequency, backend=backend)
+            z = attention_step_(q, k, v, wanted, mask, frequency, backend="reference")
+            torch.testing.assert_close(y, z)
+        torch.testing.assert_close(ours, wanted)
+        assert ours.length.tolist() == [6, 5_003]
+
+
+def test_a_step_in_place_takes_a_cache_in_half_precision() -> None:
+    q, k, v = (torch.randn(1, heads, 6) for heads in (4, 2, 2))
+    half = cached([2], 4, 2, torch.bfloat16)
+    wide = AttentionCache(half.k.float(), half.v.float(), half.length.clone())
+    y, wanted = attention_step_(q, k, v, half), attention_step_(q, k, v, wide)
+    torch.testing.assert_close(y, wanted, rtol=2**-6, atol=2**-6)  # of keys and values rounded
+    assert half.k.dtype == torch.bfloat16
+
+
+def test_a_step_in_place_needs_a_free_slot() -> None:
+    token = torch.randn(2, 1, 6)
+    for length in (4, -1):
+        with pytest.raises(InputError, match=r"no free slot left \(of 4\)"):
+            attention_step_(token, token, token, cached([0, length], 4, 1, torch.float32))
+    mask, cache = AttentionMask(torch.tensor([0, 0])), cached([0, 0], 4, 1, torch.float32)
+    with pytest.raises(InputError, match="the length of the cache is the start"):
+        attention_step_(token, token, token, cache, mask)

@@ -38,6 +38,9 @@ OWN = {
     "h3_core": {"channel": 2, "output": 4},
     "h3_core_step": {"channel": 2, "output": 4},
 }
+ABSENT = {"attention_step_": ("start", "first")}
+"""Fields of a mask that a function refuses."""
+
 FUNCTIONS = [name for name in ops.__all__ if hasattr(getattr(ops, name), "check")]
 STEPPERS = [name for name in FUNCTIONS if name.endswith("_stepper")]
 
@@ -51,6 +54,8 @@ def valid_inputs(name: str) -> dict[str, Any]:
         kind = next((k for k in door.options_of(annotation) if hasattr(k, "_fields")), None)
         if kind is not None:
             return kind(*(value(field, part) for field, part in kind.__annotations__.items()))
+        if key in ABSENT.get(name, ()):
+            return None
         shape = door.declared(annotation)
         if shape is None:
             return PLAIN[key]
@@ -117,7 +122,7 @@ def outcome(name: str, inputs: dict[str, Any], backend: str) -> list[Tensor]:
         if backend == "reference":
             signals = tree_map(lambda x: x.double(), signals)
         found = found(*signals), signals[-1]
-    changed = inputs.get("state") if name.endswith("_") else None
+    changed = inputs.get("state", inputs.get("cache")) if name.endswith("_") else None
     return [x for x in tree_flatten((found, changed))[0] if isinstance(x, Tensor)]
 
 

@@ -16,12 +16,12 @@ from stateline.generate.graphs import Graphs, Record
 from stateline.generate.random import uniform_block
 from stateline.generate.sampling import GREEDY, Sampling, choose
 from stateline.layers import cat_states, select_rows
-from stateline.layers.base import values_at_hand
 from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import trim
 from stateline.layers.stored_state import stored
 from stateline.models.language_model import LanguageModel, LanguageModelState
+from stateline.ops.kernel_op import values_at_hand
 
 PREFILL_CHUNK = 1024
 """Prompt tokens that are read at a time, whose activations are in memory together."""

@@ -307,8 +307,3 @@ def records(*inputs: Tensor) -> bool:
         or torch.compiler.is_compiling()
         or any(type(x) is not Tensor for x in inputs)
     )
-
-
-def values_at_hand(tensor: Tensor) -> bool:
-    """True if reading values costs no device synchronisation."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

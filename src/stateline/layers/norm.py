@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from stateline.layers.derived import derived
+
 
 class OffsetRMSNorm(nn.Module):
     r"""Root-mean-square normalisation whose weight is stored as an offset from one.
@@ -26,9 +28,13 @@ class OffsetRMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Normalise the last axis."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        scale = 1 + self.weight.to(wide)
-        return F.rms_norm(x.to(wide), scale.shape, scale, self.eps).to(x.dtype)
+        scale = self.scale()
+        return F.rms_norm(x.to(scale.dtype), scale.shape, scale, self.eps).to(x.dtype)
+
+    @derived
+    def scale(self) -> Float[Tensor, " d_model"]:
+        """The weight, in float32 at least."""
+        return 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
 
 
 NORMS: Mapping[str, Callable[..., nn.Module]] = {

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers import SequenceLayer
-from stateline.layers.base import values_at_hand
+from stateline.ops.kernel_op import values_at_hand
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.layers import NORMS, SequenceLayer
-from stateline.layers.base import require_causal, values_at_hand
+from stateline.layers.base import require_causal
 from stateline.layers.documents import Documents, count_positions
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
@@ -15,6 +15,7 @@ from stateline.models.build import build_stack
 from stateline.models.config import ModelConfig
 from stateline.models.initial_weights import initialise
 from stateline.models.inputs import check_length, check_tokens, length_limit
+from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.linear import linear
 
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers import NORMS, SequenceLayer
-from stateline.layers.base import values_at_hand
 from stateline.layers.dropout import Dropout
 from stateline.layers.linear import Linear
 from stateline.models.build import build_stack
 from stateline.models.config import MAX_SIZE, ModelConfig
 from stateline.models.initial_weights import initialise
 from stateline.models.inputs import check_length, check_tokens, length_limit
+from stateline.ops.kernel_op import values_at_hand
 
 Pooling = Literal["mean", "last"]
 

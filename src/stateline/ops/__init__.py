@@ -3,7 +3,7 @@
 Each op has a folder, and each of its backends a file in it. :data:`OPS` lists them.
 """
 
-from stateline.ops.attention import AttentionMask, attention
+from stateline.ops.attention import AttentionCache, AttentionMask, attention, attention_step_
 from stateline.ops.convolution import slide
 from stateline.ops.delta_rule import delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.diagonal_ssm import (
@@ -39,6 +39,7 @@ from stateline.ops.ssm_parameters import discretize, shift_taps
 
 __all__ = [
     "OPS",
+    "AttentionCache",
     "AttentionMask",
     "DPLRWeights",
     "DiagonalWeights",
@@ -51,6 +52,7 @@ __all__ = [
     "MIMOWeights",
     "SLSTMCell",
     "attention",
+    "attention_step_",
     "delta_rule",
     "delta_rule_step",
     "delta_rule_step_",

@@ -92,6 +92,11 @@ def is_plain(x: Tensor) -> bool:
     return type(x) in _PLAIN
 
 
+def values_at_hand(x: Tensor) -> bool:
+    """Whether a tensor has values, and reading them costs no device synchronisation."""
+    return x.device.type == "cpu" and is_plain(x) and not torch.compiler.is_compiling()
+
+
 def like(gradients: Sequence[Any], inputs: Sequence[Tensor]) -> Any:
     """Gradients (arrays or tensors) with the shapes and dtypes of their inputs."""
     pairs = zip(gradients, inputs, strict=True)

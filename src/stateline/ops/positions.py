@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.pointwise import rotary
 
 UNLIMITED = torch.iinfo(torch.int64).max
@@ -68,26 +69,32 @@ def rotate(
     References:
         Su et al., "RoFormer", 2021; pairing and partial rotation as in GPT-NeoX.
     """
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return rotary(x, *rotation(positions, dims=dims, base=base, scaling=scaling, dtype=dtype))
+    frequency = frequencies(x, dims=dims, base=base, scaling=scaling)
+    return rotary(x, *rotation(positions, frequency))
+
+
+def frequencies(
+    like: Tensor, *, dims: int, base: float, scaling: RopeScaling | None = None
+) -> Float[Tensor, " pair"]:
+    """Angle per position of each pair of :func:`rotate`.
+
+    It lies on the device of ``like`` and has its dtype, but float32 at least.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    pair = torch.arange(dims // 2, device=like.device, dtype=dtype)
+    frequency = base ** (-2 * pair / dims)
+    return frequency if scaling is None else scaling.scale(frequency)
 
 
 def rotation(
-    positions: Int[Tensor, "rows length"],
-    *,
-    dims: int,
-    base: float,
-    scaling: RopeScaling | None = None,
-    dtype: torch.dtype,
+    positions: Int[Tensor, "rows length"], frequency: Float[Tensor, " pair"]
 ) -> tuple[Float[Tensor, "rows length pair"], Float[Tensor, "rows length pair"]]:
     """Cosine and sine of the angles of :func:`rotate`; queries and keys share them."""
-    pair = torch.arange(dims // 2, device=positions.device, dtype=dtype)
-    frequency = base ** (-2 * pair / dims)
-    angle = _angles(positions, frequency if scaling is None else scaling.scale(frequency))
+    angle = _angles(positions, frequency)
     return angle.cos(), angle.sin()
 
 
-_NEAR = 4096
+NEAR = 4096
 """Below this position, float32 angles are accurate enough."""
 
 
@@ -103,8 +110,10 @@ def _angles(
     near = place.to(frequency.dtype) * frequency
     if frequency.dtype == torch.float64 or place.device.type == "mps":
         return near
+    if values_at_hand(positions) and bool((positions < NEAR).all()):
+        return near
     turns = place.double() * frequency.double() % (2 * math.pi)
-    return torch.where(place < _NEAR, near, turns.to(near.dtype))
+    return torch.where(place < NEAR, near, turns.to(near.dtype))
 
 
 def alibi_slopes(n_heads: int, device: torch.device | None = None) -> Float[Tensor, " head"]:

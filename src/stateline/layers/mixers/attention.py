@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, values_at_hand, zeros
+from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents
@@ -20,7 +20,14 @@ from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear, scaled_linear
 from stateline.layers.mixers.heads import HeadSettings, scaled
 from stateline.layers.norm import OffsetRMSNorm
-from stateline.ops import AttentionMask, LocalWindow, attention, local_attention
+from stateline.ops import (
+    AttentionCache,
+    AttentionMask,
+    LocalWindow,
+    attention,
+    attention_step_,
+    local_attention,
+)
 from stateline.ops.attention import OP
 from stateline.ops.dispatch import numba_runs, preferred
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
@@ -88,6 +95,11 @@ class AttentionSettings(HeadSettings):
     gated: bool = False
     double_count: bool = False
     out_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.double_count and self.position == "rope":
+            raise InputError("double_count needs another position scheme than rope")
 
 
 @keywords_from(AttentionSettings)
@@ -169,19 +181,11 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         return self._attend(q, after.k, after.v, gate, state.length), after
 
     def _step_(self, x: Tensor, state: AttentionState) -> Tensor:
-        slot = state.length[:, None]
-        if values_at_hand(slot) and int(slot.max()) >= state.k.shape[1]:
-            raise InputError(
-                f"the state has no free slot left (of {state.k.shape[1]}): make it with "
-                "init_state(batch_size, capacity=n) for n steps in place"
-            )
-        q, k, v, gate = self._project(x[:, None], slot)
-        index = slot.view(-1, 1, 1, 1).expand_as(k)
-        state.k.scatter_(1, index, k.to(state.k.dtype))
-        state.v.scatter_(1, index, v.to(state.v.dtype))
-        y = self._attend(q, state.k, state.v, gate, state.length)
-        state.length.add_(1)
-        return y[:, 0]
+        q, k, v, gate = self._project(x)
+        mask = AttentionMask(None, *self.scheme())
+        frequency = None if self.rotary is None else self.frequency()
+        y = attention_step_(q, k, v, AttentionCache(*state), mask, frequency, self.dropout.rate)
+        return self._merge(y, gate)
 
     def project_context(self, x: Tensor, positions: Tensor) -> Context:
         """Keys and values of given vectors."""
@@ -225,23 +229,26 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         return super().flops_per_token(length) + mixing
 
     def _project(
-        self, x: Tensor, positions: Tensor
+        self, x: Tensor, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys, values and the input of the gate, each (batch, length, head, d_head)."""
+        """Queries, keys, values and the input of the gate, each (batch, *length, head, d_head).
+
+        Without positions, nothing is rotated.
+        """
         width, gate, joint = self.n_kv_heads * self.d_head, None, self.qkv(x)
         parts = joint.split_with_sizes([joint.shape[-1] - 2 * width, width, width], dim=-1)
         d = self.d_head
         q, k, v = (part.view(*x.shape[:-1], part.shape[-1] // d, d) for part in parts)
         if self.settings.gated:
-            q, gate = q.unflatten(2, (self.n_heads, 2)).unbind(dim=3)
+            q, gate = q.view(*x.shape[:-1], self.n_heads, 2, d).unbind(dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             if self.settings.qk_norm == "joint":
-                q = self.q_norm(q.flatten(2)).view_as(q)
-                k = self.k_norm(k.flatten(2)).view_as(k)
+                q = self.q_norm(q.flatten(-2)).view_as(q)
+                k = self.k_norm(k.flatten(-2)).view_as(k)
             else:
                 q, k = self.q_norm(q), self.k_norm(k)
-        if self.rotary is not None:
-            q, k = self.rotary(positions, q, k)
+        if self.rotary is not None and positions is not None:
+            q, k = self.rotary(positions, self.frequency(), q, k)
         q = scaled(q, self.settings.score_scale)
         # Differs from the official code of "Repeat After Me", which always does this. Its paper
         # does not mention it, and scaled query entries give the same family of functions.
@@ -249,6 +256,12 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
             once, twice = q.tensor_split([self.d_head // 4], dim=-1)
             q = torch.cat([once, 2 * twice], dim=-1)
         return q, k, v, gate
+
+    @derived
+    def frequency(self) -> Tensor:
+        """Angles per position, for ``rope``."""
+        assert self.rotary is not None
+        return self.rotary.frequency(self.out_proj.weight)
 
     @derived
     def scheme(self) -> tuple[Tensor | None, Tensor | None]:
@@ -280,4 +293,4 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
 
     def _merge(self, heads: Tensor, gate: Tensor | None) -> Tensor:
         """Output projection of the joined heads."""
-        return self.out_proj((heads if gate is None else heads * gate.sigmoid()).flatten(2))
+        return self.out_proj((heads if gate is None else heads * gate.sigmoid()).flatten(-2))

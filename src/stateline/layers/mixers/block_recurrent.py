@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from stateline.layers.base import SequenceLayer, values_at_hand, zeros
+from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import Context
 from stateline.layers.keywords import check_choice, check_counts, keywords_from
 from stateline.layers.linear import Linear
@@ -19,6 +19,7 @@ from stateline.layers.mixers.cross_attention import (
     scaled_queries,
 )
 from stateline.layers.norm import unit_length
+from stateline.ops.kernel_op import values_at_hand
 
 Gate = Literal["fixed", "lstm"]
 Update = Literal["skip", "dual", "single"]

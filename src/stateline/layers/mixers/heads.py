@@ -1,5 +1,6 @@
 """Shared parts of attention layers: heads, biases of projections, rotary positions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args, get_type_hints
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.layers.keywords import check_choice, check_counts
 from stateline.ops import rotary as turn
-from stateline.ops.positions import RopeScaling, rotation
+from stateline.ops.positions import RopeScaling, frequencies, rotation
 
 Biases = bool | Literal["qkv", "out"]
 """Projections with a bias: all, none, the first (queries, keys, values) or the last one."""
@@ -48,17 +49,23 @@ class Rotary(NamedTuple):
     base: float
     scaling: RopeScaling | None
 
+    def frequency(self, weight: Tensor) -> Float[Tensor, " pair"]:
+        """Angle per position of each pair, for vectors that come from a weight."""
+        return frequencies(weight, dims=self.dims, base=self.base, scaling=self.scaling)
+
     def __call__(
         self,
         positions: Int[Tensor, "rows length"],
+        frequency: Float[Tensor, " pair"],
         *vectors: Float[Tensor, "batch length _ d_head"],
-    ) -> list[Float[Tensor, "batch length _ d_head"]]:
+    ) -> Sequence[Float[Tensor, "batch length _ d_head"]]:
         """Rotate queries, keys or both by the angles of their positions."""
-        dtype = torch.promote_types(vectors[0].dtype, torch.float32)
-        angles = rotation(
-            positions, dims=self.dims, base=self.base, scaling=self.scaling, dtype=dtype
-        )
-        return [turn(x, *angles) for x in vectors]
+        angles = rotation(positions, frequency)
+        if positions.shape[1] > 1 or len(vectors) == 1:
+            return [turn(x, *angles) for x in vectors]
+        # for one token, a call takes longer than joining and splitting
+        joint = turn(torch.cat(vectors, dim=2), *angles)
+        return joint.split([x.shape[2] for x in vectors], dim=2)
 
 
 @dataclass(frozen=True, kw_only=True)

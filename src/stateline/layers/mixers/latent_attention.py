@@ -9,11 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, values_at_hand, zeros
+from stateline.layers.base import SequenceLayer, zeros
+from stateline.layers.derived import derived
 from stateline.layers.keywords import check_choice, check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import Rotary, head_sizes, scaled
 from stateline.ops import AttentionMask, attention
+from stateline.ops.kernel_op import values_at_hand
 
 
 class LatentAttentionState(NamedTuple):
@@ -153,13 +155,18 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         mixing = self.n_heads * (2.0 * self.d_head + self.d_rotary) * (length + 1)
         return super().flops_per_token(length) + mixing
 
+    @derived
+    def frequency(self) -> Tensor:
+        """Angles per position."""
+        return self.rotary.frequency(self.q_proj.weight)
+
     def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (batch, length, head, d_head + d_rotary) and what slots hold of the tokens."""
         q = self.q_proj(x).unflatten(-1, (self.n_heads, self.d_head + self.d_rotary))
         plain, turned = q.split([self.d_head, self.d_rotary], dim=-1)
         latent, key = self.down_proj(x).split([self.d_latent, self.d_rotary], dim=-1)
         if self.position == "rope":
-            turned, turned_key = self.rotary(positions, turned, key[:, :, None])
+            turned, turned_key = self.rotary(positions, self.frequency(), turned, key[:, :, None])
             key = turned_key[:, :, 0]
         slots = torch.cat([self.norm(latent), key], dim=-1)
         return torch.cat([plain, turned], dim=-1), slots

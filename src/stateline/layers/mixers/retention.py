@@ -84,6 +84,11 @@ class Retention(DecayingAttention):
         heads = torch.arange(self.n_heads, device=weight.device, dtype=dtype)
         return torch.log1p(-torch.exp2(-5 - heads))
 
+    @derived
+    def frequency(self) -> Tensor:
+        """Angles per position."""
+        return self.rotary.frequency(self.in_proj.weight)
+
     def signals(
         self, x: Tensor, state: RetentionState, starts: Documents | None = None
     ) -> tuple[Any, ...]:
@@ -95,7 +100,7 @@ class Retention(DecayingAttention):
         tokens = x if x.ndim == 3 else x[:, None]
         positions, length = count_positions(state.length, tokens, starts)
         rows = (t if t.ndim == 4 else t[:, None] for t in (q, k))
-        q, k = (turned.view_as(q) for turned in self.rotary(positions, *rows))
+        q, k = (turned.view_as(q) for turned in self.rotary(positions, self.frequency(), *rows))
         decay = self.log_decay().expand(v.shape[:-1])
         return q, k * self.d_key**-0.5, v, decay, (gate, length)
 

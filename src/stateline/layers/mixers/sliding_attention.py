@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.context import AttendsToContext, Context
+from stateline.layers.derived import derived
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import check_counts, keywords_from
 from stateline.layers.linear import Linear
@@ -210,7 +211,13 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         return self._rotated(scaled(q, self.settings.score_scale), positions)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x if self.rotary is None else self.rotary(positions, x)[0]
+        return x if self.rotary is None else self.rotary(positions, self.frequency(), x)[0]
+
+    @derived
+    def frequency(self) -> Tensor:
+        """Angles per position, for ``rope``."""
+        assert self.rotary is not None
+        return self.rotary.frequency(self.q_proj.weight)
 
     def _attend(
         self,

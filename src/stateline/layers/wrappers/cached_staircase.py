@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.layers.base import AnyLayer, SequenceLayer, values_at_hand
+from stateline.layers.base import AnyLayer, SequenceLayer
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.context import Context
 from stateline.layers.state import nbytes
 from stateline.layers.wrappers.context_links import ContextLink, context_links, mean_visible
 from stateline.layers.wrappers.phases import by_phase
 from stateline.layers.wrappers.staircase import climb, cut
+from stateline.ops.kernel_op import values_at_hand
 
 Contexts = tuple[Context, ...]
 """Keys and values for each link that attends."""

@@ -5,8 +5,10 @@ from typing import NamedTuple
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.ops.dispatch import dispatch
 from stateline.ops.door import door
+from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.op import Example, Op, Sizes
 
 
@@ -34,6 +36,20 @@ class AttentionMask(NamedTuple):
 
 
 PLAIN = AttentionMask()
+
+
+class AttentionCache(NamedTuple):
+    """Keys and values of earlier tokens.
+
+    Attributes:
+        k: Keys; slot j holds position j, and the slots after ``length`` are free.
+        v: Values.
+        length: Number of earlier tokens of each row.
+    """
+
+    k: Float[Tensor, "batch slot kv_head d_head"]
+    v: Float[Tensor, "batch slot kv_head d_head"]
+    length: Int[Tensor, " batch"]
 
 
 def example(sizes: Sizes) -> Example:
@@ -109,3 +125,57 @@ def attention(
     """
     k, v = k.to(q.dtype), v.to(q.dtype)
     return dispatch(OP, "attention", q, k, v, mask, dropout, backend=backend)
+
+
+def _one_token(q: Tensor, k: Tensor, mask: AttentionMask, frequency: Tensor | None) -> str:
+    """Why a token does not fit its cache, or an empty string."""
+    if mask.start is not None or mask.first is not None:
+        return "the length of the cache is the start, and a row holds one document"
+    if frequency is not None and 2 * len(frequency) > q.shape[-1]:
+        return f"{len(frequency)} pairs need more than {q.shape[-1]} entries"
+    return heads_and_slots(q[:, None], k[:, None])
+
+
+@door(_one_token)
+def attention_step_(
+    q: Float[Tensor, "batch head d_head"],
+    k: Float[Tensor, "batch kv_head d_head"],
+    v: Float[Tensor, "batch kv_head d_head"],
+    cache: AttentionCache,
+    mask: AttentionMask = PLAIN,
+    frequency: Float[Tensor, " pair"] | None = None,
+    dropout: float = 0.0,
+    *,
+    backend: str = "auto",
+) -> Float[Tensor, "batch head d_head"]:
+    """Attention of one more token; its key and value go into the cache, which changes in place.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        cache: Keys and values so far, with a free slot in each row.
+        mask: Slopes and windows, as in :func:`attention`.
+        frequency: With rotary positions, the angle per position of each pair of entries, by which
+            queries and keys are rotated: see :func:`stateline.ops.positions.frequencies`.
+        dropout: As in :func:`attention`.
+        backend: Backend that must run the call; ``"auto"`` chooses one.
+
+    Returns:
+        Weighted sums of the values, in the dtype of ``q``.
+
+    Raises:
+        InputError: If a shape, a dtype or a device does not fit the others, or no slot is free.
+    """
+    slots = cache.k.shape[1]
+    if len(q) and values_at_hand(cache.length):
+        least, most = cache.length.aminmax()
+        if not 0 <= int(least) <= int(most) < slots:
+            raise InputError(
+                f"the state has no free slot left (of {slots}): make it with "
+                "init_state(batch_size, capacity=n) for n steps in place"
+            )
+    arguments = q, k, v, cache, mask, frequency, dropout
+    y: Tensor = dispatch(OP, "attention_step_", *arguments, backend=backend)
+    cache.length.add_(1)
+    return y

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stateline.ops.attention import AttentionMask
+from stateline.ops.attention import AttentionCache, AttentionMask
 from stateline.ops.attention import numba_kernel as softmax
 from stateline.ops.dispatch import wants_gradient
 from stateline.ops.kernel_op import is_plain
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import fan_out, flat, strided
+from stateline.ops.numba_common.launch import fan_out, flat, of_token, strided
 from stateline.ops.numba_common.vector import LANES
 
 LEAST, QUERIES, NARROW, NARROW_SSE = 1 << 20, 64, 8, 16
@@ -29,11 +29,13 @@ FEW_QUERIES = 4
 """Up to this many queries, vectors lie along the entries of a head."""
 
 
-def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
+def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
+    if function == "attention_step_":
+        return _can_step(*inputs)
     q, k, v, mask, dropout = inputs
-    if q.shape[2] != k.shape[2]:
-        return "the numba kernel wants as many heads of keys as of queries"
+    if q.shape[2] != k.shape[2] and not _takes_steps(q, k, v, mask):
+        return "the numba kernel wants as many heads of keys as of queries, except of few queries"
     if mask.slopes is not None and wants_gradient(mask.slopes):
         return "the numba kernel gives no gradient to slopes"
     if dropout:
@@ -43,6 +45,31 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     if mask.plain and not _gains(*q.shape, slots=k.shape[1]):
         return "plain causal attention of these sizes is faster by PyTorch's fused kernel"
     return launch.can_use(q, k, v)
+
+
+def _can_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: AttentionCache,
+    mask: AttentionMask,
+    frequency: Tensor | None,
+    dropout: float,
+) -> str:
+    """Why the kernels cannot take this token, or an empty string."""
+    tensors = [x for x in (q, k, v, *cache[:2], frequency) if x is not None]
+    if dropout:
+        return "the numba kernel has no dropout"
+    if {x.dtype for x in tensors} not in ({torch.float32}, {torch.float64}):
+        return "the numba kernel takes one precision, float32 or float64"
+    if not all(x.is_contiguous() for x in cache):
+        return "the numba kernel takes a contiguous cache"
+    return launch.can_step(*tensors, mask.slopes)
+
+
+def _takes_steps(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> bool:
+    """Whether the kernel for few queries serves."""
+    return q.shape[1] <= FEW_QUERIES and mask.first is None and not wants_gradient(q, k, v)
 
 
 def _gains(batch: int, length: int, heads: int, d: int, *, slots: int) -> bool:
@@ -56,21 +83,47 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: flo
     if wants_gradient(q, k, v):
         y: Tensor = _Recorded.apply(q, k, v, mask)
         return y
-    few = q.shape[1] <= FEW_QUERIES and mask.first is None
+    few = _takes_steps(q, k, v, mask)
     return _of_few(q, k, v, mask) if few else _with_norms(q, k, v, mask)[0].to(q.dtype)
 
 
-def _run(kernel: Any, arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: Any) -> None:
+def attention_step_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: AttentionCache,
+    mask: AttentionMask,
+    frequency: Tensor | None,
+    dropout: float,  # noqa: ARG001
+) -> Tensor:
+    """Rotate and write in one pass, then attend."""
+    dtype, turned = q.dtype, torch.empty_like(q)
+    signals = (of_token(x, dtype).reshape(-1) for x in (q, k, v, *cache[:2], turned))
+    angles = np.empty(0, _NUMPY[dtype]) if frequency is None else of_token(frequency, dtype)
+    slots, heads = cache.k.shape[1], q.shape[1]
+    sizes = slots, heads, k.shape[1], q.shape[2]
+    softmax.append(*signals, of_token(cache.length, torch.int64), angles, *sizes)
+    if not cache.k.is_inference():
+        torch.autograd.graph.increment_version(cache[:2])
+    return _of_few(turned[:, None], cache.k, cache.v, mask._replace(start=cache.length))[:, 0]
+
+
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def _run(
+    kernel: Any, arrays: Any, strides: Any, q: Tensor, k: Tensor, mask: Any, *more: int
+) -> None:
     """Run a kernel over all rows and heads; strides: entries between tokens of q, k and v."""
     (batch, length, heads, d), slots, dtype = q.shape, k.shape[1], launch.working_dtype(q)
     start, slopes, windows, first = mask
     numbers = (
-        np.zeros(batch, np.int64) if start is None else flat(start, torch.int64),
-        flat(q.new_zeros(heads) if slopes is None else slopes, dtype),
+        np.zeros(batch, np.int64) if start is None else of_token(start, torch.int64),
+        np.zeros(heads, arrays[0].dtype) if slopes is None else flat(slopes, dtype),
         np.full(heads, softmax.EVERYTHING) if windows is None else flat(windows, torch.int64),
         None if first is None else flat(first, torch.int64),
     )
-    arguments = (*arrays, *numbers, *strides, length, slots, heads, d)
+    arguments = (*arrays, *numbers, *strides, length, slots, heads, d, *more)
     fan_out(kernel, arguments, batch * heads, 0.2 * batch * heads * length * slots * d)
 
 
@@ -83,7 +136,8 @@ def _of_few(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
     dtype = launch.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype)
     signals, strides = _read(dtype, q, k, v)
-    _run(softmax.step, (*signals, flat(y, dtype)), strides, q, k, mask)
+    arrays = *signals, y.numpy().reshape(-1)
+    _run(softmax.step, arrays, strides, q, k, mask, q.shape[2] // k.shape[2])
     return y.to(q.dtype)
 
 

@@ -29,6 +29,7 @@ from stateline.ops.numba_common.vector import (
     transpose,
     zeros,
 )
+from stateline.ops.positions import NEAR
 
 TILE = 64
 """Keys whose scores are in the fastest cache at a time."""
@@ -420,9 +421,13 @@ def _accumulate(total, weight, v, place):
 
 @summing_kernel
 def step(
-    q, k, v, y, starts, slopes, windows, _, of_q, of_k, of_v, length, slots, heads, d, start, stop
-):
-    """The same for few queries of one document: vectors lie along the entries of a head."""
+    q, k, v, y, starts, slopes, windows, _, of_q, of_k, of_v, length, slots, heads, d, group,
+    start, stop,
+):  # fmt: skip
+    """The same for few queries of one document: vectors lie along the entries of a head.
+
+    Each ``group`` of heads shares keys and values.
+    """
     weights, total = np.empty(slots, q.dtype), np.empty(d, q.dtype)
     scale = q.dtype.type(LOG2_E / math.sqrt(d))
     for task in range(start, stop):
@@ -432,7 +437,8 @@ def step(
         for t in range(length):
             at, position = (row * length + t) * of_q + head * d, offset + t
             low, high = max(0, position - window + 1), min(slots, position + 1)
-            first, ours = row * slots * of_k + head * d, row * slots * of_v + head * d
+            first = row * slots * of_k + head // group * d
+            ours = row * slots * of_v + head // group * d
             top = q.dtype.type(HIDDEN)
             for j in range(low, high):
                 score = scale * _score(q, at, k, first + j * of_k, d)
@@ -447,3 +453,36 @@ def step(
                 _accumulate(total, weights[j], v, ours + j * of_v)
             for c in range(d):
                 y[((row * length + t) * heads + head) * d + c] = total[c] / mass
+
+
+@kernel
+def _turned(y, to, x, at, cos, sin, d):
+    """Write a vector with its first pairs of entries rotated."""
+    pairs = len(cos)
+    for i in range(pairs):
+        first, second = x[at + i], x[at + pairs + i]
+        y[to + i] = first * cos[i] - second * sin[i]
+        y[to + pairs + i] = first * sin[i] + second * cos[i]
+    for i in range(2 * pairs, d):
+        y[to + i] = x[at + i]
+
+
+@kernel
+def append(q, k, v, keys, values, turned, positions, frequency, slots, heads, kv_heads, d):
+    """Rotate queries and keys of one token per row, and write keys and values into its slot."""
+    pairs, number = len(frequency), q.dtype.type
+    cos, sin = np.empty(pairs, q.dtype), np.empty(pairs, q.dtype)
+    for row in range(len(positions)):
+        position = positions[row]
+        for i in range(pairs):
+            angle = number(position) * frequency[i]
+            if position >= NEAR:
+                angle = number(float(position) * float(frequency[i]) % (2 * math.pi))
+            cos[i], sin[i] = math.cos(angle), math.sin(angle)
+        for head in range(heads):
+            at = (row * heads + head) * d
+            _turned(turned, at, q, at, cos, sin, d)
+        for head in range(kv_heads):
+            at, slot = (row * kv_heads + head) * d, ((row * slots + position) * kv_heads + head) * d
+            _turned(keys, slot, k, at, cos, sin, d)
+            values[slot : slot + d] = v[at : at + d]

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from stateline.ops.attention import AttentionMask
+from stateline.ops.attention import AttentionCache, AttentionMask
+from stateline.ops.attention import attention as by_any_backend
+from stateline.ops.attention.cache import append
 from stateline.ops.kernel_op import define_kernel_op
 
 SCORES_PER_BLOCK = {"cpu": 1 << 18}
@@ -30,6 +32,20 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: flo
         q, k, v, bias, dropout, is_causal=bias is None, enable_gqa=grouped
     )
     return y.transpose(1, 2)
+
+
+def attention_step_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: AttentionCache,
+    mask: AttentionMask,
+    frequency: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """A rotation, two writes, and attention by the backend that takes it."""
+    q, k, v = append(q, k, v, cache, frequency)
+    return by_any_backend(q, k, v, mask._replace(start=cache.length), dropout)[:, 0]
 
 
 def _forward(

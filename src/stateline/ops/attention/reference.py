@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.ops.attention import AttentionMask
+from stateline.ops.attention import AttentionCache, AttentionMask
+from stateline.ops.attention.cache import append
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
@@ -28,3 +29,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: flo
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
     weights = F.dropout(weights, dropout)
     return torch.einsum("bhts,bshd->bthd", weights, v.to(dtype)).to(q.dtype)
+
+
+def attention_step_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: AttentionCache,
+    mask: AttentionMask,
+    frequency: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """The definition on the cache and one more token."""
+    q, k, v = append(q, k, v, cache, frequency)
+    return attention(q, k, v, mask._replace(start=cache.length), dropout)[:, 0]

@@ -72,8 +72,9 @@ def strided(x: Tensor, dtype: torch.dtype) -> tuple[NDArray[Any], int]:
     A slice of the last axis of a contiguous tensor is taken as it is: the array then holds what
     lies between its tokens, too.
     """
+    read = array if x.requires_grad else of_token
     if x.dtype is dtype and x.is_contiguous():
-        return _memory(x.detach() if x.requires_grad else x).reshape(-1), x.shape[-1]
+        return read(x, dtype).reshape(-1), x.shape[-1]
     *batch, length, channels = x.shape
     stride = x.stride(-2)
     fits = x.dtype is dtype and x.numel() > 0 and x.stride(-1) == 1
@@ -81,13 +82,13 @@ def strided(x: Tensor, dtype: torch.dtype) -> tuple[NDArray[Any], int]:
     for size, between in zip(reversed(batch), reversed(x.stride()[:-2]), strict=True):
         fits, expected = fits and between == expected, expected * size
     if not fits:
-        return flat(x, dtype), channels
+        return read(x, dtype).reshape(-1), channels
     size = (x.shape[:-1].numel() - 1) * stride + channels
-    return _memory(x.detach().as_strided((size,), (1,))), stride
+    return read(x.detach().as_strided((size,), (1,)), dtype), stride
 
 
 def of_token(x: Tensor, dtype: torch.dtype) -> NDArray[Any]:
-    """The entries of a signal of one token: faster than :func:`array`, and for no parameter."""
+    """The entries of a signal without gradient: faster than :func:`array`; not for parameters."""
     if x.dtype is not dtype or x.requires_grad or x.is_neg():
         x = x.detach().to(dtype).resolve_neg()
     entries: NDArray[Any] = x.contiguous().numpy()

@@ -10,7 +10,7 @@ from stateline.ops.dispatch import tensors_of, wants_gradient
 from stateline.ops.kernel_op import is_plain
 from stateline.ops.linear import is_small, product, weight_gradient
 from stateline.ops.numba_common import launch
-from stateline.ops.numba_common.launch import array, fan_out, flat, strided
+from stateline.ops.numba_common.launch import array, fan_out, of_token, strided
 from stateline.ops.pointwise import FeedForwardWeights
 from stateline.ops.pointwise.numba_kernel import gelu_of_sum, turn
 
@@ -90,7 +90,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     batch, length, heads, d = x.shape
     y = torch.empty(x.shape, dtype=x.dtype)
     signal, stride = strided(x.flatten(-2), x.dtype)
-    arrays = signal, flat(y, x.dtype), flat(cos, x.dtype), flat(sin, x.dtype)
+    angles = (of_token(part, x.dtype).reshape(-1) for part in (cos, sin))
+    arrays = signal, y.numpy().reshape(-1), *angles
     sizes = length, heads, d, cos.shape[-1], stride, len(cos) > 1, sign
     fan_out(turn, (*arrays, *sizes), batch * length, x.numel() * 1.0)
     return y
