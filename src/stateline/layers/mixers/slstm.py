@@ -90,12 +90,19 @@ class SLSTM(SequenceLayer[SLSTMState]):
 
     def _forward_chunk(self, x: Tensor, state: SLSTMState) -> tuple[Tensor, SLSTMState]:
         convolved, conv = self.conv.forward_chunk(x, state.conv)
-        convolved, plain = (t.unflatten(-1, (self.n_heads, self.d_head)) for t in (convolved, x))
-        inputs = torch.stack((convolved, convolved, plain, plain), dim=2)
-        gates = torch.einsum("btghj,hjge->btghe", inputs, self.weight.to(x.dtype)) + self.bias
+        gates = self._gates(convolved, x)
         y, cell = slstm(gates, self.recurrent, SLSTMCell(*state[1:]))
         y = F.layer_norm(y, y.shape[-1:], eps=self.norm_eps) * self.norm_weight
         return y.flatten(-2).to(x.dtype), SLSTMState(conv, *cell)
+
+    def _gates(self, convolved: Tensor, x: Tensor) -> Tensor:
+        """What the gates get from the inputs: (batch, length, gate, head, entry)."""
+        weight = self.weight.to(x.dtype)  # (head, entry, gate, entry of the gate)
+        pairs = (convolved, weight[:, :, :2]), (x, weight[:, :, 2:])
+        rows = (t.reshape(-1, self.n_heads, self.d_head).transpose(0, 1) for t, _ in pairs)
+        found = [torch.bmm(t, pair.flatten(2)) for t, (_, pair) in zip(rows, pairs, strict=True)]
+        gates = torch.cat(found, dim=-1).view(self.n_heads, *x.shape[:-1], 4, self.d_head)
+        return gates.permute(1, 2, 3, 0, 4) + self.bias
 
     def flops_per_token(self, length: int) -> float:
         """The convolution, products with all matrices, 10 operations per entry of a gate."""

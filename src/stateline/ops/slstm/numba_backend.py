@@ -43,7 +43,7 @@ def _run(inputs: tuple[Tensor, ...], keep: bool) -> tuple[list[Tensor], Tensor]:
     y = torch.empty(batch, length, heads, width, dtype=dtype)
     found = [y, *(torch.empty(h.shape, dtype=dtype) for _ in range(4))]
     trace = torch.empty(y.numel() * kernels.PARTS if keep else 0, dtype=dtype)
-    arrays = (flat(x, dtype) for x in (*inputs, *found, trace))
+    arrays = [flat(x, dtype) for x in inputs] + [x.numpy().reshape(-1) for x in (*found, trace)]
     work = WORK * batch * length * inputs[1].numel()
     fan_out(kernels.forward, (*arrays, length, heads, width), batch * heads, work)
     return found, trace
