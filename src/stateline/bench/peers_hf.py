@@ -53,6 +53,7 @@ class _Attention(_Cached):
 
     def __init__(self, layer: nn.Module, config: Any, rotary: nn.Module) -> None:
         super().__init__(layer, config, "past_key_values")
+        config._attn_implementation = "sdpa"  # the layer reads keys and values by PyTorch's kernel
         self.rotary = rotary
 
     def read(self, x: Tensor, cache: Any) -> Tensor:
@@ -92,17 +93,22 @@ def _module(family: str) -> Any:
 
 
 def _config(family: str, kind: str, **settings: Any) -> Any:
-    """A configuration of one layer; keys and values of attention are read by PyTorch's kernel."""
+    """A configuration of one layer."""
     module = import_module(f"transformers.models.{family}.configuration_{family}")
-    config = getattr(module, f"{kind}Config")(vocab_size=8, num_hidden_layers=1, **settings)
-    config._attn_implementation = "sdpa"
-    return config
+    return getattr(module, f"{kind}Config")(vocab_size=8, num_hidden_layers=1, **settings)
+
+
+def _layer(family: str, kind: str, layer: str, config: Any, *places: int) -> nn.Module:
+    """One layer with initial weights, some of which only its model sets."""
+    module = _module(family)
+    made: nn.Module = getattr(module, layer)(config, *places)
+    return made.apply(getattr(module, f"{kind}PreTrainedModel")(config)._init_weights)
 
 
 def _mamba2(_: str, d_model: int) -> nn.Module:
     sizes = {"num_heads": 2 * d_model // 64, "head_dim": 64, "state_size": 128, "n_groups": 1}
     config = _config("mamba2", "Mamba2", hidden_size=d_model, **sizes)
-    return _Cached(_module("mamba2").Mamba2Mixer(config, 0), config)
+    return _Cached(_layer("mamba2", "Mamba2", "Mamba2Mixer", config, 0), config)
 
 
 def _gated_delta_net(_: str, d_model: int) -> nn.Module:
@@ -116,7 +122,7 @@ def _gated_delta_net(_: str, d_model: int) -> nn.Module:
         linear_value_head_dim=2 * d_model // HEADS,
         layer_types=["linear_attention"],
     )
-    return _Cached(_module("qwen3_next").Qwen3NextGatedDeltaNet(config, 0), config)
+    return _Cached(_layer("qwen3_next", "Qwen3Next", "Qwen3NextGatedDeltaNet", config, 0), config)
 
 
 def _gated_attention(_: str, d_model: int) -> nn.Module:
@@ -130,9 +136,8 @@ def _gated_attention(_: str, d_model: int) -> nn.Module:
         partial_rotary_factor=1.0,
         layer_types=["full_attention"],
     )
-    module = _module("qwen3_next")
-    layer = module.Qwen3NextAttention(config, 0)
-    return _Attention(layer, config, module.Qwen3NextRotaryEmbedding(config))
+    layer = _layer("qwen3_next", "Qwen3Next", "Qwen3NextAttention", config, 0)
+    return _Attention(layer, config, _module("qwen3_next").Qwen3NextRotaryEmbedding(config))
 
 
 def _kimi_delta_attention(_: str, d_model: int) -> nn.Module:
@@ -144,7 +149,9 @@ def _kimi_delta_attention(_: str, d_model: int) -> nn.Module:
         linear_num_heads=HEADS,
         layer_types=["linear_attention"],
     )
-    return _Cached(_module("kimi_linear").KimiLinearDeltaAttention(config, 0), config)
+    return _Cached(
+        _layer("kimi_linear", "KimiLinear", "KimiLinearDeltaAttention", config, 0), config
+    )
 
 
 def _latent_attention(_: str, d_model: int) -> nn.Module:
@@ -162,9 +169,8 @@ def _latent_attention(_: str, d_model: int) -> nn.Module:
         v_head_dim=width,
         rope_interleave=False,
     )
-    module = _module("deepseek_v3")
-    layer = module.DeepseekV3Attention(config, 0)
-    return _Attention(layer, config, module.DeepseekV3RotaryEmbedding(config))
+    layer = _layer("deepseek_v3", "DeepseekV3", "DeepseekV3Attention", config, 0)
+    return _Attention(layer, config, _module("deepseek_v3").DeepseekV3RotaryEmbedding(config))
 
 
 def _lightning_attention(_: str, d_model: int) -> nn.Module:
@@ -176,7 +182,7 @@ def _lightning_attention(_: str, d_model: int) -> nn.Module:
         head_dim=d_model // HEADS,
         layer_types=["linear_attention"],
     )
-    return _Lightning(_module("minimax").MiniMaxLightningAttention(config, 0), config)
+    return _Lightning(_layer("minimax", "MiniMax", "MiniMaxLightningAttention", config, 0), config)
 
 
 def _mlstm(_: str, d_model: int) -> nn.Module:
@@ -189,7 +195,7 @@ def _mlstm(_: str, d_model: int) -> nn.Module:
         chunkwise_kernel="chunkwise--native_autograd",
         mode="inference",
     )
-    return _XLSTM(_module("xlstm").xLSTMLayer(config), config)
+    return _XLSTM(_layer("xlstm", "xLSTM", "xLSTMLayer", config), config)
 
 
 LAYERS: Mapping[str, Callable[[str, int], nn.Module]] = {
