@@ -7,9 +7,9 @@ import pytest
 
 from stateline.cli import Parser
 from stateline.cli.train import add_arguments, read_recipe
-from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import parse_pattern
+from stateline.models.sequence_head import ClassifierConfig
 from stateline.models.size import count_parameters
 from stateline.tasks import TASKS, ClassificationTask
 from stateline.train.config import TrainConfig

@@ -24,28 +24,32 @@ if TYPE_CHECKING:
         to,
     )
     from stateline.models.checkpoint import load_classifier, load_model, load_regressor, save_model
-    from stateline.models.classifier import ClassifierConfig, SequenceClassifier
     from stateline.models.config import ModelConfig
     from stateline.models.convert.table import load_pretrained
     from stateline.models.language_model import LanguageModel
-    from stateline.models.regressor import RegressorConfig, SequenceRegressor
+    from stateline.models.sequence_head import (
+        ClassifierConfig,
+        RegressorConfig,
+        SequenceClassifier,
+        SequenceRegressor,
+    )
     from stateline.models.size import count_parameters, match_width
     from stateline.ops import register_backend
     from stateline.tasks import TASKS, make_task, register_task
     from stateline.train.config import TrainConfig
 
 _HOME = {
-    "ClassifierConfig": "models.classifier",
+    "ClassifierConfig": "models.sequence_head",
     "Comparison": "compare.comparison",
     "InputError": "errors",
     "LAYERS": "layers",
     "LanguageModel": "models.language_model",
     "Model": "generate.model",
     "ModelConfig": "models.config",
-    "RegressorConfig": "models.regressor",
-    "SequenceClassifier": "models.classifier",
+    "RegressorConfig": "models.sequence_head",
+    "SequenceClassifier": "models.sequence_head",
     "SequenceLayer": "layers",
-    "SequenceRegressor": "models.regressor",
+    "SequenceRegressor": "models.sequence_head",
     "TASKS": "tasks",
     "TrainConfig": "train.config",
     "WRAPPERS": "layers",

@@ -29,6 +29,16 @@ class InputError(ValueError):
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says.
+
+    Example:
+        >>> one_line(KeyError("name"))
+        "KeyError: 'name'"
+    """
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """Error for a name that is not in a table; it suggests the nearest known name.
 

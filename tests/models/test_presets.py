@@ -15,11 +15,11 @@ from stateline.errors import InputError
 from stateline.layers import AnyLayer, Attention, BlockRecurrent, BlockState, SlidingAttention
 from stateline.layers.mixers.long_conv import ImplicitFilters
 from stateline.layers.mixers.s4 import S4SSM
-from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config
 from stateline.models.convert.mamba import official_mamba_config
 from stateline.models.presets import PRESETS, configure, find_preset
+from stateline.models.sequence_head import ClassifierConfig
 from stateline.models.size import count_parameters, meta_model
 
 PARAMETERS = {

@@ -27,9 +27,6 @@ class Memory:
     if its storage was (``.data``, a cast, a move), if PyTorch has counted a change in place, or if
     any optimizer has made a step since: fused optimizers change weights without counting. A change
     in place through ``.data`` or NumPy is not seen; :meth:`forget` the values after one.
-
-    Args:
-        model: The model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -67,9 +64,6 @@ class remembering:
     Decoding uses this: a step of one token would otherwise spend most of its time on recomputing
     them. The ``with`` statement gives whether weights have changed since the last time, so that
     values are computed again.
-
-    Args:
-        memory: The values.
     """
 
     __slots__ = ("_own", "_token")
@@ -115,7 +109,7 @@ def derived(method: Callable[[LayerT], T]) -> Callable[[LayerT], T]:
 
 
 class _Copies(dict[str, Any]):
-    """Tensors of a module by name, of which every reader gets a copy."""
+    """Tensors of a module by name; every reader gets a copy."""
 
     def __init__(self, table: dict[str, Any], watch: Watch) -> None:
         super().__init__(table)
@@ -152,7 +146,7 @@ def _twin(module: LayerT, watch: Watch) -> LayerT:
 
 
 class _Weights:
-    """Watches the weights of a model for changes; it does not keep them alive."""
+    """Watches the weights of a model for changes, and does not keep them alive."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
