@@ -34,19 +34,30 @@ class HeadConfig(ModelConfig):
             to it, or the ``last`` position alone. Use ``last`` if every position has a target.
     """
 
+    counts: ClassVar[str]
+    """Name of the setting that says how many outputs there are at each position."""
+    least: ClassVar[int]
+    """Its smallest value."""
+
     vocab_size: int = 1
     n_channels: int = 0
     pooling: Pooling = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.n_channels <= MAX_SIZE:
-            raise InputError(f"n_channels must be from 0 to {MAX_SIZE:,}, got {self.n_channels}")
+        for name, least in (("n_channels", 0), (self.counts, self.least)):
+            if not least <= (value := getattr(self, name)) <= MAX_SIZE:
+                raise InputError(f"{name} must be from {least} to {MAX_SIZE:,}, got {value}")
         if self.n_channels and self.vocab_size > 1:
             raise InputError(
                 "the input is either tokens (vocab_size) or numbers (n_channels), got both: "
                 f"vocab_size={self.vocab_size} and n_channels={self.n_channels}"
             )
+
+    @property
+    def n_outputs(self) -> int:
+        """Logits or predicted numbers per position."""
+        return int(getattr(self, self.counts))
 
 
 @dataclass(frozen=True)
@@ -57,19 +68,9 @@ class ClassifierConfig(HeadConfig):
         n_classes: Number of classes.
     """
 
-    kind: ClassVar[str] = "classifier"
+    kind, counts, least = "classifier", "n_classes", 2
 
     n_classes: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 2 <= self.n_classes <= MAX_SIZE:
-            raise InputError(f"n_classes must be from 2 to {MAX_SIZE:,}, got {self.n_classes}")
-
-    @property
-    def n_outputs(self) -> int:
-        """Logits per position."""
-        return self.n_classes
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,9 @@ class RegressorConfig(HeadConfig):
         n_values: Numbers to predict at each position.
     """
 
-    kind: ClassVar[str] = "regressor"
+    kind, counts, least = "regressor", "n_values", 1
 
     n_values: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.n_values <= MAX_SIZE:
-            raise InputError(f"n_values must be from 1 to {MAX_SIZE:,}, got {self.n_values}")
-
-    @property
-    def n_outputs(self) -> int:
-        """Predicted numbers per position."""
-        return self.n_values
 
 
 class HeadState(NamedTuple):
