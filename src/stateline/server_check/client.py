@@ -12,6 +12,9 @@ from stateline.errors import InputError
 LIKELIEST = 5
 """Log-probabilities that are asked for with each token."""
 
+TIMEOUT = 600.0
+"""Seconds to wait for an answer."""
+
 _ISOLATION: tuple[dict[str, Any], ...] = ({"cache_salt": ""}, {"cache_prompt": False})
 """Fields of known servers by which a request shares no kept states; a salt is drawn each time."""
 
@@ -43,7 +46,6 @@ class Server:
         url: Address of the interface, as ``http://127.0.0.1:8000/v1``.
         model: Name of the model; by default the first that the server names.
         key: Key of the server.
-        timeout: Seconds to wait for an answer.
 
     Attributes:
         log_probs: Whether it gives log-probabilities.
@@ -53,10 +55,8 @@ class Server:
         InputError: If it cannot be reached, or does not complete a prompt.
     """
 
-    def __init__(
-        self, url: str, model: str | None = None, key: str | None = None, timeout: float = 600.0
-    ) -> None:
-        self.url, self._key, self._timeout = url.rstrip("/"), key, timeout
+    def __init__(self, url: str, model: str | None = None, key: str | None = None) -> None:
+        self.url, self._key = url.rstrip("/"), key
         try:
             self.model = model or str(self._call("/models")["data"][0]["id"])
         except (Refused, KeyError, IndexError, TypeError) as error:
@@ -116,7 +116,7 @@ class Server:
         data = None if request is None else json.dumps(request).encode()
         try:
             asked = urllib.request.Request(self.url + path, data, headers)
-            return urllib.request.urlopen(asked, timeout=self._timeout)
+            return urllib.request.urlopen(asked, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             with error:
                 told = error.read(300).decode(errors="replace")
