@@ -49,7 +49,7 @@ def commands() -> Iterator[tuple[str, str]]:
 def parse(name: str, arguments: list[str]) -> None:
     """Parse the arguments of a command without running it."""
     arguments, _ = take_imports(arguments)
-    parser = Parser(prog=f"stateline {name}", print_config=None)
+    parser = Parser(prog=f"stateline {name}")
     importlib.import_module(f"stateline.cli.{name}").add_arguments(parser)
     parser.parse_args([_underscored(argument) for argument in arguments])
 
@@ -100,7 +100,7 @@ def test_a_recipe_that_is_shown_can_be_read(tmp_path: Path) -> None:
     for number, text in enumerate(recipes):
         path = tmp_path / f"{number}.yaml"
         path.write_text(text, encoding="utf-8")
-        parser = Parser(default_config_files=[path], print_config=None)
+        parser = Parser(default_config_files=[path])
         train.add_arguments(parser)
         assert parser.parse_args([str(path)]).pattern
 

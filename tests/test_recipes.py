@@ -39,7 +39,7 @@ def test_there_are_recipes() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_can_be_trained(name: str) -> None:
-    parser = Parser(print_config=None)
+    parser = Parser()
     add_arguments(parser)
     given = read_recipe([str(FOLDER / name)], parser)
     (task,) = parse_pattern(given.task)

@@ -86,7 +86,7 @@ RECIPES = [
     (put("recipe.yaml", "pattern: h3)"), "expected a layer name at <here>: h3<here>)"),
     (
         put("recipe.yaml", "model: {norm: batch}"),
-        "norm must be layer or rms or rms_offset or none, got 'batch'",
+        "norm must be one of layer, rms, rms_offset, none, got 'batch'",
     ),
     (put("recipe.yaml", "{pattern: h3, train: {lr: .nan}}"), "wants lr to be a finite number, got"),
     (put("recipe.yaml", "pattern: !!python/name:os.abort"), "could not determine a constructor"),

@@ -29,7 +29,7 @@ def jobs_of(*models: str | Recipe, **settings: Any) -> list[Job]:
 
 def given(*arguments: str) -> Comparison:
     """The comparison that a command line asks for."""
-    parser = Parser(prog="stateline compare", print_config=None)
+    parser = Parser(prog="stateline compare")
     add_arguments(parser)
     return _comparison(parser.parse_args(arguments))
 

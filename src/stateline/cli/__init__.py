@@ -111,7 +111,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _command(name: str) -> tuple[Any, Parser]:
     """The module of a command, and the parser of its arguments."""
     command: Any = import_module(f"stateline.cli.{name}")
-    parser = Parser(prog=f"stateline {name}", description=command.__doc__, print_config=None)
+    parser = Parser(prog=f"stateline {name}", description=command.__doc__)
     add_import_option(parser)
     command.add_arguments(parser)
     parser.shorten_usage()
