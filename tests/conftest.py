@@ -147,6 +147,5 @@ def quick_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons train in this process, one run after the other, and score briefly."""
-    for place in ("stateline.compare", "stateline.compare.pool"):
-        monkeypatch.setattr(f"{place}.worker_devices", lambda *_, **__: [])
+    monkeypatch.setattr("stateline.compare.pool._devices", lambda *_: [])
     monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)

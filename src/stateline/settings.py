@@ -62,8 +62,8 @@ def check_settings(owner: str, settings: object) -> None:
             _check_type(owner, name, getattr(settings, name), hint)
 
 
-def at_least(least: int, **given: int | None) -> None:
-    """Check settings that are integers; ``None`` means that a setting has another default.
+def at_least(least: float, **given: float | None) -> None:
+    """Check settings that are numbers; ``None`` means that a setting has another default.
 
     Raises:
         InputError: If one is below the limit.
@@ -72,7 +72,7 @@ def at_least(least: int, **given: int | None) -> None:
         >>> at_least(1, length=8, batch_size=None)
     """
     for name, value in given.items():
-        if value is not None and value < least:
+        if value is not None and not value >= least:
             raise InputError(f"{name} must be at least {least}, got {name}={value}")
 
 

@@ -11,7 +11,6 @@ from stateline.cli.parser import Parser
 from stateline.compare import Comparison, compare
 from stateline.compare.news import News
 from stateline.compare.slurm import Slurm
-from stateline.compare.storage import ResultsFolder
 from stateline.errors import InputError
 
 RECALL = "associative_recall(length=4, batch_size=4)"
@@ -50,7 +49,7 @@ def test_without_submitit_it_is_said_how_to_install_it(
 
 
 def test_numbers_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match="cpus_per_job must be at least 1, got 0"):
+    with pytest.raises(InputError, match="cpus_per_job must be at least 1, got cpus_per_job=0"):
         Slurm(cpus_per_job=0)
 
 
@@ -79,7 +78,7 @@ def engine_of(*arguments: str) -> object:
     parser = Parser(prog="stateline compare")
     add_device(parser)
     add_engine(parser)
-    return make_engine(parser.parse_args(arguments), ResultsFolder(Path()))
+    return make_engine(parser.parse_args(arguments))
 
 
 def test_the_options_of_the_command_line_reach_submitit() -> None:

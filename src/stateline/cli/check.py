@@ -43,8 +43,8 @@ def add_arguments(parser: Parser) -> None:
     add_key(parser, "for a server: its key")
     about = "for a server: of the prompts; another for each check. For --state_dtype: of the text"
     option("seed", int, 0, about)
-    dtypes, about = Literal["bfloat16", "float16", "int8"], "show how far a state in this precision"
-    option("state_dtype", list[dtypes], None, f"{about} drifts, by length")
+    about = "show how far a state in this precision drifts, by length"
+    option("state_dtype", list[Literal["bfloat16", "float16", "int8"]], None, about)
     option("length", int, 4096, "for --state_dtype: tokens that are read")
     option("json", str, None, "for servers: write the results to this file")
     add_device(parser)

@@ -23,13 +23,22 @@ from stateline.errors import InputError
 from stateline.plugins import command_line
 
 if TYPE_CHECKING:
-    from stateline.compare import Comparison, Recipe
+    from stateline.compare import Comparison, News, Recipe
 
 TASKS = ("associative_recall", "copying", "text")
 
 _UNITS = {"k": 10**3, "m": 10**6, "b": 10**9}
 
-_AS_GIVEN = ("d_model", "steps", "lr", "precision", "match", "protocol", "lrs", "muon_lrs")
+_AS_GIVEN: tuple[str, ...] = (
+    "d_model",
+    "steps",
+    "lr",
+    "precision",
+    "match",
+    "protocol",
+    "lrs",
+    "muon_lrs",
+)
 _AS_GIVEN += ("weight_decays", "seeds", "budget_minutes")
 """Options that are attributes of a comparison."""
 
@@ -121,25 +130,26 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from stateline.cli.progress import show_news
     from stateline.cli.watch import Watched
     from stateline.compare import compare
-    from stateline.compare.news import Several
+    from stateline.compare.news import together
     from stateline.compare.storage import results_folder
     from stateline.reports import check_report, print_results, write_report
 
     comparison, console = _comparison(given), wide_console()
-    observers = options.trackers(given.tracker)
+    observers: list[News] = [*options.trackers(given.tracker)]
     budgets = options.read_budgets(given.budget)
-    with results_folder(given.out) as place:
-        report = place.folder / "report.html"
+    with results_folder(given.out) as (folder, mirror):
+        report = folder / "report.html"
         check_report(report)
-        watched = [Watched(place.folder, budgets)] if given.watch else []
+        observers += [mirror] if mirror else []
+        observers += [Watched(folder, budgets)] if given.watch else []
         with show_news(console) as shown:
             results = compare(
                 comparison,
-                place.folder,
+                folder,
                 command=command_line("compare", arguments),
                 device=given.device,
-                news=Several([shown, place, *observers, *watched]),
-                engine=options.make_engine(given, place),
+                news=together([shown, *observers]),
+                engine=options.make_engine(given, mirror),
                 timing=given.timing,
             )
         print_results(results, console, budgets)

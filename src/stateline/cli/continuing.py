@@ -173,7 +173,8 @@ def _session(
     (model, *drafts), stored = [reader.model for reader in readers], given.state_dtype
     if not drafts:
         return Session(model, states[0], sampling=sampling, state_dtype=resolve_dtype(stored))
-    return Speculation(model, states[0], *drafts, states[1], sampling=sampling, ahead=given.ahead)
+    own, drafted = states
+    return Speculation(model, own, drafts[0], drafted, sampling=sampling, ahead=given.ahead)
 
 
 def _continue_batch(

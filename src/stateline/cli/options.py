@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from stateline.compare.engine import Engine
-    from stateline.compare.storage import ResultsFolder
+    from stateline.compare.storage import Mirror
     from stateline.compare.trackers import Tracked
     from stateline.data import Tokenizer
     from stateline.models.language_model import LanguageModel
@@ -189,8 +189,8 @@ def add_engine(parser: Parser) -> None:
     )
 
 
-def make_engine(given: Any, results: "ResultsFolder") -> "Engine":
-    """The engine that the options ask for.
+def make_engine(given: Any, mirror: "Mirror | None" = None) -> "Engine":
+    """The engine that the options ask for, for results that may be in a storage.
 
     Raises:
         InputError: If an option is out of range or of another engine.
@@ -202,18 +202,15 @@ def make_engine(given: Any, results: "ResultsFolder") -> "Engine":
     if given.engine == "ray":
         from stateline.compare.cluster import Ray
 
-        return Ray(**options, mirror=results.mirror)
+        return Ray(**options, mirror=mirror)
     if given.engine == "slurm":
         from stateline.compare.slurm import Slurm
 
         return Slurm(options=_parameters(options.pop("slurm", [])), **options)
-    from stateline.compare.pool import Local, worker_devices
-    from stateline.devices import resolve_device
+    from stateline.compare.pool import local
 
-    devices = worker_devices(
-        given.device, given.workers, threads=given.threads, per_gpu=given.workers_per_gpu
-    )
-    return Local(devices, resolve_device(given.device), given.threads)
+    names = ("workers", "threads", "workers_per_gpu")
+    return local(given.device, **{name: given[name] for name in names})
 
 
 def _parameters(texts: Sequence[str]) -> dict[str, str | int]:

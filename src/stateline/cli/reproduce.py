@@ -61,8 +61,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from rich.console import Console
 
     from stateline.cli.progress import show_news
-    from stateline.compare.pool import Local, worker_devices
-    from stateline.devices import resolve_device
+    from stateline.compare.pool import local
     from stateline.papers.record import read_table, write_table
     from stateline.papers.reproduce import reproduce
     from stateline.papers.table import RECIPES, find_table
@@ -76,7 +75,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         raise InputError(
             "--record keeps a whole table of new figures: leave out --verify and --rows"
         )
-    here = resolve_device(given.device)
+    engine = local(given.device, given.jobs)
     name, _ = find_table(given.name, recipes)
     recorded = RECORDS / f"{name}-{given.size}.json"
     if given.verify and not recorded.exists():
@@ -95,7 +94,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
             folder=folder,
             taken_from=given["from"],
             train=not given.as_is,
-            engine=Local(worker_devices(given.device, given.jobs), here),
+            engine=engine,
             news=news,
             tell=print,
         )

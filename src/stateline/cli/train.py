@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from stateline.runs.job import Job
     from stateline.runs.results import RunRecord
 
-NOT_OF_THE_RECIPE = ("recipe", "resume", "dry_run", "print_config", "device", "import")
+NOT_OF_THE_RECIPE: tuple[str, ...] = (
+    "recipe",
+    "resume",
+    "dry_run",
+    "print_config",
+    "device",
+    "import",
+)
 NOT_OF_THE_RECIPE += ("tracker", "threads")
 
 
