@@ -68,7 +68,7 @@ RECIPE = "the recipe recipe.yaml"
 RECIPES = [
     (gone("recipe.yaml"), "recipe.yaml: No such file or directory"),
     (put("recipe.yaml", "pattern: [h3"), f"{RECIPE} is not valid YAML: while parsing a flow"),
-    (put("recipe.yaml", NOISE), f"{RECIPE} is not valid YAML: 'utf-8' codec can't decode"),
+    (put("recipe.yaml", NOISE), f"{RECIPE} is damaged: it is not UTF-8 text"),
     (put("recipe.yaml", ""), f"{RECIPE} names no pattern: add a line such as pattern: h3*2"),
     (put("recipe.yaml", "- h3\n- lstm"), f"{RECIPE}: Unexpected config: - h3 - lstm"),
     (
