@@ -9,14 +9,7 @@ from stateline.generate.ragged import read_ragged
 from stateline.generate.random import uniform
 from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
 from stateline.generate.sampling import GREEDY, Sampling, choose, pick, probabilities
-from stateline.generate.session import (
-    Choice,
-    Session,
-    SessionState,
-    extend,
-    prefill,
-    seeded,
-)
+from stateline.generate.session import Choice, Session, SessionState, extend, prefill, seeded
 from stateline.generate.speculative import AHEAD, Speculation
 from stateline.generate.state_files import Kept, load_kept, save_kept
 from stateline.generate.text import DecodedToken, HeldText, TextStream, decode_text

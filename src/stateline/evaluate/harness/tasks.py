@@ -177,11 +177,7 @@ def _score_article(row: Row, results: list[float]) -> dict[str, tuple[float, int
     """Log-likelihoods, to be divided by words and by bytes of the text."""
     (likelihood,), words = results, len(re.split(r"\s+", row["page"]))
     size = (likelihood, len(row["page"].encode()))
-    return {
-        "word_perplexity": (likelihood, words),
-        "byte_perplexity": size,
-        "bits_per_byte": size,
-    }
+    return {"word_perplexity": (likelihood, words), "byte_perplexity": size, "bits_per_byte": size}
 
 
 def _base(name: str, splits: Mapping[str, list[Any]]) -> dict[str, Any]:
