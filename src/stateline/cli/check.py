@@ -2,14 +2,13 @@
 
 import json
 import os
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
+from stateline.cli.console import plain_table, wide_console
 from stateline.cli.options import add_device, add_key, key_of, user_folder
 from stateline.cli.parser import Parser
 from stateline.devices import resolve_device
@@ -164,14 +163,11 @@ def _print_backends(device: "torch.device") -> None:
     print(f"Backends on {device} in order of preference, and where auto chooses them: in")
     print("training, at inference, or in both, for inputs of each dtype and of shape")
     print("(4, 1024, 64).\n")
-    titles = ("op", "backend", *_DTYPES, "here")
-    rows = [titles, *(row for name in sorted(OPS) for row in _rows(name, device))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(titles) - 1)]
-    indent = sum(widths) + 2 * len(widths)
-    for *cells, here in rows:
-        left = "".join(f"{cell:<{width}}  " for cell, width in zip(cells, widths, strict=True))
-        room = max(16, get_terminal_size((120, 0)).columns - indent)
-        print(left + f"\n{' ' * indent}".join(textwrap.wrap(here, room)))
+    table = plain_table("op", "backend", *_DTYPES, "here", left=3 + len(_DTYPES))
+    for name in sorted(OPS):
+        for row in _rows(name, device):
+            table.add_row(*row)
+    wide_console().print(table, markup=False, highlight=False)
 
 
 _DTYPES = ("float32", "bfloat16", "float64")

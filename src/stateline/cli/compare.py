@@ -132,11 +132,13 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     from stateline.compare import compare
     from stateline.compare.news import together
     from stateline.compare.storage import results_folder
+    from stateline.compare.trackers import tracked
     from stateline.reports import check_report, print_results, write_report
+    from stateline.reports.decision import read_budget
 
     comparison, console = _comparison(given), wide_console()
-    observers: list[News] = [*options.trackers(given.tracker)]
-    budgets = options.read_budgets(given.budget)
+    observers: list[News] = [*tracked(given.tracker)]
+    budgets = [*map(read_budget, given.budget)]
     with results_folder(given.out) as (folder, mirror):
         report = folder / "report.html"
         check_report(report)

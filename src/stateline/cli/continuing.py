@@ -21,6 +21,7 @@ from stateline.files import regular_file
 from stateline.generate import Kept, Sampling, Session, SessionState, Speculation, TextStream
 from stateline.generate.session import device_of
 from stateline.layers import cat_states, nbytes
+from stateline.layers.state import save_state
 from stateline.models.language_model import LanguageModel
 from stateline.reports.format import short_bytes
 
@@ -140,7 +141,7 @@ def _keep(
         return
     held = text.hold()
     for reader, state, ending in zip(readers, ends, _ENDINGS, strict=False):
-        generate.save_kept(given.save_state + ending, Kept(state, held), reader.model)
+        save_state(given.save_state + ending, Kept(state, held), reader.model)
     _tell(ends[0], f"in {given.save_state}")
 
 

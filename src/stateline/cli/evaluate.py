@@ -81,7 +81,7 @@ def _print(*tables: "Table") -> None:
     for number, table in enumerate(tables):
         if number:
             console.print()
-        console.print(table)
+        console.print(table, markup=False)
 
 
 def _score_task(given: Namespace) -> dict[str, Any]:

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
     from stateline.compare.engine import Engine
     from stateline.compare.storage import Mirror
-    from stateline.compare.trackers import Tracked
     from stateline.data import Tokenizer
     from stateline.models.language_model import LanguageModel
-    from stateline.reports.decision import Budget
 
 StateDType = Literal["float32", "bfloat16", "float16"]
 """Precisions in which states can be kept between steps."""
@@ -104,7 +102,7 @@ def key_of(given: Any) -> str | None:
 
 
 def add_budget(parser: Parser) -> None:
-    """Add ``--budget``; :func:`read_budgets` reads its value."""
+    """Add ``--budget``, a list for :func:`stateline.reports.decision.read_budget`."""
     parser.option(
         "budget",
         list[str],
@@ -115,32 +113,14 @@ def add_budget(parser: Parser) -> None:
     )
 
 
-def read_budgets(texts: Sequence[str]) -> "list[Budget]":
-    """Limits on the costs of models.
-
-    Raises:
-        InputError: If one is malformed.
-    """
-    from stateline.reports.decision import read_budget
-
-    return [read_budget(text) for text in texts]
-
-
 def add_tracker(parser: Parser) -> None:
-    """Add ``--tracker``; :func:`trackers` loads it."""
+    """Add ``--tracker``, for :func:`stateline.compare.trackers.tracked`."""
     parser.option(
         "tracker",
         str,
         None,
         "wandb, mlflow, or MODULE:FUNCTION or FILE.py:FUNCTION, called with run, step and scalars",
     )
-
-
-def trackers(given: str | None) -> "list[Tracked]":
-    """The observer that passes metrics to the tracker that was named; none without one."""
-    from stateline.compare.trackers import Tracked, load_tracker
-
-    return [] if given is None else [Tracked(load_tracker(given))]
 
 
 def add_engine(parser: Parser) -> None:

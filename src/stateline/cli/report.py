@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from stateline.cli.console import wide_console
-from stateline.cli.options import add_budget, read_budgets
+from stateline.cli.options import add_budget
 from stateline.cli.parser import Parser
 from stateline.files import check_writable
 
@@ -34,8 +34,9 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     given = parser.parse_args(arguments)
 
     from stateline import reports
+    from stateline.reports.decision import read_budget
 
-    budgets = read_budgets(given.budget)
+    budgets = [*map(read_budget, given.budget)]
     if given.export is not None:
         check_writable(Path(given.export) / "chart")
     folders = [Path(name) for name in given.runs]

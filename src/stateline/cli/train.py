@@ -13,7 +13,7 @@ from signal import SIGINT, SIGTERM, signal
 from typing import TYPE_CHECKING
 
 from stateline.cli.console import announce, begin
-from stateline.cli.options import add_device, add_tracker, trackers
+from stateline.cli.options import add_device, add_tracker
 from stateline.cli.parser import Parser
 from stateline.cli.recipe import add_settings, read_recipe
 from stateline.errors import InputError
@@ -72,6 +72,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     import torch
 
     from stateline.cli.progress import print_metrics
+    from stateline.compare.trackers import tracked
     from stateline.runs.costs import training_costs
     from stateline.runs.single import run_single, single_job
     from stateline.tasks import make_task
@@ -96,7 +97,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     at_least(1, threads=given.threads)
     if given.threads is not None:
         torch.set_num_threads(given.threads)
-    observers, folder = trackers(given.tracker), Path(given.out)
+    observers, folder = tracked(given.tracker), Path(given.out)
     with join_processes(given.device) as processes, _signals() as caught:
         with print_metrics(job, folder, quiet=not processes.main, observers=observers) as show:
             result = run_single(

@@ -137,6 +137,11 @@ def _installed(name: str) -> Any:
         raise InputError(f"the tracker {name} needs its package: pip install {name}") from error
 
 
+def tracked(spec: str | None) -> list[Tracked]:
+    """The observer for a tracker, see :func:`load_tracker`; none without one."""
+    return [] if spec is None else [Tracked(load_tracker(spec))]
+
+
 def load_tracker(spec: str) -> Tracker:
     """The tracker of a name in :data:`TRACKERS`, or a ``module:function`` or ``file.py:function``.
 

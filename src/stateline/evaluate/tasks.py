@@ -16,6 +16,7 @@ from stateline.errors import InputError
 from stateline.evaluate.division import by_rows
 from stateline.evaluate.losses import Buckets, token_losses
 from stateline.generate import answer, generate
+from stateline.generate.session import device_of
 from stateline.layers.base import row_inputs
 from stateline.layers.documents import Documents
 from stateline.layers.state import replace_rows
@@ -240,8 +241,7 @@ def _evaluating(model: AnyModel) -> Iterator[None]:
 
 def _decoded(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
     """Predict each token from the decoded ones before it."""
-    device, length = model.embedding.weight.device, answers.shape[1]
-    return by_rows(lambda rows: generate(model, rows.to(device), length), prompts, may_stop=True)
+    return by_rows(lambda rows: generate(model, rows, answers.shape[1]), prompts, may_stop=True)
 
 
 @torch.inference_mode()
@@ -254,8 +254,7 @@ def _guided(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
 
 def _likeliest(model: LanguageModel, tokens: Tokens) -> Tokens:
     """The most likely token after each."""
-    device = model.embedding.weight.device
-    return by_rows(lambda rows: model(rows.to(device)).argmax(dim=2), tokens)
+    return by_rows(lambda rows: model(rows.to(device_of(model))).argmax(dim=2), tokens)
 
 
 @torch.inference_mode()
@@ -272,7 +271,7 @@ def _label(
 def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: range) -> Buckets:
     """Losses on the held-out text, in windows of the length that the buckets cover."""
     assert buckets.last is not None
-    device = model.embedding.weight.device
+    device = device_of(model)
 
     def losses(tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor:
         return token_losses(model(tokens.to(device), starts=starts), targets.to(device))
@@ -286,7 +285,7 @@ def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: ran
 def _read_on(model: LanguageModel, task: TextTask, buckets: Buckets, batches: range) -> Buckets:
     """Losses on the held-out text, the state carried from window to window."""
     assert buckets.last is not None
-    device, state = model.embedding.weight.device, None
+    device, state = device_of(model), None
 
     def losses(tokens: Tensor, targets: Tensor, fresh: Tensor) -> Tensor:
         nonlocal state

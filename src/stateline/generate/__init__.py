@@ -11,7 +11,7 @@ from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
 from stateline.generate.sampling import GREEDY, Sampling, choose, pick, probabilities
 from stateline.generate.session import Choice, Session, SessionState, extend, prefill, seeded
 from stateline.generate.speculative import AHEAD, Speculation
-from stateline.generate.state_files import Kept, load_kept, save_kept
+from stateline.generate.state_files import Kept, load_kept
 from stateline.generate.text import DecodedToken, HeldText, TextStream, decode_text
 from stateline.generate.tokens import check_length, generate, stream
 
@@ -48,7 +48,6 @@ __all__ = [
     "prefill_chunks",
     "probabilities",
     "read_ragged",
-    "save_kept",
     "seeded",
     "stream",
     "token_chunks",

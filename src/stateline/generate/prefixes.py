@@ -14,10 +14,10 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.files import cannot_write
 from stateline.generate.session import PREFILL_CHUNK, SessionState, extend, first_token
-from stateline.generate.state_files import Kept, load_kept, save_kept
+from stateline.generate.state_files import Kept, load_kept
 from stateline.generate.text import NOTHING_HELD
 from stateline.layers.derived import Memory, remembering
-from stateline.layers.state import fingerprint, nbytes
+from stateline.layers.state import fingerprint, nbytes, save_state
 from stateline.models.language_model import LanguageModel
 
 MEMORY, DISK = 1 << 28, 1 << 32
@@ -214,7 +214,7 @@ class PrefixStates:
         if self._folder is None or key in self._files:
             return
         path = self._path(key)
-        save_kept(path, Kept(self._states[key], NOTHING_HELD), self.model, known=self._known)
+        save_state(path, Kept(self._states[key], NOTHING_HELD), self.model, known=self._known)
         self._files[key] = path.stat().st_size
         self.on_disk += self._files[key]
         while self.on_disk > self._disk:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.generate.random import uniform_block
+from stateline.generate.random import uniform
 from stateline.generate.sampling import GREEDY, Sampling, pick, probabilities
 from stateline.generate.session import Choice, Session, SessionState, extend, output_is_nan
 from stateline.layers.derived import Memory, remembering
@@ -187,7 +187,7 @@ class Speculation:
         """The text's next random numbers; greedy decoding needs none."""
         if self.sampling.temperature == 0:
             return torch.ones(count, device=self._random.device)
-        numbers = uniform_block(self._random, count)[0]
+        numbers = uniform(self._random, count)[0]
         self._random = self._random + torch.tensor([0, 0, count], device=self._random.device)
         return numbers
 

@@ -12,32 +12,24 @@ from stateline.errors import InputError
 from stateline.files import regular_file
 from stateline.generate.session import SessionState, template
 from stateline.generate.text import HeldText
-from stateline.layers.state import Fingerprint, load_state, save_state
+from stateline.layers.state import Fingerprint, load_state
 from stateline.models.language_model import LanguageModel
 
 
 class Kept(NamedTuple):
-    """An interrupted text: the state of the model, and of the conversion to text."""
+    """An interrupted text: the state of the model, and of the conversion to text.
+
+    :func:`stateline.save_state` writes it like any other state.
+    """
 
     session: SessionState
     text: HeldText
 
 
-def save_kept(
-    path: str | Path, kept: Kept, model: LanguageModel, *, known: Fingerprint | None = None
-) -> None:
-    """Write an interrupted text, with the fingerprint of the model, computed unless ``known``.
-
-    Raises:
-        InputError: If the file cannot be written.
-    """
-    save_state(path, kept, model, known=known)
-
-
 def load_kept(
     path: str | Path, model: LanguageModel, *, force: bool = False, known: Fingerprint | None = None
 ) -> Kept:
-    """Read what :func:`save_kept` wrote, onto the model's device.
+    """Read an interrupted text that was saved, onto the model's device.
 
     Args:
         path: File to read.

@@ -73,7 +73,10 @@ def recorded_imports(folder: Path) -> list[str]:
         InputError: If the record is damaged.
     """
     path = folder / IMPORTS
-    found = [] if _is_missing(path) else read_json(path, "record of imports")
+    try:
+        found = [] if _is_missing(path) else read_json(path, "list of imports")
+    except InputError as error:
+        raise InputError(f"{error}; remove it") from error
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise InputError(f"{path} must be a list of names: remove it")
     return found

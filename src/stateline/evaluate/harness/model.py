@@ -14,8 +14,9 @@ from torch import Tensor
 from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.evaluate.losses import token_losses
+from stateline.evaluate.text import score_text
 from stateline.generate import answer, load_run, read_ragged
-from stateline.generate.session import PREFILL_CHUNK, device_of
+from stateline.generate.session import device_of
 from stateline.layers import select_rows
 from stateline.models.language_model import LanguageModel
 
@@ -163,14 +164,9 @@ class StatelineLM(TemplateLM):
         return results
 
     def _carried(self, tokens: list[int]) -> float:
-        total, state = 0.0, self.model.init_state(1)
-        text = self._tensor([self.prefix_token_id, *tokens])[None]
         self.tokens_read += len(tokens)
-        parts = (text[:, :-1].split(PREFILL_CHUNK, 1), text[:, 1:].split(PREFILL_CHUNK, 1))
-        for read, wanted in zip(*parts, strict=True):
-            logits, state = self.model.forward_chunk(read, state)
-            total -= float(token_losses(logits, wanted).double().sum())
-        return total
+        text = self._tensor([self.prefix_token_id, *tokens])
+        return -sum(score_text(self.model, [text]).losses.sums.values()) if tokens else 0.0
 
     def _windowed(self, tokens: list[int]) -> float:
         windows = get_rolling_token_windows(tokens, self.prefix_token_id, self.model.max_len, 1)
