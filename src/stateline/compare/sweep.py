@@ -154,9 +154,11 @@ class Sweep:
         fixed = replace(own, seed=TRIAL_SEED, eval_every=every, keep=1)
         until, decays = rung // every * every, comparison.weight_decays or [own.weight_decay]
         grid = dict.fromkeys(product(rates, self._muon_rates(own), decays))
-        settings = (dict(zip(SETTINGS, values, strict=True)) for values in grid)
-        trials = [replace(fixed, **chosen) for chosen in settings]
-        return [replace(model, trial=True, until=until, training=own) for own in trials]
+        settings = [
+            replace(fixed, lr=rate, muon_lr=matrix_rate, weight_decay=decay)
+            for rate, matrix_rate, decay in grid
+        ]
+        return [replace(model, trial=True, until=until, training=own) for own in settings]
 
     def _muon_rates(self, own: TrainConfig) -> Sequence[float | None]:
         """Rates of the matrices that Muon updates: they are tried with every other rate."""

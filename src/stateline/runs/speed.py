@@ -58,14 +58,17 @@ def cells(detail: Detail) -> list[Cell]:
     """
     if detail == "none":
         return []
-    lengths, batches = (SPEED_LENGTHS, (1,)) if detail == "short" else (STATE_LENGTHS, BATCHES)
+    short = detail == "short"
+    lengths, batches = (SPEED_LENGTHS, (1,)) if short else (STATE_LENGTHS, BATCHES)
     grid = [(length, batch) for length in lengths for batch in batches]
     trained = [(length, train_batch(length)) for length in lengths]
-    if detail == "short":
-        sizes = {"prefill": grid[-1:], "decode": grid, "train": trained}
-    else:
-        sizes = {"prefill": grid, "decode": grid, "train": sorted({*grid, *trained})}
-    return [Cell(phase, *size) for phase, own in sizes.items() for size in own]
+    if not short:
+        trained = sorted({*grid, *trained})
+    return [
+        *(Cell("prefill", *size) for size in (grid[-1:] if short else grid)),
+        *(Cell("decode", *size) for size in grid),
+        *(Cell("train", *size) for size in trained),
+    ]
 
 
 def time_jobs(
