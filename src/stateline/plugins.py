@@ -137,7 +137,7 @@ class Registry(MutableMapping[str, ClassT]):
         self._beside: Registry[ClassT] | None = None
 
     def share_names(self, other: "Registry[ClassT]") -> None:
-        """Let no name stand in both tables."""
+        """Refuse names that the other table has, in both tables."""
         self._beside, other._beside = other, self
 
     def register(self, name: str, cls: ClassT) -> None:

@@ -63,7 +63,7 @@ def check_settings(owner: str, settings: object) -> None:
 
 
 def at_least(least: float, **given: float | None) -> None:
-    """Check settings that are numbers; ``None`` means that a setting has another default.
+    """Check that settings are not below a limit; ``None`` is not checked.
 
     Raises:
         InputError: If one is below the limit.

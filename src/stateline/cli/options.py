@@ -161,12 +161,7 @@ def add_engine(parser: Parser) -> None:
         "of slurm: parameters of submitit, as slurm_partition=gpu timeout_min=600",
         metavar="NAME=VALUE",
     )
-    option(
-        "retries",
-        int,
-        None,
-        "of ray: how often a job goes on elsewhere after its node was lost; by default 3",
-    )
+    option("retries", int, None, "of ray: restarts of a job whose node was lost; by default 3")
 
 
 def make_engine(given: Any, mirror: "Mirror | None" = None) -> "Engine":

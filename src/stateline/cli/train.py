@@ -1,8 +1,8 @@
 """Train one architecture on one task, and keep the model, its metrics and its result.
 
 RECIPE is a YAML file with the options below, a pattern, the name of a published model, such as
-h3-125m, or the folder of a model whose training is to go on (as with --init). Options on the
-command line override it. Under ``torchrun``, processes share each batch.
+h3-125m, or the folder of a model to start from (as with --init). Options on the command line
+override it. Under ``torchrun``, processes share each batch.
 """
 
 import os

@@ -52,13 +52,12 @@ class Comparison:
         protocol: ``sweep`` tries several settings of each model, stops the worse ones early,
             chooses by validation, and trains the chosen one from several seeds. ``quick`` trains
             once, at the task's own settings.
-        lrs: Learning rates to try; by default a third of the model's own, that itself and three
-            times that.
-        muon_lrs: Learning rates to try for the matrices that Muon updates, each with each of the
+        lrs: Learning rates to try; by default the model's own, a third of it and three times it.
+        muon_lrs: Learning rates to try for the matrices that Muon updates, combined with all
             others; by default those around ``lr``. For ``optimizer=muon`` alone.
         weight_decays: Weight decays to try; by default the model's own.
         seeds: Seeds of the scored runs, where the task has no repeat count; by default 3, and 1
-            for ``quick``. With ``decide`` the most of each model, by default 6.
+            for ``quick``. With ``decide``, the largest number of a model, by default 6.
         decide: Goal for which seeds are added to the first 3: until the ``best`` model of each
             task is told apart from the others, or the whole ``order``; ``no`` runs a fixed number
             of seeds.

@@ -1,8 +1,8 @@
-"""Choosing the settings of each model by trials, of which the worse ones stop early.
+"""Trials choose the settings of each model; the worse trials stop early.
 
 All trials of a model train for a share of their steps (:data:`RUNG`); the better half of them
 continues to the end. The best of these trials on validation data gives the settings of the
-scored runs. Trials and scored runs have no seed, and no data that count, in common.
+scored runs. Trials and scored runs share no seed, and no data that is scored.
 """
 
 import math
@@ -199,8 +199,7 @@ class Sweep:
     def _rank(self, trial: Job, until: int | None) -> tuple[float, ...]:
         """How good a trial was after a number of updates, or at its end: larger is better.
 
-        First the score, of which no more than ``stop_at`` counts; then fewer steps to reach it;
-        then the training loss.
+        First the score, but at most ``stop_at``; then fewer steps; then the training loss.
         """
         run, task = self._done[trial], self.tasks[trial.task]
         seen = [p for p in run.curve if until is None or p.step <= until]

@@ -56,7 +56,7 @@ def evaluate(
     - Corpora: bits per byte and perplexity per token of the held-out text, in windows of
       ``length``, each read from an empty state, or with carried state if the task is ``carried``;
       ``batches`` limits how many batches of windows are read, 0 reads all.
-    - Answers: the loss per token of the held-out answers likewise, and how many of them greedy
+    - Answers: the loss per token of the held-out answers, and the share of them that greedy
       decoding gives exactly.
     - Other kinds of tasks: by the function registered with :func:`score_task`.
 

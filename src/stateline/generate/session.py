@@ -199,7 +199,7 @@ class Session:
         self._rows_changed()
 
     def restore(self, state: SessionState) -> None:
-        """Continue from another state of as many rows, such as an earlier one of the session."""
+        """Continue from another state with the same number of rows, such as an earlier one."""
         self._state, self._free = state, 0
         self._lengths = _lengths(state)
         self._rows_changed()

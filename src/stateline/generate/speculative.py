@@ -21,9 +21,9 @@ class Speculation:
     r"""Decodes one text with the help of a draft, a model that is faster and often right.
 
     The draft proposes tokens :math:`d_1, \ldots, d_n` from its distributions :math:`q_i`. One chunk
-    gives the model's distributions :math:`p_i`. From the first token on, :math:`d_i` is accepted
-    with probability :math:`\min(1, p_i(d_i) / q_i(d_i))`. The first one that is not is replaced by
-    a draw from :math:`\max(0, p_i - q_i)`, normalised; if all are accepted, one more token is drawn
+    gives the model's distributions :math:`p_i`. In order, each :math:`d_i` is accepted with
+    probability :math:`\min(1, p_i(d_i) / q_i(d_i))`. The first rejected token is replaced by a
+    draw from :math:`\max(0, p_i - q_i)`, normalised; if all are accepted, one more token is drawn
     from :math:`p_{n+1}`. So each token has the model's own distribution, whatever the draft is. To
     go back, both models continue from the state that was kept before the proposal; therefore any
     model can be a draft for any other of the same vocabulary.
