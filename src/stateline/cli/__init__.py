@@ -79,8 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = _message(error)
         if not message:
             raise
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
-        print(f"stateline: error: {line}", file=sys.stderr)
+        print(f"stateline: error: {InputError(message)}", file=sys.stderr)  # one line
         return 2
 
 

@@ -25,8 +25,7 @@ from stateline.settings import at_least
 from stateline.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from stateline.runs.costs import TrainingCosts
-    from stateline.runs.job import Job
+    from stateline.runs.job import Job, TrainingCosts
     from stateline.runs.results import RunRecord
 
 NOT_OF_THE_RECIPE: tuple[str, ...] = (
@@ -73,7 +72,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
     from stateline.cli.progress import print_metrics
     from stateline.compare.trackers import tracked
-    from stateline.runs.costs import training_costs
+    from stateline.runs.job import training_costs
     from stateline.runs.single import run_single, single_job
     from stateline.tasks import make_task
     from stateline.train.processes import join_processes

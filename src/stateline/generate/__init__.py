@@ -2,11 +2,10 @@
 
 from stateline.generate.answers import answer
 from stateline.generate.drift import Drift, drift
-from stateline.generate.encoding import prefill_chunks, token_chunks
 from stateline.generate.model import Model, load
 from stateline.generate.prefixes import PrefixStates, Read
-from stateline.generate.ragged import read_ragged
 from stateline.generate.random import uniform
+from stateline.generate.reading import prefill_chunks, read_ragged, token_chunks
 from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
 from stateline.generate.sampling import GREEDY, Sampling, choose, pick, probabilities
 from stateline.generate.session import Choice, Session, SessionState, extend, prefill, seeded
