@@ -1,5 +1,6 @@
 """The models of a comparison: patterns, presets, folders of models, and recipes."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -127,4 +128,4 @@ def _read_model(given: str | Recipe) -> Recipe:
 
 
 def _is_model(text: str) -> bool:
-    return Path(text).is_dir() and (find_model(text) / CONFIG).is_file()
+    return os.path.isdir(text) and (find_model(text) / CONFIG).is_file()
