@@ -57,8 +57,7 @@ def add_arguments(parser: Parser) -> None:
         f"{' '.join(TASKS)}",
     )
     option("out", str, "runs/compare", "folder or URL for all results")
-    about = "width of the first pattern, whose size the others match; by default 64"
-    option("d_model", int, None, about)
+    option("d_model", int, None, "width of the first model, which the others match; by default 64")
     option(
         "parameters",
         list[str],
@@ -109,8 +108,7 @@ def add_arguments(parser: Parser) -> None:
     option("budget_minutes", float, None, "time after which --decide adds no seeds")
     option("steps", int, None, "training steps; by default the task's own")
     option("lr", float, None, "learning rate of all runs; skips the sweep")
-    about = "precision of training; by default the task's own, mostly float32"
-    option("precision", Literal["float32", "bfloat16"], None, about)
+    option("precision", Literal["float32", "bfloat16"], None, "of training; by default the task's")
     add_settings(parser)
     without_defaults(parser)
     options.add_device(parser)

@@ -23,12 +23,10 @@ def add_arguments(parser: Parser) -> None:
     option("top_k", int, None, "only the k likeliest tokens")
     option("top_p", float, None, "only the likeliest, up to this share")
     option("repetition_penalty", float, 1.0, "for tokens seen before (CTRL)")
-    about = "end before this string; repeatable"
-    parser.add_argument("--stop", action="append", default=[], help=about)
+    parser.add_argument("--stop", action="append", default=[], help="end before it; repeatable")
     option("seed", int, None, "default 0, or the kept state's")
     switch("log_probs", "one line per token: number, log-prob., text")
-    about = "precision in which states are kept between tokens; by default their own"
-    option("state_dtype", StateDType, None, about)
+    option("state_dtype", StateDType, None, "of states between tokens; by default their own")
     option("save_state", str, None, "keep the state in this file at the end")
     option("state", str, None, "continue from the state in this file")
     option("draft", str, None, "folder of a faster model, which proposes")

@@ -42,8 +42,7 @@ def add_arguments(parser: Parser) -> None:
     parser.option("vocab_size", int, None, "number of tokens; 256 for a pattern")
     parser.switch("json", "print JSON: a list of one per pattern")
     add_device_and_dtype(parser)
-    about = "precision in which states are kept between steps, as of generate --state_dtype"
-    parser.option("state_dtype", DTypeName, None, about)
+    parser.option("state_dtype", DTypeName, None, "of states between steps, as in generate")
     parser.add_class_arguments(ModelConfig, skip={"pattern", "vocab_size", "layers"})
 
 

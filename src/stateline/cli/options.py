@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stateline.cli.parser import Parser
-from stateline.devices import DTypeName
+from stateline.devices import DTypeName, resolve_device, resolve_dtype
 from stateline.errors import InputError
+from stateline.files import user_path
+from stateline.runs.folder import check_imports
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
     from stateline.compare.engine import Engine
@@ -36,20 +37,18 @@ _ENGINES = {
 
 def add_device(parser: Parser) -> None:
     """Add ``--device``."""
-    about = "auto (a GPU if there is one), cpu, cuda, cuda:N or mps"
-    parser.option("device", str, "auto", about)
-
-
-def add_device_and_dtype(parser: Parser) -> None:
-    """Add ``--device`` and ``--dtype``; :func:`place` says what they stand for."""
-    add_device(parser)
-    add_dtype(parser)
+    parser.option("device", str, "auto", "auto (a GPU if there is one), cpu, cuda, cuda:N or mps")
 
 
 def add_dtype(parser: Parser) -> None:
     """Add ``--dtype``."""
-    about = "precision of the weights; by default that in which they were saved"
-    parser.option("dtype", DTypeName, None, about)
+    parser.option("dtype", DTypeName, None, "precision of the weights; by default as saved")
+
+
+def add_device_and_dtype(parser: Parser) -> None:
+    """Add both; :func:`place` says what they stand for."""
+    add_device(parser)
+    add_dtype(parser)
 
 
 def place(given: Any) -> "tuple[torch.device, torch.dtype | None]":
@@ -58,20 +57,15 @@ def place(given: Any) -> "tuple[torch.device, torch.dtype | None]":
     Raises:
         InputError: If this machine has no such device.
     """
-    from stateline.devices import resolve_device, resolve_dtype
-
     return resolve_device(given.device), resolve_dtype(given.dtype)
 
 
-def user_folder(path: str) -> "Path":
+def user_folder(path: str) -> Path:
     """The folder of a model, a run or a checkpoint, after a check that its code was imported.
 
     Raises:
         InputError: If the folder cannot be looked up, or its code was not imported.
     """
-    from stateline.files import user_path
-    from stateline.runs.folder import check_imports
-
     folder = user_path(path, "model")
     check_imports(folder)
     return folder
@@ -85,9 +79,9 @@ def open_model(
     Raises:
         InputError: If it cannot be read, or needs code that was not imported.
     """
-    folder, (device, dtype) = user_folder(path or given.run), place(given)
     from stateline.generate import load_run
 
+    folder, (device, dtype) = user_folder(path or given.run), place(given)
     return load_run(folder, device=device, dtype=dtype, tokenizer=tokenizer)
 
 

@@ -21,8 +21,7 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.argument("models", "folders of models; hf:FOLDER for transformers", nargs="+")
     option = parser.option
-    about = "phone_book, copy, shuffled_copy, letters or squad"
-    option("tasks", list[str], ["letters"], about)
+    option("tasks", list[str], ["letters"], "phone_book, copy, shuffled_copy, letters or squad")
     option("data", str, None, "folder with names/, text/ and qa/")
     option("tokenizer", str, None, "instead of the models' own")
     option("lengths", list[int], [], "lengths for all tasks; default by task")

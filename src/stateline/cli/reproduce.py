@@ -32,8 +32,7 @@ _MINUTES = re.compile(
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    about = "a table, such as h3/table_12; by default, list all"
-    parser.argument("name", about, nargs="?")
+    parser.argument("name", "a table, such as h3/table_12; by default, list all", nargs="?")
     option, switch = parser.option, parser.switch
     about = "size of models and training: a small one for two cores, or the paper's"
     option("size", Literal["laptop", "paper"], "laptop", about)
