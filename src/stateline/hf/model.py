@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from stateline.errors import InputError
 from stateline.files import write_text
-from stateline.generate.ragged import read_ragged
+from stateline.generate.reading import read_ragged
 from stateline.hf.cache import StatelineCache
 from stateline.hf.card import CARD, card
 from stateline.hf.config import StatelineConfig
