@@ -11,7 +11,7 @@ from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import parse_pattern
 from stateline.models.size import count_parameters
-from stateline.tasks import TASKS, ClassificationTask
+from stateline.tasks import TASKS, RowsTask
 from stateline.train.config import TrainConfig
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -47,7 +47,7 @@ def test_a_recipe_can_be_trained(name: str) -> None:
     kind, settings = TASKS[task.name], given.model.as_dict()
     assert set(task.keywords) <= set(signature(kind).parameters)
     pooling = settings.pop("pooling")
-    if issubclass(kind, ClassificationTask):
+    if issubclass(kind, RowsTask):
         given_pooling = {} if pooling is None else {"pooling": pooling}
         config: ModelConfig = ClassifierConfig(given.pattern, 256, **settings, **given_pooling)
     else:

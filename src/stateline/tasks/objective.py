@@ -65,6 +65,10 @@ class Objective(ABC):
     def score(self, totals: Float[Tensor, "..."]) -> dict[str, float]:
         """Scores from the sum of all tallies."""
 
+    @abstractmethod
+    def describe(self) -> Mapping[str, object]:
+        """Facts about the targets for the report."""
+
 
 class Classes(Objective):
     """One of several classes, trained by cross entropy and scored by accuracy.
@@ -107,6 +111,10 @@ class Classes(Objective):
         """Share of targets whose most likely class is correct."""
         right, count = totals.tolist()
         return {"accuracy": right / count}
+
+    def describe(self) -> Mapping[str, object]:
+        """The classes."""
+        return {"classes": self.names}
 
 
 class Ranked(Classes):
@@ -219,3 +227,7 @@ class Values(Objective):
         if moving.any():
             scores["r2"] = (1 - squared / spread)[moving].mean().item()
         return scores
+
+    def describe(self) -> Mapping[str, object]:
+        """The number of values."""
+        return {"values": len(self.mean)}

@@ -1,5 +1,7 @@
 """Object collision: find where particles of two colours met last."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,6 +17,7 @@ STEP = 8
 _SPEED, _RECOLOUR, _LATEST = 0.5, 0.05, 0.4
 
 
+@dataclass(eq=False, kw_only=True)
 class ObjectCollision(LabelledTask):
     """Follow two particles that change colour, and give the place where two colours met last.
 
@@ -39,11 +42,9 @@ class ObjectCollision(LabelledTask):
     upper left, upper right, lower left, lower right.
 
     Args:
-        seed: Fixes every batch.
         grid: Cells along a side.
         n_colors: Number of colours.
-        length: Tokens in a training row, a multiple of 8.
-        batch_size: Rows in a training batch.
+        **options: See :class:`~stateline.tasks.LabelledTask`; lengths are multiples of 8.
 
     Raises:
         InputError: If a size is out of range, or a length is no multiple of 8.
@@ -66,26 +67,19 @@ class ObjectCollision(LabelledTask):
         "smaller grid is learned faster. A guess is right once in four."
     )
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        grid: int = 16,
-        n_colors: int = 5,
-        length: int = 512,
-        batch_size: int = 32,
-    ) -> None:
-        at_least(2, grid=grid)
-        at_least(1, n_colors=n_colors, batch_size=batch_size)
-        self.seed, self.batch_size = seed, batch_size
-        self.grid, self.n_colors = grid, n_colors
-        self._first_color, self._first_asked = 2 * grid, 2 * grid + n_colors
-        self.n_inputs = 2 * (grid + n_colors)
+    grid: int = 16
+    n_colors: int = 5
+    length: int = 512
+
+    def __post_init__(self) -> None:
+        _check_length(self.length)
+        super().__post_init__()
+        at_least(2, grid=self.grid)
+        at_least(1, n_colors=self.n_colors)
+        self._first_color, self._first_asked = 2 * self.grid, 2 * self.grid + self.n_colors
+        self.n_inputs = 2 * (self.grid + self.n_colors)
         self.vocab_size = self.n_inputs + 4
-        _check_length(length)
-        self.train_length = length
-        self.eval_lengths = (length, 2 * length, 4 * length)
-        self.least_row = length // STEP * n_colors**2  # when each pair of colours met last
+        self.least_row = self.length // STEP * self.n_colors**2  # when each pair met last
 
     def targets(self, tokens: Int[Tensor, "rows length"]) -> Int[Tensor, "rows length"]:
         """Labels of rows of tokens."""

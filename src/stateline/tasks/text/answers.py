@@ -60,11 +60,7 @@ class Answers(TextTask):
     )
     metric = "answer_loss"
     unit = 1.0
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 600,
-        "lr": 1e-3,
-        "schedule": "cosine",
-    }
+    training: ClassVar[Mapping[str, float | str]] = {**TextTask.training, "lr": 1e-3}
 
     def __init__(  # noqa: PLR0913
         self,

@@ -3,8 +3,9 @@
 import gzip
 import lzma
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -48,8 +49,9 @@ class TextTask(CorpusTask):
 
     metric = "bits_per_byte"
     higher_is_better = False
-    carried: bool = False
+    training: ClassVar[Mapping[str, float | str]] = {"steps": 600, "lr": 4e-3, "schedule": "cosine"}
     documents: Documents = "join"
+    carried: bool = False
     seed: int
     _training: TokenText
     _held_out: TokenText
@@ -230,6 +232,56 @@ class TextTask(CorpusTask):
             "xz": lzma.compress(text, preset=9 | lzma.PRESET_EXTREME),
         }
         return {name: 8 * len(result) / len(text) for name, result in packed.items()}
+
+
+@dataclass(eq=False, kw_only=True)
+class LongTextTask(TextTask):
+    """A task on a long text, or on many documents.
+
+    Args:
+        seed: Fixes every batch; what is held out does not depend on it.
+        length: Tokens in a training window.
+        batch_size: Windows in a training batch.
+        documents: ``"join"`` reads the documents as one long text. With ``"separate"``, windows end
+            with their document, and carried state is reset at the start of each document. With
+            ``"pack"``, too, but a row holds several documents, or parts of them, so that few
+            positions are empty: they are packed by best fit, or with carried state one follows the
+            other.
+        longest: Score at ``length``, at its doublings up to this length, and at it; by default at
+            ``length`` and four times ``length``.
+        carried: Score the held-out text in ``batch_size`` rows with carried state, as models with a
+            memory are scored, instead of in windows that each begin with an empty state.
+    """
+
+    seed: int = field(default=0, kw_only=False)
+    length: int = 256
+    batch_size: int = 16
+    documents: Documents = "join"
+    longest: int | None = None
+    carried: bool = False
+
+    def __post_init__(self) -> None:
+        at_least(1, length=self.length, batch_size=self.batch_size)
+        self.train_length = self.length
+        self.eval_lengths = eval_lengths(self.length, self.longest)
+
+    def set_texts(self, training: TokenText, held_out: TokenText, source: str, unit: str) -> None:
+        """Keep the text to train on and the text to score.
+
+        Raises:
+            InputError: If a window does not fit.
+        """
+        if self.documents == "join":
+            training, held_out = training.joined(), held_out.joined()
+        self._training, self._held_out = training, held_out
+        windows = np.diff(training.borders)
+        needed = self.length + 1 if len(windows) == 1 and self.documents != "pack" else 2
+        scored = int(np.diff(held_out.borders).max(initial=0))
+        if windows.max() < needed or scored < 2:
+            raise InputError(
+                f"{source} must give {needed} {unit} in a row to train on and 2 to hold out, got "
+                f"{windows.max()} and {scored}: give more text or lower length"
+            )
 
 
 class Segments:
