@@ -25,6 +25,8 @@ IGNORE = -100
 DRAWN = "problems drawn from another seed"
 """Problems on which a drawn task is scored when settings are chosen."""
 
+Settings = Mapping[str, float | str]
+
 Inputs = Int[Tensor, "batch length"] | Float[Tensor, "batch length channels"]
 """Tokens, or numbers."""
 
@@ -83,6 +85,11 @@ class Problems(NamedTuple):
     answers: Int[Tensor, "batch answer"]
 
 
+def train_settings(of: "type[Task] | None" = None, **settings: float | str) -> Settings:
+    """Settings of a training configuration, with those of another kind of task below them."""
+    return {**(of.training if of else {}), **settings}
+
+
 class Task(ABC):
     """Something a model can be trained on and scored at.
 
@@ -117,7 +124,7 @@ class Task(ABC):
     metric: str
     higher_is_better: bool = True
     solved_at: ClassVar[float | None] = None
-    training: ClassVar[Mapping[str, float | str]] = {}
+    training: ClassVar[Settings] = {}
     drawn: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
@@ -295,18 +302,17 @@ class ExampleTask(GeneratedTask):
         drop_last: Whether each epoch leaves out the examples that do not fill a batch. Official
             code trains on them, too, in a smaller batch.
 
+    Raises:
+        InputError: If a setting is out of range, or the examples do not fill a batch.
+
     Attributes:
         answer_len: Tokens of the answer, with which an example ends.
     """
 
     metric = "accuracy"
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 1e-3,
-        "schedule": "constant",
-        "eval_every": 100,
-        "stop_at": 0.99,
-    }
+    training = train_settings(
+        steps=3000, lr=1e-3, schedule="constant", eval_every=100, stop_at=0.99
+    )
     problems_per_batch: ClassVar[int] = 128
     answer_len = 1
     seed: int = field(default=0, kw_only=False)
@@ -365,6 +371,9 @@ class LabelledTask(Task):
         length: Tokens in a training row.
         batch_size: Rows in a training batch.
 
+    Raises:
+        InputError: If a setting is out of range, also here and in the methods of all such tasks.
+
     Attributes:
         shortest: Least length of a row.
         times: Lengths to score at, in training lengths.
@@ -373,14 +382,9 @@ class LabelledTask(Task):
     drawn = True
     metric = "accuracy"
     solved_at = 0.97
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 2e-3,
-        "schedule": "constant",
-        "weight_decay": 0.0,
-        "eval_every": 100,
-        "stop_at": 0.999,
-    }
+    training = train_settings(
+        steps=3000, lr=2e-3, schedule="constant", weight_decay=0.0, eval_every=100, stop_at=0.999
+    )
     problems_per_batch: ClassVar[int] = 64
     shortest: ClassVar[int] = 1
     times: ClassVar[tuple[int, ...]] = (1, 2, 4)

@@ -15,7 +15,7 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.settings import at_least
-from stateline.tasks.base import Batch, Targets, Task, epoch_rows, generator
+from stateline.tasks.base import Batch, Targets, Task, epoch_rows, generator, train_settings
 from stateline.tasks.objective import Objective
 
 HeldOut = Literal["test", "valid"]
@@ -50,6 +50,7 @@ class RowsTask(Task):
         seed: Fixes the order.
         path: The file or folder.
         batch_size: Rows in a training batch.
+        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
 
     Raises:
         InputError: If the data at ``path`` are missing, damaged or not arranged as ``layout`` says,
@@ -64,17 +65,13 @@ class RowsTask(Task):
 
     name: ClassVar[str]
     layout: ClassVar[str]
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 1000,
-        "lr": 4e-3,
-        "schedule": "cosine",
-        "eval_every": 250,
-    }
+    training = train_settings(steps=1000, lr=4e-3, schedule="cosine", eval_every=250)
     metric = "accuracy"
     vocab_size = 1
     seed: int = field(default=0, kw_only=False)
     path: str = ""
     batch_size: int = 16
+    held_out: HeldOut = "test"
 
     def __post_init__(self) -> None:
         training, held_out, objective = self.load(self.find(self.path))

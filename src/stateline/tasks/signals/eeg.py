@@ -1,15 +1,15 @@
 """EEG: classify recordings as healthy, interictal or ictal."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
+from stateline.tasks.base import train_settings
 from stateline.tasks.objective import Classes, ClassMetric, Objective, Ranked
-from stateline.tasks.rows import Rows, RowsTask, in_frames
+from stateline.tasks.rows import HeldOut, Rows, RowsTask, in_frames
 
 _NAME = re.compile(r"([ZONFS])(\d+)\.txt\Z", re.IGNORECASE)
 _SETS = "ZONFS"
@@ -45,16 +45,13 @@ class EEG(RowsTask):
         "A few hundred segments of unknown patients: a score shows only that a model can "
         "distinguish long noisy signals."
     )
-    training: ClassVar[Mapping[str, float | str]] = {
-        **RowsTask.training,
-        "steps": 400,
-        "eval_every": 100,
-    }
+    training = train_settings(RowsTask, steps=400, eval_every=100)
 
     target: Literal["set", "seizure"] = "set"
     metric: ClassMetric = "accuracy"
     held_out_from: int = 69
     frame: int = 8
+    held_out: HeldOut = field(default="test", init=False)
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read all segments."""

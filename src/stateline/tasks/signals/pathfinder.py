@@ -1,17 +1,15 @@
 """Pathfinder: do two dots in an image lie on one dashed path?"""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import UInt8
 
 from stateline.errors import InputError
-from stateline.tasks.base import generator
+from stateline.tasks.base import generator, train_settings
 from stateline.tasks.objective import Classes, Objective
-from stateline.tasks.rows import HeldOut, Rows, RowsTask, in_frames
+from stateline.tasks.rows import Rows, RowsTask, in_frames
 
 LARGEST = 1 << 24
 """Pixels that an image may have."""
@@ -34,7 +32,6 @@ class Pathfinder(RowsTask):
 
     Args:
         frame: Pixels per position.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
         **options: See :class:`~stateline.tasks.RowsTask`.
 
     References:
@@ -52,10 +49,9 @@ class Pathfinder(RowsTask):
         "Half of the images are connected, so 50 % is chance, and most models stay there for a "
         "long time before they learn anything."
     )
-    training: ClassVar[Mapping[str, float | str]] = {**RowsTask.training, "lr": 1e-3}
+    training = train_settings(RowsTask, lr=1e-3)
     batch_size: int = 32
     frame: int = 1
-    held_out: HeldOut = "test"
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read the images of two parts."""

@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 
 from stateline.tasks.base import generator
 from stateline.tasks.objective import Classes, Objective
-from stateline.tasks.rows import HeldOut, Rows, RowsTask, in_frames
+from stateline.tasks.rows import Rows, RowsTask, in_frames
 from stateline.tasks.signals.tables import check_size
 
 _CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -30,7 +30,6 @@ class SequentialImage(RowsTask):
     Args:
         permuted: Whether the pixels are read in a random order, which is the same for all seeds.
         frame: Pixels per position.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
         **options: See :class:`~stateline.tasks.RowsTask`.
 
     References:
@@ -54,7 +53,6 @@ class SequentialImage(RowsTask):
     batch_size: int = 32
     permuted: bool = False
     frame: int = 1
-    held_out: HeldOut = "test"
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read the images of two parts."""

@@ -42,7 +42,6 @@ class Signals(RowsTask):
         columns: Names of the columns with inputs, as ``"a,b"``; by default all others.
         normalise: Whether inputs, and target values, are normalised by the mean and standard
             deviation of each channel in the training rows. Scores are in the original unit.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
         share: Share of the sequences to hold out if the data have no split.
         **options: See :class:`~stateline.tasks.RowsTask`.
     """
@@ -76,8 +75,8 @@ class Signals(RowsTask):
         if not self.wanted.target:
             raise InputError("target must name a column, or be next, got nothing")
         self.forecasts = self.wanted.target == ("next",)
-        self.normalise, self.held_out, self.share = normalise, held_out, share
-        super().__init__(seed, path=path, batch_size=batch_size)
+        self.normalise, self.share = normalise, share
+        super().__init__(seed, path=path, batch_size=batch_size, held_out=held_out)
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read all sequences, and keep those of two parts."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stateline.tasks.objective import Classes, Objective
-from stateline.tasks.rows import HeldOut, Rows, RowsTask, in_frames
+from stateline.tasks.rows import Rows, RowsTask, in_frames
 from stateline.tasks.signals.waves import read_wave
 
 
@@ -18,7 +18,6 @@ class SpeechCommands(RowsTask):
 
     Args:
         frame: Samples per position; 16 are a millisecond.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
         **options: See :class:`~stateline.tasks.RowsTask`.
 
     References:
@@ -37,7 +36,6 @@ class SpeechCommands(RowsTask):
     )
 
     frame: int = 16
-    held_out: HeldOut = "test"
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read all recordings."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stateline.tasks.objective import Classes, Objective
-from stateline.tasks.rows import HeldOut, Rows, RowsTask, in_frames
+from stateline.tasks.rows import Rows, RowsTask, in_frames
 from stateline.tasks.signals.waves import read_wave
 
 _NAME = re.compile(r"(\d)_([^_]+)_(\d+)\.wav\Z")
@@ -22,7 +22,6 @@ class SpokenDigits(RowsTask):
 
     Args:
         frame: Samples per position; 8 are a millisecond.
-        held_out: ``test`` or ``valid``.
         **options: See :class:`~stateline.tasks.RowsTask`.
     """
 
@@ -38,7 +37,6 @@ class SpokenDigits(RowsTask):
 
     batch_size: int = 32
     frame: int = 8
-    held_out: HeldOut = "test"
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read all recordings."""

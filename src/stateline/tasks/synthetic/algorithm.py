@@ -50,9 +50,6 @@ class Algorithm(StreamTask):
         statements: Statements in a program.
         **options: See :class:`~stateline.tasks.StreamTask`; a program is an episode.
 
-    Raises:
-        InputError: If a size is out of range.
-
     Example:
         >>> task = Algorithm(statements=4)
         >>> words = "x = 7 ; x ++ ; if x < 3 : x -- ; print x ; END".split()

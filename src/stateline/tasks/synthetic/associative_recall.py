@@ -41,9 +41,6 @@ class AssociativeRecall(ExampleTask):
         allow_dot: Whether the last key may be absent from the pairs.
         **options: See :class:`~stateline.tasks.ExampleTask`.
 
-    Raises:
-        InputError: If the sizes leave no key, no value or no pair, or make too many keys.
-
     Example:
         >>> prompts, answers = AssociativeRecall().problems(length=8, index=0)
         >>> prompts[0], answers[0]  # 4 pairs, "=>", key; value

@@ -1,15 +1,13 @@
 """Flip-flop: give the bit that was written last."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from stateline.errors import InputError
 from stateline.settings import at_least
-from stateline.tasks.base import IGNORE, Batch, LabelledTask
+from stateline.tasks.base import IGNORE, Batch, LabelledTask, train_settings
 
 WRITE, READ, PASS = 2, 3, 4
 
@@ -35,9 +33,6 @@ class FlipFlop(LabelledTask):
             it is, the further back the last "write" lies.
         **options: See :class:`~stateline.tasks.LabelledTask`.
 
-    Raises:
-        InputError: If a size or a probability is out of range.
-
     Example:
         >>> tokens, targets = FlipFlop(length=9, p_ignore=0.5).train_batch(0)
         >>> tokens[0]  # write 0, read 0, ignore 1, ignore 1, read
@@ -57,13 +52,9 @@ class FlipFlop(LabelledTask):
         "much fits into a state. Attention can look the bit up, but errs at rare distances."
     )
     solved_at = 0.99
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 2000,
-        "lr": 2e-3,
-        "schedule": "linear",
-        "eval_every": 100,
-        "stop_at": 0.9999,
-    }
+    training = train_settings(
+        steps=2000, lr=2e-3, schedule="linear", eval_every=100, stop_at=0.9999
+    )
 
     shortest = 3  # a write and a read
     times = (1, 2, 4, 8)

@@ -34,9 +34,6 @@ class InductionHead(ExampleTask):
         n_triggers: Largest number of marks in an example.
         **options: See :class:`~stateline.tasks.ExampleTask`.
 
-    Raises:
-        InputError: If there are no two ordinary tokens, or no room for a mark and its answer.
-
     Example:
         >>> prompts, answers = InductionHead().problems(length=8, index=0)
         >>> prompts[0], answers[0]  # "=>" is 19

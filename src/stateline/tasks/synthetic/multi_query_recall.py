@@ -1,15 +1,13 @@
 """Multi-query recall: many pairs of a key and a value, and a query for each."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from stateline.errors import InputError
 from stateline.settings import at_least
-from stateline.tasks.base import IGNORE, Batch, LabelledTask
+from stateline.tasks.base import IGNORE, Batch, LabelledTask, train_settings
 
 FILLER = 0
 
@@ -34,9 +32,6 @@ class MultiQueryRecall(LabelledTask):
         n_values: Number of different values.
         **options: See :class:`~stateline.tasks.LabelledTask`.
 
-    Raises:
-        InputError: If a size is out of range, or there are fewer keys than pairs.
-
     Example:
         >>> tokens, targets = MultiQueryRecall(n_keys=9, n_values=9, length=8).train_batch(0)
         >>> tokens[0]
@@ -55,13 +50,7 @@ class MultiQueryRecall(LabelledTask):
         "Shows how many pairs a model can hold: the score falls where they no longer fit into its "
         "state. Attention holds all pairs. Guessing is right once in n_values answers."
     )
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 2e-3,
-        "schedule": "linear",
-        "eval_every": 100,
-        "stop_at": 0.999,
-    }
+    training = train_settings(steps=3000, lr=2e-3, schedule="linear", eval_every=100, stop_at=0.999)
 
     times = (1, 2, 4, 8)
     n_keys: int = 64

@@ -46,9 +46,6 @@ class ObjectCollision(LabelledTask):
         n_colors: Number of colours.
         **options: See :class:`~stateline.tasks.LabelledTask`; lengths are multiples of 8.
 
-    Raises:
-        InputError: If a size is out of range, or a length is no multiple of 8.
-
     Example:
         >>> tokens, targets = ObjectCollision(grid=4, n_colors=2, length=64).train_batch(0)
         >>> tokens.shape, sorted(set(targets.flatten().tolist()))

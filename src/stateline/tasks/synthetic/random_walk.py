@@ -41,9 +41,6 @@ class RandomWalk(StreamTask):
         heading: Ask for the heading, too.
         **options: See :class:`~stateline.tasks.StreamTask`; a walk is an episode.
 
-    Raises:
-        InputError: If a size is out of range.
-
     Example:
         >>> tokens, targets = RandomWalk(grid=3, length=8).train_batch(0)
         >>> tokens[2], targets[2] - 4

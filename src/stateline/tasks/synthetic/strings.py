@@ -1,9 +1,9 @@
 """Vocabulary, packed rows and scores of the tasks on strings of random letters."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.settings import at_least
-from stateline.tasks.base import IGNORE, Batch, GeneratedTask, Problems, generator
+from stateline.tasks.base import IGNORE, Batch, GeneratedTask, Problems, generator, train_settings
 from stateline.tasks.text.corpus import eval_lengths
 
 Numbers = Int[np.ndarray, "..."]
@@ -59,11 +59,7 @@ class StringTask(GeneratedTask):
 
     metric = "string_accuracy"
     solved_at = 0.95
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 1600,
-        "lr": 4e-3,
-        "schedule": "linear",
-    }
+    training = train_settings(steps=1600, lr=4e-3, schedule="linear")
 
     seed: int = field(default=0, kw_only=False)
     n_letters: int = 26

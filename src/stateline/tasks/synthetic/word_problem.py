@@ -1,16 +1,15 @@
 """Word problem: predict the product of all group elements so far."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int
 
 from stateline.errors import InputError
-from stateline.tasks.base import Batch, LabelledTask
+from stateline.tasks.base import Batch, LabelledTask, train_settings
 
 Permutation = tuple[int, ...]
 
@@ -42,9 +41,6 @@ class WordProblem(LabelledTask):
         inputs: What the factors are drawn from: ``"generators"`` or all ``"elements"``.
         **options: See :class:`~stateline.tasks.LabelledTask`; a factor is a token.
 
-    Raises:
-        InputError: If the group is unknown, or a size is not positive.
-
     Example:
         >>> task = WordProblem(length=6)
         >>> tokens, targets = task.train_batch(0)
@@ -63,11 +59,7 @@ class WordProblem(LabelledTask):
         "depth, accuracy falls with the position, so the last quarter shows more than the mean. "
         "For a group of n elements, a guess is right once in n."
     )
-    training: ClassVar[Mapping[str, float | str]] = {
-        **LabelledTask.training,
-        "steps": 1500,
-        "lr": 4e-3,
-    }
+    training = train_settings(LabelledTask, steps=1500, lr=4e-3)
 
     group: str = "s3"
     inputs: Literal["generators", "elements"] = "generators"

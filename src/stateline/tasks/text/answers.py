@@ -1,7 +1,7 @@
 """Answers: predict the answers to prompts, from examples of both."""
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Int
@@ -12,7 +12,7 @@ from stateline.data.splits import held_out_by_hash
 from stateline.errors import InputError
 from stateline.files import sha256, user_path
 from stateline.settings import at_least
-from stateline.tasks.base import Batch, PackedBatch, epoch_rows, generator
+from stateline.tasks.base import Batch, PackedBatch, epoch_rows, generator, train_settings
 from stateline.tasks.text.corpus import Segments, TextTask, windows
 
 TooLong = Literal["refuse", "drop", "cut"]
@@ -60,7 +60,7 @@ class Answers(TextTask):
     )
     metric = "answer_loss"
     unit = 1.0
-    training: ClassVar[Mapping[str, float | str]] = {**TextTask.training, "lr": 1e-3}
+    training = train_settings(TextTask, lr=1e-3)
 
     def __init__(  # noqa: PLR0913
         self,

@@ -5,14 +5,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from stateline.errors import InputError
 from stateline.settings import at_least
+from stateline.tasks.base import train_settings
 from stateline.tasks.objective import Classes, Objective
-from stateline.tasks.rows import HeldOut, Rows, RowsTask
+from stateline.tasks.rows import Rows, RowsTask
 
 
 @dataclass(eq=False, kw_only=True)
@@ -25,7 +26,6 @@ class ByteText(RowsTask):
 
     Args:
         max_len: Bytes of a text that are read.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
         **options: See :class:`~stateline.tasks.RowsTask`.
 
     References:
@@ -42,10 +42,9 @@ class ByteText(RowsTask):
         "A model must first learn words from letters, for which a thousand texts are few; with so "
         "few, counting words does better."
     )
-    training: ClassVar[Mapping[str, float | str]] = {**RowsTask.training, "lr": 1e-3}
+    training = train_settings(RowsTask, lr=1e-3)
     vocab_size = 256
     max_len: int = 4096
-    held_out: HeldOut = "test"
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read all texts, and keep those of two parts."""

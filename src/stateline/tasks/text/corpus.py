@@ -5,7 +5,7 @@ import lzma
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from stateline.tasks.base import (
     PackedBatch,
     epoch_rows,
     generator,
+    train_settings,
 )
 from stateline.tasks.text.packing import PackedRows, Stream, packed_batch, read_window
 
@@ -49,7 +50,7 @@ class TextTask(CorpusTask):
 
     metric = "bits_per_byte"
     higher_is_better = False
-    training: ClassVar[Mapping[str, float | str]] = {"steps": 600, "lr": 4e-3, "schedule": "cosine"}
+    training = train_settings(steps=600, lr=4e-3, schedule="cosine")
     documents: Documents = "join"
     carried: bool = False
     seed: int

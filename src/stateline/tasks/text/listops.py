@@ -1,14 +1,13 @@
 """ListOps: evaluate nested operations on digits."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
+from stateline.tasks.base import train_settings
 from stateline.tasks.objective import Classes, Objective
-from stateline.tasks.rows import HeldOut, Rows, RowsTask
+from stateline.tasks.rows import Rows, RowsTask
 
 _WORDS = [*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]"]
 _NUMBERS = {word: number for number, word in enumerate(_WORDS)}
@@ -24,7 +23,6 @@ class ListOps(RowsTask):
     ``[MIN``, ``[MAX``, ``[MED``, ``[SM`` and ``]``.
 
     Args:
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
         **options: See :class:`~stateline.tasks.RowsTask`.
 
     References:
@@ -43,9 +41,8 @@ class ListOps(RowsTask):
         "10 % is not chance. With few expressions to train on, models learn little more than the "
         "first operator."
     )
-    training: ClassVar[Mapping[str, float | str]] = {**RowsTask.training, "lr": 1e-3}
+    training = train_settings(RowsTask, lr=1e-3)
     vocab_size = len(_WORDS)
-    held_out: HeldOut = "test"
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read the files of two parts."""

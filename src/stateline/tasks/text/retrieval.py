@@ -1,16 +1,15 @@
 """Retrieval: do two papers cite each other?"""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
 from stateline.settings import at_least
+from stateline.tasks.base import train_settings
 from stateline.tasks.objective import Classes, Objective
-from stateline.tasks.rows import HeldOut, Rows, RowsTask
+from stateline.tasks.rows import Rows, RowsTask
 
 _FILES = {"train": "train", "valid": "eval", "test": "test"}
 
@@ -28,7 +27,6 @@ class Retrieval(RowsTask):
 
     Args:
         max_len: Bytes of each text that are read.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
         **options: See :class:`~stateline.tasks.RowsTask`.
 
     References:
@@ -42,10 +40,9 @@ class Retrieval(RowsTask):
     )
     title = "Retrieval"
     about = "Half of the pairs cite each other. Titles and names of authors in both help a lot."
-    training: ClassVar[Mapping[str, float | str]] = {**RowsTask.training, "lr": 1e-3}
+    training = train_settings(RowsTask, lr=1e-3)
     vocab_size = SEPARATOR + 1
     max_len: int = 4000
-    held_out: HeldOut = "test"
 
     def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
         """Read the files of two parts."""
