@@ -11,9 +11,6 @@ from stateline.data.tokenizer import (
 )
 from stateline.data.write import Progress, write_corpus
 
-Recipe = CorpusSettings
-"""The former name of :class:`CorpusSettings`."""
-
 __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
@@ -21,7 +18,6 @@ __all__ = [
     "CorpusSettings",
     "Decoder",
     "Progress",
-    "Recipe",
     "Split",
     "Tokenizer",
     "load_tokenizer",

@@ -53,12 +53,7 @@ class Wanted(NamedTuple):
 
 
 def read_examples(path: Path, wanted: Wanted) -> list[Example]:
-    """Read a data set, in whichever layout it has.
-
-    Raises:
-        OSError: If something cannot be read.
-        ValueError: If something is missing or malformed; the message names the file.
-    """
+    """Read a data set, in whichever layout it has; a ValueError names the file that has none."""
     if path.is_file():
         return list(_table_of_rows(path, wanted, ""))
     parts = {part: path / part for part in PARTS if (path / part).is_dir()}
@@ -78,13 +73,7 @@ def read_examples(path: Path, wanted: Wanted) -> list[Example]:
 def split_examples(
     examples: Sequence[Example], scored: str, share: float
 ) -> tuple[list[Example], list[Example]]:
-    """Examples to train on, and examples to score.
-
-    Args:
-        examples: All of them: either each names its part, or none does.
-        scored: The part to score: ``"valid"`` or ``"test"``.
-        share: Share that is held out if no example names its part.
-    """
+    """Examples to train on, and those of the ``scored`` part, or a share if none names its part."""
     if any(example.part for example in examples):
         training = [example for example in examples if example.part == "train"]
         return training, [example for example in examples if example.part == scored]

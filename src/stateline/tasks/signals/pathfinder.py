@@ -79,13 +79,7 @@ def _read_metadata(folder: Path) -> list[tuple[Path, int]]:
 
 
 def read_grey(path: Path) -> UInt8[np.ndarray, "rows columns"]:
-    """The pixels of a PNG image in grey.
-
-    Raises:
-        OSError: If it cannot be read, is another image, or is damaged.
-        ValueError: If it is too large or has colours.
-        InputError: If Pillow is not installed.
-    """
+    """The pixels of a PNG image in grey; anything else is refused."""
     try:
         from PIL import Image
     except ImportError as error:
