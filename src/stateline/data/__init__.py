@@ -3,12 +3,7 @@
 from stateline.data.corpus import Corpus, Split, open_corpus
 from stateline.data.load import load_tokenizer
 from stateline.data.plan import CorpusSettings
-from stateline.data.tokenizer import (
-    ByteTokenizer,
-    CharacterTokenizer,
-    Decoder,
-    Tokenizer,
-)
+from stateline.data.tokenizer import ByteTokenizer, CharacterTokenizer, Decoder, Tokenizer
 from stateline.data.write import Progress, write_corpus
 
 __all__ = [

@@ -113,20 +113,20 @@ class _Ends(NamedTuple):
     """Of packed rows, the documents with which each begins and ends.
 
     Attributes:
-        count: Number of all documents.
+        documents: Number of all documents.
         first: Numbers of those that rows begin with.
         last: Numbers of those that rows end with.
         goes_on: Whether a state continues the first one (row, 1).
     """
 
-    count: int
+    documents: int
     first: Array
     last: Array
     goes_on: Array
 
     def spread(self, rows: Array, places: Array) -> Array:
         """States of rows at these documents, and zeros at all others."""
-        states = np.zeros((self.count, rows.size // len(places)), rows.dtype)
+        states = np.zeros((self.documents, rows.size // len(places)), rows.dtype)
         states[places] = rows.reshape(len(places), -1)
         return states
 
@@ -158,7 +158,7 @@ def _forward_chunk(
     tasks = (len(borders) - 1) * call.blocks
     fan_out(forward, arguments, tasks, u.numel() * call.modes * FORWARD)
     if ends:
-        after = after.reshape(ends.count, -1)[ends.last]
+        after = after.reshape(ends.documents, -1)[ends.last]
     return y.to(u.dtype), *like((after,), (state,))
 
 
@@ -185,7 +185,7 @@ def _gradients(
     fan_out(backward, arguments, pieces * call.blocks, signal.size * call.modes * BACKWARD)
     found = [du, *call.unpack(packed, pieces)]
     if start is not None and ends:
-        start = start.reshape(ends.count, -1)[ends.first] * ends.goes_on
+        start = start.reshape(ends.documents, -1)[ends.first] * ends.goes_on
     return found if start is None else [*found, start]
 
 

@@ -9,13 +9,7 @@ import numpy as np
 from stateline.errors import InputError
 from stateline.tasks.objective import Classes, Loss, Objective, Values
 from stateline.tasks.rows import HeldOut, Rows, RowsTask
-from stateline.tasks.signals.layout import (
-    PARTS,
-    Example,
-    Wanted,
-    read_examples,
-    split_examples,
-)
+from stateline.tasks.signals.layout import PARTS, Example, Wanted, read_examples, split_examples
 from stateline.tasks.signals.tables import check_finite
 
 

@@ -71,7 +71,8 @@ def _read_parquet(path: Path) -> Columns:
         ) from error
     try:
         with parquet.ParquetFile(path) as file:
-            check_size(sum(map(_least_bytes, _chunks(file.metadata))))
+            chunks = _chunks(file.metadata)
+            check_size(sum(max(c.total_uncompressed_size, c.num_values * _VALUE) for c in chunks))
             names, n_bytes = file.schema_arrow.names, 0
             _check_names(names)
             columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -99,10 +100,6 @@ def _chunks(metadata: Any) -> Iterator[Any]:
 def _decoded(column: Any) -> Any:
     """A column with its values in place of numbers in a dictionary."""
     return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
-
-
-def _least_bytes(chunk: Any) -> int:
-    return max(chunk.total_uncompressed_size, chunk.num_values * _VALUE)
 
 
 def to_numbers(values: Sequence[Any], name: str) -> np.ndarray:

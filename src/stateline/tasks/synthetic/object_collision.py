@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
@@ -125,7 +125,7 @@ class ObjectCollision(LabelledTask):
         color = rng.integers(self.n_colors, size=(count, 2))
         tokens = np.empty((count, steps, 2, 3), dtype=np.int64)
         for step in range(steps):
-            while (out := _is_outside(place + velocity, border)).any():
+            while (out := ((to := place + velocity) <= 0).any(2) | (to >= border).any(2)).any():
                 velocity[out] = rng.normal(scale=_SPEED, size=(out.sum(), 2))
             place += velocity
             drawn = rng.integers(self.n_colors, size=color.shape)
@@ -133,11 +133,6 @@ class ObjectCollision(LabelledTask):
             tokens[:, step, :, :2] = np.rint(place) + offsets
             tokens[:, step, :, 2] = self._first_color + color
         return tokens.reshape(count, steps, 6)
-
-
-def _is_outside(places: Float[np.ndarray, "count 2 2"], border: int) -> Bool[np.ndarray, "count 2"]:
-    row, column = ((places <= 0) | (places >= border)).transpose(2, 0, 1)
-    return row | column
 
 
 def _check_length(length: int) -> None:
