@@ -171,7 +171,7 @@ def _rows(task: RowsTask, model: SequenceHead, length: int, batches: range) -> d
 
     tallies = [
         task.objective.tally(by_rows(outputs, x, targets), targets)
-        for x, targets in task.held_out()
+        for x, targets in task.scored_batches()
     ]
     return task.objective.score(task.objective.total(tallies))
 
