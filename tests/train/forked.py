@@ -29,7 +29,6 @@ from stateline.tasks import Answers, Task, Text
 from stateline.train.config import TrainConfig
 from stateline.train.loop import Trainer, train
 from stateline.train.processes import Processes, join_processes
-from stateline.train.resume import resume
 
 torch.set_num_threads(1)
 STEPS, KILLS = 200, 20
@@ -153,7 +152,7 @@ def reshard(home: Path) -> list[list[int]]:
 def copied(source: Path, target: Path, processes: Processes, **settings: Any) -> None:
     """Read the newest checkpoint of a run, and write it as one of another."""
     run = Trainer(*parts(source, steps=4, **settings), processes, source, None)
-    run.progress, run.curve = resume(run.update, run.defined_by, source)
+    run.resume()
     run.folder = target
     run.save()
     run.commit()
