@@ -19,7 +19,6 @@ from stateline.train.folder import found
 from stateline.train.loop import ALONE
 from stateline.train.metrics import Metrics
 from stateline.train.processes import Processes
-from stateline.train.restore import other_environment
 
 CONFIG = "config.yaml"
 """Name of the file that keeps the recipe of a run."""
@@ -114,8 +113,7 @@ def run_single(  # noqa: PLR0913
     """
     folder = Path(folder)
     with writing(folder, processes):
-        here = processes.environment()
-        processes.on_main(lambda: _begin(folder, recipe, resume, here, tell))
+        processes.on_main(lambda: _begin(folder, recipe, resume, tell))
         if processes.main:
             tell(f"training {job.model.pattern} on {job.task} in {folder}")
         own = task if job.training.seed == 0 else None
@@ -127,13 +125,7 @@ def run_single(  # noqa: PLR0913
     return run
 
 
-def _begin(
-    folder: Path,
-    recipe: str,
-    resume: bool,
-    here: Mapping[str, str | int],
-    tell: Callable[[str], object],
-) -> None:
+def _begin(folder: Path, recipe: str, resume: bool, tell: Callable[[str], object]) -> None:
     """Begin a run's folder, or check that its run can continue."""
     kept = found(folder)
     begun = kept or any((folder / name).exists() for name in OF_OTHERS)
@@ -151,5 +143,3 @@ def _begin(
             tell(f"no checkpoint in {folder}: training from the beginning")
         return
     tell(f"continuing from {kept[-1]}")
-    if changes := other_environment(kept[-1], here):
-        tell(f"results may differ in the last bits from an uninterrupted run: {changes}")
