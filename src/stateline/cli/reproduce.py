@@ -57,7 +57,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     option(
         "--record",
         action="store_true",
-        help=f"also keep the table in {RECORDS}, from which the papers' pages are made",
+        help=f"also keep the table in {RECORDS}, from which the papers' pages are made; with "
+        "--rows, these rows replace those of the record",
     )
     option(
         "--verify",
@@ -84,7 +85,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.cli.progress import show_news
     from stateline.compare.pool import Local, worker_devices
     from stateline.devices import resolve_device
-    from stateline.papers.record import read_table, write_table
+    from stateline.papers.record import read_table, with_rows, write_table
     from stateline.papers.reproduce import reproduce
     from stateline.papers.table import RECIPES, find_table
     from stateline.reports import check_report, write_report
@@ -93,10 +94,8 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if given.name is None:
         _list_tables(recipes, len(given.seeds))
         return 0
-    if given.record and (given.verify or given.rows):
-        raise InputError(
-            "--record keeps a whole table of new figures: leave out --verify and --rows"
-        )
+    if given.record and given.verify:
+        raise InputError("--record replaces figures, --verify compares with them: take one of both")
     here = resolve_device(given.device)
     name, _ = find_table(given.name, recipes)
     recorded = RECORDS / f"{name}-{given.size}.json"
@@ -122,7 +121,10 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         )
     write_report(found.results, found.folder / "report.html")
     if given.record:
-        write_table(recorded, found.record)
+        partly = given.rows and recorded.exists()
+        write_table(
+            recorded, with_rows(read_table(recorded), found.record) if partly else found.record
+        )
     _show(found)
     return 0 if record is None else _verify(record, found.record)
 

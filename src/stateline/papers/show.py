@@ -13,15 +13,41 @@ NONE = "-"
 """Stands for a missing figure."""
 
 
-def cell(row: RecordedRow, column: int) -> str:
-    """Mean and standard deviation of a figure: ``98.40 ± 0.32``; or how many seeds have one."""
+def cell(row: RecordedRow, column: int, solved: float | None = None) -> str:
+    """Mean and standard deviation of a figure: ``98.40 ± 0.32``; or how many seeds have one.
+
+    Args:
+        row: The row.
+        column: Number of the column.
+        solved: The figure from which a seed has solved the task; the share of seeds that have, and
+            the figures of both kinds, are then shown instead.
+    """
+    if solved is not None:
+        return kinds([value for value in row.values[column] if value is not None], solved)
     if (spread := row.spread(column)) is not None:
         return number(spread.mean) if len(row.seeds) == 1 else with_deviation(*spread)
     found = [value for value in row.values[column] if value is not None]
     if not found:
         return NONE
-    ends = " to ".join(dict.fromkeys((number(min(found)), number(max(found)))))
-    return f"{ends}, {len(found)} of {len(row.seeds)} seeds"
+    return f"{_ends(found)}, {len(found)} of {len(row.seeds)} seeds"
+
+
+def kinds(values: Sequence[float], solved: float) -> str:
+    """How many seeds have solved a task, and the figures of those that have and have not.
+
+    Example:
+        >>> kinds([99.9, 95.5, 99.2], 97)
+        '2 of 3 seeds (9 to 99 %): 99.2 to 99.9; others 95.5'
+    """
+    good = [value for value in values if value >= solved]
+    bad = [value for value in values if value < solved]
+    shown = [_ends(good)] if good else []
+    shown += [f"{'others ' if good else ''}{_ends(bad)}"] if bad else []
+    return f"{share(len(good), len(values))}: {'; '.join(shown)}"
+
+
+def _ends(values: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys((number(min(values)), number(max(values)))))
 
 
 def with_deviation(mean: float, deviation: float) -> str:
@@ -75,11 +101,15 @@ def print_table(record: TableRecord, console: Console) -> None:
     for row in record.rows:
         figures = []
         for column, paper in enumerate(row.paper):
-            figures.append(cell(row, column) + ("" if paper is None else f" ({number(paper)})"))
+            ours = cell(row, column, record.solved.get(record.columns[column]))
+            figures.append(ours + ("" if paper is None else f" ({number(paper)})"))
         counts = (row.parameters, row.updates, row.seconds)
         grid.add_row(row.name, *figures, *(NONE if n is None else f"{n:,.0f}" for n in counts))
     console.print(grid)
-    console.print(f"{seeds(record.rows)}: mean and standard deviation; in brackets, the paper.")
+    shown = "mean and standard deviation"
+    if record.solved:
+        shown = "how many solve the task, with the interval of 95 % for the share, and their scores"
+    console.print(f"{seeds(record.rows)}: {shown}; in brackets, the paper.")
 
 
 def seeds(rows: Sequence[RecordedRow]) -> str:
