@@ -148,9 +148,9 @@ def updates(model: nn.Module, setting: Setting) -> Iterator[Callable[[Tensor], N
 
 def share(setting: Setting, step: int) -> float:
     """The learning rate of an update, counted from 0, as a part of the highest."""
-    warmup = setting.steps // 10
+    warmup, first = setting.steps // 10, 1e-6 / RATE if setting.schedule == "cosine" else 0.0
     if step < warmup:
-        return step / warmup
+        return first + (1 - first) * step / warmup
     if setting.schedule == "linear":
         return (setting.steps - step) / (setting.steps - warmup)
     return 0.1 + 0.45 * (1 + math.cos(math.pi * step / setting.steps))
