@@ -20,7 +20,7 @@ from stateline.files import write_text
 from stateline.papers.chart import draw
 from stateline.papers.claim import RATE, Judged, Statement, judge_all, verdict
 from stateline.papers.record import RecordedRow, TableRecord, read_table
-from stateline.papers.show import cell, number, seeds
+from stateline.papers.show import figure, number, seeds
 from stateline.papers.table import Table, find_table
 
 ROOT = Path(__file__).parents[2]
@@ -244,19 +244,16 @@ def _figures(claim: Claim, record: TableRecord, rows: Sequence[RecordedRow]) -> 
     """Our figures by row and column, the paper's in brackets."""
     columns = [record.columns.index(name) for name in claim.columns or record.columns[:1]]
     headings = [record.columns[column] for column in columns]
-    lines = [
-        (row.name, *(_cell(row, n, record.solved.get(record.columns[n])) for n in columns))
-        for row in rows
-    ]
+    lines = [(row.name, *(_cell(record, row, n) for n in columns)) for row in rows]
     if claim.guessing:
         floor = [claim.guessing.get(heading) for heading in headings]
         lines.append(("guessing", *("" if own is None else number(own) for own in floor)))
     return _grid(("", *headings), lines)
 
 
-def _cell(row: RecordedRow, column: int, solved: float | None) -> str:
-    """Our figure, or the share of seeds that solve and the scores of both kinds; the paper's."""
-    ours = cell(row, column, solved)
+def _cell(record: TableRecord, row: RecordedRow, column: int) -> str:
+    """Our figure, and the paper's in brackets."""
+    ours = figure(record, row, column)
     paper = row.paper[column] if column < len(row.paper) else None
     return ours if paper is None else f"{ours} ({number(paper)})"
 

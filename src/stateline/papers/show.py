@@ -13,37 +13,46 @@ NONE = "-"
 """Stands for a missing figure."""
 
 
-def cell(row: RecordedRow, column: int, solved: float | None = None) -> str:
-    """Mean and standard deviation of a figure: ``98.40 ± 0.32``; or how many seeds have one.
+def figure(record: TableRecord, row: RecordedRow, column: int) -> str:
+    """A figure of a record in words.
 
-    Args:
-        row: The row.
-        column: Number of the column.
-        solved: The figure from which a seed has solved the task; the share of seeds that have, and
-            the figures of both kinds, are then shown instead.
+    Where some seeds solve the task and others do not, the figures of both kinds stand apart, in the
+    column that decides with the share of the seeds that solve it.
     """
-    if solved is not None:
-        return kinds([value for value in row.values[column] if value is not None], solved)
+    if not record.solved:
+        return cell(row, column)
+    heading = record.columns[column]
+    decides = heading if heading in record.solved else next(iter(record.solved))
+    scores = row.values[record.columns.index(decides)]
+    solved = [(score or 0.0) >= record.solved[decides] for score in scores]
+    words = kinds(row.values[column], solved)
+    return f"{share(sum(solved), len(solved))}: {words}" if heading == decides else words
+
+
+def kinds(values: Sequence[float | None], solved: Sequence[bool]) -> str:
+    """The figures of the seeds that have solved a task, and of the others.
+
+    Example:
+        >>> kinds([99.9, 95.5, 99.2], [True, False, True])
+        '99.2 to 99.9; others 95.5'
+    """
+    found = {
+        kind: [v for v, s in zip(values, solved, strict=True) if s == kind and v is not None]
+        for kind in (True, False)
+    }
+    shown = [_ends(found[True])] if found[True] else []
+    shown += [("others " if shown else "") + _ends(found[False])] if found[False] else []
+    return "; ".join(shown) or NONE
+
+
+def cell(row: RecordedRow, column: int) -> str:
+    """Mean and standard deviation of a figure: ``98.40 ± 0.32``; or how many seeds have one."""
     if (spread := row.spread(column)) is not None:
         return number(spread.mean) if len(row.seeds) == 1 else with_deviation(*spread)
     found = [value for value in row.values[column] if value is not None]
     if not found:
         return NONE
     return f"{_ends(found)}, {len(found)} of {len(row.seeds)} seeds"
-
-
-def kinds(values: Sequence[float], solved: float) -> str:
-    """How many seeds have solved a task, and the figures of those that have and have not.
-
-    Example:
-        >>> kinds([99.9, 95.5, 99.2], 97)
-        '2 of 3 seeds (9 to 99 %): 99.2 to 99.9; others 95.5'
-    """
-    good = [value for value in values if value >= solved]
-    bad = [value for value in values if value < solved]
-    shown = [_ends(good)] if good else []
-    shown += [f"{'others ' if good else ''}{_ends(bad)}"] if bad else []
-    return f"{share(len(good), len(values))}: {'; '.join(shown)}"
 
 
 def _ends(values: Sequence[float]) -> str:
@@ -101,7 +110,7 @@ def print_table(record: TableRecord, console: Console) -> None:
     for row in record.rows:
         figures = []
         for column, paper in enumerate(row.paper):
-            ours = cell(row, column, record.solved.get(record.columns[column]))
+            ours = figure(record, row, column)
             figures.append(ours + ("" if paper is None else f" ({number(paper)})"))
         counts = (row.parameters, row.updates, row.seconds)
         grid.add_row(row.name, *figures, *(NONE if n is None else f"{n:,.0f}" for n in counts))
