@@ -20,7 +20,7 @@ from stateline.files import write_text
 from stateline.papers.chart import draw
 from stateline.papers.claim import RATE, Judged, Statement, judge_all, verdict
 from stateline.papers.record import RecordedRow, TableRecord, read_table
-from stateline.papers.show import cell, number, seeds, share
+from stateline.papers.show import figure, number, seeds
 from stateline.papers.table import Table, find_table
 
 ROOT = Path(__file__).parents[2]
@@ -60,8 +60,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         rows: Rows to show; by default all.
         columns: Columns to show; by default the first.
         guessing: By column, the score of a model that has learned nothing.
-        solved: By column, the score at which a seed has solved the task, where some do and others
-            do not: the table has the share of the seeds that do, and the scores of all.
         test: A test that shows it, ``FILE::NAME``, where it is exact.
     """
 
@@ -80,7 +78,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rows: list[str] = []
     columns: list[str] = []
     guessing: dict[str, float] = {}
-    solved: dict[str, float] = {}
     test: str = ""
 
     def __post_init__(self) -> None:
@@ -247,23 +244,16 @@ def _figures(claim: Claim, record: TableRecord, rows: Sequence[RecordedRow]) -> 
     """Our figures by row and column, the paper's in brackets."""
     columns = [record.columns.index(name) for name in claim.columns or record.columns[:1]]
     headings = [record.columns[column] for column in columns]
-    lines = [
-        (row.name, *(_cell(row, n, claim.solved.get(record.columns[n])) for n in columns))
-        for row in rows
-    ]
+    lines = [(row.name, *(_cell(record, row, n) for n in columns)) for row in rows]
     if claim.guessing:
         floor = [claim.guessing.get(heading) for heading in headings]
         lines.append(("guessing", *("" if own is None else number(own) for own in floor)))
     return _grid(("", *headings), lines)
 
 
-def _cell(row: RecordedRow, column: int, solved: float | None) -> str:
-    """Our figure, or the share of seeds that solve and the score of each, and the paper's."""
-    ours = cell(row, column)
-    if solved is not None:
-        found = [value for value in row.values[column] if value is not None]
-        each = ", ".join(map(number, sorted(found, reverse=True)))
-        ours = f"{share(sum(value >= solved for value in found), len(found))}: {each}"
+def _cell(record: TableRecord, row: RecordedRow, column: int) -> str:
+    """Our figure, and the paper's in brackets."""
+    ours = figure(record, row, column)
     paper = row.paper[column] if column < len(row.paper) else None
     return ours if paper is None else f"{ours} ({number(paper)})"
 

@@ -75,6 +75,8 @@ class TableRecord(Record, frozen=True, kw_only=True):
         environment: Versions, machine and device.
         columns: Headings.
         rows: The rows that are complete.
+        solved: By heading, the figure from which a seed has solved the task, where some seeds do
+            and others do not.
         note: What differs from what the command does today.
         format: :data:`FORMAT`.
     """
@@ -86,6 +88,7 @@ class TableRecord(Record, frozen=True, kw_only=True):
     environment: dict[str, Any]
     columns: list[str]
     rows: list[RecordedRow]
+    solved: dict[str, float] = field(default_factory=dict)
     note: str = ""
     format: str = FORMAT
 
@@ -159,6 +162,35 @@ def record_table(name: str, table: Table, size: Size, results: Results) -> Table
             for row in table.rows_of(size)
             if (own := runs.get(row.name))
         ],
+        solved={c.heading: c.solved for c in columns if c.solved is not None},
+    )
+
+
+def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
+    """A record with newer rows, each in place of the row of its name.
+
+    Args:
+        record: The record.
+        fresh: The same table, or some of its rows, of other runs. The record then holds its day and
+            its environment, and the commits of both.
+
+    Raises:
+        InputError: If its columns are not those of the record.
+    """
+    if record.columns != fresh.columns:
+        raise InputError(
+            f"the record has the columns {', '.join(record.columns)}, but the table now has "
+            f"{', '.join(fresh.columns)}: record all rows again, without --rows"
+        )
+    rows = {row.name: row for row in (*record.rows, *fresh.rows)}
+    both = (own.environment.get("commit", "") for own in (record, fresh))
+    commits = sorted({commit for own in both for commit in str(own).split(", ") if commit})
+    return msgspec.structs.replace(
+        record,
+        created=fresh.created,
+        environment=fresh.environment | ({"commit": ", ".join(commits)} if commits else {}),
+        rows=[*rows.values()],
+        solved=fresh.solved,
     )
 
 

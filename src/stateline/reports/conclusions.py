@@ -13,6 +13,7 @@ from stateline.reports.records import (
     score,
     scored_runs,
     solved_runs,
+    steps_to_solve,
     task_label,
 )
 from stateline.reports.sentences import differing_sizes, goal, size_groups
@@ -42,7 +43,9 @@ def task_conclusion(results: Results, task: TaskRecord) -> list[str]:
     solved = [m for m in trained if solved_runs(runs_of(results, m, task), task)]
     sentences = []
     if task.solved_at is not None:
-        sentences.append(_solved(trained, solved, task))
+        runs = [run for model in trained for run in runs_of(results, model, task)]
+        some = any(steps_to_solve(run, task) is not None for run in runs)
+        sentences.append(_solved(trained, solved, task, some=some))
     longest = max(task.eval_lengths)
     lengths = [task.train_length, *([longest] if longest != task.train_length and solved else [])]
     for length in lengths:
@@ -52,9 +55,10 @@ def task_conclusion(results: Results, task: TaskRecord) -> list[str]:
     return sentences
 
 
-def _solved(trained: Sequence[str], solved: Sequence[str], task: TaskRecord) -> str:
+def _solved(trained: Sequence[str], solved: Sequence[str], task: TaskRecord, *, some: bool) -> str:
     if not solved:
-        return f"No model solved it ({goal(task)}), so none is scored at other lengths."
+        most = " from most of its seeds" if some else ""
+        return f"No model solved it{most} ({goal(task)}), so none is scored at other lengths."
     if len(solved) == len(trained) == 1:
         return f"It was solved: {goal(task)}."
     which = "All" if len(solved) == len(trained) else f"{len(solved)} of"

@@ -70,7 +70,8 @@ def train_and_score(
     task = task or make_task(job.task, seed=job.training.seed)
     if job.trial:
         task.hold_out_validation()
-    torch.manual_seed(job.training.seed)
+    seed, own = job.training.seed, job.training.init_seed
+    torch.manual_seed(seed if own is None else own)
     fresh = not found(folder)
     start = load_run(job.init, dtype=torch.float32)[0] if job.init and fresh else None
     model = (start or make_model(job.model)).to(processes.device)

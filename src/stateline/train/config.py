@@ -17,10 +17,10 @@ _LEAST = {
         "schedule_steps",
         "shard",
     ),
-    0: ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed"),
+    0: ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed", "init_seed"),
 }
 
-COUNTS = (*_LEAST[1], "warmup_steps", "eval_every", "save_every", "seed")
+COUNTS = (*_LEAST[1], "warmup_steps", "eval_every", "save_every", "seed", "init_seed")
 """Settings that are integers."""
 
 
@@ -81,7 +81,9 @@ class TrainConfig:
         shard: How many processes hold one copy of the model together, each a part of every
             parameter: 1 is ``ddp``, all of them are ``fsdp``, and a number between makes several
             sharded copies (HSDP). By default as ``parallel`` says.
-        seed: Seed of the initial weights and of the data.
+        seed: Seed of the data, of the masks of dropout, and of the initial weights.
+        init_seed: Another seed of the initial weights, so that runs can share them and differ in
+            the rest, or differ in them alone.
 
     Raises:
         InputError: If a setting is of the wrong type or out of range.
@@ -117,6 +119,7 @@ class TrainConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     shard: int | None = None
     seed: int = 0
+    init_seed: int | None = None
 
     def __post_init__(self) -> None:
         check_settings("the training configuration", self)
