@@ -1,6 +1,5 @@
 """The models of a comparison: patterns, presets, folders of models, and recipes."""
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,13 +8,13 @@ from typing import Any, NamedTuple
 
 from stateline.errors import InputError, unknown_name
 from stateline.files import read_yaml
-from stateline.generate.runs import find_model
+from stateline.generate.runs import find_model, read_model_config
 from stateline.models.checkpoint import CONFIG
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import canonical_pattern
 from stateline.models.presets import find_preset
 from stateline.plugins import import_code
-from stateline.runs.initial import initial_config
+from stateline.runs.initial import settings_of
 from stateline.settings import check_keywords
 from stateline.train.config import TrainConfig
 
@@ -131,15 +130,15 @@ def _read_model(given: str | Recipe) -> Model:
         given = Recipe(pattern, name)
     start, init = find_preset(given.pattern), ""
     if start is None and _is_model(given.pattern):
-        start, init = initial_config(given.pattern), given.pattern
+        start, init = read_model_config(given.pattern), given.pattern
     if start is None:
         pattern = canonical_pattern(given.pattern)
         own_width = "d_model" in given.model
         return Model(pattern, given.name or pattern, given.model, given.train, own_width)
-    settings = dataclasses.asdict(start)
-    del settings["pattern"], settings["vocab_size"]  # the vocabulary is the task's
     name = given.name or (Path(init).name if init else given.pattern)
-    return Model(start.pattern, name, {**settings, **given.model}, given.train, True, init)
+    return Model(
+        start.pattern, name, {**settings_of(start), **given.model}, given.train, True, init
+    )
 
 
 def _is_model(text: str) -> bool:

@@ -8,7 +8,7 @@ from stateline.errors import InputError
 from stateline.files import check_writable, write_text
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
-from stateline.runs.initial import as_in_folder, initial_config
+from stateline.runs.initial import as_in_folder, new_tensors
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord
 from stateline.runs.store import write_single, writing
@@ -52,7 +52,7 @@ def single_job(
     """
     config = task.model_config(pattern, model or {})
     if init:
-        config = as_in_folder(config, initial_config(init), init)
+        config = as_in_folder(config, init)
     settings: dict[str, Any] = {**task.training}
     job = Job(
         spec,
@@ -115,7 +115,7 @@ def run_single(  # noqa: PLR0913
     folder = Path(folder)
     with writing(folder, processes):
         here = processes.environment()
-        processes.on_main(lambda: _begin(folder, recipe, resume, here, tell))
+        processes.on_main(lambda: _begin(job, folder, recipe, resume, here, tell))
         if processes.main:
             tell(f"training {job.model.pattern} on {job.task} in {folder}")
         own = task if job.training.seed == 0 else None
@@ -128,6 +128,7 @@ def run_single(  # noqa: PLR0913
 
 
 def _begin(
+    job: Job,
     folder: Path,
     recipe: str,
     resume: bool,
@@ -149,6 +150,9 @@ def _begin(
         write_text(folder / CONFIG, recipe)
         if resume:
             tell(f"no checkpoint in {folder}: training from the beginning")
+        if job.init:
+            new = ", ".join(new_tensors(job.model, job.init)) or "none"
+            tell(f"starting from the weights in {job.init}; new weights: {new}")
         return
     tell(f"continuing from {kept[-1]}")
     if changes := other_environment(kept[-1], here):
