@@ -347,7 +347,7 @@ def test_training_from_a_folder_refuses_another_model(
     for options, message in [
         (
             ["--task", "copying(max_len=5)", "--model.norm", "layer"],
-            "norm would be 'layer', but in the",
+            "norm would be 'layer', but",
         ),
         (["--task", "text"], "the task has 256 tokens, but the model in"),
         (["--init", str(tmp_path / "no")], "cannot read the model configuration"),

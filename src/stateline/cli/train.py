@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--init",
         type=str | None,
         default=None,
-        help="folder of a model of any kind, ours or published: its layers and weights begin the run",
+        help="folder of a model, of any kind or published, whose layers and weights the run takes",
     )
     parser.add_argument("--task", type=str, default="text", help='for example "text(path=books)"')
     parser.add_argument("--out", type=str, default="runs/train", help="folder for the run")

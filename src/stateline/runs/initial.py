@@ -77,11 +77,11 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
 def new_tensors(config: ModelConfig, folder: str) -> list[str]:
     """Names of the weights that the model in a folder lacks or has in another shape.
 
-    The head of a model of another kind has other outputs, so that is new in any shape.
+    A head of another kind or with another pooling computes something else: there it is new.
     """
     source = read_model_config(folder)
     shapes = {n: t.shape for n, t in meta_model(source).state_dict().items()}
-    if source.kind != config.kind:
+    if any(getattr(source, n, None) != getattr(config, n, None) for n in ("kind", "pooling")):
         shapes = {n: shape for n, shape in shapes.items() if not n.startswith("head.")}
     return [n for n, t in meta_model(config).state_dict().items() if shapes.get(n) != t.shape]
 
