@@ -201,7 +201,7 @@ def _refuse_written(words: str) -> None:
     if found := WRITTEN.search(words):
         around = words[max(0, found.start() - 40) : found.end() + 40].replace("\n", " ")
         raise InputError(
-            f"verdicts are computed, but {found[0]!r} is written in {around!r}: give figures instead"
+            f"verdicts are computed, but {found[0]!r} is written in {around!r}: give figures"
         )
 
 
