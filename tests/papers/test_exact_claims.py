@@ -15,10 +15,12 @@ from stateline.layers import (
     Attention,
     CachedStaircase,
     DiagonalSSM,
+    Feedback,
     Ladder,
     LinearAttention,
     Residual,
     SequenceLayer,
+    SlidingAttention,
     Stack,
     Staircase,
 )
@@ -39,6 +41,20 @@ def test_a_ladder_of_one_layer_is_a_universal_transformer() -> None:
     wanted = layer(layer(layer(layer(x))))
     assert_close(Ladder(layer, passes=4)(x), wanted)
     assert_close(Ladder(Ladder(layer, passes=2), passes=2)(x), wanted)
+
+
+def test_a_feedback_transformer_is_a_cached_staircase_of_one_token_and_one_pass() -> None:
+    """If its memory is the last layer alone; neither attends to the own position."""
+    torch.manual_seed(0)
+    layers = [
+        Residual(SlidingAttention(8, window=9, n_heads=2, includes_self=False), nn.LayerNorm(8))
+        for _ in range(2)
+    ]
+    layer = Feedback(Stack(*layers), window=3).double()
+    with torch.no_grad():
+        layer.mixture[:-1] = -1e9
+    x = torch.randn(2, 10, 8, dtype=F64)
+    assert_close(layer(x), CachedStaircase(layer.core, passes=1, chunk_len=1, steps=4)(x))
 
 
 def test_a_cache_makes_the_attention_of_a_staircase_linear_in_its_steps() -> None:
