@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -35,6 +35,9 @@ VERDICTS = (
 
 WRITTEN = re.compile(r"\b(reproduced|in part|contradict\w*|no power)\b", re.IGNORECASE)
 """A verdict that somebody wrote: no figure bears it out."""
+
+MEASURED = re.compile(r"(?<![\d.,])([\d,]*\.?\d+) ± ([\d,]*\.?\d+)")
+"""A mean and its deviation in a text."""
 
 NUMBER = re.compile(r"(?<![\w.])\d[\d,.]*(?<![,.])\b")
 
@@ -205,6 +208,30 @@ def _refuse_written(words: str) -> None:
         )
 
 
+def _check_figures(prose: str, path: Path) -> None:
+    """Refuse figures in a page's text that no record of its paper holds, to the digits shown.
+
+    Raises:
+        InputError: If there is one.
+    """
+    known = [
+        spread
+        for file in (ROOT / RECORDS / path.stem).glob("*.json")
+        for row in read_table(file).rows
+        for column in range(len(row.values))
+        if (spread := row.spread(column)) is not None
+    ]
+    papers = {found for claim in read_claims(path) for found in MEASURED.findall(claim.paper)}
+    for found in MEASURED.findall(prose):
+        shown = [text.replace(",", "") for text in found]
+        near = [0.501 * 10.0 ** -len(text.partition(".")[2]) for text in shown]
+        if found not in papers and not any(
+            all(abs(a - float(b)) <= c for a, b, c in zip(own, shown, near, strict=True))
+            for own in known
+        ):
+            raise InputError(f"the page of {path.stem} says {' ± '.join(found)}: no record does")
+
+
 def ledger(path: Path, records: Path = ROOT / RECORDS) -> str:
     """The claims of a paper in Markdown: measured by runs, exact by tests, and not measured.
 
@@ -282,13 +309,16 @@ def _rows(title: str, found: Sequence[Entry]) -> list[str]:
     for entry in found:
         here = "; ".join(filter(None, (entry.claim.why, *entry.claim.lacks)))
         figures = entry.claim.paper or _paper(entry)
-        rows.append((entry.place, entry.words, figures, f"**{entry.verdict}**: {here}"))
+        told = f" In the paper: {figures}." if figures else ""
+        rows.append(
+            (f"{_capital(entry.place)}: {entry.words}{told}", f"**{entry.verdict}**: {here}")
+        )
     commands = "\n".join(
         f"# {entry.place}\n{_lines(entry.claim.commands)}"
         for entry in found
         if entry.claim.commands
     )
-    grid = _grid(("place", "claim", "the paper", "here"), rows)
+    grid = _grid(("claim", "here"), rows)
     return [f"### {title}", grid, _folded("Commands", f"```console\n{commands}\n```")]
 
 
@@ -376,27 +406,26 @@ def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def with_ledger(page: str, table: str) -> str:
-    """A page with the table between its marks.
+def with_ledger(page: str, path: Path) -> str:
+    """The page of a paper with its claims of today between its marks.
 
     Raises:
-        InputError: If the page has no such marks, or a verdict is written outside them.
+        InputError: If the page has no such marks, a verdict is written outside them, or a figure
+            that is not recorded.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise InputError(f"the page lacks {BEGIN} and {END}")
     _refuse_written(before + after)
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+    _check_figures(before + after, path)
+    return f"{before}{BEGIN}\n\n{ledger(path)}\n\n{END}{after}"
 
 
 def pages() -> Mapping[Path, str]:
-    """Every page with its table of today."""
-    found: dict[Path, Any] = {}
-    for path in CLAIMS:
-        page = PAGES / f"{path.stem}.md"
-        found[page] = with_ledger(page.read_text(encoding="utf-8"), ledger(path))
-    return found
+    """Every page with its claims of today."""
+    found = {path: PAGES / f"{path.stem}.md" for path in CLAIMS}
+    return {p: with_ledger(p.read_text(encoding="utf-8"), path) for path, p in found.items()}
 
 
 if __name__ == "__main__":

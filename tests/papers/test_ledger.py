@@ -172,8 +172,9 @@ def test_charts_of_claims_are_drawn() -> None:
     [
         ("# A page", "the page lacks"),
         (f"{ledger.BEGIN}{ledger.END} So table 2 is contradicted.", "'contradicted' is written"),
+        (f"{ledger.BEGIN}{ledger.END} H3 has 98.97 ± 0.66.", "says 98.97 ± 0.66: no record does"),
     ],
 )
 def test_a_wrong_page_is_refused(page: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        ledger.with_ledger(page, "table")
+        ledger.with_ledger(page, ledger.PAGES / "claims" / "h3.yaml")
