@@ -109,7 +109,7 @@ def test_figures_of_one_row_are_paired() -> None:
 def test_the_words_hold_both_figures() -> None:
     said = Statement(of="good", above="bad", times=1.5, by=2.0)
     assert judge(said, record()).words == (
-        "good (98.20 ± 0.20), score (%), above 1.5 x bad (61.3 ± 1.5) + 2"
+        "score (%): good (98.20 ± 0.20) above 1.5 x bad (61.3 ± 1.5) + 2"
     )
 
 
@@ -133,7 +133,8 @@ def test_the_rate_is_shared_among_statements() -> None:
         (["holds", "opposite"], [], "in part"),
         (["opposite", "holds"], [], "contradicted"),
         (["undecided", "opposite"], [], "contradicted"),
-        (["undecided", "holds"], [], "in part"),
+        (["undecided", "holds"], [], "no power"),
+        (["undecided", "holds", "opposite"], [], "no power"),
         (["undecided", "undecided"], [], "no power"),
     ],
 )

@@ -1,6 +1,7 @@
 """``stateline reproduce`` from end to end, on tables of seconds."""
 
 import csv
+import json
 from pathlib import Path
 
 import msgspec
@@ -80,6 +81,13 @@ def test_a_table_is_run_once_and_recorded(capsys: pytest.CaptureFixture[str]) ->
     assert "4 runs, 4 of them done before" in capsys.readouterr().out
     assert begun == {p: p.stat().st_mtime_ns for p in Path("runs/papers/runs").rglob("*.*")}
     assert recorded().rows == first.rows
+
+    for path, commit in zip(Path("runs/papers/runs").rglob("result.json"), "abba", strict=True):
+        run = json.loads(path.read_text())
+        run["environment"]["commit"] = f"{commit}+" if commit == "b" else commit
+        path.write_text(json.dumps(run))
+    assert reproduce() == 0
+    assert recorded().environment["commit"] == "a, b+"
 
 
 @pytest.mark.slow

@@ -74,6 +74,11 @@ class Statement(
         return found
 
     @property
+    def numbers(self) -> list[float]:
+        """The numbers of the statement."""
+        return [self.times, self.by, *([self.other] if isinstance(self.other, float) else [])]
+
+    @property
     def reversed(self) -> "Statement":
         """The opposite statement."""
         return msgspec.structs.replace(self, above=self.below, below=self.above)
@@ -135,7 +140,7 @@ def judge(statement: Statement, record: TableRecord, rate: float = RATE) -> Judg
     place = statement.column or record.columns[0]
     if statement.against:
         told += f", {statement.against}"
-    said = f"{statement.of} ({first.words}), {place}, {side} {told}"
+    said = f"{place}: {statement.of} ({first.words}) {side} {told}"
     return Judged(said, outcome, chance)
 
 
@@ -144,9 +149,9 @@ def verdict(judged: Sequence[Judged], lacks: Sequence[str] = ()) -> Verdict:
 
     - contradicted: the opposite of the headline holds, or that of another statement while none
       holds;
+    - no power: otherwise, if the headline is not decided;
     - reproduced: all statements hold, and the record lacks no part of the claim;
-    - in part: some of them hold;
-    - no power: nothing is decided.
+    - in part: the headline holds, and not all of the others, or a part was not measured.
 
     Args:
         judged: The statements of the claim.
@@ -155,7 +160,7 @@ def verdict(judged: Sequence[Judged], lacks: Sequence[str] = ()) -> Verdict:
     outcomes = [own.outcome for own in judged]
     if "opposite" in outcomes and (outcomes[0] == "opposite" or "holds" not in outcomes):
         return "contradicted"
-    if "holds" not in outcomes:
+    if outcomes[0] == "undecided":
         return "no power"
     return "in part" if lacks or {*outcomes} != {"holds"} else "reproduced"
 

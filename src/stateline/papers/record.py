@@ -72,7 +72,8 @@ class TableRecord(Record, frozen=True, kw_only=True):
         size: ``laptop`` or ``paper``.
         command: How to run it again.
         created: The day of the last run, ISO 8601.
-        environment: Versions, machine and device.
+        environment: Versions, machine and device of the first run, and the commits of all runs. A
+            commit ends with ``+`` if files of the library differed from it.
         columns: Headings.
         rows: The rows that are complete.
         solved: By heading, the figure from which a seed has solved the task, where some seeds do
@@ -155,7 +156,7 @@ def record_table(name: str, table: Table, size: Size, results: Results) -> Table
         size=size,
         command=results.command,
         created=datetime.now(UTC).date().isoformat(),
-        environment=results.runs[0].environment if results.runs else results.environment,
+        environment=_environment(results),
         columns=[column.heading for column in columns],
         rows=[
             _row(row, columns, own, tasks[own[0].task])
@@ -192,6 +193,12 @@ def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
         rows=[*rows.values()],
         solved=fresh.solved,
     )
+
+
+def _environment(results: Results) -> dict[str, Any]:
+    found = results.runs[0].environment if results.runs else results.environment
+    commits = {str(own) for run in results.runs if (own := run.environment.get("commit"))}
+    return found | ({"commit": ", ".join(sorted(commits))} if commits else {})
 
 
 def _row(

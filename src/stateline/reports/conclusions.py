@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from stateline.reports.costs import STATE, Cost, Measured, common_lengths, disturbance, speed
 from stateline.reports.format import count, listing, short_number, words
 from stateline.reports.records import (
-    kind_of,
-    looks,
+    judged,
     runs_of,
-    score,
-    scored_runs,
+    scores_of,
     solved_runs,
     steps_to_solve,
     task_label,
 )
 from stateline.reports.sentences import differing_sizes, goal, size_groups
 from stateline.runs.results import Results, TaskRecord
-from stateline.runs.verdict import Verdict, judge
+from stateline.runs.verdict import Verdict
 
 JUDGED = (speed("decode"), speed("prefill"), speed("train"))
 """Speeds that are judged, at the largest length at which all models were measured."""
@@ -69,10 +67,7 @@ def _judged(
     results: Results, task: TaskRecord, length: int, models: Sequence[str], at: str
 ) -> list[str]:
     """The sentences on the scores of models that may be compared, at one length."""
-    scores = {}
-    for model in models:
-        if runs := scored_runs(results, model, task, length):
-            scores[model] = [score(run, task, length) for run in runs]
+    scores = scores_of(results, task, length, models)
     if not scores:
         return []
     if len(scores) == 1:
@@ -80,7 +75,7 @@ def _judged(
         alone = "" if len(results.models) == 1 else f"only “{model}” is scored: "
         seeds = f" ({count(len(own), 'seed')})" if len(own) > 1 else ""
         return [f"{at}{seeds}, {alone}{words(task.metric)} {_spread(own)}."]
-    found = judge(scores, kind_of(task, length), looks=looks(results))
+    found = judged(results, task, length, scores)
     metric = words(task.metric)
     numbers = {len(own) for own in scores.values()}
     if len(numbers) == 1 and max(numbers) > 1:

@@ -15,8 +15,7 @@ from stateline.reports.conclusions import ranked
 from stateline.reports.costs import Cost, Measured, best_costs
 from stateline.reports.format import DASH, short_number
 from stateline.reports.records import (
-    kind_of,
-    looks,
+    judged,
     measured,
     runs_of,
     score,
@@ -27,7 +26,6 @@ from stateline.reports.records import (
 from stateline.reports.sentences import size_groups
 from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
-from stateline.runs.verdict import judge
 
 
 class Cell(NamedTuple):
@@ -75,7 +73,7 @@ def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:
     best: list[str] = []
     for group in size_groups(results).values():
         own = {model: scores[model] for model in group if model in scores}
-        found = judge(own, kind_of(task, length), looks=looks(results))
+        found = judged(results, task, length, own)
         same, worse = ranked(found) if found.groups else ([], [])
         best += same if worse else []
     return [cell._replace(best=model in best) for model, cell in cells.items()]

@@ -8,7 +8,7 @@ from stateline.errors import InputError
 from stateline.files import check_writable, write_text
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
-from stateline.runs.initial import as_in_folder, initial_config
+from stateline.runs.initial import as_in_folder, new_tensors
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord
 from stateline.runs.store import write_single, writing
@@ -51,7 +51,7 @@ def single_job(
     """
     config = task.model_config(pattern, model or {})
     if init:
-        config = as_in_folder(config, initial_config(init), init)
+        config = as_in_folder(config, init)
     settings: dict[str, Any] = {**task.training}
     job = Job(
         spec,
@@ -113,7 +113,7 @@ def run_single(  # noqa: PLR0913
     """
     folder = Path(folder)
     with writing(folder, processes):
-        processes.on_main(lambda: _begin(folder, recipe, resume, tell))
+        processes.on_main(lambda: _begin(job, folder, recipe, resume, tell))
         if processes.main:
             tell(f"training {job.model.pattern} on {job.task} in {folder}")
         own = task if job.training.seed == 0 else None
@@ -125,7 +125,9 @@ def run_single(  # noqa: PLR0913
     return run
 
 
-def _begin(folder: Path, recipe: str, resume: bool, tell: Callable[[str], object]) -> None:
+def _begin(
+    job: Job, folder: Path, recipe: str, resume: bool, tell: Callable[[str], object]
+) -> None:
     """Begin a run's folder, or check that its run can continue."""
     kept = found(folder)
     begun = kept or any((folder / name).exists() for name in OF_OTHERS)
@@ -141,5 +143,8 @@ def _begin(folder: Path, recipe: str, resume: bool, tell: Callable[[str], object
         write_text(folder / CONFIG, recipe)
         if resume:
             tell(f"no checkpoint in {folder}: training from the beginning")
+        if job.init:
+            new = ", ".join(new_tensors(job.model, job.init)) or "none"
+            tell(f"starting from the weights in {job.init}; new weights: {new}")
         return
     tell(f"continuing from {kept[-1]}")
