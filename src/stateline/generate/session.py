@@ -410,7 +410,7 @@ def first_token(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionSt
     )
 
 
-def _kinds(state: NamedTuple) -> list[tuple[torch.dtype, torch.device, int]]:
+def _kinds(state: SessionState) -> list[tuple[torch.dtype, torch.device, int]]:
     """Dtype, device and number of axes of every tensor of a state."""
     return [(leaf.dtype, leaf.device, leaf.ndim) for leaf in pytree.tree_leaves(state)]
 
