@@ -20,7 +20,7 @@ from stateline.errors import InputError
 from stateline.files import write_text
 from stateline.papers.chart import draw
 from stateline.papers.claim import RATE, Judged, Statement, judge_all, verdict
-from stateline.papers.record import RecordedRow, TableRecord, read_table
+from stateline.papers.record import RecordedRow, TableRecord, read_table, with_rows
 from stateline.papers.show import figure, number, seeds
 from stateline.papers.table import Table, find_table
 
@@ -66,6 +66,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         command: How to measure it; by default that of the table.
         record: The recorded result, below ``benchmarks/papers``, without suffix; by default that of
             the table.
+        beside: Another recorded result of the same training, such as that of official code, whose
+            rows are shown with ours. Its first columns are ours, in our order.
         rows: Rows to show; by default all.
         columns: Columns to show; by default the first.
         guessing: By column, the score of a model that has learned nothing.
@@ -84,6 +86,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     size: Literal["laptop", "paper", "-"] = "laptop"
     command: str = ""
     record: str = ""
+    beside: str = ""
     rows: list[str] = []
     columns: list[str] = []
     guessing: dict[str, float] = {}
@@ -174,9 +177,22 @@ def _entry(claim: Claim, records: Path) -> Entry:
     if not (records / f"{name}.json").exists():
         raise InputError(f"{claim.table or claim.place} has statements, but nothing is recorded")
     record = read_table(records / f"{name}.json")
+    if claim.beside:
+        record = _with_beside(record, read_table(records / f"{claim.beside}.json"))
     entry = Entry(claim, table, record, judge_all(claim.statements, record))
     _check_numbers(entry)
     return entry
+
+
+def _with_beside(record: TableRecord, beside: TableRecord) -> TableRecord:
+    """A record with the rows of another one, cut to its columns."""
+    own = len(record.columns)
+    rows = [
+        msgspec.structs.replace(row, values=row.values[:own], paper=row.paper[:own])
+        for row in beside.rows
+    ]
+    cut = msgspec.structs.replace(beside, columns=record.columns, rows=rows, solved=record.solved)
+    return with_rows(record, cut)
 
 
 def _check_numbers(entry: Entry) -> None:

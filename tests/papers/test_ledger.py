@@ -87,7 +87,7 @@ def test_every_recorded_table_is_shown() -> None:
     shown = set()
     for path in ledger.CLAIMS:
         for claim in ledger.read_claims(path):
-            shown |= {claim.record or f"{claim.table}-{claim.size}"}
+            shown |= {claim.record or f"{claim.table}-{claim.size}", claim.beside}
     records = (ROOT / RECORDS).rglob("*.json")
     names = {path.relative_to(ROOT / RECORDS).with_suffix("").as_posix() for path in records}
     assert names <= shown
@@ -152,6 +152,14 @@ def test_one_seed_decides_nothing() -> None:
         for own, judged in zip(entry.claim.statements, entry.judged, strict=True):
             if judged.outcome != "undecided":
                 assert min(seeds[own.of], seeds.get(own.other, 2)) > 1
+
+
+def test_other_code_stands_beside_ours() -> None:
+    entry = next(own for own in measured() if own.claim.beside)
+    rows = {row.name: row for row in entry.record.rows}
+    assert {"H3, recall", "official code, here"} <= set(rows)
+    beside = read_table(ROOT / RECORDS / f"{entry.claim.beside}.json").rows[0]
+    assert rows[beside.name].values == beside.values[: len(entry.record.columns)]
 
 
 def test_a_section_says_from_which_commits_its_figures_are() -> None:

@@ -85,6 +85,7 @@ def test_the_default_loss_is_the_summed_cross_entropy_of_the_targets_that_count(
         ("word_problem(length=16)", 1 / 6 - 0.02, 1 / 6 + 0.03),
         ("associative_recall", 0.2, 0.35),
         ("copying", 0.0, 0.01),
+        ("copying(mixed=true)", 0.0, 0.01),
     ],
 )
 def test_chance_is_what_one_answer_to_everything_gets(task: str, low: float, high: float) -> None:

@@ -138,6 +138,7 @@ def judge(statement: Statement, record: TableRecord, rate: float = RATE) -> Judg
         outcome = "undecided"  # the smaller figure is a lower bound only
     side = "above" if sign > 0 else "below"
     place = statement.column or record.columns[0]
+    place = f"share of seeds that solve, {place}" if statement.share else place
     if statement.against:
         told += f", {statement.against}"
     said = f"{place}: {statement.of} ({first.words}) {side} {told}"

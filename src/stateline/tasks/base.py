@@ -258,7 +258,9 @@ class GeneratedTask(Task):
         return batches * len(self.problems(self.train_length, 0).answers)
 
     def _answers(self, batches: int) -> Tensor:
-        return torch.cat([self.problems(self.train_length, n).answers for n in range(batches)])
+        found = [self.problems(self.train_length, n).answers for n in range(batches)]
+        widest = max(own.shape[1] for own in found)  # batches may differ in the length of answers
+        return torch.cat([F.pad(own, (0, widest - own.shape[1]), value=IGNORE) for own in found])
 
     def score_names(self) -> set[str]:
         """Names of the scores of right answers."""
