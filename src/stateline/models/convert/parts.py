@@ -317,6 +317,7 @@ def groups(config: ModelConfig, names: Names) -> list[tuple[Layer, ...]]:
     blocks = [tuple(found[at : at + size]) for at in range(0, len(found), size)]
     ends = {"feed_forward", "moe"} if names.experts else {"feed_forward"}
     fits = config.block in names.blocks and config.norm != "none" and not config.head_bias
+    fits = fits and bool(config.norm_after) <= bool(names.norms_after)
     fits = fits and all(
         mixer.name in names.mixers
         and len(rest) == size - 1
