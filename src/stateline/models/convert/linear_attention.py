@@ -35,7 +35,7 @@ _LAYERS = ("full_attn_layers", "kda_layers")
 
 
 def _read_nested(draft: Draft) -> None:
-    """Fields inside another; lists there count layers from 1."""
+    """Fields inside another."""
     delta = section(draft.settings, "linear_attn_config")
     if unknown := sorted(delta.keys() - {*_DELTA, *_LAYERS}):
         raise InputError(f"linear_attn_config with {unknown[0]} is not supported")
@@ -43,6 +43,7 @@ def _read_nested(draft: Draft) -> None:
 
 
 def _kimi_kinds(draft: Draft) -> list[str]:
+    # lists in that field count layers from 1
     delta, n = section(draft.settings, "linear_attn_config"), fields.layer_count(draft.settings)
     full, linear = (fields.layer_indices(delta, name) for name in _LAYERS)
     if full is None or linear is None:
@@ -149,13 +150,12 @@ def _read_minimax(draft: Draft) -> None:
         if len(found) > 1:
             raise InputError(f"the fields *_{word}_factor must be equal, got {sorted(found)}")
         draft.put(ours, found.pop())
-    rotated = fields.head_width(settings)
-    if settings.get("rotary_dim") not in (None, rotated):
-        raise InputError(
-            f"rotary_dim={settings['rotary_dim']!r:.20} is not read by transformers, which rotates "
-            f"{rotated} entries of each head: for its function, leave it out with "
-            "--settings '{\"rotary_dim\": null}'"
-        )
+    if settings.get("rotary_dim") not in (None, width := fields.head_width(settings)):
+        rotated = count(settings, "rotary_dim")
+        if rotated % 2 or rotated > width:
+            raise InputError(f"rotary_dim must be even and at most {width}, got {rotated}")
+        # Differs from transformers, which rotates whole heads, and not as the model was trained.
+        draft.put("attention.rotary_fraction", rotated / width)
     attention = draft.layers["attention"]
     alike = {name: attention[name] for name in ("n_heads", "d_head") if name in attention}
     draft.layers["lightning_attention"] = alike
@@ -169,10 +169,16 @@ def _read_minimax(draft: Draft) -> None:
 
 
 def _write_minimax(model: Written) -> dict[str, Any]:
-    return {
+    attention = model.first("attention")
+    factors = {
         f"{place}_{word}_factor": getattr(model.config, ours)
         for ours, word in _FACTORS.items()
         for place in _PLACES
+    }
+    return {
+        **factors,
+        **fields.rope_back({**attention, "rotary_fraction": 1.0}),
+        "rotary_dim": round(attention["rotary_fraction"] * attention["d_head"]),
     }
 
 
