@@ -1,6 +1,7 @@
 """What a ``config.json`` of Hugging Face holds, and our configuration from it and back."""
 
 import re
+from ast import literal_eval
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -40,12 +41,7 @@ def layer_count(settings: Settings, name: str = "num_hidden_layers") -> int:
 
 
 def layer_types(settings: Settings, names: str, known: Sequence[str]) -> list[str] | None:
-    """The kind of each layer, from the first of these settings that is present, or ``None``.
-
-    Args:
-        settings: As in ``config.json``.
-        names: Names of the setting, separated by spaces.
-        known: Kinds that layers may have.
+    """The kind of each layer, from the first of the named settings that is present, or ``None``.
 
     Raises:
         InputError: If it is not a known word for each layer.
@@ -63,11 +59,7 @@ def layer_types(settings: Settings, names: str, known: Sequence[str]) -> list[st
 
 
 def layer_indices(settings: Settings, name: str) -> list[int] | None:
-    """Numbers of some layers; ``None`` if they are missing.
-
-    Raises:
-        InputError: If the setting is not a list of integers.
-    """
+    """Numbers of some layers, ``None`` if they are missing; InputError if they are no such list."""
     found = settings.get(name)
     if found is not None and not (isinstance(found, list) and all(type(i) is int for i in found)):
         raise InputError(f"{name} must be a list of layers, got {found!r:.80}")
@@ -169,6 +161,24 @@ def field(theirs: str, ours: str, default: float | None = None) -> Rule:
     return Rule(theirs, read, write)
 
 
+def several(layer: str, table: str) -> tuple[Rule, ...]:
+    """Fields that are keywords of a kind of layer.
+
+    Args:
+        layer: The kind; empty for settings of the model.
+        table: Of each field THEIRS=OURS:DEFAULT, separated by spaces, or THEIRS:DEFAULT where the
+            names are equal.
+
+    Example:
+        >>> [rule.theirs for rule in several("mamba2", "n_groups:8 conv_kernel=d_conv:4")]
+        ['n_groups', 'conv_kernel']
+    """
+    names = (entry.partition(":") for entry in table.split())
+    pairs = ((*place.partition("=")[::2], literal_eval(default)) for place, _, default in names)
+    prefix = layer and f"{layer}."
+    return tuple(field(theirs, prefix + (ours or theirs), value) for theirs, ours, value in pairs)
+
+
 _INERT = """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
     _experts_implementation_internal _name_or_path architectures attn_implementation auto_map
@@ -228,11 +238,7 @@ class Fields(NamedTuple):
     depth: str = "num_hidden_layers"
 
     def read(self, settings: Settings) -> Draft:
-        """Our settings, by the fields of a ``config.json``.
-
-        Raises:
-            InputError: If a field is missing, unknown, or has a value that is not supported.
-        """
+        """Our settings; InputError if a field is missing, unknown, or of an unsupported value."""
         self._check(settings)
         draft = Draft(settings)
         for rule in self.rules:
@@ -242,16 +248,7 @@ class Fields(NamedTuple):
         return draft
 
     def config(self, settings: Settings, names: Names) -> ModelConfig:
-        """Our configuration of a model.
-
-        Args:
-            settings: As in ``config.json``; a field that is missing has the value that transformers
-                gives it.
-            names: The names of the family's tensors.
-
-        Raises:
-            InputError: As :meth:`read`.
-        """
+        """Our configuration of a model; a field that is missing has the value of transformers."""
         draft = self.read(settings)
         n = layer_count(draft.settings, self.depth) if self.depth else len(draft.mixers)
         mixers = draft.mixers or [*names.mixers[:1]] * n
@@ -262,7 +259,7 @@ class Fields(NamedTuple):
                 raise InputError(
                     "sliding windows with normalised queries and keys are not supported"
                 )
-        model = {"pattern": runs(mixers)}
+        model: dict[str, Any] = {"pattern": runs(mixers)}
         if len(names.norms) > 1:
             model = _with_feed_forwards(draft, mixers)
         model |= {"norm": "rms", **draft.model}
@@ -273,11 +270,7 @@ class Fields(NamedTuple):
         )
 
     def settings(self, config: ModelConfig, names: Names) -> dict[str, Any]:
-        """The ``config.json`` of our model; the inverse of :meth:`config`.
-
-        Raises:
-            InputError: If the family has no such model.
-        """
+        """The inverse of :meth:`config`; InputError if the family has no such model."""
         return self.write(Written(config, groups(config, names)))
 
     def write(self, model: Written) -> dict[str, Any]:
@@ -507,7 +500,7 @@ def kinds(
         draft.mixers = [words[word] for word in found]
 
     def write(model: Written) -> dict[str, Any]:
-        back = {ours: word for word, ours in reversed(words.items())}
+        back = {ours: word for word, ours in reversed([*words.items()])}
         return {names.split()[-1]: [back[block[0].name] for block in model.blocks]}
 
     return Rule(f"{names} {others}", read, write)

@@ -115,10 +115,11 @@ def _mamba2(stated: str = "", default: int = 0) -> tuple[Rule, ...]:
 
     theirs = f"mamba_n_heads mamba_d_head mamba_expand time_step_limit {stated}"
     return (
-        field("mamba_d_state", "mamba2.d_state", 256),
-        field("mamba_n_groups", "mamba2.n_groups", 1),
-        field("mamba_d_conv", "mamba2.d_conv", 4),
-        field("mamba_conv_bias", "mamba2.conv_bias", True),
+        *fields.several(
+            "mamba2",
+            "mamba_d_state=d_state:256 mamba_n_groups=n_groups:1 mamba_d_conv=d_conv:4 "
+            "mamba_conv_bias=conv_bias:True",
+        ),
         Rule(theirs, read, write),
     )
 
@@ -439,10 +440,11 @@ _FIELDS = {
             ),
             field("intermediate_size", "moe.d_hidden"),
             field("num_experts_per_tok", "moe.top_k", 2),
-            field("mamba_d_state", "mamba.d_state", 16),
-            field("mamba_d_conv", "mamba.d_conv", 4),
-            field("mamba_conv_bias", "mamba.conv_bias", True),
-            field("mamba_proj_bias", "mamba.bias", False),
+            *fields.several(
+                "mamba",
+                "mamba_d_state=d_state:16 mamba_d_conv=d_conv:4 mamba_conv_bias=conv_bias:True "
+                "mamba_proj_bias=bias:False",
+            ),
             fields.heads(8),
         ),
         fields.SILU,
@@ -455,19 +457,18 @@ _FIELDS = {
             fields.WIDTH,
             fields.hidden(21504),
             *(field("layer_norm_epsilon", f"{p}norm_eps", 1e-5) for p in ("", "mamba2.")),
-            field("ssm_state_size", "mamba2.d_state", 128),
-            field("mamba_head_dim", "mamba2.d_head", 64),
-            field("n_groups", "mamba2.n_groups", 8),
-            field("conv_kernel", "mamba2.d_conv", 4),
-            field("use_bias", "mamba2.bias", False),
-            field("use_conv_bias", "mamba2.conv_bias", True),
+            *fields.several(
+                "mamba2",
+                "ssm_state_size=d_state:128 mamba_head_dim=d_head:64 n_groups:8 "
+                "conv_kernel=d_conv:4 use_bias=bias:False use_conv_bias=conv_bias:True",
+            ),
             field("mlp_bias", "feed_forward.bias", False),
-            field("n_routed_experts", "moe.experts", 8),
-            field("num_experts_per_tok", "moe.top_k", 2),
-            field("moe_intermediate_size", "moe.d_hidden", 7688),
-            field("moe_shared_expert_intermediate_size", "moe.d_shared", 7688),
-            field("norm_topk_prob", "moe.normalise", True),
-            field("routed_scaling_factor", "moe.scale", 1.0),
+            *fields.several(
+                "moe",
+                "n_routed_experts=experts:8 num_experts_per_tok=top_k:2 "
+                "norm_topk_prob=normalise:True moe_intermediate_size=d_hidden:7688 "
+                "routed_scaling_factor=scale:1.0 moe_shared_expert_intermediate_size=d_shared:7688",
+            ),
             fields.heads(8, 128),
             Rule(
                 f"attention_head_dim mamba_num_heads time_step_min tie_word_embeddings {_LISTS}",
@@ -519,12 +520,12 @@ _FIELDS = {
             _read_dense,
             lambda model: {"num_dense_layers": len(model.blocks) - len(model.numbers("moe"))},
         ),
-        field("num_experts", "moe.experts", 32),
-        field("num_experts_per_tok", "moe.top_k", 4),
-        field("moe_intermediate_size", "moe.d_hidden", 1792),
-        field("norm_topk_prob", "moe.normalise", True),
-        field("routed_scaling_factor", "moe.scale", 1.0),
-        field("use_expert_bias", "moe.correction", True),
+        *fields.several(
+            "moe",
+            "num_experts=experts:32 num_experts_per_tok=top_k:4 use_expert_bias=correction:True "
+            "moe_intermediate_size=d_hidden:1792 norm_topk_prob=normalise:True "
+            "routed_scaling_factor=scale:1.0",
+        ),
         inert="output_router_logits",
         **{"moe.scores": "sigmoid", "moe.normalise_eps": 1e-6},
     ),

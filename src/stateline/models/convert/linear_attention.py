@@ -98,19 +98,22 @@ _KIMI_FIELDS = Fields(
         fields.WIDTH,
         fields.hidden(9216),
         *fields.norms(1e-5, "kimi_delta_attention"),
-        field("linear_num_heads", "kimi_delta_attention.n_heads", 32),
-        field("linear_head_dim", "kimi_delta_attention.d_head", 128),
-        field("linear_conv_kernel_dim", "kimi_delta_attention.d_conv", 4),
-        field("num_attention_heads", "latent_attention.n_heads", 32),
-        field("qk_nope_head_dim", "latent_attention.d_head", 128),
-        field("qk_rope_head_dim", "latent_attention.d_rotary", 64),
-        field("kv_lora_rank", "latent_attention.d_latent", 512),
-        field("num_experts", "moe.experts", 256),
-        field("num_experts_per_token", "moe.top_k", 8),
-        field("num_shared_experts", "moe.shared", 1),
-        field("moe_intermediate_size", "moe.d_hidden", 1024),
-        field("moe_renormalize", "moe.normalise", True),
-        field("routed_scaling_factor", "moe.scale", 2.446),
+        *fields.several(
+            "kimi_delta_attention",
+            "linear_num_heads=n_heads:32 linear_head_dim=d_head:128 "
+            "linear_conv_kernel_dim=d_conv:4",
+        ),
+        *fields.several(
+            "latent_attention",
+            "num_attention_heads=n_heads:32 qk_nope_head_dim=d_head:128 "
+            "qk_rope_head_dim=d_rotary:64 kv_lora_rank=d_latent:512",
+        ),
+        *fields.several(
+            "moe",
+            "num_experts=experts:256 num_experts_per_token=top_k:8 num_shared_experts=shared:1 "
+            "moe_intermediate_size=d_hidden:1024 moe_renormalize=normalise:True "
+            "routed_scaling_factor=scale:2.446",
+        ),
         Rule("num_key_value_heads v_head_dim tie_word_embeddings", _read_latent, _write_latent),
         Rule("mlp_layer_types first_k_dense_replace", _read_dense, _write_dense),
         fields.kinds(
@@ -156,9 +159,11 @@ def _read_minimax(draft: Draft) -> None:
             raise InputError(f"rotary_dim must be even and at most {width}, got {rotated}")
         # Differs from transformers, which rotates whole heads, and not as the model was trained.
         draft.put("attention.rotary_fraction", rotated / width)
-    attention = draft.layers["attention"]
-    alike = {name: attention[name] for name in ("n_heads", "d_head") if name in attention}
-    draft.layers["lightning_attention"] = alike
+    draft.layers["lightning_attention"] = {
+        name: value
+        for name, value in draft.layers["attention"].items()
+        if name in ("n_heads", "d_head")
+    }
     # the decay of a head is slower in later layers
     scales = [1 - i / (n - 1 + 1e-5) + 1e-5 for i in range(n)]
     pattern = " ".join(
@@ -269,9 +274,9 @@ _XLSTM_FIELDS = Fields(
         fields.VOCABULARY,
         fields.WIDTH,
         *(field("norm_eps", f"{place}norm_eps", 1e-6) for place in ("", "mlstm.")),
-        field("num_heads", "mlstm.n_heads", 8),
-        field("gate_soft_cap", "mlstm.soft_cap", 15.0),
-        field("eps", "mlstm.divisor_eps", 1e-6),
+        *fields.several(
+            "mlstm", "num_heads=n_heads:8 gate_soft_cap=soft_cap:15.0 eps=divisor_eps:1e-6"
+        ),
         field("output_logit_soft_cap", "logits_soft_cap", 30.0),
         Rule(
             "embedding_dim ffn_proj_factor ffn_round_up_to_multiple_of num_blocks qk_dim_factor "

@@ -10,7 +10,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter
 from stateline.models.convert.decoder_parts import Place, layer_parts
-from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written
 from stateline.models.convert.parts import Layer, Names, Part, both, expanded, layer_of, same
 from stateline.models.convert.weights import count, flag
 from stateline.models.pattern import parse_pattern
@@ -85,16 +85,16 @@ FIELDS = Fields(
         fields.VOCABULARY,
         fields.WIDTH,
         *fields.norms(1e-5, _KIND),
-        field("num_attention_heads", f"{_KIND}.n_heads", 32),
-        field("num_mem_blocks", f"{_KIND}.blocks", 1),
-        field("adapter_rank", f"{_KIND}.rank", 128),
-        field("use_shared_attention_adapter", f"{_KIND}.adapts_attention", False),
-        field("add_bias_linear", f"{_KIND}.bias", False),
-        field("add_bias_linear", "mamba2.bias", False),
-        field("mamba_d_state", "mamba2.d_state", 64),
-        field("mamba_ngroups", "mamba2.n_groups", 1),
-        field("mamba_d_conv", "mamba2.d_conv", 4),
-        field("time_step_min", "mamba2.min_step", 1e-3),
+        *fields.several(
+            _KIND,
+            "num_attention_heads=n_heads:32 num_mem_blocks=blocks:1 adapter_rank=rank:128 "
+            "use_shared_attention_adapter=adapts_attention:False add_bias_linear=bias:False",
+        ),
+        *fields.several(
+            "mamba2",
+            "add_bias_linear=bias:False mamba_d_state=d_state:64 mamba_ngroups=n_groups:1 "
+            "mamba_d_conv=d_conv:4 time_step_min=min_step:1e-3",
+        ),
         Rule(
             f"{fields.ROPE} attention_head_dim attention_hidden_size head_dim hybrid_layer_ids "
             "intermediate_size kv_channels layer_types layers_block_type mamba_expand "
@@ -147,7 +147,8 @@ def _item(config: ModelConfig) -> tuple[Mapping[str, Any], list[list[Layer]]]:
             f"models of this family are {_KIND}(mamba2, ...) with norm='rms' and tied embeddings, "
             f"got {config.pattern!r}"
         )
-    return layer_of(item.name, item.keywords, config).keywords, parts
+    keywords = layer_of(item.name, item.keywords, config).keywords
+    return {**keywords, "d_hidden": keywords["d_hidden"] or 4 * config.d_model}, parts
 
 
 def _settings(config: ModelConfig) -> dict[str, Any]:
