@@ -175,7 +175,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         slots = positions[..., None, None].expand_as(k)
 
         def append(cache: Tensor, new: Tensor) -> Tensor:
-            return F.pad(cache, (0, 0, 0, 0, 0, length)).scatter(1, slots, new.to(cache.dtype))
+            return F.pad(cache, (0, 0, 0, 0, 0, length)).scatter_(1, slots, new.to(cache.dtype))
 
         after = AttentionState(append(state.k, k), append(state.v, v), state.length + length)
         return self._attend(q, after.k, after.v, gate, state.length), after

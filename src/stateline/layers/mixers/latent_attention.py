@@ -120,8 +120,8 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         positions = state.length[:, None] + torch.arange(length, device=x.device)
         q, new = self._project(x, positions)
         index = positions[..., None].expand_as(new)
-        room = F.pad(state.latent, (0, 0, 0, length))
-        slots = room.scatter(1, index, new.to(room.dtype))
+        slots = F.pad(state.latent, (0, 0, 0, length))
+        slots.scatter_(1, index, new.to(slots.dtype))
         after = LatentAttentionState(slots, state.length + length)
         # Products of the maps: d_latent * d_head per query or per slot, which becomes a key and a
         # value. Among latents, a query needs d_latent - d_head more per slot, which take about

@@ -284,16 +284,16 @@ class Fields(NamedTuple):
     def _check(self, settings: Settings) -> None:
         accounted = {*INERT, *self.inert.split(), self.depth}
         accounted |= {name for rule in self.rules for name in rule.theirs.split()}
-        only = {**ONLY, **self.only}
+        only = {name: (*known, None) for name, known in ONLY.items()} | {**self.only}
         for name, value in settings.items():
-            if name in accounted or value is None:
+            if name in accounted:
                 continue
-            if name not in only:
+            if name not in only and value is not None:
                 raise InputError(
                     f"{name}={value!r:.80} has no counterpart here: if it has no effect on the "
                     f"model, leave it out with --settings '{{\"{name}\": null}}'"
                 )
-            if value not in only[name]:
+            if name in only and value not in only[name]:
                 known = " or ".join(repr(word) for word in only[name])
                 raise InputError(f"{name}={value!r:.80} is not supported, only {known} is")
 
