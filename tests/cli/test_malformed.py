@@ -68,7 +68,7 @@ RECIPE = "the recipe recipe.yaml"
 RECIPES = [
     (gone("recipe.yaml"), "recipe.yaml: No such file or directory"),
     (put("recipe.yaml", "pattern: [h3"), f"{RECIPE} is not valid YAML: while parsing a flow"),
-    (put("recipe.yaml", NOISE), f"{RECIPE} is not valid YAML: 'utf-8' codec can't decode"),
+    (put("recipe.yaml", NOISE), f"{RECIPE} is damaged: it is not UTF-8 text"),
     (put("recipe.yaml", ""), f"{RECIPE} names no pattern: add a line such as pattern: h3*2"),
     (put("recipe.yaml", "- h3\n- lstm"), f"{RECIPE}: Unexpected config: - h3 - lstm"),
     (
@@ -86,7 +86,7 @@ RECIPES = [
     (put("recipe.yaml", "pattern: h3)"), "expected a layer name at <here>: h3<here>)"),
     (
         put("recipe.yaml", "model: {norm: batch}"),
-        "norm must be layer or rms or rms_offset or none, got 'batch'",
+        "norm must be one of layer, rms, rms_offset, none, got 'batch'",
     ),
     (put("recipe.yaml", "{pattern: h3, train: {lr: .nan}}"), "wants lr to be a finite number, got"),
     (put("recipe.yaml", "pattern: !!python/name:os.abort"), "could not determine a constructor"),
@@ -254,7 +254,7 @@ RUN = "run/checkpoints/step-00000004"
 RECORD, TENSORS = f"{RUN}/training.json", f"{RUN}/training.safetensors"
 BROKEN = f"the checkpoint {RUN} is damaged: "
 RESUMED = [
-    (gone(RECORD), f"{BROKEN}cannot read the file of the checkpoint {RECORD}: No such file or"),
+    (gone(RECORD), f"{BROKEN}cannot read the file {RECORD}: No such file or"),
     (cut(RECORD, 60), f"{BROKEN}training.json is not as it was written; remove it to go on"),
     (put(RECORD, NOISE), f"{BROKEN}training.json is not as it was written; remove it to go on"),
     (put(RECORD, DEEP), f"{BROKEN}training.json is not as it was written; remove it to go on"),
@@ -287,10 +287,7 @@ RESUMED = [
         put("run/metrics.jsonl", "{\n{}\n"),
         "line 1 of run/metrics.jsonl is not a line of metrics: r",
     ),
-    (
-        put("run/metrics.jsonl", NOISE + b"\n{}\n"),
-        "of run/metrics.jsonl is not a line of metrics: r",
-    ),
+    (put("run/metrics.jsonl", NOISE), "run/metrics.jsonl is damaged: it is not UTF-8 text"),
 ]
 
 TRAIN_TOKENS = 'train h3 --task "tokens(path=corpus, length=16)" --model.d_model 8 --out new'

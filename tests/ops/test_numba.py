@@ -94,7 +94,6 @@ CHUNKED = [
     "gated_delta_rule",
     "delta_rule",
 ]
-RESETTING = [name for name in FUNCTIONS if name != "diagonal_ssm_chunk"]
 STEPS = [
     "diagonal_ssm_step",
     "selective_scan_step",
@@ -133,7 +132,7 @@ def test_any_size_is_the_definition(
     agrees(run(function), run(function, "reference"), inputs_of(function, *sizes))
 
 
-@pytest.mark.parametrize("function", RESETTING)
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_documents_in_any_block_are_the_definition(
     agrees: Callable[..., None], function: str
 ) -> None:

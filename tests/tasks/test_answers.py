@@ -19,7 +19,7 @@ from stateline.generate import generate
 from stateline.models.factory import make_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.presets import configure
-from stateline.runs.extras import sample_text
+from stateline.runs.score import sample_text
 from stateline.tasks import IGNORE, Answers, PackedBatch, make_task
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train
@@ -62,7 +62,7 @@ def test_an_epoch_reads_every_training_example_once_and_its_answer_alone_is_scor
 ) -> None:
     task = task_of(path, documents=documents, batch_size=1)
     facts, read = task.describe(), list[str]()
-    count = len(task._packed_rows) if documents == "pack" else facts["training_examples"]
+    count = len(task._rows) if documents == "pack" else facts["training_examples"]
     for index in range(int(str(count))):
         batch = task.train_batch(index)
         for text, scored in examples_of(batch.tokens[0], batch.targets[0]):

@@ -100,8 +100,9 @@ def diagonal_ssm(
         u: Input signal.
         weights: Weights.
         state: State before the first of these inputs, at least float32; ``None`` is the zero state.
-        starts: True where a document begins, to which earlier inputs are zeros. Only the numba
-            kernels are faster with it than with documents that are cut out.
+        starts: True where a document begins, to which earlier inputs are zeros; a state continues
+            the document that a row begins with, unless another begins there. Only the numba kernels
+            are faster with it than with documents that are cut out.
         backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:

@@ -1,7 +1,7 @@
 """Diagonal state space model by its recurrence, in kernels compiled by numba for the CPU."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +30,6 @@ FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    if function == "diagonal_ssm" and len(inputs) > 3 and inputs[2] is not None:
-        return "documents begin anew from the zero state alone"
     step = function == "diagonal_ssm_step"
     return launch.can_step(*inputs) if step else launch.can_use(*inputs)
 
@@ -44,14 +42,14 @@ def diagonal_ssm(
     if state is None:
         u, weights = _one_readout(u, weights)
         return _whole(u, *weights, starts), None
-    if u.shape[-2] == 1 and not can_use("diagonal_ssm_step", u, weights, state):
+    if u.shape[-2] == 1 and starts is None and not can_use("diagonal_ssm_step", u, weights, state):
         y, after = diagonal_ssm_step(u[..., 0, :], weights, state)  # rounds better
         return y[..., None, :], after
     if readouts == 1:
-        return _chunk(u, *weights, state)
+        return _chunk(u, *weights, state, starts)
     states = state.repeat(*[1] * (state.ndim - 3), readouts, 1, 1)
     u, weights = _one_readout(u, weights)
-    y, after = _chunk(u, *weights, states)
+    y, after = _chunk(u, *weights, states, starts)
     return y, after[..., :channels, :, :].clone()  # a view would keep the memory of all readouts
 
 
@@ -111,16 +109,57 @@ def _forward(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, starts: Tensor | No
     return y.to(u.dtype)
 
 
+class _Ends(NamedTuple):
+    """Of packed rows, the documents with which each begins and ends.
+
+    Attributes:
+        documents: Number of all documents.
+        first: Numbers of those that rows begin with.
+        last: Numbers of those that rows end with.
+        goes_on: Whether a state continues the first one (row, 1).
+    """
+
+    documents: int
+    first: Array
+    last: Array
+    goes_on: Array
+
+    def spread(self, rows: Array, places: Array) -> Array:
+        """States of rows at these documents, and zeros at all others."""
+        states = np.zeros((self.documents, rows.size // len(places)), rows.dtype)
+        states[places] = rows.reshape(len(places), -1)
+        return states
+
+    def entering(self, state: Array) -> Array:
+        """States before all documents."""
+        states = self.spread(state, self.first)
+        states[self.first] *= self.goes_on
+        return states.reshape(-1)
+
+
+def _ends(borders: Array, starts: Tensor | None) -> _Ends | None:
+    if starts is None or not starts.numel():
+        return None
+    rows = starts.shape[:-1].numel()
+    first = np.searchsorted(borders, np.arange(rows) * starts.shape[-1])
+    last = np.append(first[1:], len(borders) - 1) - 1
+    return _Ends(len(borders) - 1, first, last, ~starts[..., :1].reshape(rows, 1).numpy())
+
+
 def _forward_chunk(
-    u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor
+    u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    call, signal, borders, sizes = _prepare((u, log_a, b, c, state))
-    y, after = (torch.empty(x.shape, dtype=call.dtype) for x in (u, state))
-    states = (flat(x, call.dtype) for x in (state, after))
-    arguments = (signal, flat(y, call.dtype), call.packed, *states, borders, *sizes)
+    call, signal, borders, sizes = _prepare((u, log_a, b, c, state), starts)
+    y, before = torch.empty(u.shape, dtype=call.dtype), flat(state, call.dtype)
+    if ends := _ends(borders, starts):
+        before = ends.entering(before)
+    after = np.empty_like(before)
+    arguments = (signal, flat(y, call.dtype), call.packed, before, after, borders, *sizes)
     tasks = (len(borders) - 1) * call.blocks
     fan_out(forward, arguments, tasks, u.numel() * call.modes * FORWARD)
-    return y.to(u.dtype), after.to(state.dtype)
+    if ends:
+        after = after.reshape(ends.documents, -1)[ends.last]
+    return y.to(u.dtype), *like((after,), (state,))
 
 
 def _gradients(
@@ -134,14 +173,19 @@ def _gradients(
     du, pieces = np.empty_like(signal), max(1, min(rows, ROW_PIECES))
     packed = call.empty_gradients(pieces)
     before = end = start = None
+    ends = _ends(borders, starts)
     if grad_after is not None:
         end, before = flat(grad_after, call.dtype), flat(inputs[4], call.dtype)
+        if ends:
+            end, before = ends.spread(end, ends.last).reshape(-1), ends.entering(before)
         start = np.empty_like(before)
     signals = (flat(grad, call.dtype), end, signal, du)
     places = rows, borders, longest
     arguments = (*signals, call.packed, before, start, packed, *places, *sizes, pieces)
     fan_out(backward, arguments, pieces * call.blocks, signal.size * call.modes * BACKWARD)
     found = [du, *call.unpack(packed, pieces)]
+    if start is not None and ends:
+        start = start.reshape(ends.documents, -1)[ends.first] * ends.goes_on
     return found if start is None else [*found, start]
 
 
@@ -153,10 +197,17 @@ def _backward(
 
 
 def _backward_chunk(
-    grad: Tensor, grad_after: Tensor, u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor
+    grad: Tensor,
+    grad_after: Tensor,
+    u: Tensor,
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = (u, log_a, b, c, state)
-    return like(_gradients(grad, grad_after, inputs), inputs)
+    return like(_gradients(grad, grad_after, inputs, starts), inputs)
 
 
 _whole = define_kernel_op(
@@ -171,4 +222,5 @@ _chunk = define_kernel_op(
     _forward_chunk,
     _backward_chunk,
     lambda *inputs: empty_like(inputs[0], inputs[4]),
+    lambda _grad, _after, *inputs: empty_like(*inputs[:5]),
 )
