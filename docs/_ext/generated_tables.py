@@ -177,7 +177,7 @@ class MixerTable(BenchmarkTables):
             ours = {(f.work, f.length): f.seconds for f in own if f.candidate == "auto"}
             states = [f.n_bytes for f in own if f.candidate == who and f.n_bytes is not None]
             if who == "auto":
-                layer = bare_layer(case, WIDTH)
+                layer = bare_layer(case, 256)  # the width of the suite
                 states = [layer.state_bytes(n) for work, n in places if work == "decode"]
             cells = [
                 f"{1e3 * times[at]:.3g}"

@@ -153,17 +153,27 @@ def test_a_layer_is_its_layer(
     torch.testing.assert_close(ours.step(x[:, -1], state)[0], wanted[:, -1], **ALIKE)
 
 
+@torch.no_grad()
+def written_rwkv7(folder: Path) -> Any:
+    """A tiny model whose tensors all matter; its folder is ``hf``."""
+    from stateline.models.convert.table import load_pretrained, write_pretrained
+    from tests.models.published import FOLDERS
+
+    import_module("fla.models")  # which adds its classes to transformers
+    FOLDERS["rwkv7"](folder / "first")
+    model = load_pretrained(folder / "first")
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    write_pretrained(model, folder / "hf", "rwkv7")
+    return model
+
+
 @inside
 @torch.no_grad()
 def test_greedy_decoding_of_an_rwkv7_gives_the_tokens_of_its_class(tmp_path: Path) -> None:
-    from stateline.models.convert.table import load_pretrained, write_pretrained
-    from tests.models.published import FOLDERS, assert_near, tokens
+    from tests.models.published import assert_near, tokens
 
-    FOLDERS["rwkv7"](tmp_path / "first")
-    model = load_pretrained(tmp_path / "first")
-    for parameter in model.parameters():
-        parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    write_pretrained(model, tmp_path / "hf", "rwkv7")
+    model = written_rwkv7(tmp_path)
     official = import_module("fla.models").RWKV7ForCausalLM.from_pretrained(tmp_path / "hf").eval()
     row = tokens(batch=1, length=4)
     logits, state = model.forward_chunk(row, model.init_state(1))
@@ -175,3 +185,13 @@ def test_greedy_decoding_of_an_rwkv7_gives_the_tokens_of_its_class(tmp_path: Pat
     wanted = official(row).logits
     assert_near(torch.cat(found, dim=1), wanted, 1e-5)
     assert wanted[0, 3:-1].argmax(dim=-1).equal(row[0, 4:])
+
+
+@inside
+def test_no_field_of_an_rwkv7_is_ignored_that_its_class_reads(tmp_path: Path) -> None:
+    from tests.models.test_fields import outcomes_of
+
+    written_rwkv7(tmp_path)
+    outcomes = outcomes_of(tmp_path / "hf", 1e-5)
+    print({outcome: len(changes) for outcome, changes in outcomes.items()})  # noqa: T201
+    assert len(outcomes["equal"]) > 10
