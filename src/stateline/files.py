@@ -123,7 +123,7 @@ def _beside(path: Path) -> Iterator[Path]:
         yield temporary
     except (OSError, SafetensorError, InputError) as error:
         cause = error.__cause__ if isinstance(error, InputError) else error
-        if cause is None:
+        if not isinstance(cause, OSError | SafetensorError):
             raise
         raise cannot_write(path, cause) from error
     finally:

@@ -198,6 +198,7 @@ def test_a_chart_is_written_in_every_format(tmp_path):
     assert isinstance(alt.Chart.from_json(files[3].read_text()), alt.LayerChart)
 
 
+@pytest.mark.slow
 def test_the_same_chart_gives_the_same_bytes(tmp_path):
     for folder in "ab":
         draw._drawn.clear()

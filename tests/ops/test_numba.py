@@ -478,6 +478,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_what_memory_held_before_changes_nothing_and_a_fork_has_threads_of_its_own() -> None:
     here: dict[str, Any] = {}

@@ -103,6 +103,7 @@ def test_runs_of_train_are_taken_over(capsys: pytest.CaptureFixture[str]) -> Non
     assert recorded().rows[0].values[0][0] == 100 * (one.by_length[3]["string_accuracy"] or 0.0)
 
 
+@pytest.mark.slow
 def test_a_record_is_verified_by_new_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Runs of the same seeds are equal; a figure that was changed in the record is outside."""
     assert reproduce("--record") == 0

@@ -235,6 +235,7 @@ def test_muon_updates_the_linear_maps_of_blocks_and_nothing_else(model: Language
 
 def test_muon_moves_matrices_by_the_polar_factor_of_the_momentum() -> None:
     """From zero, the singular values of the first update lie around 0.2 sqrt(width) lr."""
+    torch.manual_seed(0)
     linear = nn.Linear(32, 32, bias=False)
     made = nn.Module()
     made.stack = nn.Sequential(linear)

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -287,4 +288,4 @@ def _finish(folder: Path, plan: Plan, dtype: np.dtype[Any], done: Mapping[str, S
     (folder / UNFINISHED).unlink(missing_ok=True)
     for name in (INDEX, FILE, UNFINISHED, *(f"{unit.name}.*" for unit in plan.units)):
         for temporary in folder.glob(f".{name}.*"):  # of a process that was killed
-            temporary.unlink(missing_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
