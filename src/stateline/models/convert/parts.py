@@ -247,9 +247,10 @@ def layer_of(
     general = config.layers.get(name, {})
     keywords |= {**given, **general} if inside else {**general, **given}
     if name in LAYERS and None in keywords.values():
-        with torch.device("meta"):  # a layer keeps its keywords as attributes
+        with torch.device("meta"):
             made = LAYERS[name](config.d_model, **keywords)
-        keywords |= {n: getattr(made, n, None) for n, value in keywords.items() if value is None}
+        own = {**vars(made.settings or made), **vars(made)}  # with derived defaults
+        keywords |= {n: own.get(n) for n, value in keywords.items() if value is None}
     return Layer(name, keywords)
 
 
