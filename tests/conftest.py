@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--vectors", metavar="DIR", type=Path, default=VECTORS)
     parser.addoption("--fla", metavar="DIR", type=Path, help="of flash-linear-attention")
     parser.addoption("--xlstm", metavar="DIR", type=Path, help="of NX-AI/xlstm")
+    parser.addoption("--mamba", metavar="DIR", type=Path, help="of state-spaces/mamba")
     parser.addoption("--data", metavar="DIR", type=Path, default=SHARED / "data")
     parser.addoption("--device", metavar="NAME", default="cpu")
 

@@ -17,6 +17,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from stateline.bench.peers import bare_layer
 from stateline.bench.record import Figure
 from stateline.bench.show import read_benchmark
 from stateline.cli import COMMANDS, Parser
@@ -49,6 +50,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("task-table", TaskTable)
     app.add_directive("script-output", ScriptOutput)
     app.add_directive("benchmark", BenchmarkTables)
+    app.add_directive("mixer-benchmark", MixerTable)
     app.connect("env-get-outdated", _pages_that_show_code)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -138,7 +140,7 @@ class BenchmarkTables(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """A line on the machine, and a table per case and kind of work."""
+        """A line on the machine, and its tables."""
         text = []
         for path in sorted(BENCHMARKS.glob(f"*/{self.arguments[0]}.json")):
             self.env.note_dependency(str(path))
@@ -147,13 +149,44 @@ class BenchmarkTables(SphinxDirective):
                 f"**{found.device}**, {found.created[:10]}, torch {found.environment['torch']}, "
                 f"{found.threads} thread(s), {found.dtype}; copies "
                 f"{found.bytes_per_second / 1e9:.0f} GB/s, products "
-                f"{found.flops_per_second / 1e9:.0f} GFLOP/s. `{found.command}`",
+                f"{found.flops_per_second / 1e9:.0f} GFLOP/s; other programs used "
+                f"{found.foreign_cores:.1f} cores. `{found.command}`",
                 "",
+                *self.tables(found.figures),
             ]
-            for case, work in dict.fromkeys((f.case, f.work) for f in found.figures):
-                own = [f for f in found.figures if (f.case, f.work) == (case, work)]
-                text += [f"`{case}`, {work}", "", *_table(BENCHMARK_HEAD, _benchmark_rows(own)), ""]
         return self.parse_text_to_nodes("\n".join(text or ["No results are recorded yet."]))
+
+    def tables(self, figures: Sequence[Figure]) -> Iterable[str]:
+        """A table per case and kind of work."""
+        for case, work in dict.fromkeys((f.case, f.work) for f in figures):
+            own = [f for f in figures if (f.case, f.work) == (case, work)]
+            yield from [f"`{case}`, {work}", "", *_table(BENCHMARK_HEAD, _benchmark_rows(own)), ""]
+
+
+class MixerTable(BenchmarkTables):
+    """Recorded figures of layers that decode, beside layers of other projects, in one table."""
+
+    def tables(self, figures: Sequence[Figure]) -> Iterable[str]:
+        """A row per layer and project; times over ours in brackets."""
+        places = list(dict.fromkeys((f.work, f.length) for f in figures))
+        head = [f"{work} {'of' if work == 'prefill' else 'after'} {n:,}, ms" for work, n in places]
+        rows = []
+        for case, who in dict.fromkeys((f.case, f.candidate) for f in figures):
+            own = [f for f in figures if f.case == case]
+            times = {(f.work, f.length): f.seconds for f in own if f.candidate == who}
+            ours = {(f.work, f.length): f.seconds for f in own if f.candidate == "auto"}
+            states = [f.n_bytes for f in own if f.candidate == who and f.n_bytes is not None]
+            if who == "auto":
+                layer = bare_layer(case, 256)  # the width of the suite
+                states = [layer.state_bytes(n) for work, n in places if work == "decode"]
+            cells = [
+                f"{1e3 * times[at]:.3g}"
+                + ("" if who == "auto" else f" ({times[at] / ours[at]:.2f}x)")
+                for at in places
+            ]
+            sizes = ", ".join(dict.fromkeys(map(short_bytes, states)))
+            rows.append((f"`{case}`" if who == "auto" else "", who, sizes, *cells))
+        return [*_table(("layer", "by", "state", *head), rows), ""]
 
 
 def _benchmark_rows(figures: Sequence[Figure]) -> Iterable[Sequence[str]]:

@@ -273,6 +273,22 @@ def test_a_model_that_a_family_cannot_express_is_not_written(tmp_path: Path) -> 
     assert_near(load_pretrained(tmp_path / "out")(x), model.eval()(x), 1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_any_other_family_takes_a_model_or_refuses_it_in_one_line(name: str) -> None:
+    kind, settings = MODELS[name]
+    own = next(c for c in CONVERTERS.values() if kind in c.kinds)
+    config = own.config({"model_type": kind, **settings})
+    tensors = meta_model(config).state_dict()
+    for other in (converter for converter in CONVERTERS.values() if converter.settings):
+        try:
+            other.write_settings(config)
+            other.write(tensors, config)
+        except InputError as error:
+            lines = str(error).splitlines()
+            assert len(lines) == 1, lines
+
+
 def test_norms_inside_mamba_are_refused_by_the_format_that_has_none(tmp_path: Path) -> None:
     saved("falcon_mamba", tmp_path / "hf")
     with pytest.raises(InputError, match="use the format mamba-hf"):

@@ -7,6 +7,7 @@ other sizes.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,6 @@ PUBLISHED: dict[str, dict[str, Any]] = json.loads(
 )
 for settings in PUBLISHED.values():
     settings.pop("_source", None)
-MINIMAX = PUBLISHED.pop("MiniMax-Text-01")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -49,11 +49,37 @@ def test_no_field_of_a_published_file_is_refused(name: str) -> None:
     assert converter.config(settings).vocab_size > 1000
 
 
-def test_only_the_rotary_dim_of_minimax_is_refused_since_transformers_ignores_it() -> None:
-    convert = CONVERTERS["minimax"].config
-    with pytest.raises(InputError, match="rotary_dim=64 is not read by transformers, which rotat"):
-        convert(MINIMAX)
-    assert convert({**MINIMAX, "rotary_dim": None}).stream_multiplier == 3.5565588200778455
+@torch.no_grad()
+def test_minimax_rotates_the_entries_that_its_authors_rotate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers ignores ``rotary_dim``, with which the models were trained."""
+    assert CONVERTERS["minimax"].config(PUBLISHED["MiniMax-Text-01"]).layers["attention"] == {
+        "n_heads": 64,
+        "n_kv_heads": 8,
+        "d_head": 128,
+        "position": "rope",
+        "rope_base": 1e7,
+        "rotary_fraction": 0.5,
+    }
+    official, rotated = saved("minimax", tmp_path / "hf"), 4  # of 8
+    modeling = sys.modules[type(official).__module__]
+    rotate = modeling.apply_rotary_pos_emb
+
+    def first_entries(q: Any, k: Any, *cos_sin: Any) -> Any:
+        turned = rotate(q[..., :rotated], k[..., :rotated], *cos_sin)
+        rest = (q[..., rotated:], k[..., rotated:])
+        return tuple(torch.cat(pair, dim=-1) for pair in zip(turned, rest, strict=True))
+
+    monkeypatch.setattr(modeling, "apply_rotary_pos_emb", first_entries)
+    official.model.rotary_emb.inv_freq = 1e6 ** -(torch.arange(0, rotated, 2) / rotated)
+    config = tmp_path / "hf" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rotary_dim": rotated}))
+    found = read_pretrained(tmp_path / "hf")
+    assert_near(found.model(tokens()), official(tokens()).logits)
+    write_pretrained(found.model, tmp_path / "back", "minimax")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["rotary_dim"] == rotated
+    assert_same_tensors(tmp_path / "back", tmp_path / "hf")
 
 
 def test_the_inner_width_of_falcon_mamba_is_the_stated_one() -> None:

@@ -1,6 +1,6 @@
 """Our ops and layers against the plain recurrences of a checkout of flash-linear-attention.
 
-Run with ``--fla FOLDER``, a checkout of fla-org/flash-linear-attention; they need einops. The
+Run with ``--fla=FOLDER``, a checkout of fla-org/flash-linear-attention; they need einops. The
 vectors in ``vectors/fla`` hold a small part of the same, without a checkout.
 """
 
@@ -23,7 +23,7 @@ ALIKE = {"rtol": 1e-5, "atol": 1e-5}
 def registered(request: pytest.FixtureRequest) -> Iterator[None]:
     folder: Path | None = request.config.getoption("--fla")
     if folder is None:
-        pytest.skip("no checkout of flash-linear-attention: name its folder with --fla")
+        pytest.skip("no checkout of flash-linear-attention: name its folder with --fla=FOLDER")
     fla_naive.register(folder)
     yield
     fla_naive.unregister()

@@ -1,4 +1,4 @@
-"""Our sLSTM against the layer of NX-AI/xlstm: run with ``--xlstm FOLDER``, a checkout of it."""
+"""Our sLSTM against the layer of NX-AI/xlstm: run with ``--xlstm=FOLDER``, a checkout of it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ WIDTH, HEADS = 64, 4
 def test_an_slstm_is_that_of_its_authors(request: pytest.FixtureRequest) -> None:
     folder: Path | None = request.config.getoption("--xlstm")
     if folder is None:
-        pytest.skip("no checkout of NX-AI/xlstm: name its folder with --xlstm")
+        pytest.skip("no checkout of NX-AI/xlstm: name its folder with --xlstm=FOLDER")
     torch.manual_seed(0)
     peer = find_peers([f"xlstm={folder}"], ["slstm"])["slstm"]["xlstm"]("slstm", WIDTH)
     ours, x = SLSTM(WIDTH, n_heads=HEADS), torch.randn(2, 41, WIDTH)

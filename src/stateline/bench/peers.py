@@ -23,8 +23,8 @@ from stateline.models.pattern import parse_pattern
 from stateline.models.presets import configure
 from stateline.ops import use_backend
 
-Build = Callable[[str, int], nn.Module]
-"""From our pattern and the number of channels."""
+Build = Callable[[str, int], nn.Module | None]
+"""From our pattern and the number of channels; ``None`` if the project has no such layer."""
 
 BuildTrained = Callable[[ModelConfig, int], nn.Module]
 """From the configuration of our model and the length of the rows."""

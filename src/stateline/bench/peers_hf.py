@@ -95,7 +95,7 @@ def _builder(
     layer: str,
     settings: Callable[[int], dict[str, Any]],
     wrap: type[_Cached] = _Cached,
-) -> Callable[[str, int], nn.Module]:
+) -> Callable[[str, int], nn.Module | None]:
     """What builds a layer.
 
     Args:
@@ -106,7 +106,9 @@ def _builder(
         wrap: What calls it.
     """
 
-    def build(_: str, d_model: int) -> nn.Module:
+    def build(pattern: str, d_model: int) -> nn.Module | None:
+        if "n_products" in pattern:
+            return None  # no layer there has several keys per token
         home = f"transformers.models.{family}"
         code = import_module(f"{home}.modeling_{family}")
         config = getattr(import_module(f"{home}.configuration_{family}"), f"{kind}Config")(
@@ -122,7 +124,7 @@ def _builder(
 _FULL, _LINEAR = ["full_attention"], ["linear_attention"]
 _HEADS = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS}
 
-LAYERS: Mapping[str, Callable[[str, int], nn.Module]] = {
+LAYERS: Mapping[str, Callable[[str, int], nn.Module | None]] = {
     "attention": _builder(
         "qwen3_next",
         "Qwen3Next",
@@ -195,7 +197,7 @@ LAYERS: Mapping[str, Callable[[str, int], nn.Module]] = {
 """
 
 
-def hugging_face(_: Path | None) -> Mapping[str, Callable[[str, int], nn.Module]]:
+def hugging_face(_: Path | None) -> Mapping[str, Callable[[str, int], nn.Module | None]]:
     """The layers, if transformers is installed."""
     import_module("transformers")
     return LAYERS

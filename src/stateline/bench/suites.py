@@ -138,10 +138,10 @@ def build_model(config: ModelConfig, settings: Settings) -> Any:
 
 def layers_of(pattern: str, settings: Settings) -> tuple[Stack, dict[str, nn.Module]]:
     """A layer of ours, and the layers of other projects."""
-    builds = settings.peers.get(layer_of(pattern), {})
-    peers = {name: build(pattern, settings.d_model) for name, build in builds.items()}
-    for layer in peers.values():
-        layer.to(settings.device, settings.dtype)
+    peers = {}
+    for name, build in settings.peers.get(layer_of(pattern), {}).items():
+        if (layer := build(pattern, settings.d_model)) is not None:
+            peers[name] = layer.to(settings.device, settings.dtype)
     return bare_layer(pattern, settings.d_model).to(settings.device, settings.dtype), peers
 
 

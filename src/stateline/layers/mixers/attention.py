@@ -18,7 +18,7 @@ from stateline.layers.documents import Documents
 from stateline.layers.dropout import Dropout
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import Linear, scaled_linear
-from stateline.layers.mixers.heads import HeadSettings, scaled
+from stateline.layers.mixers.heads import HeadSettings, appended, scaled
 from stateline.layers.norm import OffsetRMSNorm
 from stateline.ops import (
     AttentionCache,
@@ -172,12 +172,8 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         length = x.shape[1]
         positions = state.length[:, None] + torch.arange(length, device=x.device)
         q, k, v, gate = self._project(x, positions)
-        slots = positions[..., None, None].expand_as(k)
-
-        def append(cache: Tensor, new: Tensor) -> Tensor:
-            return F.pad(cache, (0, 0, 0, 0, 0, length)).scatter(1, slots, new.to(cache.dtype))
-
-        after = AttentionState(append(state.k, k), append(state.v, v), state.length + length)
+        keys, values = (appended(*pair, state.length) for pair in ((state.k, k), (state.v, v)))
+        after = AttentionState(keys, values, state.length + length)
         return self._attend(q, after.k, after.v, gate, state.length), after
 
     def _step_(self, x: Tensor, state: AttentionState) -> Tensor:

@@ -1,8 +1,7 @@
 """Gated DeltaNet: linear attention that overwrites the old value of a key, with decay."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
-from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
+from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
@@ -36,7 +35,7 @@ class GatedDeltaNetState(NamedTuple):
         return ("s",)
 
 
-class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
+class GatedDeltaNet(ConvolvedRecurrence):
     r"""Multi-head linear attention by the gated delta rule.
 
     .. math::
@@ -75,8 +74,7 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         State-Tracking in Linear RNNs via Householder Products", NeurIPS 2025, section 3.
     """
 
-    keeps_float32 = True
-    packs = True
+    ops = gated_delta_rule, gated_delta_rule_step, gated_delta_rule_step_
     optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay", "dt_bias": "no_decay"}
 
     def __init__(  # noqa: PLR0913
@@ -124,49 +122,21 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         s = zeros(self.a_log, batch_size, self.n_heads, self.d_key, self.d_value)
         return GatedDeltaNetState(self.conv.init_state(batch_size), s)
 
-    def _forward_chunk(
-        self, x: Tensor, state: GatedDeltaNetState, starts: Documents | None = None
-    ) -> tuple[Tensor, GatedDeltaNetState]:
-        convolve = partial(self.conv.forward_chunk, starts=starts)
-        scan = gated_delta_rule if self.n_products == 1 else self._several
-        return self._advance(x, state, convolve, partial(scan, starts=mask_of(starts)))
-
     def _step(self, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
-        if self.n_products > 1:
-            return super()._step(x, state)
-        return self._advance(x, state, self.conv.step, gated_delta_rule_step)
-
-    def _advance(
-        self,
-        x: Tensor,
-        state: GatedDeltaNetState,
-        convolve: Callable[..., Any],
-        scan: Callable[..., Any],
-    ) -> tuple[Tensor, GatedDeltaNetState]:
-        mixed, z, log_decay, beta = self._project(x)
-        mixed, conv = convolve(mixed, state.conv)
-        y, s = scan(*self._split(mixed), log_decay, beta, state.s)
-        return self._read(y, z), GatedDeltaNetState(conv, s)
+        return (
+            SequenceLayer._step(self, x, state) if self.n_products > 1 else super()._step(x, state)
+        )
 
     def _step_(self, x: Tensor, state: GatedDeltaNetState) -> Tensor:
-        if self.n_products > 1 or records(x):
-            return super()._step_(x, state)
-        mixed, z, log_decay, beta = self._project(x)
-        q, k, v = self._split(self.conv.step_(mixed, state.conv))
-        return self._read(gated_delta_rule_step_(q, k, v, log_decay, beta, state.s), z)
+        if self.n_products > 1:
+            return SequenceLayer._step_(self, x, state)
+        return super()._step_(x, state)
 
-    def _several(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor,
-        beta: Tensor,
-        s: Tensor,
-        *,
-        starts: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def scan(self, *inputs: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Several tokens of the rule for each token: the first decays, the last is read."""
+        if self.n_products == 1:
+            return super().scan(*inputs, starts=starts)
+        q, k, v, log_decay, beta, s = inputs
         others, n = self.n_products - 1, self.n_products
         q = F.pad(q[:, :, None], (0, 0, 0, 0, others, 0)).flatten(1, 2)
         log_decay = F.pad(log_decay[:, :, None], (0, 0, 0, others)).flatten(1, 2)
@@ -189,15 +159,17 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         """Decay rate of each head per unit of step."""
         return self.a_log.exp()
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Input of the convolution, gate, logarithm of the decay and beta (..., head)."""
+    def project(self, x: Tensor) -> Sequence[Tensor]:
+        """The input of the convolution, decays, beta (..., head), and input of the gate."""
         sizes = [self.conv.d_model, self.d_values, self.n_heads, self.n_products * self.n_heads]
         mixed, z, step, beta = self.in_proj(x).split(sizes, dim=-1)
         beta = 2 * beta.sigmoid() if self.reflects else beta.sigmoid()
-        return mixed, z, -self.rate() * F.softplus(step + self.dt_bias), beta
+        return mixed, -self.rate() * F.softplus(step + self.dt_bias), beta, z
 
-    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scaled queries and keys (..., head, d_key), of unit length before scaling, and values.
+    def signals(
+        self, mixed: Tensor, log_decay: Tensor, beta: Tensor, z: Tensor
+    ) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
+        """Scaled queries and keys (..., head, d_key), of unit length before, values, decays, beta.
 
         The heads of each of several products follow those of the one before.
         """
@@ -206,8 +178,10 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
         q, k = (unit_length(t.unflatten(-1, (-1, self.d_key))) for t in (q, k))
         if (shared := self.n_heads // self.n_key_heads) > 1:
             q, k = (t.repeat_interleave(shared, dim=-2) for t in (q, k))
-        return self.query_scale * q, k, v.unflatten(-1, (n * self.n_heads, -1))
+        v = v.unflatten(-1, (n * self.n_heads, -1))
+        return (self.query_scale * q, k, v, log_decay, beta), (z,)
 
-    def _read(self, y: Tensor, z: Tensor) -> Tensor:
+    def read(self, y: Tensor, z: Tensor) -> Tensor:
+        """Normalise each head, and gate."""
         normed = self.norm(y.to(self.norm.weight.dtype)).flatten(-2)
         return self.out_proj(normed * F.silu(z))

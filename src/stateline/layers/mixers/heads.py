@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args, get_type_hints
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers.keywords import check_choice, check_counts
 from stateline.ops import rotary as turn
+from stateline.ops.kernel_op import values_at_hand
 from stateline.ops.positions import RopeScaling, frequencies, rotation
 
 Biases = bool | Literal["qkv", "out"]
@@ -34,6 +36,24 @@ def head_sizes(
         raise InputError(f"n_kv_heads must divide n_heads, got {n_kv_heads=} and {n_heads=}")
     check_counts(d_head=1 if d_head is None else d_head)
     return n_kv_heads, d_head or d_model // n_heads
+
+
+def appended(
+    cache: Float[Tensor, "batch slot *width"],
+    new: Float[Tensor, "batch length *width"],
+    held: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch room *width"]:
+    """A cache with ``length`` slots more, and new tokens behind those that each row holds."""
+    new = new.to(cache.dtype)
+    starts = set(held.tolist()) if values_at_hand(held) else ()
+    if len(starts) == 1:  # one copy takes a fifth of the time
+        (start,) = starts
+        return torch.cat([cache[:, :start], new, cache[:, start:]], dim=1)
+    length = new.shape[1]
+    room = F.pad(cache, (0, 0) * (cache.dim() - 2) + (0, length))
+    slots = held[:, None] + torch.arange(length, device=new.device)
+    index = slots.view(*slots.shape, *(1,) * (new.dim() - 2)).expand_as(new)
+    return room.scatter_(1, index, new)
 
 
 class Rotary(NamedTuple):

@@ -1,19 +1,18 @@
 """Kimi Delta Attention: the gated delta rule with a decay for each entry of a key."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.base import zeros
 from stateline.layers.derived import derived
-from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
+from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.gated_delta_net import GatedDeltaNetState
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
@@ -23,7 +22,7 @@ from stateline.ops import delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
 
 
-class KimiDeltaAttention(SequenceLayer[GatedDeltaNetState]):
+class KimiDeltaAttention(ConvolvedRecurrence):
     r"""Multi-head linear attention by the delta rule with a decay per entry of the keys (KDA).
 
     .. math::
@@ -52,8 +51,7 @@ class KimiDeltaAttention(SequenceLayer[GatedDeltaNetState]):
         Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 2025, section 3.
     """
 
-    keeps_float32 = True
-    packs = True
+    ops = delta_rule, delta_rule_step, delta_rule_step_
     optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay", "dt_bias": "no_decay"}
 
     def __init__(
@@ -86,35 +84,6 @@ class KimiDeltaAttention(SequenceLayer[GatedDeltaNetState]):
         s = zeros(self.a_log, batch_size, self.n_heads, self.d_head, self.d_head)
         return GatedDeltaNetState(self.conv.init_state(batch_size), s)
 
-    def _forward_chunk(
-        self, x: Tensor, state: GatedDeltaNetState, starts: Documents | None = None
-    ) -> tuple[Tensor, GatedDeltaNetState]:
-        convolve = partial(self.conv.forward_chunk, starts=starts)
-        return self._advance(x, state, convolve, partial(delta_rule, starts=mask_of(starts)))
-
-    def _step(self, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
-        return self._advance(x, state, self.conv.step, delta_rule_step)
-
-    def _advance(
-        self,
-        x: Tensor,
-        state: GatedDeltaNetState,
-        convolve: Callable[..., Any],
-        scan: Callable[..., Any],
-    ) -> tuple[Tensor, GatedDeltaNetState]:
-        mixed, *others, gate = self._project(x)
-        mixed, conv = convolve(mixed, state.conv)
-        y, s = scan(*self._signals(mixed, *others), state.s)
-        return self._read(y, gate), GatedDeltaNetState(conv, s)
-
-    def _step_(self, x: Tensor, state: GatedDeltaNetState) -> Tensor:
-        if records(x):
-            return super()._step_(x, state)
-        mixed, *others, gate = self._project(x)
-        mixed = self.conv.step_(mixed, state.conv)
-        q, k, v, log_decay, a, b = self._signals(mixed, *others)
-        return self._read(delta_rule_step_(q, k, v, log_decay, a, b, state.s), gate)
-
     def flops_per_token(self, length: int) -> float:
         """Linear maps, convolution, products with the state, and the system of a chunk."""
         inner = self.n_heads * self.d_head
@@ -126,21 +95,24 @@ class KimiDeltaAttention(SequenceLayer[GatedDeltaNetState]):
         """Decay rate of each head per unit of step."""
         return self.a_log.exp()[:, None]
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Input of the convolution, logarithms of the decays, beta (..., head, 1), and gate."""
+    def project(self, x: Tensor) -> Sequence[Tensor]:
+        """The input of the convolution, logarithms of the decays, beta (..., head, 1), and gate."""
         sizes = [self.conv.d_model, self.rank, self.n_heads, self.rank]
         mixed, low, beta, gate = self.in_proj(x).split(sizes, dim=-1)
         steps = F.softplus(self.decay_proj(low) + self.dt_bias)
         log_decay = -self.rate() * steps.unflatten(-1, (self.n_heads, self.d_head))
         return mixed, log_decay, beta.sigmoid()[..., None], self.gate_proj(gate)
 
-    def _signals(self, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+    def signals(
+        self, mixed: Tensor, log_decay: Tensor, beta: Tensor, gate: Tensor
+    ) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
         """What the op takes: the old value at a key is read after the decay, and removed there."""
         q, k, v = mixed.unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
         q, k = unit_length(q) * self.d_head**-0.5, unit_length(k)
         written = beta * k
-        return q, written, v, log_decay, log_decay.exp() * k, -written
+        return (q, written, v, log_decay, log_decay.exp() * k, -written), (gate,)
 
-    def _read(self, y: Tensor, gate: Tensor) -> Tensor:
+    def read(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Normalise each head, and gate."""
         normed = self.norm(y.to(self.norm.weight.dtype)).flatten(-2)
         return self.out_proj(normed.to(gate.dtype) * gate.sigmoid())

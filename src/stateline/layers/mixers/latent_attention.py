@@ -13,7 +13,7 @@ from stateline.layers.base import SequenceLayer, zeros
 from stateline.layers.derived import derived
 from stateline.layers.keywords import check_choice, check_counts
 from stateline.layers.linear import Linear
-from stateline.layers.mixers.heads import Rotary, head_sizes, scaled
+from stateline.layers.mixers.heads import Rotary, appended, head_sizes, scaled
 from stateline.ops import AttentionMask, attention
 from stateline.ops.kernel_op import values_at_hand
 
@@ -119,9 +119,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         length = x.shape[1]
         positions = state.length[:, None] + torch.arange(length, device=x.device)
         q, new = self._project(x, positions)
-        index = positions[..., None].expand_as(new)
-        room = F.pad(state.latent, (0, 0, 0, length))
-        slots = room.scatter(1, index, new.to(room.dtype))
+        slots = appended(state.latent, new, state.length)
         after = LatentAttentionState(slots, state.length + length)
         # Products of the maps: d_latent * d_head per query or per slot, which becomes a key and a
         # value. Among latents, a query needs d_latent - d_head more per slot, which take about

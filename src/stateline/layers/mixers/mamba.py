@@ -1,9 +1,8 @@
 """Mamba: a state space model that chooses by its input what to remember."""
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.base import zeros
 from stateline.layers.derived import derived
-from stateline.layers.documents import Documents, mask_of
 from stateline.layers.linear import Linear
+from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
@@ -33,7 +32,7 @@ class MambaState(NamedTuple):
         return ("h",)
 
 
-class Mamba(SequenceLayer[MambaState]):
+class Mamba(ConvolvedRecurrence):
     r"""Selective state space layer between a gate and a short convolution.
 
     .. math::
@@ -70,8 +69,7 @@ class Mamba(SequenceLayer[MambaState]):
     """
 
     wants_feed_forward = False
-    keeps_float32 = True
-    packs = True
+    ops = selective_scan, selective_scan_step, selective_scan_step_
     optimizer_groups: ClassVar[Mapping[str, str]] = {"a_log": "no_decay"}
 
     def __init__(  # noqa: PLR0913
@@ -120,32 +118,6 @@ class Mamba(SequenceLayer[MambaState]):
         h = zeros(self.a_log, batch_size, self.d_inner, self.d_state)
         return MambaState(self.conv.init_state(batch_size), h)
 
-    def _forward_chunk(
-        self, x: Tensor, state: MambaState, starts: Documents | None = None
-    ) -> tuple[Tensor, MambaState]:
-        convolve = partial(self.conv.forward_chunk, starts=starts)
-        return self._advance(x, state, convolve, partial(selective_scan, starts=mask_of(starts)))
-
-    def _step(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        return self._advance(x, state, self.conv.step, selective_scan_step)
-
-    def _advance(
-        self, x: Tensor, state: MambaState, convolve: Callable[..., Any], scan: Callable[..., Any]
-    ) -> tuple[Tensor, MambaState]:
-        u, z = self.in_proj(x).chunk(2, dim=-1)
-        u, conv = convolve(u, state.conv)
-        dt, b, c = self._select(u)
-        y, h = scan(u, dt, self.transition(), b, c, state.h)
-        return self._read(y, u, z), MambaState(conv, h)
-
-    def _step_(self, x: Tensor, state: MambaState) -> Tensor:
-        if records(x):
-            return super()._step_(x, state)
-        u, z = self.in_proj(x).chunk(2, dim=-1)
-        u = self.conv.step_(u, state.conv)
-        dt, b, c = self._select(u)
-        return self._read(selective_scan_step_(u, dt, self.transition(), b, c, state.h), u, z)
-
     def flops_per_token(self, length: int) -> float:
         """Projections, convolution, and about 7 operations per entry of the state."""
         steps = 2.0 * self.dt_weight.numel() + 7.0 * self.a_log.numel()
@@ -156,17 +128,25 @@ class Mamba(SequenceLayer[MambaState]):
         """A, which is negative, so that states decay."""
         return -self.a_log.exp()
 
-    def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Steps (..., d_inner), input and output vectors (..., 1, d_state)."""
+    def project(self, x: Tensor) -> Sequence[Tensor]:
+        """The input of the convolution, and of the gate."""
+        return self.in_proj(x).chunk(2, dim=-1)
+
+    def signals(
+        self, mixed: Tensor, *others: Tensor
+    ) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
+        """Inputs and steps (..., d_inner), the transition, and vectors (..., 1, d_state)."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
-        r, b, c = self.x_proj(u).split_with_sizes(sizes, dim=-1)
+        r, b, c = self.x_proj(mixed).split_with_sizes(sizes, dim=-1)
         if (eps := self.norm_eps) is not None:
             r, b, c = (F.rms_norm(part, part.shape[-1:], eps=eps) for part in (r, b, c))
         if self.norm_weight is not None:
             weights = self.norm_weight.to(r.dtype).split(sizes)
             r, b, c = (part * w for part, w in zip((r, b, c), weights, strict=True))
-        dt = F.linear(r.to(self.dt_weight.dtype), self.dt_weight) + self.dt_bias
-        return F.softplus(dt), b.unsqueeze(-2), c.unsqueeze(-2)
+        dt = F.softplus(F.linear(r.to(self.dt_weight.dtype), self.dt_weight) + self.dt_bias)
+        inputs = mixed, dt, self.transition(), b.unsqueeze(-2), c.unsqueeze(-2)
+        return inputs, (mixed, *others)
 
-    def _read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
+    def read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
+        """Add the skip connection, and gate."""
         return self.out_proj(((y + self.skip * u) * F.silu(z)).to(z.dtype))

@@ -1,8 +1,7 @@
 """Mamba-2: a selective state space model with one decay per head, computed like attention."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import SequenceLayer, records, zeros
+from stateline.layers.base import zeros
 from stateline.layers.derived import derived
-from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import scaled_linear
+from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
@@ -107,7 +106,7 @@ class Mamba2Settings:
 
 
 @keywords_from(Mamba2Settings)
-class Mamba2(SequenceLayer[Mamba2State]):
+class Mamba2(ConvolvedRecurrence):
     r"""Selective state space layer in the form dual to attention (SSD).
 
     .. math::
@@ -139,8 +138,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
     """
 
     wants_feed_forward = False
-    keeps_float32 = True
-    packs = True
+    ops = linear_attention, linear_attention_step, linear_attention_step_
     optimizer_groups: ClassVar[Mapping[str, str]] = {
         "a_log": "no_decay",
         "dt_bias": "no_decay",
@@ -176,32 +174,6 @@ class Mamba2(SequenceLayer[Mamba2State]):
         h = zeros(self.a_log, batch_size, self.n_heads, self.d_state, self.d_head)
         return Mamba2State(self.conv.init_state(batch_size), h)
 
-    def _forward_chunk(
-        self, x: Tensor, state: Mamba2State, starts: Documents | None = None
-    ) -> tuple[Tensor, Mamba2State]:
-        convolve = partial(self.conv.forward_chunk, starts=starts)
-        return self._advance(x, state, convolve, partial(linear_attention, starts=mask_of(starts)))
-
-    def _step(self, x: Tensor, state: Mamba2State) -> tuple[Tensor, Mamba2State]:
-        return self._advance(x, state, self.conv.step, linear_attention_step)
-
-    def _advance(
-        self, x: Tensor, state: Mamba2State, convolve: Callable[..., Any], scan: Callable[..., Any]
-    ) -> tuple[Tensor, Mamba2State]:
-        z, mixed, dt = self._project(x)
-        mixed, conv = convolve(mixed, state.conv)
-        u, b, c = self._split(mixed)
-        y, h = scan(c, b, dt[..., None] * u, dt * self.transition(), state.h)
-        return self._read(y, u, z), Mamba2State(conv, h)
-
-    def _step_(self, x: Tensor, state: Mamba2State) -> Tensor:
-        if records(x):
-            return super()._step_(x, state)
-        z, mixed, dt = self._project(x)
-        u, b, c = self._split(self.conv.step_(mixed, state.conv))
-        y = linear_attention_step_(c, b, dt[..., None] * u, dt * self.transition(), state.h)
-        return self._read(y, u, z)
-
     def flops_per_token(self, length: int) -> float:
         """Projections, convolution, products with the state, and attention inside a chunk."""
         inside = 2.0 * min(length, CHUNK) * (self.n_groups * self.d_state + self.d_inner)
@@ -213,21 +185,25 @@ class Mamba2(SequenceLayer[Mamba2State]):
         """The decay rate a of each head, which is negative."""
         return -self.a_log.exp()
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gate (..., d_inner), input of the convolution, and steps (..., head)."""
+    def project(self, x: Tensor) -> Sequence[Tensor]:
+        """The input of the convolution, steps (..., head), and input of the gate."""
         sizes = [self.d_inner, self.conv.d_model, self.n_heads]
         z, mixed, dt = self.in_proj(x).split(sizes, dim=-1)
         dt = F.softplus(dt + self.dt_bias)
-        return z, mixed, dt.clamp(min=self.min_step) if self.min_step else dt
+        return mixed, dt.clamp(min=self.min_step) if self.min_step else dt, z
 
-    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Input (..., head, d_head), input and output vectors (..., group, d_state)."""
+    def signals(
+        self, mixed: Tensor, dt: Tensor, z: Tensor
+    ) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
+        """Vectors (..., group, d_state), inputs (..., head, d_head) and decays of the heads."""
         shared = self.n_groups * self.d_state
         u, b, c = mixed.split([self.d_inner, shared, shared], dim=-1)
         b, c = (t.unflatten(-1, (self.n_groups, self.d_state)) for t in (b, c))
-        return u.unflatten(-1, (self.n_heads, self.d_head)), b, c
+        u = u.unflatten(-1, (self.n_heads, self.d_head))
+        return (c, b, dt[..., None] * u, dt * self.transition()), (u, z)
 
-    def _read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
+    def read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
+        """Add the skip connection, gate, and normalise."""
         gated = (y + self.skip[:, None] * u).flatten(-2) * F.silu(z)
         if self.norm_weight is None:
             return self.out_proj(gated.to(z.dtype))

@@ -108,7 +108,7 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
         self.settings = its = SlidingSettings(**settings)
         self.n_heads, self.position, self.blocks = its.n_heads, its.position, its.blocks
         self.window, self.includes_self = its.window, its.includes_self
-        n_kv_heads, self.d_head = its.sizes(d_model)
+        self.n_kv_heads, self.d_head = its.sizes(d_model)
         self.rotary, self.dropout = its.rotary(self.d_head), Dropout(its.dropout)
         if self.rotary is not None and its.rotary_fraction == 1 and self.d_head % 2:
             raise InputError(
@@ -117,9 +117,9 @@ class SlidingAttention(SequenceLayer[SlidingAttentionState], AttendsToContext):
             )
         width = its.n_heads * self.d_head
         self.q_proj = Linear(d_model, width, bias=its.has_bias("qkv"))
-        self.kv_proj = Linear(d_model, 2 * n_kv_heads * self.d_head, bias=its.has_bias("qkv"))
+        self.kv_proj = Linear(d_model, 2 * self.n_kv_heads * self.d_head, bias=its.has_bias("qkv"))
         self.out_proj = Linear(width, d_model, bias=its.has_bias("out"))
-        self._kv_shape = (2, n_kv_heads, self.d_head)
+        self._kv_shape = (2, self.n_kv_heads, self.d_head)
         self.position_keys: nn.Parameter | None = None
         if its.position == "relative":
             self.position_keys = nn.Parameter(torch.randn(self.reach, self.d_head))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from stateline.models.config import ModelConfig
 from stateline.models.convert.decoder_parts import decoder_parts
+from stateline.models.convert.fields import Fields, Settings
 from stateline.models.convert.parts import Names, Part, read_parts, write_parts
 
-Settings = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -19,7 +19,6 @@ class Converter(NamedTuple):
     """A format of whole models.
 
     Attributes:
-        about: The models that it holds, in a few words.
         names: The names of its tensors.
         config: Our configuration, from settings.
         settings: Settings, from our configuration.
@@ -33,7 +32,6 @@ class Converter(NamedTuple):
         file: Name of the weights file that the official program reads.
     """
 
-    about: str
     names: Names
     config: Callable[[Settings], ModelConfig]
     settings: Callable[[ModelConfig], dict[str, Any]] | None = None
@@ -101,29 +99,14 @@ class Converter(NamedTuple):
         return self.parts(config, settings) if self.parts else decoder_parts(config, self.names)
 
 
-def family(
-    kind: str,
-    title: str,
-    names: Names,
-    functions: tuple[Callable[..., ModelConfig], Callable[..., dict[str, Any]]],
-    architecture: str,
-    **others: str,
-) -> Converter:
+def family(names: Names, fields: Fields, **kinds: str) -> Converter:
     """A family of transformers.
 
     Args:
-        kind: Its ``model_type``.
-        title: Its name.
         names: The names of its tensors.
-        functions: Its functions ``config`` and ``settings``, which also take the ``model_type``.
-        architecture: The class of its models.
-        **others: More values of ``model_type``, each with its class, that are read in this way.
+        fields: The fields of its ``config.json``.
+        **kinds: Values of ``model_type``, the one that is written first; each with the class of its
+            models.
     """
-    config, settings = functions
-    return Converter(
-        f"{title} of Hugging Face transformers",
-        names,
-        partial(config, kind=kind),
-        partial(settings, kind=kind),
-        {kind: architecture, **others},
-    )
+    config, settings = partial(fields.config, names=names), partial(fields.settings, names=names)
+    return Converter(names, config, settings, kinds)

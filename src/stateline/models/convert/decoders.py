@@ -1,15 +1,14 @@
-"""Llama and its relatives: rotary attention and gated feed-forwards."""
+"""Llama and its relatives: rotary attention and gated feed-forwards, some of them with experts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from stateline.errors import InputError
-from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
-from stateline.models.convert.converter import Settings, family
-from stateline.models.convert.parts import Layer, Names, first_keywords, groups
-from stateline.models.convert.weights import flag, number
-from stateline.models.pattern import Value
+from stateline.models.convert.converter import family
+from stateline.models.convert.fields import Draft, Fields, Rule, Written, field
+from stateline.models.convert.parts import Experts, Names
+from stateline.models.convert.weights import count, flag, number
 
 NAMES = Names(
     embedding="model.embed_tokens",
@@ -24,158 +23,326 @@ NAMES = Names(
     down="mlp.down_proj",
     qk_norms=("self_attn.q_norm", "self_attn.k_norm"),
 )
-_SLIDING = "sliding_attention"
-KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
-"""Default number of key heads by family; in other families, the number of query heads."""
-
-GATED = (fields.VOCABULARY, fields.WIDTH, fields.HIDDEN, fields.TIED)
-NORM = fields.Field("rms_norm_eps", "norm_eps", 1e-6)
-BIAS = fields.Field("attention_bias", "attention.bias", False)
-MULTIPLIERS = (
-    fields.Field("embedding_multiplier", "embedding_multiplier", 1.0),
-    fields.Field("residual_multiplier", "residual_multiplier", 1.0),
-    fields.Field("logits_scaling", "logits_divisor", 1.0),
+EXPERTS = Experts(
+    "mlp.gate",
+    ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+    "mlp.experts.{}.down_proj",
+    (("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), "mlp.shared_expert.down_proj"),
+    "mlp.shared_expert_gate",
+    whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
 )
-"""Granite's; the factor of its scores is another (:func:`granite_scores`)."""
-
-SILU = {"hidden_act": ("silu",)}
-_READS = f"{fields.HEADS} {fields.ROPE}"
-_TYPES = f"{_READS} layer_types sliding_window"
-_WINDOWS = f"{_TYPES} use_sliding_window max_window_layers"
-_MLP_BIAS = fields.Field("mlp_bias", "feed_forward.bias", False)
-FIELDS = {
-    "llama": fields.Fields((*GATED, NORM, BIAS, _MLP_BIAS), _READS, SILU),
-    "mistral": fields.Fields((*GATED, NORM), _TYPES, SILU),
-    "qwen2": fields.Fields((*GATED, NORM), _WINDOWS, SILU),
-    "qwen3": fields.Fields(
-        (*GATED, NORM, BIAS, NORM._replace(ours="attention.norm_eps")),
-        _WINDOWS,
-        SILU,
-    ),
-    "granite": fields.Fields(
-        (*GATED, NORM, BIAS, _MLP_BIAS, *MULTIPLIERS), f"{_READS} attention_multiplier", SILU
-    ),
-}
-"""By ``model_type``."""
+MIXTRAL = Experts(
+    "block_sparse_moe.gate",
+    ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+    "block_sparse_moe.experts.{}.w2",
+)
+GRANITE = Experts(
+    "block_sparse_moe.router.layer",
+    ("block_sparse_moe.input_linear",),
+    "block_sparse_moe.output_linear",
+    (("shared_mlp.input_linear",), "shared_mlp.output_linear"),
+)
+LOSS = "output_router_logits router_aux_loss_coef"
+"""Fields of the loss that balances experts."""
 
 
-def decoder_config(settings: Settings, kind: str) -> ModelConfig:
-    """Our configuration of a Llama, Mistral, Qwen2, Qwen3 or Granite.
+def _read_scores(draft: Draft) -> None:
+    scale = number(draft.settings, "attention_multiplier", 1.0)
+    if scale != max(1, fields.head_width(draft.settings)) ** -0.5:
+        draft.put("attention.score_scale", scale)
+
+
+def _write_scores(model: Written) -> dict[str, float]:
+    attention = model.first("attention")
+    return {"attention_multiplier": attention["score_scale"] or attention["d_head"] ** -0.5}
+
+
+MULTIPLIERS = (
+    field("embedding_multiplier", "embedding_multiplier", 1.0),
+    field("residual_multiplier", "residual_multiplier", 1.0),
+    field("logits_scaling", "logits_divisor", 1.0),
+    Rule("attention_multiplier", _read_scores, _write_scores),
+)
+"""Granite's."""
+
+
+def _windows(
+    used: Callable[[Draft], Any], first: Callable[[Draft], float]
+) -> Callable[[Draft], None]:
+    """A function that reads the kind of each layer.
 
     Args:
-        settings: As in its ``config.json``; what may be missing there has the value that
-            transformers gives it.
-        kind: Which of them, by ``model_type``.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        InputError: If a setting is missing, or one that is there has no counterpart.
-
-    Example:
-        >>> config = decoder_config({
-        ...     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
-        ...     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
-        ...     kind="llama")
-        >>> config.pattern, config.layers["attention"]["n_kv_heads"]
-        ('attention*2', 2)
+        used: The window of sliding layers, if they are used.
+        first: The first sliding layer, where the kinds are not listed.
     """
-    model, layers = FIELDS[kind].read(settings)
-    if kind == "qwen3":
-        settings = {"head_dim": 128, **settings}
-    attention: dict[str, Value] = {
-        **fields.heads(settings, KV_HEADS.get(kind)),
-        **fields.rope(settings),
-    }
-    attention |= layers.pop("attention", {})
-    if kind == "qwen2":
-        attention["bias"] = "qkv"
-    if kind == "qwen3":
-        attention["qk_norm"] = True
-    if kind == "granite":
-        attention |= granite_scores(settings)
-    types, window = _types(settings, kind)
-    if kind == "qwen3" and "sliding_attention" in types:
-        raise InputError("sliding windows with normalised queries and keys are not supported")
-    return ModelConfig(
-        fields.runs(types),
-        norm="rms",
-        feed_forward="swiglu",
-        layers=fields.windowed(types, attention, window) | layers,
-        **model,
-    )
+
+    def read(draft: Draft) -> None:
+        window, start, words = used(draft), first(draft), fields.SLIDING
+        types = fields.layer_types(draft.settings, "layer_types", tuple(words))
+        if types is None:
+            sliding = "full_attention" if window is None else "sliding_attention"
+            depth = range(fields.layer_count(draft.settings))
+            types = [sliding if i >= start else "full_attention" for i in depth]
+        if window is None and "sliding_attention" in types:
+            raise InputError("layer_types has sliding_attention, but no sliding_window is used")
+        draft.mixers = [words[word] for word in types]
+        draft.put("sliding_attention.window", window)
+
+    return read
 
 
-def _types(settings: Settings, kind: str) -> tuple[list[str], int | None]:
-    """Kind of each layer, and the window of the sliding layers."""
-    n = fields.layer_count(settings)
-    if kind in ("llama", "granite"):
-        return ["attention"] * n, None
-    window = None
-    if kind == "mistral" or flag(settings, "use_sliding_window", False):
-        window = settings.get("sliding_window", 4096)
-    first = 0.0 if kind == "mistral" else number(settings, "max_window_layers", 28.0)
-    derived = [_SLIDING if window is not None and i >= first else fields.FULL[0] for i in range(n)]
-    types = fields.layer_types(settings, "layer_types", known=(*fields.FULL, _SLIDING)) or derived
-    if window is None and _SLIDING in types:
-        raise InputError("layer_types has sliding_attention, but no sliding_window is used")
-    return ["attention" if name in fields.FULL else _SLIDING for name in types], window
+def _written(model: Written) -> tuple[list[str], int | None]:
+    """The kinds of the layers, and the window of sliding ones."""
+    mixers = [block[0] for block in model.blocks]
+    windows = [mixer.keywords["window"] for mixer in mixers if mixer.name == "sliding_attention"]
+    types = ["full_attention" if mixer.name == "attention" else mixer.name for mixer in mixers]
+    return types, windows[0] if windows else None
 
 
-def granite_scores(settings: Settings) -> dict[str, Value]:
-    """The factor of Granite's scores, if it is not the usual one."""
-    scale = number(settings, "attention_multiplier", 1.0)
-    usual = max(1, fields.head_width(settings)) ** -0.5
-    return {} if scale == usual else {"score_scale": scale}
+def _write_mistral(model: Written) -> dict[str, Any]:
+    types, window = _written(model)
+    # transformers takes a Mistral with layer types as a Ministral
+    mixed = {"model_type": "ministral", "layer_types": types} if len(set(types)) > 1 else {}
+    return {"sliding_window": window, **mixed}
 
 
-def granite_scores_back(attention: Mapping[str, Any]) -> dict[str, float]:
-    """The inverse of :func:`granite_scores`."""
-    usual = float(attention["d_head"] ** -0.5)
-    return {"attention_multiplier": attention["score_scale"] or usual}
-
-
-def decoder_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`decoder_config`."""
-    blocks = groups(config, NAMES)
-    attention = first_keywords(blocks, *NAMES.mixers)
-    settings = {
-        **FIELDS[kind].write(config, blocks),
-    }
-    if kind == "granite":
-        settings |= granite_scores_back(attention)
-    if kind in ("mistral", "qwen2"):
-        settings |= _windows([mixer for mixer, _ in blocks], kind)
-    return settings
-
-
-def _windows(mixers: list[Layer], kind: str) -> dict[str, Any]:
-    windows = [m.keywords["window"] for m in mixers if m.name == "sliding_attention"]
-    window = windows[0] if windows else None
-    if kind == "mistral" and window is None:
-        return {"sliding_window": None}
-    types = ["full_attention" if m.name == "attention" else m.name for m in mixers]
-    if kind == "mistral":  # transformers takes a Mistral with layer types as a Ministral
-        mixed = {"model_type": "ministral", "layer_types": types}
-        return {"sliding_window": window, **(mixed if len(set(types)) > 1 else {})}
+def _write_qwen(model: Written) -> dict[str, Any]:
+    types, window = _written(model)
     used = {"use_sliding_window": window is not None, "sliding_window": window}
     return {**used, "layer_types": types}
 
 
-_FUNCTIONS = decoder_config, decoder_settings
-CONVERTERS = {
-    "llama": family("llama", "Llama", NAMES, _FUNCTIONS, "LlamaForCausalLM"),
-    "mistral": family(
-        "mistral",
-        "Mistral and Ministral",
-        NAMES,
-        _FUNCTIONS,
-        "MistralForCausalLM",
-        ministral="MinistralForCausalLM",
+def _qwen_window(draft: Draft) -> Any:
+    used = flag(draft.settings, "use_sliding_window", False)
+    return draft.settings.get("sliding_window", 4096) if used else None
+
+
+_MISTRAL = Rule(
+    "layer_types sliding_window",
+    _windows(lambda draft: draft.settings.get("sliding_window", 4096), lambda _: 0),
+    _write_mistral,
+)
+_QWEN = Rule(
+    "layer_types sliding_window use_sliding_window max_window_layers",
+    _windows(_qwen_window, lambda draft: number(draft.settings, "max_window_layers", 28.0)),
+    _write_qwen,
+)
+
+
+def some_sparse(
+    n: int, top_k: int, width: int, *, normalise: bool = False, newer: str = "num_experts"
+) -> tuple[Rule, ...]:
+    """Fields of families in which some layers have experts, with their defaults.
+
+    Args:
+        n: Number of experts.
+        top_k: How many of them a token uses.
+        width: Their hidden width.
+        normalise: Whether the weights of these add up to one.
+        newer: Another name of the number of experts, which may stand beside it.
+    """
+
+    def read(draft: Draft) -> None:
+        settings, step = draft.settings, count(draft.settings, "decoder_sparse_step", 1)
+        depth = fields.layer_count(settings)
+        dense = fields.layer_indices(settings, "mlp_only_layers") or []
+        name = newer if newer in settings else "num_experts"
+        experts = settings.get(name, n)
+        if settings.get("num_experts", experts) != experts:
+            raise InputError(f"num_experts must be {newer}, {experts!r:.20}, or missing")
+        draft.sparse = [False] * depth
+        if experts != 0:
+            draft.put("moe.experts", count(settings, name, n))
+            draft.sparse = [(i + 1) % step == 0 and i not in dense for i in range(depth)]
+
+    def write(model: Written) -> dict[str, Any]:
+        sparse = model.numbers("moe")
+        return {
+            "num_experts": model.first("moe")["experts"] if sparse else 0,
+            "mlp_only_layers": sorted({*range(len(model.blocks))} - {*sparse}),
+        }
+
+    return (
+        Rule(f"num_experts {newer} mlp_only_layers decoder_sparse_step", read, write),
+        field("num_experts_per_tok", "moe.top_k", top_k),
+        field("moe_intermediate_size", "moe.d_hidden", width),
+        field("norm_topk_prob", "moe.normalise", normalise),
+    )
+
+
+def all_sparse(
+    n: int,
+    top_k: int,
+    width: int | None = None,
+    *,
+    name: str = "num_experts",
+    width_name: str = "intermediate_size",
+) -> tuple[Rule, ...]:
+    """Fields of families whose layers all have experts, with their defaults."""
+
+    def read(draft: Draft) -> None:
+        draft.sparse = [True] * fields.layer_count(draft.settings)
+
+    def write(model: Written) -> dict[str, Any]:
+        if len(model.numbers("moe")) < len(model.blocks):
+            raise InputError(
+                f"models of this family have experts in all layers, got {model.config.pattern}"
+            )
+        return {}
+
+    return (
+        Rule("", read, write),
+        field(name, "moe.experts", n),
+        field("num_experts_per_tok", "moe.top_k", top_k),
+        field(width_name, "moe.d_hidden", width),
+    )
+
+
+def shared_expert(width: int) -> tuple[Rule, ...]:
+    """Fields of an expert that all tokens use, whose output is gated; with its default width."""
+    return (
+        field("shared_expert_intermediate_size", "moe.d_shared", width),
+        Rule("", lambda draft: draft.put("moe.gate_shared", True)),
+    )
+
+
+def _read_mixtral(draft: Draft) -> None:
+    if (window := draft.settings.get("sliding_window")) is not None:
+        draft.mixers = ["sliding_attention"] * fields.layer_count(draft.settings)
+        draft.put("sliding_attention.window", window)
+
+
+def _write_mixtral(model: Written) -> dict[str, Any]:
+    return {"sliding_window": model.first(*NAMES.mixers).get("window")}
+
+
+def _read_qkv(draft: Draft) -> None:
+    fields.layer_types(draft.settings, "layer_types", tuple(fields.FULL))
+    draft.put("attention.bias", "qkv" if flag(draft.settings, "qkv_bias", True) else False)
+
+
+def _write_qkv(model: Written) -> dict[str, Any]:
+    return {"qkv_bias": model.first("attention")["bias"] == "qkv"}
+
+
+_LLAMA = (
+    *fields.GATED,
+    *fields.norms(1e-6),
+    fields.BIAS,
+    field("mlp_bias", "feed_forward.bias", False),
+    fields.heads(),
+    fields.rope(),
+)
+_FEW = {**fields.SILU, "use_sliding_window": (False,)}
+_UNUSED = f"{LOSS} sliding_window max_window_layers"
+_FIELDS = {
+    "llama": Fields(_LLAMA, fields.SILU),
+    "mistral": Fields(
+        (*fields.GATED, *fields.norms(1e-6), fields.heads(8), fields.rope(), _MISTRAL),
+        fields.SILU,
     ),
-    "qwen2": family("qwen2", "Qwen2", NAMES, _FUNCTIONS, "Qwen2ForCausalLM"),
-    "qwen3": family("qwen3", "Qwen3", NAMES, _FUNCTIONS, "Qwen3ForCausalLM"),
-    "granite": family("granite", "Granite 3", NAMES, _FUNCTIONS, "GraniteForCausalLM"),
+    "qwen2": Fields(
+        (*fields.GATED, *fields.norms(1e-6), fields.heads(32), fields.rope(), _QWEN),
+        fields.SILU,
+        fixed={"attention.bias": "qkv"},
+    ),
+    "qwen3": Fields(
+        (
+            *fields.GATED,
+            *fields.norms(1e-6, "attention"),
+            fields.BIAS,
+            fields.heads(32, 128),
+            fields.rope(),
+            _QWEN._replace(write=lambda _: {}),
+        ),
+        fields.SILU,
+        fixed={"attention.qk_norm": True},
+    ),
+    "granite": Fields((*_LLAMA, *MULTIPLIERS), fields.SILU),
+    "mixtral": Fields(
+        (
+            *fields.ENDS,
+            *fields.norms(1e-5),
+            *all_sparse(8, 2, name="num_local_experts"),
+            fields.heads(8),
+            fields.rope(1e6),
+            Rule("sliding_window", _read_mixtral, _write_mixtral),
+        ),
+        fields.SILU,
+        f"{LOSS} router_jitter_noise",
+    ),
+    "qwen2_moe": Fields(
+        (
+            *fields.ENDS,
+            *fields.norms(1e-6),
+            fields.hidden(5632),
+            *some_sparse(60, 4, 1408),
+            *shared_expert(5632),
+            fields.heads(16),
+            fields.rope(),
+            Rule("qkv_bias layer_types", _read_qkv, _write_qkv),
+        ),
+        _FEW,
+        _UNUSED,
+    ),
+    "qwen3_moe": Fields(
+        (
+            *fields.ENDS,
+            *fields.norms(1e-6, "attention"),
+            fields.BIAS,
+            fields.hidden(6144),
+            *some_sparse(128, 8, 768, newer="num_local_experts"),
+            fields.heads(4),
+            fields.rope(),
+        ),
+        _FEW,
+        _UNUSED,
+        {"attention.qk_norm": True},
+    ),
+    "olmoe": Fields(
+        (
+            *fields.ENDS,
+            *fields.norms(1e-5, "attention"),
+            fields.BIAS,
+            *all_sparse(64, 8),
+            field("norm_topk_prob", "moe.normalise", False),
+            fields.heads(),
+            fields.rope(),
+        ),
+        {**fields.SILU, "clip_qkv": (None,)},
+        LOSS,
+        {"attention.qk_norm": "joint"},
+    ),
+    "granitemoe": Fields(
+        (
+            *fields.ENDS,
+            *fields.norms(1e-6),
+            fields.BIAS,
+            *all_sparse(8, 2, name="num_local_experts"),
+            fields.heads(),
+            fields.rope(),
+            *MULTIPLIERS,
+        ),
+        fields.SILU,
+        LOSS,
+    ),
+}
+
+
+def _family(kind: str, architecture: str, experts: Experts | None = None, **others: str) -> Any:
+    return family(NAMES._replace(experts=experts), _FIELDS[kind], **{kind: architecture, **others})
+
+
+CONVERTERS = {
+    "llama": _family("llama", "LlamaForCausalLM"),
+    "mistral": _family("mistral", "MistralForCausalLM", ministral="MinistralForCausalLM"),
+    "qwen2": _family("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": _family("qwen3", "Qwen3ForCausalLM"),
+    "granite": _family("granite", "GraniteForCausalLM"),
+    "mixtral": _family("mixtral", "MixtralForCausalLM", MIXTRAL),
+    "qwen2_moe": _family("qwen2_moe", "Qwen2MoeForCausalLM", EXPERTS),
+    "qwen3_moe": _family("qwen3_moe", "Qwen3MoeForCausalLM", EXPERTS),
+    "olmoe": _family("olmoe", "OlmoeForCausalLM", EXPERTS),
+    "granitemoe": _family("granitemoe", "GraniteMoeForCausalLM", GRANITE),
 }
 """By ``model_type``."""

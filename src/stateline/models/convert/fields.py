@@ -1,6 +1,9 @@
-"""Settings that decoders of Hugging Face have in common, in both directions."""
+"""What a ``config.json`` of Hugging Face holds, and our configuration from it and back."""
 
-from collections.abc import Mapping, Sequence
+import re
+from ast import literal_eval
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -8,14 +11,15 @@ from stateline.errors import InputError
 from stateline.layers import LAYERS
 from stateline.models.build import MAX_LAYERS
 from stateline.models.config import ModelConfig
-from stateline.models.convert.parts import Layer, first_keywords
+from stateline.models.convert.parts import Layer, Names, first_keywords, groups
 from stateline.models.convert.weights import count, flag, number, section
 from stateline.models.pattern import Value
 
 Settings = Mapping[str, Any]
 
-FULL = ("full_attention", "attention", "global")
+FULL = {"full_attention": "attention", "attention": "attention", "global": "attention"}
 """Words for attention to all positions in lists of layer types."""
+SLIDING = {**FULL, "sliding_attention": "sliding_attention"}
 
 
 def runs(names: Sequence[str]) -> str:
@@ -29,31 +33,6 @@ def runs(names: Sequence[str]) -> str:
     return " ".join(name if n == 1 else f"{name}*{n}" for name, n in groups)
 
 
-def composed(
-    mixers: Sequence[str], sparse: Sequence[bool], layers: Mapping[str, Mapping[str, Value]]
-) -> dict[str, Any]:
-    """Settings of a model of mixers that are each followed by a feed-forward with a SwiGLU.
-
-    Args:
-        mixers: The mixers.
-        sparse: Whether each feed-forward is a mixture of experts.
-        layers: Keywords by kind of layer, of which those that the model has are returned.
-    """
-    mixed = len(set(sparse)) > 1
-    kind = "none" if mixed else "moe" if sparse[0] else "swiglu"
-    names = [
-        name
-        for mixer, experts in zip(mixers, sparse, strict=True)
-        for name in (mixer, "moe" if experts else "feed_forward")
-        if name == mixer or mixed or not LAYERS[mixer].wants_feed_forward
-    ]
-    kinds = {*names, "moe" if kind == "moe" else "feed_forward"}
-    used = {name: dict(keywords) for name, keywords in layers.items() if name in kinds}
-    if "feed_forward" in kinds:
-        used.setdefault("feed_forward", {})["activation"] = "swiglu"
-    return {"pattern": runs(names), "feed_forward": kind, "layers": used}
-
-
 def layer_count(settings: Settings, name: str = "num_hidden_layers") -> int:
     """Number of layers; InputError if it is not from 1 to the largest that a model may have."""
     if (n := count(settings, name)) > MAX_LAYERS:
@@ -61,18 +40,13 @@ def layer_count(settings: Settings, name: str = "num_hidden_layers") -> int:
     return n
 
 
-def layer_types(settings: Settings, *names: str, known: Sequence[str] = ()) -> list[str] | None:
-    """The kind of each layer, from the first of these settings that is present, or ``None``.
-
-    Args:
-        settings: As in ``config.json``.
-        names: Names of the setting.
-        known: Kinds that layers may have.
+def layer_types(settings: Settings, names: str, known: Sequence[str]) -> list[str] | None:
+    """The kind of each layer, from the first of the named settings that is present, or ``None``.
 
     Raises:
         InputError: If it is not a known word for each layer.
     """
-    types = next((settings[name] for name in names if settings.get(name) is not None), None)
+    types = next((settings[name] for name in names.split() if settings.get(name) is not None), None)
     n = layer_count(settings)
     if types is None:
         return None
@@ -85,30 +59,124 @@ def layer_types(settings: Settings, *names: str, known: Sequence[str] = ()) -> l
 
 
 def layer_indices(settings: Settings, name: str) -> list[int] | None:
-    """Numbers of some layers; ``None`` if they are missing.
-
-    Raises:
-        InputError: If the setting is not a list of integers.
-    """
+    """Numbers of some layers, ``None`` if they are missing; InputError if they are no such list."""
     found = settings.get(name)
     if found is not None and not (isinstance(found, list) and all(type(i) is int for i in found)):
         raise InputError(f"{name} must be a list of layers, got {found!r:.80}")
     return found
 
 
-class Field(NamedTuple):
-    """A field of ``config.json`` that is one of our settings.
+class Draft:
+    """Our configuration while a ``config.json`` is read.
 
     Attributes:
+        settings: What the file holds.
+        model: Settings of our model.
+        layers: Keywords by kind of layer; those of attention hold for sliding attention, too.
+        mixers: The mixer of each layer; if empty, the first mixer of the family in each.
+        sparse: Whether the feed-forward of each layer is a mixture of experts; if empty, none is.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.model: dict[str, Any] = {}
+        self.layers: dict[str, dict[str, Any]] = defaultdict(dict)
+        self.mixers: list[str] = []
+        self.sparse: list[bool] = []
+
+    def put(self, place: str, value: Value) -> None:
+        """Set a setting of the model, or LAYER.KEYWORD."""
+        layer, _, keyword = place.rpartition(".")
+        (self.layers[layer] if layer else self.model)[keyword] = value
+
+
+class Written(NamedTuple):
+    """A model of ours whose ``config.json`` is written.
+
+    Attributes:
+        config: Its configuration.
+        blocks: Its layers, by blocks of the family.
+    """
+
+    config: ModelConfig
+    blocks: Sequence[tuple[Layer, ...]]
+
+    def first(self, *names: str) -> Mapping[str, Any]:
+        """Keywords of the first layer of some kinds; InputError if there is none."""
+        return first_keywords(self.blocks, *names)
+
+    def numbers(self, name: str) -> list[int]:
+        """Which blocks have a layer of a kind."""
+        return [i for i, block in enumerate(self.blocks) if name in {layer.name for layer in block}]
+
+
+class Rule(NamedTuple):
+    """What some fields of ``config.json`` say about our configuration.
+
+    Attributes:
+        theirs: Names of the fields, separated by spaces.
+        read: Reads them into our configuration.
+        write: The fields of a model of ours.
+    """
+
+    theirs: str
+    read: Callable[[Draft], None]
+    write: Callable[[Written], Mapping[str, Any]] = lambda _: {}
+
+
+def field(theirs: str, ours: str, default: float | None = None) -> Rule:
+    """A field that is one of our settings; the first layer of a kind stands for all.
+
+    Fields of experts have no effect where no layer has experts.
+
+    Args:
         theirs: The name of the field.
         ours: Name of a setting of our model, or LAYER.KEYWORD.
         default: The value if the field is missing, which also defines its type. ``None``: the field
             is a required positive integer.
     """
+    layer, _, keyword = ours.rpartition(".")
+    alike = ("attention", "sliding_attention") if layer == "attention" else (layer,)
 
-    theirs: str
-    ours: str
-    default: float | None = None
+    def read(draft: Draft) -> None:
+        if layer == "moe" and draft.sparse and not any(draft.sparse):
+            return
+        if isinstance(default, bool):
+            draft.put(ours, flag(draft.settings, theirs, default))
+        elif isinstance(default, float):
+            draft.put(ours, number(draft.settings, theirs, default))
+        else:
+            draft.put(ours, count(draft.settings, theirs, default))
+
+    def write(model: Written) -> dict[str, Any]:
+        if layer in ("feed_forward", "moe") and not model.numbers(layer):
+            return {}
+        if layer:
+            own = model.first(*alike)
+            found = own[keyword] if keyword in own else model.first(layer)[keyword]
+        else:
+            found = getattr(model.config, keyword)
+        return {theirs: found is True if isinstance(default, bool) else found}
+
+    return Rule(theirs, read, write)
+
+
+def several(layer: str, table: str) -> tuple[Rule, ...]:
+    """Fields that are keywords of a kind of layer.
+
+    Args:
+        layer: The kind; empty for settings of the model.
+        table: Of each field THEIRS=OURS:DEFAULT, separated by spaces, or THEIRS:DEFAULT where the
+            names are equal.
+
+    Example:
+        >>> [rule.theirs for rule in several("mamba2", "n_groups:8 conv_kernel=d_conv:4")]
+        ['n_groups', 'conv_kernel']
+    """
+    names = (entry.partition(":") for entry in table.split())
+    pairs = ((*place.partition("=")[::2], literal_eval(default)) for place, _, default in names)
+    prefix = layer and f"{layer}."
+    return tuple(field(theirs, prefix + (ours or theirs), value) for theirs, ours, value in pairs)
 
 
 _INERT = """
@@ -149,125 +217,152 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 """Supported values of fields that any family may have."""
 
-HEADS = "num_attention_heads num_key_value_heads head_dim"
-ROPE = "rope_theta rope_scaling rope_parameters max_position_embeddings"
-PARTIAL_ROPE = f"{ROPE} partial_rotary_factor"
-"""Fields that :func:`heads` and :func:`rope` read; :meth:`Fields.write` writes these, too."""
-
-_HEADS = {
-    "n_heads": "num_attention_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "d_head": "head_dim",
-}
-
 
 class Fields(NamedTuple):
     """The fields of a family's ``config.json``; any other field is an error.
 
     Attributes:
-        ours: Fields with a counterpart among our settings.
-        reads: Names of other fields that the converter of the family reads.
+        rules: Fields with a counterpart among our settings. A rule that says which layers have
+            experts stands before the fields of the experts.
         only: Supported values of a field; the default of transformers is the first.
         inert: Names of fields without effect on the logits, besides ``INERT``.
+        fixed: Settings that all models of the family have: names, or LAYER.KEYWORD. Norms are of
+            the root mean square otherwise.
         depth: The field with the number of layers; empty if a list of layers has this number.
     """
 
-    ours: tuple[Field, ...]
-    reads: str = ""
+    rules: tuple[Rule, ...]
     only: Mapping[str, tuple[Any, ...]] = {}
     inert: str = ""
+    fixed: Mapping[str, Any] = {}
     depth: str = "num_hidden_layers"
 
-    def read(
-        self, settings: Settings, without: str = ""
-    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Settings of the model, and keywords by layer.
-
-        Args:
-            settings: As in ``config.json``.
-            without: A kind of layer that the model does not have; its fields are inert.
-
-        Raises:
-            InputError: If a field is missing, unknown, or has a value that is not supported.
-        """
+    def read(self, settings: Settings) -> Draft:
+        """Our settings; InputError if a field is missing, unknown, or of an unsupported value."""
         self._check(settings)
-        model: dict[str, Any] = {}
-        layers: dict[str, dict[str, Any]] = {}
-        for field in self.ours:
-            layer, _, keyword = field.ours.rpartition(".")
-            if without and layer == without:
-                continue
-            place = layers.setdefault(layer, {}) if layer else model
-            place[keyword] = _value(settings, field)
-        return model, layers
+        draft = Draft(settings)
+        for rule in self.rules:
+            rule.read(draft)
+        for place, value in self.fixed.items():
+            draft.put(place, value)
+        return draft
 
-    def write(self, config: ModelConfig, blocks: Sequence[tuple[Layer, ...]]) -> dict[str, Any]:
-        """The inverse of :meth:`read`; the first layer of a kind stands for all."""
+    def config(self, settings: Settings, names: Names) -> ModelConfig:
+        """Our configuration of a model; a field that is missing has the value of transformers."""
+        draft = self.read(settings)
+        n = layer_count(draft.settings, self.depth) if self.depth else len(draft.mixers)
+        mixers = draft.mixers or [*names.mixers[:1]] * n
+        layers = draft.layers
+        if "sliding_attention" in mixers:
+            layers["sliding_attention"] |= layers["attention"]
+            if layers["attention"].get("qk_norm"):
+                raise InputError(
+                    "sliding windows with normalised queries and keys are not supported"
+                )
+        model: dict[str, Any] = {"pattern": runs(mixers)}
+        if len(names.norms) > 1:
+            model = _with_feed_forwards(draft, mixers)
+        model |= {"norm": "rms", **draft.model}
+        end = {"moe": "moe", "none": ""}.get(model.get("feed_forward", ""), "feed_forward")
+        used = {*re.findall(r"\w+", model["pattern"]), end}
+        return ModelConfig(
+            **model, layers={name: own for name, own in layers.items() if name in used}
+        )
+
+    def settings(self, config: ModelConfig, names: Names) -> dict[str, Any]:
+        """The inverse of :meth:`config`; InputError if the family has no such model."""
+        return self.write(Written(config, groups(config, names)))
+
+    def write(self, model: Written) -> dict[str, Any]:
+        """The inverse of :meth:`read`."""
         settings = {name: known[0] for name, known in self.only.items()}
-        settings |= {self.depth: len(blocks)} if self.depth else {}
-        kinds = {layer.name for block in blocks for layer in block}
-        if HEADS in self.reads:
-            attention = first_keywords(blocks, "attention", "sliding_attention")
-            settings |= {theirs: attention[ours] for ours, theirs in _HEADS.items()}
-            settings |= rope_back(attention) if ROPE in self.reads else {}
-        for field in self.ours:
-            layer, _, keyword = field.ours.rpartition(".")
-            if layer in ("feed_forward", "moe") and layer not in kinds:
-                continue
-            same = ("attention", "sliding_attention") if layer == "attention" else (layer,)
-            found = first_keywords(blocks, *same)[keyword] if layer else getattr(config, keyword)
-            settings[field.theirs] = found is True if isinstance(field.default, bool) else found
+        settings |= {self.depth: len(model.blocks)} if self.depth else {}
+        for rule in self.rules:
+            settings |= rule.write(model)
         return settings
 
     def _check(self, settings: Settings) -> None:
-        accounted = {*INERT, *self.inert.split(), *self.reads.split(), self.depth}
-        accounted |= {field.theirs for field in self.ours}
-        only = {**ONLY, **self.only}
+        accounted = {*INERT, *self.inert.split(), self.depth}
+        accounted |= {name for rule in self.rules for name in rule.theirs.split()}
+        only = {name: (*known, None) for name, known in ONLY.items()} | {**self.only}
         for name, value in settings.items():
-            if name in accounted or value is None:
+            if name in accounted:
                 continue
-            if name not in only:
+            if name not in only and value is not None:
                 raise InputError(
                     f"{name}={value!r:.80} has no counterpart here: if it has no effect on the "
                     f"model, leave it out with --settings '{{\"{name}\": null}}'"
                 )
-            if value not in only[name]:
+            if name in only and value not in only[name]:
                 known = " or ".join(repr(word) for word in only[name])
                 raise InputError(f"{name}={value!r:.80} is not supported, only {known} is")
 
 
-def _value(settings: Settings, field: Field) -> Value:
-    name, default = field.theirs, field.default
-    if isinstance(default, bool):
-        return flag(settings, name, default)
-    if isinstance(default, float):
-        return number(settings, name, default)
-    return count(settings, name, default)
+def _with_feed_forwards(draft: Draft, mixers: Sequence[str]) -> dict[str, Any]:
+    """The pattern of mixers that are each followed by a feed-forward, and the kind of these."""
+    gate, sparse = draft.model.pop("feed_forward", "swiglu"), draft.sparse or [False] * len(mixers)
+    mixed = len(set(sparse)) > 1
+    names: list[str] = []
+    for mixer, experts in zip(mixers, sparse, strict=True):
+        names.append(mixer)
+        if mixed or (mixer in LAYERS and not LAYERS[mixer].wants_feed_forward):
+            names.append("moe" if experts else "feed_forward")
+    if "feed_forward" in names:
+        draft.put("feed_forward.activation", gate)
+    kind = "none" if mixed else "moe" if sparse[0] else gate
+    return {"pattern": runs(names), "feed_forward": kind}
 
 
-VOCABULARY = Field("vocab_size", "vocab_size")
-WIDTH = Field("hidden_size", "d_model")
-HIDDEN = Field("intermediate_size", "feed_forward.d_hidden")
-TIED = Field("tie_word_embeddings", "tie_embeddings", False)
+VOCABULARY = field("vocab_size", "vocab_size")
+WIDTH = field("hidden_size", "d_model")
+ENDS = (VOCABULARY, WIDTH, field("tie_word_embeddings", "tie_embeddings", False))
+BIAS = field("attention_bias", "attention.bias", False)
+SILU = {"hidden_act": ("silu",)}
 
 
-def heads(settings: Settings, kv_default: int | None = None) -> dict[str, Value]:
-    """Numbers of heads and their width.
+def hidden(default: int | None = None) -> Rule:
+    """The hidden width of feed-forwards."""
+    return field("intermediate_size", "feed_forward.d_hidden", default)
+
+
+GATED = (*ENDS, hidden())
+
+
+def norms(default: float, *layers: str) -> tuple[Rule, ...]:
+    """The epsilon of the norms of the blocks, and of the norms in some kinds of layers."""
+    places = ("norm_eps", *(f"{layer}.norm_eps" for layer in layers))
+    return tuple(field("rms_norm_eps", place, default) for place in places)
+
+
+def heads(kv_default: int | None = None, width: int | None = None) -> Rule:
+    """Numbers of heads of attention and their width.
 
     Args:
-        settings: As in ``config.json``.
         kv_default: Number of key heads if the field is missing; ``None``: as many as query heads.
+        width: Width of a head if the field is missing; ``None``: that follows from the model's.
     """
-    n_heads = count(settings, "num_attention_heads")
-    default = kv_default or n_heads
-    given = settings.get("num_key_value_heads", default) is not None
-    n_kv_heads = count(settings, "num_key_value_heads", default) if given else n_heads
-    keywords: dict[str, Value] = {"n_heads": n_heads}
-    if n_kv_heads != n_heads:
-        keywords["n_kv_heads"] = n_kv_heads
-    if settings.get("head_dim") not in (None, count(settings, "hidden_size") / n_heads):
-        keywords["d_head"] = count(settings, "head_dim")
-    return keywords
+    ours = {"num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads"}
+    ours |= {"head_dim": "d_head"}
+
+    def read(draft: Draft) -> None:
+        if width is not None:
+            draft.settings = {"head_dim": width, **draft.settings}
+        settings = draft.settings
+        n_heads = n_kv_heads = count(settings, "num_attention_heads")
+        default = kv_default or n_heads
+        if settings.get("num_key_value_heads", default) is not None:
+            n_kv_heads = count(settings, "num_key_value_heads", default)
+        draft.put("attention.n_heads", n_heads)
+        if n_kv_heads != n_heads:
+            draft.put("attention.n_kv_heads", n_kv_heads)
+        if settings.get("head_dim") not in (None, count(settings, "hidden_size") / n_heads):
+            draft.put("attention.d_head", count(settings, "head_dim"))
+
+    def write(model: Written) -> dict[str, Any]:
+        attention = model.first("attention", "sliding_attention")
+        return {theirs: attention[name] for theirs, name in ours.items()}
+
+    return Rule(" ".join(ours), read, write)
 
 
 def head_width(settings: Settings) -> int:
@@ -276,7 +371,23 @@ def head_width(settings: Settings) -> int:
     return usual if settings.get("head_dim") is None else count(settings, "head_dim")
 
 
-def rope(
+ROPE = "rope_theta rope_scaling rope_parameters max_position_embeddings"
+PARTIAL = f"{ROPE} partial_rotary_factor"
+"""Fields of rotary positions of all entries of a head, and of a part of them."""
+
+
+def rope(base: float = 10_000.0, fraction: float | None = None) -> Rule:
+    """Rotary positions of attention, as :func:`rope_keywords` reads them."""
+    return Rule(
+        ROPE if fraction is None else PARTIAL,
+        lambda draft: draft.layers["attention"].update(
+            rope_keywords(draft.settings, base=base, fraction=fraction)
+        ),
+        lambda model: rope_back(model.first("attention", "sliding_attention")),
+    )
+
+
+def rope_keywords(
     settings: Settings, *, base: float = 10_000.0, fraction: float | None = None
 ) -> dict[str, Value]:
     """Rotary positions; newer files have ``rope_parameters``, older ones single fields.
@@ -349,7 +460,7 @@ _ROPE = {
 
 
 def rope_back(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`rope`, as transformers 5 writes it; empty without rotary positions."""
+    """The inverse of :func:`rope_keywords`, as transformers 5 writes it; empty without these."""
     if keywords["position"] != "rope":
         return {}
     parameters = {
@@ -368,15 +479,44 @@ def rope_back(keywords: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_parameters": parameters}
 
 
-def bias(settings: Settings, qkv: str, out: str) -> Value:
-    """Which projections of attention have biases."""
-    on_qkv, on_out = bool(settings.get(qkv)), bool(settings.get(out))
-    return on_qkv if on_qkv == on_out else ("qkv" if on_qkv else "out")
+def kinds(
+    words: Mapping[str, str],
+    derived: Callable[[Draft], Sequence[str]],
+    *,
+    names: str = "layer_types",
+    others: str = "",
+) -> Rule:
+    """The mixer of each layer.
+
+    Args:
+        words: Our name of each official word.
+        derived: The official words if the field is missing.
+        names: Names of the field, separated by spaces; the last of them is written.
+        others: Names of fields that ``derived`` reads.
+    """
+
+    def read(draft: Draft) -> None:
+        found = layer_types(draft.settings, names, tuple(words)) or derived(draft)
+        draft.mixers = [words[word] for word in found]
+
+    def write(model: Written) -> dict[str, Any]:
+        back = {ours: word for word, ours in reversed([*words.items()])}
+        return {names.split()[-1]: [back[block[0].name] for block in model.blocks]}
+
+    return Rule(f"{names} {others}", read, write)
 
 
-def windowed(
-    types: Sequence[str], attention: Mapping[str, Value], window: int | None
-) -> dict[str, dict[str, Value]]:
-    """Keywords of the attention layers that a model has, with and without a window."""
-    layers = {"attention": {**attention}, "sliding_attention": {**attention, "window": window}}
-    return {name: keywords for name, keywords in layers.items() if name in types}
+def _all_sparse(model: Written) -> dict[str, Any]:
+    if any(layer.name != "moe" for _, layer in model.blocks):
+        raise InputError(
+            f"models of this family have experts in all layers, got {model.config.pattern}"
+        )
+    return {}
+
+
+def _make_all_sparse(draft: Draft) -> None:
+    draft.sparse = [True] * layer_count(draft.settings)
+
+
+ALL_SPARSE = Rule("", _make_all_sparse, _all_sparse)
+"""All layers have experts."""

@@ -6,7 +6,8 @@ from typing import Any
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
-from stateline.models.convert.converter import Converter, Settings, Shapes
+from stateline.models.convert.converter import Converter, Shapes, family
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
 from stateline.models.convert.parts import Names, Part, both, first_keywords, groups, renamed, same
 from stateline.models.convert.weights import count, flag, number
 from stateline.models.pattern import parse_pattern
@@ -36,19 +37,6 @@ NAMES = Names(
     head="embed_out",
     spell=renamed("lm_head.weight", "embed_out.weight"),  # its name in newer files
 )
-FIELDS = fields.Fields(
-    (
-        fields.VOCABULARY,
-        fields.WIDTH,
-        fields.HIDDEN,
-        fields.TIED,
-        fields.Field("layer_norm_eps", "norm_eps", 1e-5),
-        fields.Field("num_attention_heads", "attention.n_heads"),
-        fields.Field("attention_bias", "attention.bias", True),
-    ),
-    "hidden_act use_parallel_residual rotary_pct rotary_emb_base rope_scaling "
-    "rope_parameters max_position_embeddings position masked_heads",
-)
 
 
 def activation(settings: Settings, name: str, default: str) -> Any:
@@ -71,6 +59,52 @@ def activation_back(config: ModelConfig) -> str:
         "models of this family have feed-forwards without gates, got "
         f"feed_forward={config.feed_forward}"
     )
+
+
+def _read(draft: Draft) -> None:
+    settings = draft.settings
+    draft.put("feed_forward", activation(settings, "hidden_act", "gelu"))
+    parallel = flag(settings, "use_parallel_residual", True)
+    draft.put("block", "parallel" if parallel else "sequential")
+    if settings.get("position", "rope") == "rope":
+        older = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
+        given = {new: number(settings, old, 0) for old, new in older.items() if old in settings}
+        rope = fields.rope_keywords({**settings, **given}, fraction=0.25)
+        draft.layers["attention"] |= rope
+    else:
+        draft.layers["attention"] |= {
+            "position": settings["position"],
+            "masked_heads": settings.get("masked_heads"),
+            "double_count": True,  # not in the paper: see Attention
+        }
+
+
+def _write(model: Written) -> dict[str, Any]:
+    attention = model.first("attention")
+    return {
+        "rotary_pct": attention["rotary_fraction"],  # versions 4 read these two
+        "rotary_emb_base": attention["rope_base"],
+        **fields.rope_back(attention),
+        "use_parallel_residual": model.config.block == "parallel",
+        "hidden_act": activation_back(model.config),
+    }
+
+
+_FIELDS = Fields(
+    (
+        *fields.GATED,
+        field("layer_norm_eps", "norm_eps", 1e-5),
+        field("num_attention_heads", "attention.n_heads"),
+        field("attention_bias", "attention.bias", True),
+        Rule(
+            "hidden_act use_parallel_residual rotary_pct rotary_emb_base rope_scaling "
+            "rope_parameters max_position_embeddings position masked_heads",
+            _read,
+            _write,
+        ),
+    ),
+    fixed={"norm": "layer"},
+)
 
 
 def gpt_neox_config(settings: Settings) -> ModelConfig:
@@ -102,45 +136,14 @@ def gpt_neox_config(settings: Settings) -> ModelConfig:
         >>> config.pattern, config.block, config.layers["attention"]["rotary_fraction"]
         ('attention*2', 'parallel', 0.25)
     """
-    model, layers = FIELDS.read(settings)
-    if settings.get("position", "rope") == "rope":
-        older = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
-        given = {new: number(settings, old, 0) for old, new in older.items() if old in settings}
-        layers["attention"] |= fields.rope({**settings, **given}, fraction=0.25)
-    else:
-        layers["attention"] |= {
-            "position": settings["position"],
-            "masked_heads": settings.get("masked_heads"),
-            "double_count": True,  # not in the paper: see Attention
-        }
-    return ModelConfig(
-        f"attention*{fields.layer_count(settings)}",
-        block="parallel" if flag(settings, "use_parallel_residual", True) else "sequential",
-        feed_forward=activation(settings, "hidden_act", "gelu"),
-        layers=layers,
-        **model,
-    )
-
-
-def gpt_neox_settings(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of our model as a GPT-NeoX; the inverse of :func:`gpt_neox_config`."""
-    blocks = groups(config, NAMES)
-    attention = first_keywords(blocks, "attention")
-    return {
-        **FIELDS.write(config, blocks),
-        "rotary_pct": attention["rotary_fraction"],  # versions 4 read these two
-        "rotary_emb_base": attention["rope_base"],
-        **fields.rope_back(attention),
-        "use_parallel_residual": config.block == "parallel",
-        "hidden_act": activation_back(config),
-    }
+    return _FIELDS.config(settings, NAMES)
 
 
 def _repeat_after_me_settings(config: ModelConfig) -> dict[str, Any]:
-    """The same for a model of Repeat After Me, which may have other positions."""
+    """The ``config.json`` of a model of Repeat After Me, which may have other positions."""
     attention = first_keywords(groups(config, NAMES), "attention")
     position = {"position": attention["position"], "masked_heads": attention["masked_heads"]}
-    return gpt_neox_settings(config) | position
+    return _FIELDS.settings(config, NAMES) | position
 
 
 def lstm_config(settings: Settings) -> ModelConfig:
@@ -181,7 +184,6 @@ def _lstm_parts(config: ModelConfig, _: Settings) -> list[Part]:
 
 CONVERTERS: Mapping[str, Converter] = {
     "repeat_after_me": Converter(
-        "Transformers of Repeat After Me; settings have position and masked_heads",
         NAMES,
         gpt_neox_config,
         _repeat_after_me_settings,
@@ -190,7 +192,6 @@ CONVERTERS: Mapping[str, Converter] = {
         ),
     ),
     "repeat_after_me_lstm": Converter(
-        "the LSTM of Repeat After Me",
         Names(embedding="word_embeddings", head="head"),
         lstm_config,
         lambda config: {},  # noqa: ARG005 (all follows from the shapes)
@@ -200,12 +201,6 @@ CONVERTERS: Mapping[str, Converter] = {
         parts=_lstm_parts,
         read_off=_lstm_shapes,
     ),
-    "gpt_neox": Converter(
-        "GPT-NeoX and Pythia of Hugging Face transformers",
-        NAMES,
-        gpt_neox_config,
-        gpt_neox_settings,
-        {"gpt_neox": "GPTNeoXForCausalLM"},
-    ),
+    "gpt_neox": family(NAMES, _FIELDS, gpt_neox="GPTNeoXForCausalLM"),
 }
 """By name of the format."""

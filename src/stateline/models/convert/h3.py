@@ -10,9 +10,9 @@ from torch import Tensor
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
-from stateline.models.convert.converter import Converter, Settings, Shapes
-from stateline.models.convert.decoder_parts import decoder_parts, h3_parts
-from stateline.models.convert.fields import runs
+from stateline.models.convert.converter import Converter, Shapes
+from stateline.models.convert.decoder_parts import Place, decoder_parts, h3_parts
+from stateline.models.convert.fields import Settings, runs
 from stateline.models.convert.parts import (
     Change,
     Layer,
@@ -211,7 +211,7 @@ def h3_layer_weights(
         InputError: If tensors are missing or left over.
     """
     heads, width = len(tensors["D"]), len(tensors["ssm_k_D"])
-    parts = h3_parts({"d_head": width // heads}, Names(""), "", "", width)
+    parts = h3_parts(Place({"d_head": width // heads}, Names(""), "", "", width))
     if head_order == "pytorch":
         parts = [p._replace(changes=_slow(heads)) if "out_proj.w" in p.ours else p for p in parts]
     return dict(read_parts(tensors, parts, Names("")))
@@ -219,7 +219,6 @@ def h3_layer_weights(
 
 CONVERTERS = {
     "h3": Converter(
-        "H3 of HazyResearch/H3: released, older and PyTorch Lightning files",
         NAMES,
         h3_config,
         h3_settings,

@@ -1,30 +1,22 @@
-"""Hybrids of attention with Mamba, Mamba-2 or gated convolutions: Jamba, Bamba, Granite 4, LFM2."""
+"""Hybrids of attention with Mamba, Mamba-2 or gated convolutions.
 
-from collections.abc import Sequence
+Bamba, Granite 4, Falcon-H1, Jamba, Nemotron-H, LFM2.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stateline.errors import InputError
-from stateline.models.config import ModelConfig
+from stateline.models.build import MAX_LAYERS
 from stateline.models.convert import fields
-from stateline.models.convert.converter import Converter, Settings, family
-from stateline.models.convert.decoders import (
-    MULTIPLIERS,
-    NAMES,
-    NORM,
-    SILU,
-    granite_scores,
-    granite_scores_back,
-)
+from stateline.models.convert.converter import family
+from stateline.models.convert.decoders import GRANITE, LOSS, MULTIPLIERS, NAMES
+from stateline.models.convert.fields import Draft, Fields, Rule, Written, field
 from stateline.models.convert.mamba import dt_rank, unlimited
-from stateline.models.convert.parts import Experts, first_keywords, groups, inner_width
+from stateline.models.convert.parts import Experts, Names, inner_width
 from stateline.models.convert.weights import count, flag, number
 
-GRANITE_EXPERTS = Experts(
-    "block_sparse_moe.router.layer",
-    ("block_sparse_moe.input_linear",),
-    "block_sparse_moe.output_linear",
-    (("shared_mlp.input_linear",), "shared_mlp.output_linear"),
-)
 _BAMBA = NAMES._replace(
     mixers=("mamba2", "attention"),
     norm="model.final_layernorm",
@@ -37,7 +29,7 @@ _GRANITE = NAMES._replace(
     mixers=("mamba2", "attention"),
     up=("shared_mlp.input_linear",),
     down="shared_mlp.output_linear",
-    experts=GRANITE_EXPERTS,
+    experts=GRANITE,
     inner="mamba.",
 )
 _JAMBA = _BAMBA._replace(
@@ -66,321 +58,492 @@ _LFM2_MOE = _LFM2._replace(
         correction="feed_forward.expert_bias",
     )
 )
-
-
-def _both(default: float) -> tuple[fields.Field, ...]:
-    """The norms of the blocks and the norms in Mamba-2 use the same epsilon."""
-    norm = NORM._replace(default=default)
-    return norm, norm._replace(ours="mamba2.norm_eps")
-
-
-_COMMON = (
-    fields.VOCABULARY,
-    fields.WIDTH,
-    fields.TIED,
-    fields.Field("mamba_d_state", "mamba2.d_state", 256),
-    fields.Field("mamba_n_groups", "mamba2.n_groups", 1),
-    fields.Field("mamba_d_conv", "mamba2.d_conv", 4),
-    fields.Field("mamba_conv_bias", "mamba2.conv_bias", True),
+_NEMOTRON = Names(
+    embedding="backbone.embeddings",
+    mixers=("mamba2", "attention", "feed_forward", "moe"),
+    base="backbone.",
+    norm="backbone.norm_f",
+    layer="backbone.layers.{}.",
+    norms=("norm",),
+    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+    out="mixer.o_proj",
+    up=("mixer.up_proj",),
+    down="mixer.down_proj",
+    experts=Experts(
+        "mixer.gate",
+        ("mixer.experts.{}.up_proj",),
+        "mixer.experts.{}.down_proj",
+        (("mixer.shared_experts.up_proj",), "mixer.shared_experts.down_proj"),
+        correction="mixer.gate.e_score_correction_bias",
+    ),
+    inner="mixer.",
 )
-_READS = f"{fields.HEADS} {fields.ROPE} mamba_n_heads mamba_d_head mamba_expand time_step_limit"
-_TYPES = "layers_block_type layer_types"  # transformers prefers the first
-_INERT = (
-    "mamba_chunk_size output_router_logits router_aux_loss_coef use_mamba_kernels "
-    "z_loss_coefficient"
-)
-_ONLY = {
-    **SILU,
-    "attention_bias": (False,),
-    "mamba_proj_bias": (False,),
-    "mlp_bias": (False,),
-}
-_LFM2_FIELDS = (
-    fields.VOCABULARY,
-    fields.WIDTH,
-    fields.Field("norm_eps", "norm_eps", 1e-5),
-    fields.Field("norm_eps", "attention.norm_eps", 1e-5),
-    fields.Field("conv_L_cache", "gated_conv.taps", 3),
-    fields.Field("conv_bias", "gated_conv.bias", False),
-)
-FIELDS = {
-    "bamba": fields.Fields(
-        (*_COMMON, *_both(1e-5), fields.HIDDEN),
-        f"{_READS} attn_layer_indices attn_rotary_emb partial_rotary_factor",
-        _ONLY,
-        _INERT,
-    ),
-    "granitemoehybrid": fields.Fields(
-        (
-            *_COMMON,
-            *_both(1e-6),
-            fields.HIDDEN._replace(theirs="shared_intermediate_size", default=1024),
-            fields.Field("shared_intermediate_size", "moe.d_shared", 1024),
-            fields.Field("intermediate_size", "moe.d_hidden", 11008),
-            fields.Field("num_experts_per_tok", "moe.top_k", 2),
-            *MULTIPLIERS,
-        ),
-        f"{_READS} {_TYPES} num_local_experts position_embedding_type attention_multiplier",
-        _ONLY,
-        f"{_INERT} normalization_function",
-    ),
-    "jamba": fields.Fields(
-        (
-            fields.VOCABULARY,
-            fields.WIDTH,
-            fields.HIDDEN,
-            fields.HIDDEN._replace(ours="moe.d_hidden"),
-            fields.Field("num_experts_per_tok", "moe.top_k", 2),
-            fields.TIED,
-            NORM,
-            NORM._replace(ours="mamba.norm_eps"),
-            fields.Field("mamba_d_state", "mamba.d_state", 16),
-            fields.Field("mamba_d_conv", "mamba.d_conv", 4),
-            fields.Field("mamba_expand", "mamba.expand", 2),
-            fields.Field("mamba_conv_bias", "mamba.conv_bias", True),
-            fields.Field("mamba_proj_bias", "mamba.bias", False),
-        ),
-        f"{fields.HEADS} mamba_dt_rank attn_layer_period attn_layer_offset num_experts "
-        "expert_layer_period expert_layer_offset",
-        SILU,
-        "max_position_embeddings output_router_logits router_aux_loss_coef "
-        "use_associative_scan use_mamba_kernels use_mambapy",
-    ),
-    "lfm2": fields.Fields(
-        _LFM2_FIELDS,
-        f"{fields.HEADS} {fields.ROPE} full_attn_idxs layer_types tie_embedding "
-        "tie_word_embeddings block_auto_adjust_ff_dim block_ff_dim intermediate_size "
-        "block_ffn_dim_multiplier block_multiple_of",
-        # of older versions, which have the same also under other names
-        inert="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu "
-        "block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads theta "
-        "use_pos_enc",
-    ),
-    "lfm2_moe": fields.Fields(
-        (
-            *_LFM2_FIELDS,
-            fields.HIDDEN._replace(default=7168),
-            fields.Field("num_experts", "moe.experts", 32),
-            fields.Field("num_experts_per_tok", "moe.top_k", 4),
-            fields.Field("moe_intermediate_size", "moe.d_hidden", 1792),
-            fields.Field("norm_topk_prob", "moe.normalise", True),
-            fields.Field("routed_scaling_factor", "moe.scale", 1.0),
-            fields.Field("use_expert_bias", "moe.correction", True),
-        ),
-        f"{fields.HEADS} {fields.ROPE} layer_types num_dense_layers tie_embedding "
-        "tie_word_embeddings",
-        inert="output_router_logits",
-    ),
-}
-"""By ``model_type``."""
+
+_PLAIN = {"attention_bias": (False,), "mamba_proj_bias": (False,), "mlp_bias": (False,)}
+_WORDS = {"linear_attention": "mamba2", "full_attention": "attention"}
 
 
-def mamba2_hybrid_config(settings: Settings, kind: str) -> ModelConfig:
-    """Our configuration of a Bamba or a Granite 4 hybrid."""
-    granite = kind == "granitemoehybrid"
-    experts = granite and settings.get("num_local_experts", 8) != 0
-    model, layers = FIELDS[kind].read(settings, "" if experts else "moe")
-    if experts:
-        layers["moe"]["experts"] = count(settings, "num_local_experts", 8)
-    unlimited(settings, "time_step_limit")
-    attention = fields.heads(settings, None if granite else 8)
-    if not granite or settings.get("position_embedding_type") == "rope":
-        # transformers reads no such factor in either family, only in rope_parameters of a Bamba
-        given = settings if granite else {**settings, "partial_rotary_factor": 0.5}
-        attention |= fields.rope(given, fraction=None if granite else 0.5)
-    rotated = fields.head_width(settings) * float(attention.get("rotary_fraction") or 1)
+def _mamba2(stated: str = "", default: int = 0) -> tuple[Rule, ...]:
+    """Fields of Mamba-2.
+
+    Args:
+        stated: The field with the number of inner channels; without one, ``mamba_expand`` says it.
+        default: Its value if it is missing; null means that ``mamba_expand`` says it.
+    """
+
+    def read(draft: Draft) -> None:
+        settings, width = draft.settings, draft.model["d_model"]
+        unlimited(settings, "time_step_limit")
+        expand, n_heads = count(settings, "mamba_expand", 2), count(settings, "mamba_n_heads", 128)
+        inner, wanted = expand * width, "mamba_expand * hidden_size"
+        if stated and settings.get(stated, default) is not None:
+            inner, wanted = count(settings, stated, default), stated
+        given = settings.get("mamba_d_head", "auto")
+        if inner % n_heads or given not in ("auto", inner // n_heads):
+            raise InputError(
+                f"mamba_n_heads * mamba_d_head must be {wanted}, {inner}, got {n_heads} * "
+                f"{given!r:.20}"
+            )
+        draft.layers["mamba2"] |= {"expand": inner / width, "d_head": inner // n_heads}
+
+    def write(model: Written) -> dict[str, Any]:
+        mamba2 = model.first("mamba2")
+        inner = inner_width(mamba2, model.config)
+        size = {stated: inner} if stated else {"mamba_expand": int(mamba2["expand"])}
+        heads = {"mamba_n_heads": inner // mamba2["d_head"], "mamba_d_head": mamba2["d_head"]}
+        return {**heads, **size}
+
+    theirs = f"mamba_n_heads mamba_d_head mamba_expand time_step_limit {stated}"
+    return (
+        *fields.several(
+            "mamba2",
+            "mamba_d_state=d_state:256 mamba_n_groups=n_groups:1 mamba_d_conv=d_conv:4 "
+            "mamba_conv_bias=conv_bias:True",
+        ),
+        Rule(theirs, read, write),
+    )
+
+
+def _read_bamba(draft: Draft) -> None:
+    settings = draft.settings
+    full = fields.layer_indices(settings, "attn_layer_indices") or []
+    depth = range(fields.layer_count(settings))
+    draft.mixers = ["attention" if i in full else "mamba2" for i in depth]
+    # transformers reads this factor only in rope_parameters
+    given = {**settings, "partial_rotary_factor": 0.5}
+    draft.layers["attention"] |= fields.rope_keywords(given, fraction=0.5)
+    fraction = float(draft.layers["attention"].get("rotary_fraction", 1))
+    rotated = fields.head_width(settings) * fraction
     if settings.get("attn_rotary_emb", rotated) != rotated:
         raise InputError(
             f"attn_rotary_emb={settings['attn_rotary_emb']!r:.20} is not read by transformers, "
             f"which rotates {rotated:g} entries of each head"
         )
-    if granite:
-        attention |= granite_scores(settings)
-    layers["attention"] = attention
-    expand = count(settings, "mamba_expand", 2)
-    inner, n_heads = expand * model["d_model"], count(settings, "mamba_n_heads", 128)
-    d_head = inner // n_heads
-    if settings.get("mamba_d_head", "auto") not in ("auto", d_head) or inner % n_heads:
-        raise InputError(
-            f"mamba_n_heads * mamba_d_head must be mamba_expand * hidden_size, {inner}, got "
-            f"{n_heads} * {settings.get('mamba_d_head', 'auto')!r:.20}"
-        )
-    layers["mamba2"] |= {"expand": float(expand), "d_head": d_head}
-    mixers = ["attention" if full else "mamba2" for full in _full(settings, granite)]
-    found = fields.composed(mixers, [experts] * len(mixers), layers)
-    return ModelConfig(**found, norm="rms", **model)
 
 
-def _full(settings: Settings, granite: bool) -> list[bool]:
-    """Whether each layer is attention."""
-    if granite:
-        known = (*fields.FULL, "linear_attention", "mamba")
-        types = fields.layer_types(settings, *_TYPES.split(), known=known) or []
-        return [name in fields.FULL for name in types] or [False] * fields.layer_count(settings)
-    full = fields.layer_indices(settings, "attn_layer_indices") or []
-    return [i in full for i in range(fields.layer_count(settings))]
+def _write_bamba(model: Written) -> dict[str, Any]:
+    rope = fields.rope_back(model.first("attention"))
+    return {"attn_layer_indices": model.numbers("attention"), **rope}
 
 
-def mamba2_hybrid_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`mamba2_hybrid_config`."""
-    blocks = groups(config, _GRANITE if kind == "granitemoehybrid" else _BAMBA)
-    attention, mamba2 = (first_keywords(blocks, name) for name in ("attention", "mamba2"))
-    is_attention = [mixer.name == "attention" for mixer, _ in blocks]
-    settings: dict[str, Any] = {
-        **FIELDS[kind].write(config, blocks),
-        "mamba_n_heads": inner_width(mamba2, config) // mamba2["d_head"],
-        "mamba_d_head": mamba2["d_head"],
-        "mamba_expand": int(mamba2["expand"]),
-    }
-    if kind == "bamba":
-        return settings | {"attn_layer_indices": [i for i, full in enumerate(is_attention) if full]}
+def _read_granite(draft: Draft) -> None:
+    settings = draft.settings
+    experts, depth = settings.get("num_local_experts", 8), fields.layer_count(settings)
+    draft.sparse = [experts != 0] * depth
+    if experts != 0:
+        draft.put("moe.experts", count(settings, "num_local_experts", 8))
+    if settings.get("position_embedding_type") == "rope":
+        draft.layers["attention"] |= fields.rope_keywords(settings)
+
+
+def _write_granite(model: Written) -> dict[str, Any]:
+    rope = fields.rope_back(model.first("attention"))
     return {
-        **settings,
-        **granite_scores_back(attention),
-        "position_embedding_type": "rope" if attention["position"] == "rope" else None,
-        "num_local_experts": blocks[0][1].keywords.get("experts", 0),
-        "layer_types": ["full_attention" if f else "linear_attention" for f in is_attention],
+        "position_embedding_type": "rope" if rope else None,
+        "num_local_experts": model.blocks[0][1].keywords.get("experts", 0),
+        **rope,
     }
 
 
-def jamba_config(settings: Settings) -> ModelConfig:
-    """Our configuration of a Jamba."""
-    model, layers = FIELDS["jamba"].read(settings)
-    n, experts = fields.layer_count(settings), count(settings, "num_experts", 16)
-    every, first = _every(settings, "expert_layer", 2, 1)
-    sparse = [experts > 1 and i % every == first for i in range(n)]
-    every, first = _every(settings, "attn_layer", 8, 4)
-    layers["moe"] |= {"experts": experts, "normalise": False}
-    layers["attention"] = fields.heads(settings, 8)
-    layers["mamba"] |= {
-        "expand": float(layers["mamba"]["expand"]),
-        "dt_rank": dt_rank(settings, "mamba_dt_rank"),
-        "learned_norms": True,
+_SSM = ("gate_scale", "input_scale", "b_scale", "c_scale", "step_scale")
+
+
+def _read_factors(draft: Draft) -> None:
+    settings = draft.settings
+    factor = number(settings, "ssm_in_multiplier", 1.0)
+    for name, own in zip(_SSM, _numbers(settings, "ssm_multipliers", len(_SSM)), strict=True):
+        draft.put(f"mamba2.{name}", factor * own)
+    gate, down = _numbers(settings, "mlp_multipliers", 2)
+    draft.layers["feed_forward"] |= {"gate_scale": gate, "out_scale": down}
+    # the input's factor multiplies queries, keys and values
+    before = number(settings, "attention_in_multiplier", 1.0)
+    usual = _usual(fields.head_width(settings))
+    scale = number(settings, "key_multiplier", 1.0) * before * before * usual
+    draft.layers["attention"] |= {
+        "out_scale": before * number(settings, "attention_out_multiplier", 1.0),
+        "score_scale": None if scale == usual else scale,
     }
-    mixers = ["attention" if i % every == first else "mamba" for i in range(n)]
-    return ModelConfig(**fields.composed(mixers, sparse, layers), norm="rms", **model)
+    after = number(settings, "lm_head_multiplier", 1.0)
+    if not 0 < after < math.inf:
+        raise InputError(f"lm_head_multiplier must be positive, got {after}")
+    draft.put("logits_divisor", 1 / after)
+    if draft.layers["mamba2"]["normalise"] and flag(settings, "mamba_norm_before_gate", True):
+        raise InputError("mamba_norm_before_gate must be false where mamba_rms_norm is true")
+    draft.mixers = ["parallel(mamba2, attention)"] * fields.layer_count(settings)
 
 
-def _every(settings: Settings, name: str, period: int, offset: int) -> tuple[int, int]:
+def _usual(d_head: int) -> float:
+    return float(max(1, d_head) ** -0.5)
+
+
+def _numbers(settings: fields.Settings, name: str, n: int) -> list[float]:
+    """A list of n factors, which are 1 if it is missing."""
+    found = settings.get(name)
+    if found is None:
+        return [1.0] * n
+    if not isinstance(found, list) or len(found) != n:
+        raise InputError(f"{name} must be {n} numbers, got {found!r:.80}")
+    return [number({name: value}, name, 1.0) for value in found]
+
+
+def _write_factors(model: Written) -> dict[str, Any]:
+    mamba2, attention = model.first("mamba2"), model.first("attention")
+    feed_forward, usual = model.first("feed_forward"), _usual(attention["d_head"])
+    scale, divisor = attention["score_scale"] or usual, model.config.logits_divisor
+    return {
+        "attention_out_multiplier": attention["out_scale"],
+        "key_multiplier": _solved(lambda key: key * usual, scale / usual, scale),
+        "lm_head_multiplier": _solved(lambda after: 1 / after, 1 / divisor, divisor),
+        "mamba_norm_before_gate": False,
+        "mlp_multipliers": [feed_forward["gate_scale"], feed_forward["out_scale"]],
+        "ssm_multipliers": [mamba2[name] for name in _SSM],
+    }
+
+
+def _solved(function: Callable[[float], float], guess: float, wanted: float) -> float:
+    """The number at the guess, or next to it, of which the function is exactly as wanted."""
+    near = [guess]
+    for towards in (0.0, math.inf):
+        close = [guess]
+        for _ in range(3):
+            close.append(math.nextafter(close[-1], towards))
+        near += close
+    return next((number for number in near if function(number) == wanted), guess)
+
+
+def _every(settings: fields.Settings, name: str, period: int, offset: int) -> tuple[int, int]:
     """The distance between layers of a kind, and the index of the first."""
-    period, first = (
-        count(settings, f"{name}_period", period),
-        settings.get(f"{name}_offset", offset),
-    )
+    period = count(settings, f"{name}_period", period)
+    first = settings.get(f"{name}_offset", offset)
     if type(first) is not int or not 0 <= first < period:
         raise InputError(f"{name}_offset must be from 0 to {period - 1}, got {first!r:.40}")
     return period, first
 
 
-def jamba_settings(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`jamba_config`."""
-    blocks = groups(config, _JAMBA)
-    full = [i for i, (mixer, _) in enumerate(blocks) if mixer.name == "attention"]
-    sparse = [i for i, (_, layer) in enumerate(blocks) if layer.name == "moe"]
-    settings = FIELDS["jamba"].write(config, blocks)
+def _read_jamba(draft: Draft) -> None:
+    settings, depth = draft.settings, range(fields.layer_count(draft.settings))
+    experts = count(settings, "num_experts", 16)
+    every, first = _every(settings, "expert_layer", 2, 1)
+    draft.sparse = [experts > 1 and i % every == first for i in depth]
+    every, first = _every(settings, "attn_layer", 8, 4)
+    draft.mixers = ["attention" if i % every == first else "mamba" for i in depth]
+    draft.put("moe.experts", experts)
+    draft.put("mamba.dt_rank", dt_rank(settings, "mamba_dt_rank"))
+    draft.put("mamba.expand", float(count(settings, "mamba_expand", 2)))
+
+
+def _write_jamba(model: Written) -> dict[str, Any]:
+    mamba, sparse = model.first("mamba"), model.numbers("moe")
+
+    def every(name: str, found: Sequence[int]) -> dict[str, int]:
+        period = found[1] - found[0] if len(found) > 1 else len(model.blocks)
+        return {f"{name}_period": period, f"{name}_offset": found[0]}
+
     return {
-        **settings,
-        "mamba_expand": int(settings["mamba_expand"]),
-        "mamba_dt_rank": first_keywords(blocks, "mamba")["dt_rank"],
-        **_every_back("attn_layer", full, len(blocks)),
-        **_every_back("expert_layer", sparse or [0], len(blocks)),
-        "num_experts": blocks[sparse[0]][1].keywords["experts"] if sparse else 1,
+        "mamba_expand": int(mamba["expand"]),
+        "mamba_dt_rank": mamba["dt_rank"],
+        **every("attn_layer", model.numbers("attention")),
+        **every("expert_layer", sparse or [0]),
+        "num_experts": model.first("moe")["experts"] if sparse else 1,
     }
 
 
-def _every_back(name: str, found: Sequence[int], n_layers: int) -> dict[str, int]:
-    """The inverse of :func:`_every`, from the numbers of the layers of a kind."""
-    period = found[1] - found[0] if len(found) > 1 else n_layers
-    return {f"{name}_period": period, f"{name}_offset": found[0]}
+_LISTS = "layer_types layers_block_type hybrid_override_pattern"
+_KINDS = {**_WORDS, "mlp": "feed_forward", "moe": "moe"}
+_OLD_KINDS = {"mamba": "mamba2", "attention": "attention"}
+_SIGNS = {"M": "mamba2", "*": "attention", "-": "feed_forward", "E": "moe"}
 
 
-def lfm2_config(settings: Settings, kind: str) -> ModelConfig:
-    """Our configuration of an LFM2."""
-    model, layers = FIELDS[kind].read(settings)
-    n = fields.layer_count(settings)
-    full = fields.layer_indices(settings, "full_attn_idxs")
-    full = list(range(n)) if full is None else full
-    derived = ["full_attention" if i in full else "conv" for i in range(n)]
-    types = fields.layer_types(settings, "layer_types", known=("full_attention", "conv")) or derived
-    layers["attention"] |= {
-        **fields.heads(settings, 8),
-        **fields.rope(settings, base=1e6),
-        "qk_norm": True,
+def _read_nemotron(draft: Draft) -> None:
+    settings = draft.settings
+    inner = count(settings, "mamba_num_heads", 128) * draft.layers["mamba2"]["d_head"]
+    draft.put("mamba2.expand", inner / draft.model["d_model"])
+    draft.put("mamba2.min_step", number(settings, "time_step_min", 1e-3))
+    if settings.get("attention_head_dim", wanted := settings["head_dim"]) != wanted:
+        raise InputError(
+            f"attention_head_dim={settings['attention_head_dim']!r:.20} is not read by "
+            f"transformers, which takes head_dim, {wanted!r:.20}"
+        )
+    # a list of words, or a text with a sign for each layer
+    stated = next((settings[name] for name in _LISTS.split() if settings.get(name)), None)
+    known = _SIGNS if isinstance(stated, str) else _KINDS | _OLD_KINDS
+    if not isinstance(stated, str | list) or not 0 < len(stated) <= MAX_LAYERS:
+        raise InputError(
+            f"layers_block_type must list 1 to {MAX_LAYERS} layers, got {stated!r:.80}"
+        )
+    if unknown := [str(word) for word in stated if str(word) not in known]:
+        raise InputError(f"layers of a Nemotron-H are {', '.join(known)}, got {unknown[0]!r}")
+    draft.mixers = [known[word] for word in stated]
+    if draft.layers["feed_forward"]["bias"] and "moe" in draft.mixers:
+        raise InputError("mlp_bias=True is not supported in a model with experts")
+
+
+def _write_nemotron(model: Written) -> dict[str, Any]:
+    mamba2, words = model.first("mamba2"), {ours: word for word, ours in _KINDS.items()}
+    return {
+        # transformers ignores tie_word_embeddings in this family
+        "tie_word_embeddings": False,
+        "time_step_min": mamba2["min_step"],
+        "mamba_num_heads": inner_width(mamba2, model.config) // mamba2["d_head"],
+        "layers_block_type": [words[layer.name] for (layer,) in model.blocks],
     }
-    sparse = [False] * n
-    if kind == "lfm2":
-        layers["feed_forward"] = {"d_hidden": _lfm2_hidden(settings)}
-    else:
-        layers["moe"] |= {"scores": "sigmoid", "normalise_eps": 1e-6}
-        sparse = [i >= _dense_layers(settings) for i in range(n)]
-    tied = "tie_embedding" if "tie_embedding" in settings else "tie_word_embeddings"
-    mixers = ["attention" if name == "full_attention" else "gated_conv" for name in types]
-    found = fields.composed(mixers, sparse, layers)
-    return ModelConfig(**found, norm="rms", tie_embeddings=flag(settings, tied, True), **model)
 
 
-def _dense_layers(settings: Settings) -> int:
-    """Number of layers without experts, which may be 0."""
-    n = settings.get("num_dense_layers", 2)
-    return 0 if n == 0 else count(settings, "num_dense_layers", 2)
+def _lfm2(*rules: Rule, inert: str, **fixed: Any) -> Fields:
+    """Fields of an LFM2 with rules of its own."""
+
+    def tied(draft: Draft) -> None:
+        name = "tie_embedding" if "tie_embedding" in draft.settings else "tie_word_embeddings"
+        draft.put("tie_embeddings", flag(draft.settings, name, True))
+
+    def derived(draft: Draft) -> list[str]:
+        depth = range(fields.layer_count(draft.settings))
+        full = fields.layer_indices(draft.settings, "full_attn_idxs")
+        return ["full_attention" if full is None or i in full else "conv" for i in depth]
+
+    return Fields(
+        (
+            fields.VOCABULARY,
+            fields.WIDTH,
+            Rule(
+                "tie_embedding tie_word_embeddings",
+                tied,
+                lambda model: {"tie_word_embeddings": model.config.tie_embeddings},
+            ),
+            *(field("norm_eps", place, 1e-5) for place in ("norm_eps", "attention.norm_eps")),
+            field("conv_L_cache", "gated_conv.taps", 3),
+            field("conv_bias", "gated_conv.bias", False),
+            *rules,
+            fields.heads(8),
+            fields.rope(1e6),
+            fields.kinds({"full_attention": "attention", "conv": "gated_conv"}, derived),
+        ),
+        inert=inert,
+        fixed={"attention.qk_norm": True, **fixed},
+    )
 
 
-def _lfm2_hidden(settings: Settings) -> int:
+def _read_hidden(draft: Draft) -> None:
     """The actual hidden width, which the official code computes from the one in the settings."""
+    settings = draft.settings
     name = "block_ff_dim" if "block_ff_dim" in settings else "intermediate_size"
-    stated = count(settings, name)
-    if not settings.get("block_auto_adjust_ff_dim", True):
-        return stated
-    hidden = int(2 * stated / 3)
-    if settings.get("block_ffn_dim_multiplier", 1.0) is None:
-        return hidden
-    factor = number(settings, "block_ffn_dim_multiplier", 1.0)
-    if not 0 < factor < 1e6:
-        raise InputError(f"block_ffn_dim_multiplier must be positive, got {factor}")
-    multiple = count(settings, "block_multiple_of", 256)
-    return -(-int(factor * hidden) // multiple) * multiple
+    hidden = count(settings, name)
+    if settings.get("block_auto_adjust_ff_dim", True):
+        hidden = int(2 * hidden / 3)
+        if settings.get("block_ffn_dim_multiplier", 1.0) is not None:
+            factor = number(settings, "block_ffn_dim_multiplier", 1.0)
+            if not 0 < factor < 1e6:
+                raise InputError(f"block_ffn_dim_multiplier must be positive, got {factor}")
+            multiple = count(settings, "block_multiple_of", 256)
+            hidden = -(-int(factor * hidden) // multiple) * multiple
+    draft.put("feed_forward.d_hidden", hidden)
 
 
-def lfm2_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`lfm2_config`."""
-    blocks = groups(config, _LFM2 if kind == "lfm2" else _LFM2_MOE)
-    names = {"attention": "full_attention", "gated_conv": "conv"}
-    dense = [layer.keywords["d_hidden"] for _, layer in blocks if layer.name != "moe"]
-    own = {"num_dense_layers": len(dense)}
-    if kind == "lfm2":
-        own = {"intermediate_size": dense[0], "block_auto_adjust_ff_dim": False}
-    return {
-        **FIELDS[kind].write(config, blocks),
-        **own,
-        "tie_word_embeddings": config.tie_embeddings,
-        "layer_types": [names[mixer.name] for mixer, _ in blocks],
-    }
+def _write_hidden(model: Written) -> dict[str, Any]:
+    hidden = model.first("feed_forward")["d_hidden"]
+    return {"intermediate_size": hidden, "block_auto_adjust_ff_dim": False}
 
 
-_FUNCTIONS = mamba2_hybrid_config, mamba2_hybrid_settings
+def _read_dense(draft: Draft) -> None:
+    dense = draft.settings.get("num_dense_layers", 2)
+    dense = dense if dense == 0 else count(draft.settings, "num_dense_layers", 2)
+    draft.sparse = [i >= dense for i in range(fields.layer_count(draft.settings))]
+
+
+_MAMBA_INERT = f"mamba_chunk_size {LOSS} use_mamba_kernels z_loss_coefficient"
+_FIELDS = {
+    "bamba": Fields(
+        (
+            *fields.GATED,
+            *fields.norms(1e-5, "mamba2"),
+            fields.heads(8),
+            *_mamba2(),
+            Rule(f"attn_layer_indices attn_rotary_emb {fields.PARTIAL}", _read_bamba, _write_bamba),
+        ),
+        {**fields.SILU, **_PLAIN},
+        _MAMBA_INERT,
+    ),
+    "granitemoehybrid": Fields(
+        (
+            *fields.ENDS,
+            *fields.norms(1e-6, "mamba2"),
+            fields.heads(),
+            *_mamba2(),
+            Rule(
+                f"num_local_experts position_embedding_type {fields.ROPE}",
+                _read_granite,
+                _write_granite,
+            ),
+            field("shared_intermediate_size", "feed_forward.d_hidden", 1024),
+            field("shared_intermediate_size", "moe.d_shared", 1024),
+            field("intermediate_size", "moe.d_hidden", 11008),
+            field("num_experts_per_tok", "moe.top_k", 2),
+            *MULTIPLIERS,
+            fields.kinds(
+                {**_WORDS, **fields.FULL, "mamba": "mamba2"},
+                lambda draft: ["mamba"] * fields.layer_count(draft.settings),
+                names="layers_block_type layer_types",  # transformers prefers the first
+            ),
+        ),
+        {**fields.SILU, **_PLAIN},
+        f"{_MAMBA_INERT} normalization_function",
+    ),
+    "falcon_h1": Fields(
+        (
+            *fields.GATED,
+            *fields.norms(1e-5, "mamba2"),
+            fields.heads(8),
+            fields.rope(),
+            *_mamba2("mamba_d_ssm", 1024),
+            field("mamba_rms_norm", "mamba2.normalise", False),
+            field("ssm_out_multiplier", "mamba2.out_scale", 1.0),
+            field("embedding_multiplier", "embedding_multiplier", 1.0),
+            Rule(
+                "attention_in_multiplier attention_out_multiplier key_multiplier mlp_multipliers "
+                "lm_head_multiplier mamba_norm_before_gate ssm_in_multiplier ssm_multipliers",
+                _read_factors,
+                _write_factors,
+            ),
+        ),
+        {**fields.SILU, **_PLAIN, "projectors_bias": (False,)},
+        "mamba_chunk_size mamba_use_mlp",
+    ),
+    "jamba": Fields(
+        (
+            *fields.GATED,
+            *fields.norms(1e-6, "mamba"),
+            Rule(
+                "attn_layer_period attn_layer_offset num_experts expert_layer_period "
+                "expert_layer_offset mamba_dt_rank mamba_expand",
+                _read_jamba,
+                _write_jamba,
+            ),
+            field("intermediate_size", "moe.d_hidden"),
+            field("num_experts_per_tok", "moe.top_k", 2),
+            *fields.several(
+                "mamba",
+                "mamba_d_state=d_state:16 mamba_d_conv=d_conv:4 mamba_conv_bias=conv_bias:True "
+                "mamba_proj_bias=bias:False",
+            ),
+            fields.heads(8),
+        ),
+        fields.SILU,
+        f"max_position_embeddings {LOSS} use_associative_scan use_mamba_kernels use_mambapy",
+        {"mamba.learned_norms": True, "moe.normalise": False},
+    ),
+    "nemotron_h": Fields(
+        (
+            fields.VOCABULARY,
+            fields.WIDTH,
+            fields.hidden(21504),
+            *(field("layer_norm_epsilon", f"{p}norm_eps", 1e-5) for p in ("", "mamba2.")),
+            *fields.several(
+                "mamba2",
+                "ssm_state_size=d_state:128 mamba_head_dim=d_head:64 n_groups:8 "
+                "conv_kernel=d_conv:4 use_bias=bias:False use_conv_bias=conv_bias:True",
+            ),
+            field("mlp_bias", "feed_forward.bias", False),
+            *fields.several(
+                "moe",
+                "n_routed_experts=experts:8 num_experts_per_tok=top_k:2 "
+                "norm_topk_prob=normalise:True moe_intermediate_size=d_hidden:7688 "
+                "routed_scaling_factor=scale:1.0 moe_shared_expert_intermediate_size=d_shared:7688",
+            ),
+            fields.heads(8, 128),
+            Rule(
+                f"attention_head_dim mamba_num_heads time_step_min tie_word_embeddings {_LISTS}",
+                _read_nemotron,
+                _write_nemotron,
+            ),
+        ),
+        {
+            "mlp_hidden_act": ("relu2",),
+            "mamba_hidden_act": ("silu",),
+            "n_group": (1,),
+            "topk_group": (1,),
+            "moe_latent_size": (None,),
+        },
+        # what transformers does not read
+        "attention_bias chunk_size expand mamba_proj_bias mamba_ssm_cache_dtype "
+        "max_position_embeddings moe_shared_expert_overlap mtp_hybrid_override_pattern "
+        "mtp_layers_block_type n_shared_experts norm_eps num_hidden_layers "
+        "num_nextn_predict_layers output_router_logits partial_rotary_factor "
+        "rescale_prenorm_residual residual_in_fp32 rms_norm_eps rope_theta "
+        "sliding_window time_step_floor time_step_limit time_step_max "
+        "time_step_rank use_mamba_kernels",
+        {
+            "feed_forward": "none",
+            "tie_embeddings": False,
+            "feed_forward.activation": "relu2",
+            "moe.activation": "relu2",
+            "moe.scores": "sigmoid",
+            "moe.correction": True,
+        },
+        depth="",
+    ),
+    "lfm2": _lfm2(
+        Rule(
+            "block_auto_adjust_ff_dim block_ff_dim intermediate_size block_ffn_dim_multiplier "
+            "block_multiple_of full_attn_idxs",
+            _read_hidden,
+            _write_hidden,
+        ),
+        # of older versions, which have the same also under other names
+        inert="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu "
+        "block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads theta "
+        "use_pos_enc",
+    ),
+    "lfm2_moe": _lfm2(
+        fields.hidden(7168),
+        Rule(
+            "num_dense_layers",
+            _read_dense,
+            lambda model: {"num_dense_layers": len(model.blocks) - len(model.numbers("moe"))},
+        ),
+        *fields.several(
+            "moe",
+            "num_experts=experts:32 num_experts_per_tok=top_k:4 use_expert_bias=correction:True "
+            "moe_intermediate_size=d_hidden:1792 norm_topk_prob=normalise:True "
+            "routed_scaling_factor=scale:1.0",
+        ),
+        inert="output_router_logits",
+        **{"moe.scores": "sigmoid", "moe.normalise_eps": 1e-6},
+    ),
+}
+
 CONVERTERS = {
-    "bamba": family("bamba", "Bamba", _BAMBA, _FUNCTIONS, "BambaForCausalLM"),
+    "bamba": family(_BAMBA, _FIELDS["bamba"], bamba="BambaForCausalLM"),
     "granitemoehybrid": family(
-        "granitemoehybrid",
-        "Granite 4 hybrids",
-        _GRANITE,
-        _FUNCTIONS,
-        "GraniteMoeHybridForCausalLM",
+        _GRANITE, _FIELDS["granitemoehybrid"], granitemoehybrid="GraniteMoeHybridForCausalLM"
     ),
-    "jamba": Converter(
-        "Jamba of Hugging Face transformers",
-        _JAMBA,
-        jamba_config,
-        jamba_settings,
-        {"jamba": "JambaForCausalLM"},
+    "falcon_h1": family(
+        _BAMBA._replace(mixers=("parallel",)),
+        _FIELDS["falcon_h1"],
+        falcon_h1="FalconH1ForCausalLM",
     ),
-    "lfm2": family("lfm2", "LFM2", _LFM2, (lfm2_config, lfm2_settings), "Lfm2ForCausalLM"),
-    "lfm2_moe": family(
-        "lfm2_moe",
-        "LFM2 with experts",
-        _LFM2_MOE,
-        (lfm2_config, lfm2_settings),
-        "Lfm2MoeForCausalLM",
-    ),
+    "jamba": family(_JAMBA, _FIELDS["jamba"], jamba="JambaForCausalLM"),
+    "nemotron_h": family(_NEMOTRON, _FIELDS["nemotron_h"], nemotron_h="NemotronHForCausalLM"),
+    "lfm2": family(_LFM2, _FIELDS["lfm2"], lfm2="Lfm2ForCausalLM"),
+    "lfm2_moe": family(_LFM2_MOE, _FIELDS["lfm2_moe"], lfm2_moe="Lfm2MoeForCausalLM"),
 }
 """By ``model_type``."""

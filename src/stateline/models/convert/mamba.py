@@ -7,14 +7,9 @@ from typing import Any
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
-from stateline.models.convert.converter import Converter, Settings
-from stateline.models.convert.parts import (
-    Names,
-    first_keywords,
-    groups,
-    inner_width,
-    renamed,
-)
+from stateline.models.convert.converter import Converter
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
+from stateline.models.convert.parts import Names, groups, inner_width, renamed
 from stateline.models.convert.weights import count, flag, section
 
 NAMES = Names(
@@ -33,79 +28,140 @@ OFFICIAL_NAMES = NAMES._replace(
     spell=renamed("backbone.embeddings.weight", "backbone.embedding.weight"),
 )
 
-_EPS = fields.Field("layer_norm_epsilon", "norm_eps", 1e-5)
+
+def unlimited(settings: Settings, name: str) -> None:
+    """Check that step sizes are not limited; new versions of transformers encode infinity."""
+    given = settings.get(name) or (0.0, math.inf)
+    try:
+        limits = [_float(limit) for limit in given]
+    except (LookupError, TypeError, ValueError):
+        limits = []
+    if limits != [0.0, math.inf]:
+        raise InputError(f"limited step sizes are not supported, got {name}={given}")
 
 
-def _layer_fields(
-    kind: str, bias: str, conv_bias: str, taps: str, state: str
-) -> tuple[fields.Field, ...]:
+def _float(value: Any) -> float:
+    return float(value["__float__"] if isinstance(value, Mapping) else value)
+
+
+def dt_rank(settings: Settings, name: str) -> int | None:
+    """The rank of the steps; ``auto`` is the default of our layer."""
+    return None if settings.get(name, "auto") == "auto" else count(settings, name)
+
+
+def _layer(kind: str, bias: str, conv_bias: str, taps: str, state: str) -> tuple[Rule, ...]:
     """Fields that both kinds have in both formats, by the names of a format."""
     return (
-        fields.Field("expand", f"{kind}.expand", 2.0),
-        fields.Field(bias, f"{kind}.bias", False),
-        fields.Field(conv_bias, f"{kind}.conv_bias", True),
-        fields.Field(taps, f"{kind}.d_conv", 4),
-        fields.Field(state, f"{kind}.d_state", 16 if kind == "mamba" else 128),
+        field("expand", f"{kind}.expand", 2.0),
+        field(bias, f"{kind}.bias", False),
+        field(conv_bias, f"{kind}.conv_bias", True),
+        field(taps, f"{kind}.d_conv", 4),
+        field(state, f"{kind}.d_state", 16 if kind == "mamba" else 128),
     )
 
 
-_MODEL = (fields.VOCABULARY, fields.WIDTH, _EPS)
+def _rank(name: str) -> Rule:
+    """The field with the rank of the steps of a Mamba."""
+    return Rule(
+        name,
+        lambda draft: draft.put("mamba.dt_rank", dt_rank(draft.settings, name)),
+        lambda model: {name: model.first("mamba")["dt_rank"]},
+    )
+
+
+def _read_width(draft: Draft) -> None:
+    if draft.settings.get("intermediate_size") is not None:  # transformers then ignores expand
+        inner = count(draft.settings, "intermediate_size")
+        draft.put("mamba.expand", inner / draft.model["d_model"])
+
+
+def _write_width(model: Written) -> dict[str, Any]:
+    mamba = model.first("mamba")
+    inner = inner_width(mamba, model.config)
+    return {"intermediate_size": inner, "expand": _whole(mamba["expand"])}
+
+
+def _read_heads(draft: Draft) -> None:
+    layer = draft.layers["mamba2"]
+    unlimited(draft.settings, "time_step_limit")
+    inner = count(draft.settings, "num_heads", 128) * layer["d_head"]
+    if int(layer["expand"] * draft.model["d_model"]) != inner:
+        raise InputError(
+            f"num_heads * head_dim must be expand * hidden_size, got {inner} and expand="
+            f"{layer['expand']:g}"
+        )
+
+
+def _write_heads(model: Written) -> dict[str, Any]:
+    layer = model.first("mamba2")
+    n_heads = inner_width(layer, model.config) // layer["d_head"]
+    return {"num_heads": n_heads, "expand": _whole(layer["expand"])}
+
+
+def _whole(value: float) -> float:
+    """As an integer where it is one: transformers accepts no other type."""
+    return int(value) if float(value).is_integer() else value
+
+
+_EPS = field("layer_norm_epsilon", "norm_eps", 1e-5)
+_RESIDUAL = Rule("residual_in_fp32", lambda _: None, lambda _: {"residual_in_fp32": True})
+"""Without effect here: our residual stream has the precision of the weights."""
+_MODEL = (fields.VOCABULARY, fields.WIDTH, _EPS, _RESIDUAL)
 _LAYER = ("use_bias", "use_conv_bias", "conv_kernel", "state_size")
 # transformers 5 rescales also weights that it has read
 _ONLY = {"hidden_act": ("silu", "swish"), "rescale_prenorm_residual": (False,)}
-_READS = "time_step_rank intermediate_size"
 _INERT = (
     "d_inner d_model fused_add_norm n_layer pad_vocab_size_multiple rms_norm ssm_cfg "  # official
-    "chunk_size residual_in_fp32 time_step_floor time_step_init_scheme "
-    "time_step_max time_step_min time_step_scale use_associative_scan use_falcon_mambapy "
-    "use_mambapy"
+    "chunk_size time_step_floor time_step_init_scheme time_step_max time_step_min time_step_scale "
+    "use_associative_scan use_falcon_mambapy use_mambapy"
 )
-_MAMBA = (*_MODEL, fields.TIED._replace(default=True), *_layer_fields("mamba", *_LAYER))
-FIELDS = {
-    "mamba": fields.Fields(_MAMBA, _READS, _ONLY, _INERT),
-    "falcon_mamba": fields.Fields(
-        (*_MAMBA, fields.Field("mixer_rms_eps", "mamba.norm_eps", 1e-6)), _READS, _ONLY, _INERT
+_MAMBA = (
+    *_MODEL,
+    field("tie_word_embeddings", "tie_embeddings", True),
+    *_layer("mamba", *_LAYER),
+    _rank("time_step_rank"),
+    Rule("intermediate_size", _read_width, _write_width),
+)
+_MAMBA2 = (
+    *_MODEL,
+    fields.ENDS[2],
+    *_layer("mamba2", *_LAYER),
+    field("head_dim", "mamba2.d_head", 64),
+    field("n_groups", "mamba2.n_groups", 8),
+    field("layer_norm_epsilon", "mamba2.norm_eps", 1e-5),
+    Rule("time_step_limit num_heads", _read_heads, _write_heads),
+)
+_FIELDS = {
+    "mamba": Fields(_MAMBA, _ONLY, _INERT),
+    "falcon_mamba": Fields(
+        (*_MAMBA, field("mixer_rms_eps", "mamba.norm_eps", 1e-6)), _ONLY, _INERT
     ),
-    "mamba2": fields.Fields(
-        (
-            *_MODEL,
-            fields.TIED,
-            *_layer_fields("mamba2", *_LAYER),
-            fields.Field("head_dim", "mamba2.d_head", 64),
-            fields.Field("n_groups", "mamba2.n_groups", 8),
-            _EPS._replace(ours="mamba2.norm_eps"),
-        ),
-        "time_step_limit num_heads",
-        _ONLY,
-        f"{_INERT} intermediate_size norm_before_gate time_step_rank",
-    ),
+    "mamba2": Fields(_MAMBA2, _ONLY, f"{_INERT} intermediate_size norm_before_gate time_step_rank"),
 }
 """By ``model_type``."""
 
-_OFFICIAL_MODEL = fields.Fields(
+_OFFICIAL_MODEL = Fields(
     (
         fields.VOCABULARY,
-        fields.Field("d_model", "d_model"),
-        fields.Field("tie_embeddings", "tie_embeddings", True),
+        field("d_model", "d_model"),
+        field("tie_embeddings", "tie_embeddings", True),
+        Rule("ssm_cfg rms_norm pad_vocab_size_multiple", lambda _: None),
     ),
-    "ssm_cfg rms_norm pad_vocab_size_multiple",
     {"attn_layer_idx": ([],), "attn_cfg": ({},), "d_intermediate": (0,)},
     "fused_add_norm residual_in_fp32",
-    "n_layer",
+    depth="n_layer",
 )
-_INITIAL = "dt_init dt_init_floor dt_max dt_min dt_scale use_fast_path use_mem_eff_path"
+_INITIAL = "layer dt_init dt_init_floor dt_max dt_min dt_scale use_fast_path use_mem_eff_path"
 _SSM = ("bias", "conv_bias", "d_conv", "d_state")
 _OFFICIAL = {
-    "mamba": fields.Fields(
-        _layer_fields("mamba", *_SSM), "layer dt_rank", inert=_INITIAL, depth=""
-    ),
-    "mamba2": fields.Fields(
+    "mamba": Fields((*_layer("mamba", *_SSM), _rank("dt_rank")), inert=_INITIAL, depth=""),
+    "mamba2": Fields(
         (
-            *_layer_fields("mamba2", *_SSM),
-            fields.Field("headdim", "mamba2.d_head", 64),
-            fields.Field("ngroups", "mamba2.n_groups", 1),
+            *_layer("mamba2", *_SSM),
+            field("headdim", "mamba2.d_head", 64),
+            field("ngroups", "mamba2.n_groups", 1),
+            Rule("dt_limit", lambda draft: unlimited(draft.settings, "dt_limit")),
         ),
-        "layer dt_limit",
         {
             "norm_before_gate": (False,),
             "D_has_hdim": (False,),
@@ -113,7 +169,7 @@ _OFFICIAL = {
             "d_ssm": (None,),
         },
         f"{_INITIAL} A_init_range chunk_size conv_init",
-        "",
+        depth="",
     ),
 }
 """Fields of ``ssm_cfg``."""
@@ -124,8 +180,7 @@ def mamba_config(settings: Settings) -> ModelConfig:
 
     Args:
         settings: As in its ``config.json``; what may be missing there has the value that
-            transformers gives it. ``residual_in_fp32`` has no effect: our residual stream has the
-            precision of the weights.
+            transformers gives it.
 
     Returns:
         The configuration.
@@ -137,22 +192,8 @@ def mamba_config(settings: Settings) -> ModelConfig:
         Gu and Dao, "Mamba", 2023; Dao and Gu, "Transformers are SSMs", 2024.
     """
     kind = str(settings["model_type"])
-    model, layers = FIELDS[kind].read(settings)
-    (name,) = layers
-    if kind == "mamba2":
-        unlimited(settings, "time_step_limit")
-        inner = count(settings, "num_heads", 128) * layers[name]["d_head"]
-        if int(layers[name]["expand"] * model["d_model"]) != inner:
-            raise InputError(
-                f"num_heads * head_dim must be expand * hidden_size, got {inner} and expand="
-                f"{layers[name]['expand']:g}"
-            )
-    else:
-        layers[name]["dt_rank"] = dt_rank(settings, "time_step_rank")
-        if settings.get("intermediate_size") is not None:  # transformers then ignores expand
-            inner = count(settings, "intermediate_size")
-            layers[name]["expand"] = inner / model["d_model"]
-    return ModelConfig(f"{name}*{fields.layer_count(settings)}", norm="rms", layers=layers, **model)
+    names = NAMES._replace(mixers=("mamba2" if kind == "mamba2" else "mamba",))
+    return _FIELDS[kind].config(settings, names)
 
 
 def official_mamba_config(settings: Settings) -> ModelConfig:
@@ -173,61 +214,42 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
         >>> config.pattern, config.vocab_size, config.norm
         ('mamba*2', 64, 'rms')
     """
-    model, _ = _OFFICIAL_MODEL.read(settings)
+    model = _OFFICIAL_MODEL.read(settings).model
     ssm = section(settings, "ssm_cfg")
     if (version := ssm.get("layer", "Mamba1")) not in ("Mamba1", "Mamba2"):
         raise InputError(f"the settings must have layer='Mamba1' or 'Mamba2', got {version!r}")
     kind = "mamba2" if version == "Mamba2" else "mamba"
-    _, layers = _OFFICIAL[kind].read(ssm)
-    if kind == "mamba2":
-        unlimited(ssm, "dt_limit")
-    else:
-        layers["mamba"]["dt_rank"] = dt_rank(ssm, "dt_rank")
     multiple = count(settings, "pad_vocab_size_multiple", 8)
     return ModelConfig(
         f"{kind}*{fields.layer_count(settings, 'n_layer')}",
         norm="rms" if flag(settings, "rms_norm", True) else "layer",
-        layers=layers,
+        layers=dict(_OFFICIAL[kind].read(ssm).layers),
         **model | {"vocab_size": math.ceil(model["vocab_size"] / multiple) * multiple},
     )
 
 
-def dt_rank(settings: Settings, name: str) -> int | None:
-    """The rank of the steps; ``auto`` is the default of our layer."""
-    return None if settings.get(name, "auto") == "auto" else count(settings, name)
-
-
 def mamba_settings(config: ModelConfig) -> dict[str, Any]:
     """The inverse of :func:`mamba_config`."""
-    blocks = groups(config, NAMES)
-    kind = blocks[0][0].name
-    layer = first_keywords(blocks, kind)
+    mixer = groups(config, NAMES)[0][0]
     if config.norm != "rms":
         raise InputError("Mamba models of Hugging Face have norm='rms', got 'layer'")
-    inner = inner_width(layer, config)
-    if kind == "mamba":
-        kind = "mamba" if layer["norm_eps"] is None else "falcon_mamba"
-        own = {"time_step_rank": layer["dt_rank"], "intermediate_size": inner}
-    else:
-        own = {"num_heads": inner // layer["d_head"]}
-    settings = {"model_type": kind, **FIELDS[kind].write(config, blocks), **own}
-    return settings | {"expand": _whole(settings["expand"]), "residual_in_fp32": True}
+    inside = mixer.name == "mamba" and mixer.keywords["norm_eps"] is not None
+    kind = "falcon_mamba" if inside else mixer.name
+    return {"model_type": kind, **_FIELDS[kind].settings(config, NAMES)}
 
 
 def official_mamba_settings(config: ModelConfig) -> dict[str, Any]:
     """The inverse of :func:`official_mamba_config`."""
-    blocks = groups(config, NAMES)
-    kind = blocks[0][0].name
-    layer = first_keywords(blocks, kind)
-    if kind == "mamba" and layer["norm_eps"] is not None:
+    model = Written(config, groups(config, NAMES))
+    mixer = model.blocks[0][0]
+    if mixer.name == "mamba" and mixer.keywords["norm_eps"] is not None:
         raise InputError(
             "the official Mamba has no norms inside its layers (norm_eps): use the format mamba-hf"
         )
-    rank = {"dt_rank": layer["dt_rank"]} if kind == "mamba" else {}
-    version = {"layer": "Mamba2" if kind == "mamba2" else "Mamba1"}
+    version = {"layer": "Mamba2" if mixer.name == "mamba2" else "Mamba1"}
     return {
-        **_OFFICIAL_MODEL.write(config, blocks),
-        "ssm_cfg": version | rank | _OFFICIAL[kind].write(config, blocks),
+        **_OFFICIAL_MODEL.write(model),
+        "ssm_cfg": version | _OFFICIAL[mixer.name].write(model),
         "rms_norm": config.norm == "rms",
         "residual_in_fp32": True,
         "fused_add_norm": True,
@@ -235,29 +257,8 @@ def official_mamba_settings(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def unlimited(settings: Settings, name: str) -> None:
-    """Check that step sizes are not limited; new versions of transformers encode infinity."""
-    given = settings.get(name) or (0.0, math.inf)
-    try:
-        limits = [_float(limit) for limit in given]
-    except (LookupError, TypeError, ValueError):
-        limits = []
-    if limits != [0.0, math.inf]:
-        raise InputError(f"limited step sizes are not supported, got {name}={given}")
-
-
-def _float(value: Any) -> float:
-    return float(value["__float__"] if isinstance(value, Mapping) else value)
-
-
-def _whole(value: float) -> float:
-    """As an integer where it is one: transformers accepts no other type."""
-    return int(value) if float(value).is_integer() else value
-
-
 CONVERTERS = {
     "mamba": Converter(
-        "Mamba and Mamba-2 of state-spaces/mamba",
         OFFICIAL_NAMES,
         official_mamba_config,
         official_mamba_settings,
@@ -269,7 +270,6 @@ CONVERTERS = {
         file="pytorch_model.bin",
     ),
     "mamba-hf": Converter(
-        "Mamba, Mamba-2 and Falcon-Mamba of Hugging Face transformers",
         NAMES,
         mamba_config,
         mamba_settings,

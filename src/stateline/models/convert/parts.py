@@ -13,9 +13,6 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.layers import LAYERS, WRAPPERS
 from stateline.layers.base import LOW_PRECISION
-from stateline.layers.mixers.feed_forward import GATED, default_hidden
-from stateline.layers.mixers.mamba2 import default_head
-from stateline.layers.mixers.moe import default_expert
 from stateline.models.config import ModelConfig, feed_forward_of
 from stateline.models.convert.weights import check_names, some_names
 from stateline.models.pattern import Item, Value, parse_pattern
@@ -174,13 +171,7 @@ class Part(NamedTuple):
 
 
 def same(names: Mapping[str, str], here: str = "", there: str = "") -> list[Part]:
-    """Tensors that differ only in their names.
-
-    Args:
-        names: The official name of each of our tensors.
-        here: Prefix of our names.
-        there: Prefix of the official names.
-    """
+    """Tensors that differ only in their names: ours, and the official ones, with their prefixes."""
     return [Part(here + ours, (there + theirs,)) for ours, theirs in names.items()]
 
 
@@ -247,59 +238,20 @@ def _side_by_side(item: Item, config: ModelConfig) -> Iterator[Layer]:
 def layer_of(
     name: str, given: Mapping[str, Value], config: ModelConfig, *, inside: bool = False
 ) -> Layer:
-    """A layer or wrapper with all its keywords.
+    """A layer or wrapper with all its keywords, from those of the pattern.
 
-    Args:
-        name: Its name.
-        given: Its keywords in the pattern.
-        config: Configuration of the model.
-        inside: Whether it is the feed-forward of a block, for which the model's keywords go first.
+    If it is the feed-forward inside a block, the model's keywords go first.
     """
     parameters = inspect.signature(LAYERS.get(name) or WRAPPERS[name]).parameters.values()
     keywords: dict[str, Any] = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     general = config.layers.get(name, {})
     keywords |= {**given, **general} if inside else {**general, **given}
-    derived = {n: v for n, v in _derived(name, keywords, config).items() if keywords[n] is None}
-    return Layer(name, keywords | derived)
-
-
-def _derived(name: str, keywords: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """Defaults of keywords that are not given."""
-    width = config.d_model
-    if name in ("attention", "sliding_attention"):
-        n_heads = keywords["n_heads"]
-        return {"n_kv_heads": n_heads, "d_head": width // n_heads}
-    if name == "mamba":
-        return {"dt_rank": -(-width // 16)}
-    if name == "mamba2":
-        return {"d_head": default_head(inner_width(keywords, config))}
-    if name == "gated_delta_net":
-        return {"n_key_heads": keywords["n_heads"], "d_key": width // keywords["n_heads"]}
-    if name in _WIDTHS:
-        keyword, multiple = _WIDTHS[name]
-        return {keyword: multiple * width}
-    if name == "kimi_delta_attention":
-        d_head = keywords["d_head"] or width // keywords["n_heads"]
-        return {"d_head": d_head, "rank": d_head}
-    if name == "latent_attention":
-        d_head = keywords["d_head"] or width // keywords["n_heads"]
-        return {"d_head": d_head, "d_latent": 2 * d_head, "d_rotary": 2 * -(-d_head // 4)}
-    if name == "moe":
-        activation, top_k = keywords["activation"], keywords["top_k"]
-        d_hidden = keywords["d_hidden"] or default_expert(width, activation, top_k)
-        return {"d_hidden": d_hidden, "d_shared": keywords["shared"] * d_hidden}
-    if name == "feed_forward":
-        activation = keywords["activation"]
-        return {"d_hidden": default_hidden(width, activation), "bias": activation not in GATED}
-    return {}
-
-
-_WIDTHS = {
-    "channel_mixing": ("d_hidden", 4),
-    "rg_lru": ("d_inner", 1),
-    "shared_transformer": ("d_hidden", 4),
-}
-"""Keywords whose default is a multiple of the model's width."""
+    if name in LAYERS and None in keywords.values():
+        with torch.device("meta"):
+            made = LAYERS[name](config.d_model, **keywords)
+        own = {**vars(made.settings or made), **vars(made)}  # with derived defaults
+        keywords |= {n: own.get(n) for n, value in keywords.items() if value is None}
+    return Layer(name, keywords)
 
 
 def inner_width(keywords: Mapping[str, Any], config: ModelConfig) -> int:
@@ -308,15 +260,12 @@ def inner_width(keywords: Mapping[str, Any], config: ModelConfig) -> int:
 
 
 def groups(config: ModelConfig, names: Names) -> list[tuple[Layer, ...]]:
-    """The layers of a model by blocks of the format: a mixer and its feed-forward, or one layer.
-
-    Raises:
-        InputError: If the model does not consist of such blocks.
-    """
+    """The layers by blocks of the format: a mixer and its feed-forward, or one; else InputError."""
     found, size = flat_layers(config), len(names.norms)
     blocks = [tuple(found[at : at + size]) for at in range(0, len(found), size)]
     ends = {"feed_forward", "moe"} if names.experts else {"feed_forward"}
     fits = config.block in names.blocks and config.norm != "none" and not config.head_bias
+    fits = fits and bool(config.norm_after) <= bool(names.norms_after)
     fits = fits and all(
         mixer.name in names.mixers
         and len(rest) == size - 1
@@ -333,11 +282,7 @@ def groups(config: ModelConfig, names: Names) -> list[tuple[Layer, ...]]:
 
 
 def first_keywords(blocks: Sequence[tuple[Layer, ...]], *names: str) -> Mapping[str, Any]:
-    """Keywords of the first layer of some kinds.
-
-    Raises:
-        InputError: If there is none.
-    """
+    """Keywords of the first layer of some kinds; InputError if there is none."""
     for layer in (layer for block in blocks for layer in block):
         for part in layer.keywords.get("branches", [layer]):
             if part.name in names:
@@ -347,16 +292,7 @@ def first_keywords(blocks: Sequence[tuple[Layer, ...]], *names: str) -> Mapping[
 
 
 def matched(found: Iterable[str], parts: Sequence[Part], names: Names) -> dict[str, str]:
-    """The name in a file of each official tensor.
-
-    Args:
-        found: Names in the file.
-        parts: The tensors of the model.
-        names: Names of the format.
-
-    Raises:
-        InputError: If tensors are missing or left over.
-    """
+    """The name in a file of each official tensor; InputError if any is missing or left over."""
     spelled = names.spell([name for name in found if not re.search(BUFFERS, name)])
     if f"{names.embedding}.weight" not in spelled.values():
         spelled = {n: t if t.startswith(names.head) else names.base + t for n, t in spelled.items()}
@@ -469,11 +405,7 @@ def _filled(pieces: Iterator[Tensor], rows: int, dtype: torch.dtype | None) -> T
 def write_parts(
     tensors: Mapping[str, Tensor], parts: Sequence[Part], names: Names
 ) -> Iterator[tuple[str, Tensor]]:
-    """Official tensors from ours, one at a time; the inverse of :func:`read_parts`.
-
-    Raises:
-        InputError: If a tensor of the model has no place there.
-    """
+    """The inverse of :func:`read_parts`; InputError if a tensor of the model has no place there."""
     if left_over := sorted(tensors.keys() - {part.ours for part in parts}):
         raise InputError(f"models of this family have no place for {some_names(left_over)}")
     return _write(tensors, parts, names)

@@ -1,223 +1,244 @@
-"""Qwen3-Next and Qwen3.5: gated delta nets and gated attention."""
+"""Gated delta nets and attention: Qwen3-Next, Qwen3.5 and OLMo-hybrid."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
-from stateline.models.convert.converter import Settings, family
-from stateline.models.convert.decoders import BIAS, GATED, NORM, SILU
-from stateline.models.convert.decoders import NAMES as DECODER
-from stateline.models.convert.parts import Experts, Layer, first_keywords, groups
+from stateline.models.convert.converter import Converter, family
+from stateline.models.convert.decoders import (
+    EXPERTS,
+    LOSS,
+    NAMES,
+    all_sparse,
+    shared_expert,
+    some_sparse,
+)
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
 from stateline.models.convert.weights import count, section
 
-EXPERTS = Experts(
-    "mlp.gate",
-    ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
-    "mlp.experts.{}.down_proj",
-    (("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), "mlp.shared_expert.down_proj"),
-    "mlp.shared_expert_gate",
-    whole=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+_PARTS = NAMES._replace(mixers=("gated_delta_net", "attention"), inner="linear_attn.")
+_WORDS = {"linear_attention": "gated_delta_net", "full_attention": "attention"}
+_CONV = field("linear_conv_kernel_dim", "gated_delta_net.d_conv", 4)
+
+
+def _read_values(draft: Draft) -> None:
+    width = count(draft.settings, "linear_value_head_dim", 128)
+    draft.put("gated_delta_net.expand_v", width / draft.layers["gated_delta_net"]["d_key"])
+
+
+def _write_values(model: Written) -> dict[str, Any]:
+    delta = model.first("gated_delta_net")
+    return {"linear_value_head_dim": round(delta["expand_v"] * delta["d_key"])}
+
+
+def _every_fourth(draft: Draft) -> list[str]:
+    every = count(draft.settings, "full_attention_interval", 4)
+    places = range(1, fields.layer_count(draft.settings) + 1)
+    return ["linear_attention" if i % every else "full_attention" for i in places]
+
+
+def _qwen(kv_heads: int, *rules: Rule, inert: str = "") -> Fields:
+    """The fields of a family; its own ones, number of key heads, and those without effect."""
+    return Fields(
+        (
+            *rules,
+            fields.BIAS,
+            *fields.norms(1e-6, "attention", "gated_delta_net"),
+            field("linear_num_value_heads", "gated_delta_net.n_heads", 32),
+            field("linear_num_key_heads", "gated_delta_net.n_key_heads", 16),
+            field("linear_key_head_dim", "gated_delta_net.d_key", 128),
+            _CONV,
+            Rule("linear_value_head_dim", _read_values, _write_values),
+            fields.heads(kv_heads, 256),
+            fields.rope(fraction=0.25),
+            fields.kinds(
+                {**fields.FULL, **_WORDS}, _every_fourth, others="full_attention_interval"
+            ),
+        ),
+        {
+            **fields.SILU,
+            "attn_output_gate": (True,),
+            "output_gate_type": ("swish",),
+            "use_sliding_window": (False,),
+        },
+        # of more heads for training, and precisions
+        f"{LOSS} mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings {inert}",
+        {"norm": "rms_offset", "attention.qk_norm": "offset", "attention.gated": True},
+    )
+
+
+_NEXT = _qwen(
+    2,
+    *fields.ENDS,
+    fields.hidden(5632),
+    *some_sparse(512, 10, 512, normalise=True),
+    *shared_expert(512),
 )
-_DELTA = DECODER._replace(mixers=("gated_delta_net", "attention"), inner="linear_attn.")
-NAMES = {
-    "qwen3_next": _DELTA._replace(delta=("in_proj_qkvz", "in_proj_ba"), experts=EXPERTS),
-    "qwen3_5_text": _DELTA._replace(delta=("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")),
-}
-NAMES["qwen3_5_text"] = NAMES["qwen3_5_text"]._replace(
-    # of files that also read images
-    spell=lambda found: {n: n.replace("model.language_model.", "model.", 1) for n in found}
+_DENSE = _qwen(
+    4,
+    *fields.GATED,
+    # of a model with experts
+    inert="decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts "
+    "num_experts_per_tok shared_expert_intermediate_size",
 )
-_TOP = fields.Fields(
-    (),
-    "text_config tie_word_embeddings",
+_SPARSE = _qwen(
+    2,
+    *fields.ENDS,
+    *all_sparse(256, 8, 512, width_name="moe_intermediate_size"),
+    *shared_expert(512),
+    # the weights of experts are always normalised
+    inert="decoder_sparse_step mlp_only_layers intermediate_size norm_topk_prob",
+)
+
+_TOP = Fields(
+    (Rule("text_config tie_word_embeddings", lambda _: None),),
     inert="image_token_id language_model_only video_token_id vision_config vision_end_token_id "
     "vision_start_token_id",
     depth="",
 )
 """Fields of a model that also reads images, outside its part for text."""
-NAMES["qwen3_5_moe_text"] = NAMES["qwen3_5_text"]._replace(experts=EXPERTS)
-_KV_HEADS = {"qwen3_next": 2, "qwen3_5_text": 4, "qwen3_5_moe_text": 2}
-SPARSE = "num_experts mlp_only_layers decoder_sparse_step"
-"""Fields that say which layers have experts."""
 
-_DENSE = fields.Fields(
+
+def _text_first(converter: Converter) -> Converter:
+    """The same for models that also read images, of which the part for text is read."""
+
+    def config(settings: Settings) -> ModelConfig:
+        if not settings.get("text_config"):
+            return converter.config(settings)
+        _TOP.read(settings)
+        text = section(settings, "text_config")
+        tied = settings.get("tie_word_embeddings", wanted := text.get("tie_word_embeddings", False))
+        if tied != wanted:
+            raise InputError(
+                f"tie_word_embeddings must be the same in text_config, got {tied} and {wanted}"
+            )
+        return converter.config(text)
+
+    return converter._replace(config=config)
+
+
+def _read_delta(draft: Draft) -> None:
+    given = {name: value for name, value in draft.settings.items() if value is not None}
+    n_heads = count(given, "num_attention_heads")
+    n_keys = count(given, "linear_num_key_heads", n_heads)
+    d_key = count(given, "linear_key_head_dim", int(0.75 * draft.model["d_model"] / n_keys))
+    draft.layers["gated_delta_net"] |= {
+        "n_heads": count(given, "linear_num_value_heads", n_heads),
+        "n_key_heads": n_keys,
+        "d_key": d_key,
+        "expand_v": count(given, "linear_value_head_dim", 2 * d_key) / d_key,
+    }
+
+
+def _write_delta(model: Written) -> dict[str, Any]:
+    delta = model.first("gated_delta_net")
+    return {
+        "pad_token_id": None,  # the default is the number of a token of the published models
+        "linear_num_key_heads": delta["n_key_heads"],
+        "linear_num_value_heads": delta["n_heads"],
+        "linear_key_head_dim": delta["d_key"],
+        **_write_values(model),
+    }
+
+
+_ROPE = fields.rope()
+
+
+def _read_positions(draft: Draft) -> None:
+    given = section(draft.settings, "rope_scaling") or section(draft.settings, "rope_parameters")
+    if given.get("rope_theta", draft.settings.get("rope_theta", 0.0)) is not None:
+        _ROPE.read(draft)
+
+
+def _write_positions(model: Written) -> dict[str, Any]:
+    nowhere = {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}
+    return {**_ROPE.write(model)} or nowhere
+
+
+def _olmo_kinds(draft: Draft) -> list[str]:
+    n = fields.layer_count(draft.settings)
+    full = [i % 4 == 3 or (n < 4 and i == n - 1) for i in range(n)]
+    return ["full_attention" if one else "linear_attention" for one in full]
+
+
+def _check_both(draft: Draft) -> None:
+    if len(found := set(draft.mixers)) < 2:
+        words = {ours: word for word, ours in _WORDS.items()}
+        raise InputError(
+            f"layers of an OLMo-hybrid are of both kinds, got only {words[found.pop()]}"
+        )
+
+
+_NORMS = ("attention_layer_norm", "feedforward_layer_norm")
+
+
+def _spelled(name: str) -> str:
+    """The name that transformers writes; it also reads the names of its modules."""
+    for module, written in zip(NAMES.norms, _NORMS, strict=True):
+        name = name.replace(f".{module}.", f".{written}.")
+    return name
+
+
+_OLMO = Fields(
     (
-        *GATED,
-        BIAS,
-        NORM,
-        NORM._replace(ours="attention.norm_eps"),
-        NORM._replace(ours="gated_delta_net.norm_eps"),
-        fields.Field("linear_num_value_heads", "gated_delta_net.n_heads", 32),
-        fields.Field("linear_num_key_heads", "gated_delta_net.n_key_heads", 16),
-        fields.Field("linear_key_head_dim", "gated_delta_net.d_key", 128),
-        fields.Field("linear_conv_kernel_dim", "gated_delta_net.d_conv", 4),
+        *fields.GATED,
+        fields.BIAS,
+        *fields.norms(1e-6, "attention"),
+        _CONV,
+        field("linear_allow_neg_eigval", "gated_delta_net.reflects", True),
+        fields.heads(),
+        Rule(
+            "linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim",
+            _read_delta,
+            _write_delta,
+        ),
+        Rule(_ROPE.theirs, _read_positions, _write_positions),
+        fields.kinds(_WORDS, _olmo_kinds),
+        Rule("", _check_both),
     ),
-    f"{fields.HEADS} {fields.PARTIAL_ROPE} layer_types full_attention_interval "
-    "linear_value_head_dim",
-    {
-        **SILU,
-        "attn_output_gate": (True,),
-        "output_gate_type": ("swish",),
-        "use_sliding_window": (False,),
-    },
-    # of more heads for training, and precisions
-    "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings",
+    fields.SILU,
+    # of initial values
+    "linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min",
+    {"norm_after": "attention", "attention.qk_norm": "joint"},
 )
 
-
-def expert_fields(top_k: int, width: int, *, normalise: bool) -> tuple[fields.Field, ...]:
-    """Fields of experts, with their defaults."""
-    return (
-        fields.Field("num_experts_per_tok", "moe.top_k", top_k),
-        fields.Field("moe_intermediate_size", "moe.d_hidden", width),
-        fields.Field("norm_topk_prob", "moe.normalise", normalise),
-    )
-
-
-SHARED = fields.Field("shared_expert_intermediate_size", "moe.d_shared", 512)
-LOSS = "output_router_logits router_aux_loss_coef"
-"""Fields of the loss that balances experts."""
-
-FIELDS = {
-    "qwen3_5_text": _DENSE._replace(
-        # of a model with experts, which this one does not have
-        inert=f"{_DENSE.inert} {LOSS} {SPARSE} moe_intermediate_size norm_topk_prob "
-        "num_experts_per_tok shared_expert_intermediate_size"
-    ),
-    "qwen3_next": _DENSE._replace(
-        ours=(
-            *(field for field in _DENSE.ours if field is not fields.HIDDEN),
-            fields.HIDDEN._replace(default=5632),
-            *expert_fields(10, 512, normalise=True),
-            SHARED,
-        ),
-        reads=f"{_DENSE.reads} {SPARSE}",
-        inert=f"{_DENSE.inert} {LOSS}",
-    ),
-    "qwen3_5_moe_text": _DENSE._replace(
-        ours=(
-            *(field for field in _DENSE.ours if field is not fields.HIDDEN),
-            fields.Field("num_experts", "moe.experts", 256),
-            *expert_fields(8, 512, normalise=True)[:2],
-            SHARED,
-        ),
-        # the weights of experts are always normalised
-        inert=f"{_DENSE.inert} {LOSS} {SPARSE.removeprefix('num_experts ')} intermediate_size "
-        "norm_topk_prob",
-    ),
-}
-"""By ``model_type``."""
-
-
-def qwen_config(settings: Settings, kind: str) -> ModelConfig:
-    """Our configuration of a Qwen3-Next or Qwen3.5."""
-    if settings.get("text_config"):
-        settings = _text(settings)
-    model, layers = FIELDS[kind].read(settings)
-    n_layers = fields.layer_count(settings)
-    sparse = [False] * n_layers
-    if kind == "qwen3_next":
-        sparse = sparse_layers(settings, layers, 512)
-    if kind == "qwen3_5_moe_text":
-        sparse = [True] * n_layers
-    if "moe" in layers:
-        layers["moe"]["gate_shared"] = True
-    settings = {"head_dim": 256, **settings}
-    every = count(settings, "full_attention_interval", 4)
-    derived = ["linear_attention" if n % every else "attention" for n in range(1, n_layers + 1)]
-    types = (
-        fields.layer_types(settings, "layer_types", known=(*fields.FULL, "linear_attention"))
-        or derived
-    )
-    layers["attention"] |= {
-        **fields.heads(settings, _KV_HEADS[kind]),
-        **fields.rope(settings, fraction=0.25),
-        "qk_norm": "offset",
-        "gated": True,
-    }
-    delta = layers["gated_delta_net"]
-    values = count(settings, "linear_value_head_dim", 128)
-    delta["expand_v"] = values / count(settings, "linear_key_head_dim", 128)
-    mixers = ["attention" if name in fields.FULL else "gated_delta_net" for name in types]
-    return ModelConfig(**fields.composed(mixers, sparse, layers), norm="rms_offset", **model)
-
-
-def _text(settings: Settings) -> Settings:
-    """The fields of the part for text."""
-    _TOP.read(settings)
-    text = section(settings, "text_config")
-    tied = settings.get("tie_word_embeddings", wanted := text.get("tie_word_embeddings", False))
-    if tied != wanted:
-        raise InputError(
-            f"tie_word_embeddings must be the same in text_config, got {tied} and {wanted}"
-        )
-    return text
-
-
-def sparse_layers(
-    settings: Settings, layers: dict[str, dict[str, Any]], default: int
-) -> list[bool]:
-    """Whether each layer is a mixture of experts; their number is added to the keywords.
-
-    Args:
-        settings: As in ``config.json``.
-        layers: Keywords by kind of layer.
-        default: Number of experts if it is missing.
-    """
-    n_layers, step = fields.layer_count(settings), count(settings, "decoder_sparse_step", 1)
-    dense = fields.layer_indices(settings, "mlp_only_layers") or []
-    if settings.get("num_experts", default) == 0:
-        return [False] * n_layers
-    layers["moe"]["experts"] = count(settings, "num_experts", default)
-    return [(i + 1) % step == 0 and i not in dense for i in range(n_layers)]
-
-
-def sparse_layers_back(blocks: Sequence[tuple[Layer, ...]]) -> dict[str, Any]:
-    """The inverse of :func:`sparse_layers`."""
-    experts = [layer.keywords["experts"] for _, layer in blocks if layer.name == "moe"]
-    dense = [i for i, (_, layer) in enumerate(blocks) if layer.name != "moe"]
-    return {"num_experts": experts[0] if experts else 0, "mlp_only_layers": dense}
-
-
-def qwen_settings(config: ModelConfig, kind: str) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`qwen_config`."""
-    blocks = groups(config, NAMES[kind])
-    delta = first_keywords(blocks, "gated_delta_net")
-    words = {"attention": "full_attention", "gated_delta_net": "linear_attention"}
-    return {
-        **FIELDS[kind].write(config, blocks),
-        "linear_value_head_dim": round(delta["expand_v"] * delta["d_key"]),
-        "layer_types": [words[mixer.name] for mixer, _ in blocks],
-        **(sparse_layers_back(blocks) if kind == "qwen3_next" else {}),
-    }
-
-
-_FUNCTIONS = qwen_config, qwen_settings
+_QWEN35 = _PARTS._replace(
+    delta=("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b"),
+    # of files that also read images
+    spell=lambda found: {n: n.replace("model.language_model.", "model.", 1) for n in found},
+)
 CONVERTERS = {
     "qwen3_next": family(
-        "qwen3_next",
-        "Qwen3-Next",
-        NAMES["qwen3_next"],
-        _FUNCTIONS,
-        "Qwen3NextForCausalLM",
+        _PARTS._replace(delta=("in_proj_qkvz", "in_proj_ba"), experts=EXPERTS),
+        _NEXT,
+        qwen3_next="Qwen3NextForCausalLM",
     ),
-    "qwen3_5_text": family(
-        "qwen3_5_text",
-        "Qwen3.5 without experts",
-        NAMES["qwen3_5_text"],
-        _FUNCTIONS,
-        "Qwen3_5ForCausalLM",
-        qwen3_5="Qwen3_5ForConditionalGeneration",
+    "qwen3_5_text": _text_first(
+        family(
+            _QWEN35,
+            _DENSE,
+            qwen3_5_text="Qwen3_5ForCausalLM",
+            qwen3_5="Qwen3_5ForConditionalGeneration",
+        )
     ),
-    "qwen3_5_moe_text": family(
-        "qwen3_5_moe_text",
-        "Qwen3.5 with experts",
-        NAMES["qwen3_5_moe_text"],
-        _FUNCTIONS,
-        "Qwen3_5MoeForCausalLM",
-        qwen3_5_moe="Qwen3_5MoeForConditionalGeneration",
+    "qwen3_5_moe_text": _text_first(
+        family(
+            _QWEN35._replace(experts=EXPERTS),
+            _SPARSE,
+            qwen3_5_moe_text="Qwen3_5MoeForCausalLM",
+            qwen3_5_moe="Qwen3_5MoeForConditionalGeneration",
+        )
+    ),
+    "olmo_hybrid": family(
+        _PARTS._replace(
+            norms=_NORMS,
+            norms_after=(_NORMS[1], "post_feedforward_layernorm"),
+            spell=lambda found: {name: _spelled(name) for name in found},
+            delta=("q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj"),
+        ),
+        _OLMO,
+        olmo_hybrid="OlmoHybridForCausalLM",
     ),
 }
 """By ``model_type``."""

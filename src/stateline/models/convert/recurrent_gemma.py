@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from stateline.errors import InputError
-from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
-from stateline.models.convert.converter import Converter, Settings
-from stateline.models.convert.parts import Names, first_keywords, groups
+from stateline.models.convert.converter import family
+from stateline.models.convert.fields import Draft, Fields, Rule, Written, field
+from stateline.models.convert.parts import Names
 from stateline.models.convert.weights import count, flag
 
-NAMES = Names(
+_NAMES = Names(
     embedding="model.embed_tokens",
     mixers=("rg_lru", "sliding_attention"),
     base="model.",
@@ -26,73 +26,54 @@ NAMES = Names(
     inner="temporal_block.",
 )
 _OURS = {"recurrent": "rg_lru", "attention": "sliding_attention"}
-FIELDS = fields.Fields(
-    (
-        fields.VOCABULARY,
-        fields.WIDTH,
-        fields.TIED._replace(default=True),
-        fields.Field("rms_norm_eps", "norm_eps", 1e-6),
-        fields.Field("logits_soft_cap", "logits_soft_cap", 30.0),
-        fields.Field("attention_window_size", "sliding_attention.window", 2048),
-        fields.Field("num_attention_heads", "rg_lru.n_heads", 10),
-        fields.Field("conv1d_width", "rg_lru.d_conv", 4),
-    ),
-    f"intermediate_size lru_width block_types attention_bias {fields.HEADS} {fields.PARTIAL_ROPE}",
-    {"hidden_activation": ("gelu_pytorch_tanh",), "embeddings_scale_by_sqrt_dim": (True,)},
-    "_block_types final_w_init_variance_scale w_init_variance_scale",
-)
 
 
-def recurrent_gemma_config(settings: Settings) -> ModelConfig:
-    """Our configuration of a RecurrentGemma."""
-    model, layers = FIELDS.read(settings)
+def _read(draft: Draft) -> None:
+    settings = draft.settings
     words = settings.get("block_types", ["recurrent", "recurrent", "attention"])
     if not isinstance(words, list | tuple) or not words or not set(map(str, words)) <= set(_OURS):
         raise InputError(f"block_types must list recurrent and attention, got {words!r:.80}")
-    layers["sliding_attention"] |= {
-        **fields.heads(settings),
-        **fields.rope(settings, fraction=0.5),
-        "bias": True if flag(settings, "attention_bias", False) else "out",
-    }
+    depth = fields.layer_count(settings)
+    draft.mixers = [_OURS[word] for word in islice(cycle(words), depth)]
+    draft.put("attention.bias", True if flag(settings, "attention_bias", False) else "out")
     if settings.get("lru_width") is not None:
-        layers["rg_lru"]["d_inner"] = count(settings, "lru_width")
-    layers["feed_forward"] = {"d_hidden": count(settings, "intermediate_size") // 2, "bias": True}
-    return ModelConfig(
-        fields.runs([_OURS[word] for word in islice(cycle(words), fields.layer_count(settings))]),
-        norm="rms_offset",
-        feed_forward="geglu",
-        layers=layers,
-        embedding_multiplier=_normaliser(model["d_model"]),
-        **model,
-    )
+        draft.put("rg_lru.d_inner", count(settings, "lru_width"))
+    draft.put("feed_forward.d_hidden", count(settings, "intermediate_size") // 2)
+    # the official code rounds the factor to bfloat16
+    factor = torch.tensor(draft.model["d_model"] ** 0.5, dtype=torch.bfloat16)
+    draft.put("embedding_multiplier", float(factor))
 
 
-def _normaliser(d_model: int) -> float:
-    """Factor of the embeddings, which the official code rounds to bfloat16."""
-    return float(torch.tensor(d_model**0.5, dtype=torch.bfloat16))
-
-
-def recurrent_gemma_settings(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`recurrent_gemma_config`."""
-    blocks = groups(config, NAMES)
-    attention, lru = (first_keywords(blocks, n) for n in ("sliding_attention", "rg_lru"))
+def _write(model: Written) -> dict[str, Any]:
     words = {ours: official for official, ours in _OURS.items()}
     return {
-        **FIELDS.write(config, blocks),
-        "intermediate_size": 2 * blocks[0][1].keywords["d_hidden"],
-        "attention_bias": attention["bias"] is True,
-        "lru_width": lru["d_inner"],
-        "block_types": [words[mixer.name] for mixer, _ in blocks],
+        "intermediate_size": 2 * model.first("feed_forward")["d_hidden"],
+        "attention_bias": model.first("sliding_attention")["bias"] is True,
+        "lru_width": model.first("rg_lru")["d_inner"],
+        "block_types": [words[mixer.name] for mixer, _ in model.blocks],
     }
 
 
+_FIELDS = Fields(
+    (
+        fields.VOCABULARY,
+        fields.WIDTH,
+        field("tie_word_embeddings", "tie_embeddings", True),
+        *fields.norms(1e-6),
+        field("logits_soft_cap", "logits_soft_cap", 30.0),
+        field("attention_window_size", "sliding_attention.window", 2048),
+        field("num_attention_heads", "rg_lru.n_heads", 10),
+        field("conv1d_width", "rg_lru.d_conv", 4),
+        fields.heads(),
+        fields.rope(fraction=0.5),
+        Rule("intermediate_size lru_width block_types attention_bias", _read, _write),
+    ),
+    {"hidden_activation": ("gelu_pytorch_tanh",), "embeddings_scale_by_sqrt_dim": (True,)},
+    "_block_types final_w_init_variance_scale w_init_variance_scale",
+    {"norm": "rms_offset", "feed_forward": "geglu", "feed_forward.bias": True},
+)
+
 CONVERTERS = {
-    "recurrent_gemma": Converter(
-        "RecurrentGemma of Hugging Face transformers",
-        NAMES,
-        recurrent_gemma_config,
-        recurrent_gemma_settings,
-        {"recurrent_gemma": "RecurrentGemmaForCausalLM"},
-    )
+    "recurrent_gemma": family(_NAMES, _FIELDS, recurrent_gemma="RecurrentGemmaForCausalLM")
 }
 """By ``model_type``."""

@@ -1,13 +1,15 @@
 """RWKV-7 as flash-linear-attention writes it for transformers."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.layers.mixers.rwkv7 import MIXED
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
-from stateline.models.convert.converter import Converter, Settings
+from stateline.models.convert.converter import Converter
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
 from stateline.models.convert.parts import (
     Change,
     Layer,
@@ -18,48 +20,59 @@ from stateline.models.convert.parts import (
     layer_of,
     same,
 )
-from stateline.models.convert.weights import count
+from stateline.models.convert.weights import count, number
 from stateline.models.pattern import parse_pattern
 
 _WRAPPER = "value_residual"
 NAMES = Names(embedding="model.embeddings", base="model.", norm="model.norm")
-FIELDS = fields.Fields(
+
+
+def _read(draft: Draft) -> None:
+    width, n = draft.model["d_model"], fields.layer_count(draft.settings)
+    given = {name: value for name, value in draft.settings.items() if value is not None}
+    heads = width // count(given, "head_dim", 64)
+    if "head_dim" not in given:  # otherwise the code does not read the number
+        heads = count(given, "num_heads", heads)
+    rank = draft.layers["rwkv7"]["rank"]
+    for name, wanted in (("a_low_rank_dim", (rank,)), ("value_dim", (width, [width] * n))):
+        if given.get(name, 64 if name == "a_low_rank_dim" else width) not in wanted:
+            raise InputError(f"{name} must be {wanted[0]} here, got {given.get(name, 64)!r:.80}")
+    draft.put("rwkv7.n_heads", heads)
+    hidden = -(-int(number(given, "hidden_ratio", 4.0) * width) // 32) * 32
+    draft.put("channel_mixing.d_hidden", count(given, "intermediate_size", hidden))
+    draft.put("pattern", f"{_WRAPPER}((rwkv7 channel_mixing)*{n})")
+
+
+def _write(model: Written) -> dict[str, Any]:
+    time, width = model.first("rwkv7"), model.config.d_model
+    return {
+        "num_hidden_layers": len(model.numbers("rwkv7")),
+        "a_low_rank_dim": time["rank"],
+        "gate_low_rank_dim": time["gate_rank"] or 2 * time["rank"],
+        "head_dim": width // time["n_heads"],
+        "num_heads": time["n_heads"],
+        "intermediate_size": model.first("channel_mixing")["d_hidden"],
+    }
+
+
+FIELDS = Fields(
     (
-        fields.VOCABULARY,
-        fields.WIDTH,
-        fields.TIED,
-        fields.Field("norm_first", "embedding_norm", True),
-        fields.Field("decay_low_rank_dim", "rwkv7.rank", 64),
-        fields.Field("gate_low_rank_dim", "rwkv7.gate_rank", 128),
-        fields.Field("v_low_rank_dim", f"{_WRAPPER}.rank", 16),
+        *fields.ENDS,
+        field("norm_first", "embedding_norm", True),
+        field("decay_low_rank_dim", "rwkv7.rank", 64),
+        field("gate_low_rank_dim", "rwkv7.gate_rank", 128),
+        field("v_low_rank_dim", f"{_WRAPPER}.rank", 16),
+        Rule(
+            "a_low_rank_dim head_dim hidden_ratio intermediate_size num_heads value_dim",
+            _read,
+            _write,
+        ),
     ),
-    "a_low_rank_dim head_dim hidden_ratio intermediate_size num_heads value_dim",
     {"attn": (None,), "hidden_act": ("sqrelu",), "norm_bias": (True,), "norm_eps": (1e-5,)},
     "attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm max_position_embeddings "
     "use_l2warp",
+    {"norm": "layer", "feed_forward": "none"},
 )
-
-
-def rwkv7_config(settings: Settings) -> ModelConfig:
-    """Our configuration of an RWKV-7."""
-    model, layers = FIELDS.read(settings)
-    width, n = model["d_model"], fields.layer_count(settings)
-    given = {name: value for name, value in settings.items() if value is not None}
-    heads = width // count(given, "head_dim", 64)
-    if "head_dim" not in given:
-        heads = count(given, "num_heads", heads)
-    for name, wanted in (
-        ("num_heads", (heads,)),
-        ("a_low_rank_dim", (layers["rwkv7"]["rank"],)),
-        ("value_dim", (width, [width] * n)),
-    ):
-        if given.get(name, wanted[0] if name != "a_low_rank_dim" else 64) not in wanted:
-            raise InputError(f"{name} must be {wanted[0]} here, got {given.get(name, 64)!r:.80}")
-    layers["rwkv7"]["n_heads"] = heads
-    hidden = -(-count(given, "hidden_ratio", 4) * width // 32) * 32
-    layers["channel_mixing"] = {"d_hidden": count(given, "intermediate_size", hidden)}
-    pattern = f"{_WRAPPER}((rwkv7 channel_mixing)*{n})"
-    return ModelConfig(pattern, norm="layer", feed_forward="none", layers=layers, **model)
 
 
 def _layers(config: ModelConfig) -> tuple[Layer, list[Layer]]:
@@ -81,20 +94,9 @@ def _layers(config: ModelConfig) -> tuple[Layer, list[Layer]]:
     return layer_of(_WRAPPER, items[0].keywords, config), found
 
 
-def rwkv7_settings(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`rwkv7_config`."""
+def _settings(config: ModelConfig) -> dict[str, Any]:
     wrapper, layers = _layers(config)
-    settings = FIELDS.write(config, [(layer,) for layer in (wrapper, *layers)])
-    time, channel = layers[0].keywords, layers[1].keywords
-    return {
-        **settings,
-        "num_hidden_layers": len(layers) // 2,
-        "a_low_rank_dim": time["rank"],
-        "gate_low_rank_dim": time["gate_rank"] or 2 * time["rank"],
-        "head_dim": config.d_model // time["n_heads"],
-        "num_heads": time["n_heads"],
-        "intermediate_size": channel["d_hidden"],
-    }
+    return FIELDS.write(Written(config, [(layer,) for layer in (wrapper, *layers)]))
 
 
 _W, _ROW = ("weight",), Change(lambda t: t.view(1, -1), lambda t: t.view(1, 1, -1))
@@ -140,10 +142,9 @@ def _parts(config: ModelConfig, _: Settings) -> list[Part]:
 
 CONVERTERS: Mapping[str, Converter] = {
     "rwkv7": Converter(
-        "RWKV-7 of flash-linear-attention",
         NAMES,
-        rwkv7_config,
-        rwkv7_settings,
+        partial(FIELDS.config, names=NAMES),
+        _settings,
         {"rwkv7": "RWKV7ForCausalLM"},
         parts=_parts,
     )

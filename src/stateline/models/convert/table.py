@@ -17,26 +17,21 @@ from stateline.models.checkpoint import load_model, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.convert import (
     decoders,
-    falcon_h1,
     gpt,
     gpt_neox,
     h3,
     hybrids,
-    kimi,
+    linear_attention,
     mamba,
-    minimax,
-    mixtures,
-    nemotron,
-    olmo_hybrid,
     qwen,
     recurrent_gemma,
     rwkv7,
     transformer_sequential,
-    xlstm,
     zamba2,
 )
-from stateline.models.convert.converter import Converter, Settings
+from stateline.models.convert.converter import Converter
 from stateline.models.convert.expressible import check_expressible
+from stateline.models.convert.fields import Settings
 from stateline.models.convert.parts import BUFFERS
 from stateline.models.convert.weights import Weights, assemble, read_settings
 from stateline.models.language_model import LanguageModel
@@ -65,17 +60,11 @@ CONVERTERS: dict[str, Converter] = {
         transformer_sequential,
         gpt,
         decoders,
-        falcon_h1,
         hybrids,
-        kimi,
-        minimax,
-        mixtures,
-        nemotron,
-        olmo_hybrid,
+        linear_attention,
         qwen,
         recurrent_gemma,
         rwkv7,
-        xlstm,
         zamba2,
     )
     for name, converter in module.CONVERTERS.items()

@@ -4,7 +4,8 @@ from typing import Literal, get_args
 
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
-from stateline.models.convert.converter import Converter, Settings
+from stateline.models.convert.converter import Converter
+from stateline.models.convert.fields import Settings
 from stateline.models.convert.parts import Change, Names, Part, both, same
 from stateline.models.convert.weights import count
 from stateline.models.pattern import Value
@@ -138,7 +139,6 @@ def _places(settings: Settings, kind: str) -> list[tuple[str, str]]:
 
 CONVERTERS = {
     "transformer_sequential": Converter(
-        "models of facebookresearch/transformer-sequential; settings have kind",
         Names(embedding="in_emb", head="out.out_emb"),
         transformer_sequential_config,
         recognise=lambda _, tensors: {"in_emb.weight", "out.out_emb.weight"} <= set(tensors),

@@ -36,17 +36,7 @@ _UNREADABLE = (
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """Read the settings beside published weights.
-
-    Args:
-        folder: With a ``config.json``.
-
-    Returns:
-        Its content.
-
-    Raises:
-        InputError: If it is missing, or not a JSON object.
-    """
+    """The content of ``config.json``; InputError if it is missing, or not a JSON object."""
     path = Path(folder) / "config.json"
     if not os.path.exists(path):  # unlike Path.exists, it never raises
         raise InputError(f"no model in {folder}: config.json is missing")
@@ -72,45 +62,31 @@ def count(settings: Mapping[str, Any], name: str, default: int | None = None) ->
 
 
 def number(settings: Mapping[str, Any], name: str, default: float) -> float:
-    """A number among the settings.
-
-    Raises:
-        InputError: If it is something else.
-    """
+    """A number among the settings; InputError if it is something else."""
     value = settings.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(
-            f"the published configuration wants {name!r} to be a number, got {value!r}"
-        )
+        raise _wrong(name, "a number", value)
     return float(value)
 
 
 def flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A boolean among the settings.
-
-    Raises:
-        InputError: If it is something else.
-    """
+    """A boolean among the settings; InputError if it is something else."""
     value = settings.get(name, default)
     if not isinstance(value, bool):
-        raise InputError(
-            f"the published configuration wants {name!r} to be true or false, got {value!r}"
-        )
+        raise _wrong(name, "true or false", value)
     return value
 
 
 def section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A nested object of settings; empty if it is missing or null.
-
-    Raises:
-        InputError: If it is something else.
-    """
+    """A nested object of settings; empty if it is missing or null, else InputError."""
     value = settings.get(name) or {}
     if not isinstance(value, Mapping):
-        raise InputError(
-            f"the published configuration wants {name!r} to be an object, got {value!r}"
-        )
+        raise _wrong(name, "an object", value)
     return value
+
+
+def _wrong(name: str, wanted: str, value: object) -> InputError:
+    return InputError(f"the published configuration wants {name!r} to be {wanted}, got {value!r}")
 
 
 class Weights(Mapping[str, Tensor]):
@@ -197,18 +173,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
 
 
 def rename(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Give tensors our names.
-
-    Args:
-        tensors: By official names.
-        names: Our name of each official one.
-
-    Returns:
-        One tensor for each of the names.
-
-    Raises:
-        InputError: If tensors are missing or left over.
-    """
+    """Tensors by our names, from official names; InputError if any is missing or left over."""
     check_names(tensors, names.keys())
     return {ours: tensors[official] for official, ours in names.items()}
 
@@ -216,11 +181,7 @@ def rename(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str,
 def check_names(
     found: Collection[str], wanted: Collection[str], optional: Collection[str] = ()
 ) -> None:
-    """Compare the names of official tensors.
-
-    Raises:
-        InputError: If names are missing or left over.
-    """
+    """Compare the names of official tensors; InputError if any is missing or left over."""
     if missing := sorted(set(wanted) - set(found)):
         raise InputError(
             f"the published weights lack {some_names(missing)}: do they fit their config?"

@@ -1,15 +1,16 @@
 """Zamba2: Mamba-2 layers, and transformers with adapters that stand at several depths."""
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
-from stateline.models.convert.converter import Converter, Settings
-from stateline.models.convert.decoder_parts import mamba2_parts
-from stateline.models.convert.decoders import NORM
+from stateline.models.convert.converter import Converter
+from stateline.models.convert.decoder_parts import Place, layer_parts
+from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written
 from stateline.models.convert.parts import Layer, Names, Part, both, expanded, layer_of, same
 from stateline.models.convert.weights import count, flag
 from stateline.models.pattern import parse_pattern
@@ -25,50 +26,20 @@ NAMES = Names(
 )
 _HYBRID = ("hybrid",)
 _PLAIN = ("linear_attention", "mamba")
-FIELDS = fields.Fields(
-    (
-        fields.VOCABULARY,
-        fields.WIDTH,
-        NORM._replace(default=1e-5),
-        NORM._replace(ours=f"{_KIND}.norm_eps", default=1e-5),
-        fields.Field("num_attention_heads", f"{_KIND}.n_heads", 32),
-        fields.Field("num_mem_blocks", f"{_KIND}.blocks", 1),
-        fields.Field("adapter_rank", f"{_KIND}.rank", 128),
-        fields.Field("use_shared_attention_adapter", f"{_KIND}.adapts_attention", False),
-        fields.Field("add_bias_linear", f"{_KIND}.bias", False),
-        fields.Field("add_bias_linear", "mamba2.bias", False),
-        fields.Field("mamba_d_state", "mamba2.d_state", 64),
-        fields.Field("mamba_ngroups", "mamba2.n_groups", 1),
-        fields.Field("mamba_d_conv", "mamba2.d_conv", 4),
-        fields.Field("time_step_min", "mamba2.min_step", 1e-3),
-    ),
-    f"{fields.ROPE} attention_head_dim attention_hidden_size head_dim hybrid_layer_ids "
-    "intermediate_size kv_channels layer_types layers_block_type mamba_expand mamba_headdim "
-    "n_mamba_heads num_key_value_heads num_query_groups use_mem_rope",
-    {
-        "hidden_act": ("gelu",),
-        "use_long_context": (False,),
-        "tie_word_embeddings": (True,),  # otherwise transformers does not share the blocks, either
-    },
-    "chunk_size num_logits_to_keep time_step_floor time_step_max use_conv_bias use_mamba_kernels "
-    "use_mem_eff_path",
-)
 
 
-def zamba2_config(settings: Settings) -> ModelConfig:
-    """Our configuration of a Zamba2."""
-    model, layers = FIELDS.read(settings)
-    shared, width = layers[_KIND], model["d_model"]
+def _read(draft: Draft) -> None:
+    settings, shared, width = draft.settings, draft.layers[_KIND], draft.model["d_model"]
     hybrid = _hybrid(settings)
     expand, n_heads = count(settings, "mamba_expand", 2), count(settings, "n_mamba_heads", 8)
     d_head = expand * width // n_heads
-    layers["mamba2"] |= {"expand": float(expand), "d_head": d_head}
-    heads = shared["n_heads"]
+    draft.layers["mamba2"] |= {"expand": float(expand), "d_head": d_head}
+    heads, starts = shared["n_heads"], [i for i, is_hybrid in enumerate(hybrid) if is_hybrid]
     for name, wanted in (
         ("attention_head_dim", 2 * width // heads),
         ("head_dim", 2 * width // heads),
         ("attention_hidden_size", 2 * width),
-        ("hybrid_layer_ids", [i for i, is_hybrid in enumerate(hybrid) if is_hybrid]),
+        ("hybrid_layer_ids", starts),
         ("kv_channels", width // heads),
         ("mamba_headdim", d_head),
         ("num_key_value_heads", heads),
@@ -80,21 +51,73 @@ def zamba2_config(settings: Settings) -> ModelConfig:
         shared["d_hidden"] = count(settings, "intermediate_size")
     rope: Mapping[str, Any] = {"position": "none"}
     if flag(settings, "use_mem_rope", False):
-        rope = fields.rope(settings)
+        rope = fields.rope_keywords(settings)
     if unknown := rope.keys() - {"position", "rope_base"}:
         raise InputError(f"rotary positions with {sorted(unknown)[0]} are not supported here")
-    starts = [i for i, is_hybrid in enumerate(hybrid) if is_hybrid]
     shared |= {**rope, "first": hybrid[0], "blocks": min(shared["blocks"], len(starts))}
     edges = sorted({0, *starts, len(hybrid)})
     parts = (fields.runs(["mamba2"] * (end - start)) for start, end in pairwise(edges))
-    pattern = f"{_KIND}({', '.join(parts)})"
-    return ModelConfig(pattern, norm="rms", feed_forward="none", layers=layers, **model)
+    draft.put("pattern", f"{_KIND}({', '.join(parts)})")
+
+
+def _write(model: Written) -> dict[str, Any]:
+    shared, mamba2 = model.first(_KIND), model.first("mamba2")
+    _, parts = _item(model.config)
+    words = [
+        _HYBRID[0] if j == 0 and (i or shared["first"]) else _PLAIN[0]
+        for i, part in enumerate(parts)
+        for j, _ in enumerate(part)
+    ]
+    return {
+        "num_hidden_layers": len(words),
+        "layers_block_type": words,
+        "mamba_expand": int(mamba2["expand"]),
+        "n_mamba_heads": int(mamba2["expand"] * model.config.d_model) // mamba2["d_head"],
+        "intermediate_size": shared["d_hidden"],
+        "num_key_value_heads": shared["n_heads"],
+        "use_mem_rope": shared["position"] == "rope",
+        "rope_parameters": {"rope_type": "default", "rope_theta": shared["rope_base"]},
+    }
+
+
+FIELDS = Fields(
+    (
+        fields.VOCABULARY,
+        fields.WIDTH,
+        *fields.norms(1e-5, _KIND),
+        *fields.several(
+            _KIND,
+            "num_attention_heads=n_heads:32 num_mem_blocks=blocks:1 adapter_rank=rank:128 "
+            "use_shared_attention_adapter=adapts_attention:False add_bias_linear=bias:False",
+        ),
+        *fields.several(
+            "mamba2",
+            "add_bias_linear=bias:False mamba_d_state=d_state:64 mamba_ngroups=n_groups:1 "
+            "mamba_d_conv=d_conv:4 time_step_min=min_step:1e-3",
+        ),
+        Rule(
+            f"{fields.ROPE} attention_head_dim attention_hidden_size head_dim hybrid_layer_ids "
+            "intermediate_size kv_channels layer_types layers_block_type mamba_expand "
+            "mamba_headdim n_mamba_heads num_key_value_heads num_query_groups use_mem_rope",
+            _read,
+            _write,
+        ),
+    ),
+    {
+        "hidden_act": ("gelu",),
+        "use_long_context": (False,),
+        "tie_word_embeddings": (True,),  # otherwise transformers does not share the blocks, either
+    },
+    "chunk_size num_logits_to_keep time_step_floor time_step_max use_conv_bias use_mamba_kernels "
+    "use_mem_eff_path",
+    {"feed_forward": "none"},
+)
 
 
 def _hybrid(settings: Settings) -> list[bool]:
     """Whether a transformer stands before each layer."""
-    names = ("layers_block_type", "layer_types")
-    types = fields.layer_types(settings, *names, known=(*_HYBRID, *_PLAIN))
+    names = "layers_block_type layer_types"
+    types = fields.layer_types(settings, names, (*_HYBRID, *_PLAIN))
     if types is None:
         at, n = {*range(6, 43, 6), 47, 51}, fields.layer_count(settings)
         if n != 54:
@@ -124,31 +147,14 @@ def _item(config: ModelConfig) -> tuple[Mapping[str, Any], list[list[Layer]]]:
             f"models of this family are {_KIND}(mamba2, ...) with norm='rms' and tied embeddings, "
             f"got {config.pattern!r}"
         )
-    return layer_of(item.name, item.keywords, config).keywords, parts
+    keywords = layer_of(item.name, item.keywords, config).keywords
+    return {**keywords, "d_hidden": keywords["d_hidden"] or 4 * config.d_model}, parts
 
 
-def zamba2_settings(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of our model; the inverse of :func:`zamba2_config`."""
+def _settings(config: ModelConfig) -> dict[str, Any]:
     shared, parts = _item(config)
-    mamba2 = parts[0][0].keywords
-    wrapper = Layer(_KIND, shared)
-    words = [
-        _HYBRID[0] if j == 0 and (i or shared["first"]) else _PLAIN[0]
-        for i, part in enumerate(parts)
-        for j, _ in enumerate(part)
-    ]
-    settings = FIELDS.write(config, [(wrapper,), *((layer,) for part in parts for layer in part)])
-    return {
-        **settings,
-        "num_hidden_layers": len(words),
-        "layers_block_type": words,
-        "mamba_expand": int(mamba2["expand"]),
-        "n_mamba_heads": int(mamba2["expand"] * config.d_model) // mamba2["d_head"],
-        "intermediate_size": shared["d_hidden"],
-        "num_key_value_heads": shared["n_heads"],
-        "use_mem_rope": shared["position"] == "rope",
-        "rope_parameters": {"rope_type": "default", "rope_theta": shared["rope_base"]},
-    }
+    layers = [(layer,) for part in parts for layer in part]
+    return FIELDS.write(Written(config, [(Layer(_KIND, shared),), *layers]))
 
 
 def _parts(config: ModelConfig, _: Settings) -> list[Part]:
@@ -164,7 +170,8 @@ def _parts(config: ModelConfig, _: Settings) -> list[Part]:
                 places.append(there)
                 there += "mamba_decoder."
             parts += same({"norm.weight": "input_layernorm.weight"}, here, there)
-            parts += mamba2_parts(layer.keywords, NAMES, there, f"{here}layer.", config)
+            place = Place(layer.keywords, NAMES, there, f"{here}layer.", config.d_model)
+            parts += layer_parts("mamba2", place)
             at += 1
     for i, there in enumerate(places):
         first = f"{places[i % shared['blocks']]}shared_transformer."
@@ -209,10 +216,9 @@ _W = ("weight",)
 
 CONVERTERS = {
     "zamba2": Converter(
-        "Zamba2 of Hugging Face transformers",
         NAMES,
-        zamba2_config,
-        zamba2_settings,
+        partial(FIELDS.config, names=NAMES),
+        _settings,
         {"zamba2": "Zamba2ForCausalLM"},
         parts=_parts,
     )

@@ -1,0 +1,72 @@
+"""What recurrences behind a short convolution have in common."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from stateline.layers.base import SequenceLayer, records
+from stateline.layers.documents import Documents, mask_of
+from stateline.layers.mixers.short_conv import ShortConv
+
+
+class ConvolvedRecurrence(SequenceLayer[Any]):
+    """A recurrence of which some inputs pass a short convolution; its state has both states.
+
+    Abstract: subclasses name the op, and say what it takes and how its output is read. The
+    parameters of the recurrence and the state stay float32 under a cast to half precision.
+
+    Attributes:
+        ops: The op for sequences, for one token, and for one token in place.
+        conv: The convolution.
+    """
+
+    keeps_float32 = True
+    packs = True
+    ops: ClassVar[tuple[Callable[..., Any], ...]]
+    conv: ShortConv
+
+    @abstractmethod
+    def project(self, x: Float[Tensor, "batch *length d_model"]) -> Sequence[Any]:
+        """The input of the convolution, and others."""
+
+    @abstractmethod
+    def signals(self, mixed: Tensor, *others: Any) -> tuple[Sequence[Any], tuple[Any, ...]]:
+        """What the op takes before the state, and what :meth:`read` needs."""
+
+    @abstractmethod
+    def read(self, y: Tensor, *needed: Any) -> Tensor:
+        """The output of the layer, from the output of the op."""
+
+    def scan(self, *inputs: Any, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The op for sequences: its output, and the state after them."""
+        found: tuple[Tensor, Tensor] = self.ops[0](*inputs, starts=starts)
+        return found
+
+    def _forward_chunk(
+        self, x: Tensor, state: Any, starts: Documents | None = None
+    ) -> tuple[Tensor, Any]:
+        convolve = partial(self.conv.forward_chunk, starts=starts)
+        return self._advance(x, state, convolve, partial(self.scan, starts=mask_of(starts)))
+
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self._advance(x, state, self.conv.step, self.ops[1])
+
+    def _advance(
+        self, x: Tensor, state: Any, convolve: Callable[..., Any], scan: Callable[..., Any]
+    ) -> tuple[Tensor, Any]:
+        mixed, *others = self.project(x)
+        mixed, conv = convolve(mixed, state.conv)
+        inputs, needed = self.signals(mixed, *others)
+        y, s = scan(*inputs, state[1])
+        return self.read(y, *needed), type(state)(conv, s)
+
+    def _step_(self, x: Tensor, state: Any) -> Tensor:
+        if records(x):
+            return super()._step_(x, state)
+        mixed, *others = self.project(x)
+        inputs, needed = self.signals(self.conv.step_(mixed, state.conv), *others)
+        return self.read(self.ops[2](*inputs, state[1]), *needed)
