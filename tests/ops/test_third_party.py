@@ -21,20 +21,13 @@ from stateline.ops import (
     AttentionMask,
     LocalWindow,
     attention,
-    delta_rule,
-    gated_delta_rule,
-    linear_attention,
     local_attention,
-    selective_scan,
     short_conv,
     third_party,
     use_backend,
 )
-from stateline.ops.delta_rule import reference as entries_reference
-from stateline.ops.gated_delta_rule import reference as delta_reference
-from stateline.ops.linear_attention import reference as linear_reference
-from stateline.ops.selective_scan import reference as scan_reference
 from stateline.ops.short_conv import reference as conv_reference
+from tests.ops.flat import delta_rule, gated_delta_rule, linear_attention, selective_scan
 
 MODULES = {
     "fla.ops.simple_gla": "chunk_simple_gla",
@@ -51,13 +44,13 @@ def one_by_one(
 ) -> tuple[Tensor, Tensor]:
     """The sequences between the borders of one row, each from a state of its own."""
     if borders is None:
-        return run(*signals, states)
+        return run(*signals, states, backend="reference")
     assert borders.dtype == torch.int64
     assert (len(signals[0]), len(states)) == (1, len(borders) - 1)
     parts = []
     for (a, b), state in zip(pairwise(borders.tolist()), states, strict=True):
         cut = (None if x is None else x[:, a:b] for x in signals)
-        parts.append(run(*cut, state[None]))
+        parts.append(run(*cut, state[None], backend="reference"))
     outputs, after = zip(*parts, strict=True)
     return torch.cat(outputs, dim=1), torch.cat(after)
 
@@ -78,7 +71,7 @@ def chunk_simple_gla(
     assert q.shape[2] == v.shape[2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     signals = q * scale, k, v, g
-    y, state = one_by_one(linear_reference.linear_attention, signals, initial_state, cu_seqlens)
+    y, state = one_by_one(linear_attention, signals, initial_state, cu_seqlens)
     return y, state if output_final_state else None
 
 
@@ -112,7 +105,7 @@ def chunk_dplr_delta_rule(
     assert q.dtype == k.dtype == v.dtype == a.dtype == b.dtype
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     signals = q * scale, k, v, gk, a, b
-    y, state = one_by_one(entries_reference.delta_rule, signals, initial_state, cu_seqlens)
+    y, state = one_by_one(delta_rule, signals, initial_state, cu_seqlens)
     return y, state if output_final_state else None
 
 
@@ -132,7 +125,7 @@ def chunk_gated_delta_rule(
     assert not use_qk_l2norm_in_kernel
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     signals = q * scale, k, v, g, beta
-    y, state = one_by_one(delta_reference.gated_delta_rule, signals, initial_state, cu_seqlens)
+    y, state = one_by_one(gated_delta_rule, signals, initial_state, cu_seqlens)
     return y, state if output_final_state else None
 
 
@@ -149,7 +142,7 @@ def selective_scan_fn(
     assert u.dtype == delta.dtype == B.dtype == C.dtype
     zeros = u.new_zeros(*u.shape[:2], A.shape[1])
     b, c = (t.permute(0, 3, 1, 2) for t in (B, C))
-    return scan_reference.selective_scan(u.mT, delta.mT, A, b, c, zeros)[0].mT
+    return selective_scan(u.mT, delta.mT, A, b, c, zeros, backend="reference")[0].mT
 
 
 def causal_conv1d_fn(

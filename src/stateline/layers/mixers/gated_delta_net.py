@@ -20,7 +20,12 @@ from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.layers.norm import unit_length
-from stateline.ops import gated_delta_rule, gated_delta_rule_step, gated_delta_rule_step_
+from stateline.ops import (
+    GatedDeltaSignals,
+    gated_delta_rule,
+    gated_delta_rule_step,
+    gated_delta_rule_step_,
+)
 from stateline.ops.gated_delta_rule import CHUNK
 
 
@@ -145,36 +150,29 @@ class GatedDeltaNet(SequenceLayer[GatedDeltaNetState]):
     ) -> tuple[Tensor, GatedDeltaNetState]:
         mixed, z, log_decay, beta = self._project(x)
         mixed, conv = convolve(mixed, state.conv)
-        y, s = scan(*self._split(mixed), log_decay, beta, state.s)
+        y, s = scan(GatedDeltaSignals(*self._split(mixed), log_decay, beta), state.s)
         return self._read(y, z), GatedDeltaNetState(conv, s)
 
     def _step_(self, x: Tensor, state: GatedDeltaNetState) -> Tensor:
         if self.n_products > 1 or records(x):
             return super()._step_(x, state)
         mixed, z, log_decay, beta = self._project(x)
-        q, k, v = self._split(self.conv.step_(mixed, state.conv))
-        return self._read(gated_delta_rule_step_(q, k, v, log_decay, beta, state.s), z)
+        signals = self._split(self.conv.step_(mixed, state.conv))
+        y = gated_delta_rule_step_(GatedDeltaSignals(*signals, log_decay, beta), state.s)
+        return self._read(y, z)
 
     def _several(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor,
-        beta: Tensor,
-        s: Tensor,
-        *,
-        starts: Tensor | None = None,
+        self, x: GatedDeltaSignals, s: Tensor, *, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Several tokens of the rule for each token: the first decays, the last is read."""
-        others, n = self.n_products - 1, self.n_products
+        (q, k, v, log_decay, beta), others, n = x, self.n_products - 1, self.n_products
         q = F.pad(q[:, :, None], (0, 0, 0, 0, others, 0)).flatten(1, 2)
         log_decay = F.pad(log_decay[:, :, None], (0, 0, 0, others)).flatten(1, 2)
         k, v = (t.unflatten(2, (n, -1)).flatten(1, 2) for t in (k, v))
         beta = beta.unflatten(2, (n, -1)).flatten(1, 2)
         if starts is not None:
             starts = F.pad(starts[:, :, None], (0, others)).flatten(1)
-        y, s = gated_delta_rule(q, k, v, log_decay, beta, s, starts=starts)
+        y, s = gated_delta_rule(GatedDeltaSignals(q, k, v, log_decay, beta), s, starts=starts)
         return y[:, others::n], s
 
     def flops_per_token(self, length: int) -> float:

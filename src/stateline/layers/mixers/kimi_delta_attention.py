@@ -19,7 +19,7 @@ from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.layers.norm import unit_length
-from stateline.ops import delta_rule, delta_rule_step, delta_rule_step_
+from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
 
 
@@ -104,7 +104,7 @@ class KimiDeltaAttention(SequenceLayer[GatedDeltaNetState]):
     ) -> tuple[Tensor, GatedDeltaNetState]:
         mixed, *others, gate = self._project(x)
         mixed, conv = convolve(mixed, state.conv)
-        y, s = scan(*self._signals(mixed, *others), state.s)
+        y, s = scan(self._signals(mixed, *others), state.s)
         return self._read(y, gate), GatedDeltaNetState(conv, s)
 
     def _step_(self, x: Tensor, state: GatedDeltaNetState) -> Tensor:
@@ -112,8 +112,7 @@ class KimiDeltaAttention(SequenceLayer[GatedDeltaNetState]):
             return super()._step_(x, state)
         mixed, *others, gate = self._project(x)
         mixed = self.conv.step_(mixed, state.conv)
-        q, k, v, log_decay, a, b = self._signals(mixed, *others)
-        return self._read(delta_rule_step_(q, k, v, log_decay, a, b, state.s), gate)
+        return self._read(delta_rule_step_(self._signals(mixed, *others), state.s), gate)
 
     def flops_per_token(self, length: int) -> float:
         """Linear maps, convolution, products with the state, and the system of a chunk."""
@@ -134,12 +133,12 @@ class KimiDeltaAttention(SequenceLayer[GatedDeltaNetState]):
         log_decay = -self.rate() * steps.unflatten(-1, (self.n_heads, self.d_head))
         return mixed, log_decay, beta.sigmoid()[..., None], self.gate_proj(gate)
 
-    def _signals(self, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-        """What the op takes: the old value at a key is read after the decay, and removed there."""
+    def _signals(self, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> DeltaSignals:
+        """The old value at a key is read after the decay, and removed there."""
         q, k, v = mixed.unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
         q, k = unit_length(q) * self.d_head**-0.5, unit_length(k)
         written = beta * k
-        return q, written, v, log_decay, log_decay.exp() * k, -written
+        return DeltaSignals(q, written, v, log_decay, log_decay.exp() * k, -written)
 
     def _read(self, y: Tensor, gate: Tensor) -> Tensor:
         normed = self.norm(y.to(self.norm.weight.dtype)).flatten(-2)

@@ -18,7 +18,12 @@ from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
-from stateline.ops import selective_scan, selective_scan_step, selective_scan_step_
+from stateline.ops import (
+    ScanSignals,
+    selective_scan,
+    selective_scan_step,
+    selective_scan_step_,
+)
 
 
 class MambaState(NamedTuple):
@@ -135,7 +140,7 @@ class Mamba(SequenceLayer[MambaState]):
         u, z = self.in_proj(x).chunk(2, dim=-1)
         u, conv = convolve(u, state.conv)
         dt, b, c = self._select(u)
-        y, h = scan(u, dt, self.transition(), b, c, state.h)
+        y, h = scan(ScanSignals(u, dt, b, c), self.transition(), state.h)
         return self._read(y, u, z), MambaState(conv, h)
 
     def _step_(self, x: Tensor, state: MambaState) -> Tensor:
@@ -144,7 +149,8 @@ class Mamba(SequenceLayer[MambaState]):
         u, z = self.in_proj(x).chunk(2, dim=-1)
         u = self.conv.step_(u, state.conv)
         dt, b, c = self._select(u)
-        return self._read(selective_scan_step_(u, dt, self.transition(), b, c, state.h), u, z)
+        y = selective_scan_step_(ScanSignals(u, dt, b, c), self.transition(), state.h)
+        return self._read(y, u, z)
 
     def flops_per_token(self, length: int) -> float:
         """Projections, convolution, and about 7 operations per entry of the state."""

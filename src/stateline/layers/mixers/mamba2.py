@@ -17,7 +17,12 @@ from stateline.layers.linear import scaled_linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
-from stateline.ops import linear_attention, linear_attention_step, linear_attention_step_
+from stateline.ops import (
+    LinearSignals,
+    linear_attention,
+    linear_attention_step,
+    linear_attention_step_,
+)
 from stateline.ops.linear_attention import CHUNK
 
 
@@ -179,7 +184,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
         z, mixed, dt = self._project(x)
         mixed, conv = convolve(mixed, state.conv)
         u, b, c = self._split(mixed)
-        y, h = scan(c, b, dt[..., None] * u, dt * self.transition(), state.h)
+        y, h = scan(LinearSignals(c, b, dt[..., None] * u, dt * self.transition()), state.h)
         return self._read(y, u, z), Mamba2State(conv, h)
 
     def _step_(self, x: Tensor, state: Mamba2State) -> Tensor:
@@ -187,7 +192,8 @@ class Mamba2(SequenceLayer[Mamba2State]):
             return super()._step_(x, state)
         z, mixed, dt = self._project(x)
         u, b, c = self._split(self.conv.step_(mixed, state.conv))
-        y = linear_attention_step_(c, b, dt[..., None] * u, dt * self.transition(), state.h)
+        signals = LinearSignals(c, b, dt[..., None] * u, dt * self.transition())
+        y = linear_attention_step_(signals, state.h)
         return self._read(y, u, z)
 
     def flops_per_token(self, length: int) -> float:

@@ -15,31 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.ops.delta_rule import CHUNK
-from stateline.ops.delta_rule.reference import delta_rule_step, delta_rule_step_
+from stateline.ops.delta_rule import CHUNK, DeltaSignals
+from stateline.ops.delta_rule.reference import delta_rule_step as delta_rule_step
 from stateline.ops.linear_attention.pytorch import decays
-from stateline.ops.starts import reset
-
-__all__ = ["delta_rule", "delta_rule_step", "delta_rule_step_"]
 
 
 def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    a: Tensor,
-    b: Tensor,
-    state: Tensor,
-    starts: Tensor | None = None,
+    x: DeltaSignals, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Solve the system of each chunk, and carry the state to the next."""
-    log_decay = reset(log_decay, starts, v)
-    dtype = v.dtype
-    if v.shape[1] == 0:
-        return v.clone(), state.clone()
+    if x.v.shape[1] == 0:
+        return x.v.clone(), state.clone()
     chunks = (
-        x.to(state.dtype).transpose(1, 2).split(CHUNK, dim=2) for x in (q, k, v, log_decay, a, b)
+        signal.to(state.dtype).transpose(1, 2).split(CHUNK, dim=2) for signal in x.reset(starts)
     )  # each (batch, head, length, ...)
     outputs = []
     for q_c, k_c, v_c, g_c, a_c, b_c in zip(*chunks, strict=True):
@@ -54,7 +42,7 @@ def delta_rule(
         outputs.append((since * q_c) @ state + inside)
         written = (until * b_c).mT @ u + (until * k_c).mT @ v_c
         state = since[..., -1, :, None] * state + written
-    return torch.cat(outputs, dim=2).transpose(1, 2).to(dtype), state
+    return torch.cat(outputs, dim=2).transpose(1, 2).to(x.v.dtype), state
 
 
 def _products(x: Tensor, decay: Tensor, w: Tensor) -> Tensor:

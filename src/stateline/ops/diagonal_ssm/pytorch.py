@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.convolution import skipped
 from stateline.ops.diagonal_ssm import DiagonalWeights
+from stateline.ops.diagonal_ssm.reference import stepper_of
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.planes import exponential, multiply
 from stateline.ops.scan import diagonal_scan
-from stateline.ops.stepping import Stepper, copying
 
 
 def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
@@ -74,14 +73,7 @@ def diagonal_ssm_step(u: Tensor, weights: DiagonalWeights, state: Tensor) -> tup
     return y.flatten(-2).to(u.dtype), state
 
 
-def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
-    """Steps whose new state is copied over the old one."""
-
-    def step(u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        y, after = diagonal_ssm_step(u, weights, state)
-        return y + skipped(u, skip), after
-
-    return copying(step)
+diagonal_ssm_stepper = stepper_of(diagonal_ssm_step)
 
 
 def _tables(

@@ -1,5 +1,6 @@
 """The definition of a diagonal state space model: its recurrence, in complex numbers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,14 +40,20 @@ def diagonal_ssm_step(u: Tensor, weights: DiagonalWeights, state: Tensor) -> tup
     return y[..., 0, :], state
 
 
-def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
-    """Steps whose new state is copied over the old one."""
+def stepper_of(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Stepper]:
+    """From ``diagonal_ssm_step`` the function that prepares steps with a skip connection."""
 
-    def step(u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        y, after = diagonal_ssm_step(u, weights, state)
-        return y + skipped(u, skip), after
+    def prepare(weights: DiagonalWeights, skip: Tensor) -> Stepper:
+        def skipping(u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            y, after = step(u, weights, state)
+            return y + skipped(u, skip), after
 
-    return copying(step)
+        return copying(skipping)
+
+    return prepare
+
+
+diagonal_ssm_stepper = stepper_of(diagonal_ssm_step)
 
 
 def _complex(planes: Tensor) -> Tensor:

@@ -14,30 +14,21 @@ a system with a unit lower triangular matrix. Given u, the rest is linear attent
 import torch
 from torch import Tensor
 
-from stateline.ops.gated_delta_rule import CHUNK
-from stateline.ops.gated_delta_rule.reference import gated_delta_rule_step, gated_delta_rule_step_
+from stateline.ops.gated_delta_rule import CHUNK, GatedDeltaSignals
+from stateline.ops.gated_delta_rule.reference import gated_delta_rule_step as gated_delta_rule_step
 from stateline.ops.linear_attention.pytorch import decays
 from stateline.ops.starts import reset
 
-__all__ = ["gated_delta_rule", "gated_delta_rule_step", "gated_delta_rule_step_"]
-
 
 def gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    starts: Tensor | None = None,
+    x: GatedDeltaSignals, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Solve the system of each chunk, and carry the state to the next."""
-    log_decay = reset(log_decay, starts, v)
-    dtype = v.dtype
-    if v.shape[1] == 0:
-        return v.clone(), state.clone()
+    if x.v.shape[1] == 0:
+        return x.v.clone(), state.clone()
+    signals = x._replace(log_decay=reset(x.log_decay, starts, x.v))
     chunks = (
-        t.to(state.dtype).transpose(1, 2).split(CHUNK, dim=2) for t in (q, k, v, log_decay, beta)
+        signal.to(state.dtype).transpose(1, 2).split(CHUNK, dim=2) for signal in signals
     )  # each (batch, head, length, ...)
     outputs = []
     for q_c, k_c, v_c, g_c, beta_c in zip(*chunks, strict=True):
@@ -48,4 +39,4 @@ def gated_delta_rule(
         u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
         outputs.append(since * (q_c @ state) + (q_c @ k_c.mT * between) @ u)
         state = since[..., -1:, :] * state + (until * k_c).mT @ u
-    return torch.cat(outputs, dim=2).transpose(1, 2).to(dtype), state
+    return torch.cat(outputs, dim=2).transpose(1, 2).to(x.v.dtype), state

@@ -14,31 +14,24 @@ and :math:`e^{-G_s}` would overflow.
 import torch
 from torch import Tensor
 
-from stateline.ops.linear_attention import CHUNK
-from stateline.ops.linear_attention.reference import linear_attention_step, linear_attention_step_
-from stateline.ops.starts import reset
+from stateline.ops.linear_attention import CHUNK, LinearSignals
+from stateline.ops.linear_attention.reference import linear_attention_step as linear_attention_step
 
 SHORT = 16
 """Tokens of a chunk where each entry of a key decays by itself."""
 
-__all__ = ["decays", "linear_attention", "linear_attention_step", "linear_attention_step_"]
-
 
 def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor,
-    starts: Tensor | None = None,
+    x: LinearSignals, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attend inside each chunk, and carry the state to the next."""
-    log_decay = reset(log_decay, starts, v)
-    groups, dtype = q.shape[2], v.dtype
-    if v.shape[1] == 0:
-        return v.clone(), state.clone()
-    if log_decay is not None and log_decay.ndim == v.ndim:
-        return _by_entry(q, k, v, log_decay, state)
+    x = x.reset(starts)
+    if x.v.shape[1] == 0:
+        return x.v.clone(), state.clone()
+    if x.decays_by_entry:
+        return _by_entry(x.with_own_keys(), state)
+    q, k, v, log_decay = x
+    groups = q.shape[2]
     if log_decay is None:
         log_decay = torch.zeros((), dtype=state.dtype, device=v.device).expand(v.shape[:3])
     h = state.unflatten(1, (groups, -1))
@@ -59,16 +52,12 @@ def linear_attention(
         outputs.append(scores @ v_c + since * (q_c.unsqueeze(2) @ h))
         h = since[..., -1:, :] * h + k_c.mT.unsqueeze(2) @ (until * v_c)
     y = torch.cat(outputs, dim=3).movedim(3, 1).flatten(2, 3)
-    return y.to(dtype), h.flatten(1, 2)
+    return y.to(x.v.dtype), h.flatten(1, 2)
 
 
-def _by_entry(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _by_entry(x: LinearSignals, state: Tensor) -> tuple[Tensor, Tensor]:
     """The same where each entry of a key decays by itself."""
-    each, dtype = v.shape[2] // q.shape[2], v.dtype
-    q, k = (t.repeat_interleave(each, dim=2) for t in (q, k))
-    signals = (t.to(state.dtype).transpose(1, 2) for t in (q, k, v, log_decay))
+    signals = (t.to(state.dtype).transpose(1, 2) for t in x if t is not None)
     outputs = []
     for q_c, k_c, v_c, g_c in zip(*(t.split(SHORT, dim=2) for t in signals), strict=True):
         between, since, until = decays(g_c.mT)  # (batch, head, entry, ...)
@@ -76,7 +65,7 @@ def _by_entry(
         since, until = since.squeeze(-1).mT, until.squeeze(-1).mT
         outputs.append(scores @ v_c + (since * q_c) @ state)
         state = since[..., -1, :, None] * state + (until * k_c).mT @ v_c
-    return torch.cat(outputs, dim=2).transpose(1, 2).to(dtype), state
+    return torch.cat(outputs, dim=2).transpose(1, 2).to(x.v.dtype), state
 
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:

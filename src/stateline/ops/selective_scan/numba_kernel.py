@@ -103,7 +103,7 @@ def _advance(tb, xb, yb, rows, h, at, a, k, b, c, place, stride, stays, token):
 
 @kernel
 def forward(
-    u, dt, a, b, c, state, stays, y, after, length, channels, d_state, groups, start, stop
+    u, dt, b, c, a, state, stays, y, after, length, channels, d_state, groups, start, stop
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, channel block)."""
     align_stack()
@@ -188,7 +188,7 @@ def _outputs(ub, tb, dxb, dtb, rows):
 
 @kernel
 def backward(
-    gy, gafter, u, dt, a, b, c, state, stays, du, ddt, da, db, dc, dstate,
+    gy, gafter, u, dt, b, c, a, state, stays, du, ddt, da, db, dc, dstate,
     batch, length, channels, d_state, groups, pieces, start, stop,
 ):  # fmt: skip
     """Tasks of (row, piece of the channel blocks).
@@ -266,7 +266,7 @@ def backward(
 
 
 @summing_kernel
-def selective_step(u, dt, a, b, c, h, y, start, stop):
+def selective_step(u, dt, b, c, a, h, y, start, stop):
     """One step of rows ``start`` to ``stop``: states h (row, channel, d_state) change in place."""
     channels, d_state = a.shape
     each, log2e = channels // b.shape[1], u.dtype.type(LOG2_E)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.fft_conv import fft_conv
-from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.kernel_op import KernelOp
 from stateline.ops.stepping import Stepper, copying
 
 FFT_TAPS = 16
@@ -29,10 +29,10 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
         grad_u[..., : length - delay, :].addcmul_(later, kernel[:, delay])
         product = later * signal[..., : length - delay, :]
         grad_kernel[:, delay] = product.flatten(0, -2).sum(dim=0)
-    return grad_u.to(u.dtype), grad_kernel
+    return grad_u, grad_kernel
 
 
-_by_taps = define_kernel_op("short_conv", _forward, _backward)
+_by_taps = KernelOp("short_conv", _forward, _backward)
 
 
 def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tensor:
