@@ -19,7 +19,11 @@ from stateline.layers import Attention
 from stateline.ops import (
     OPS,
     AttentionMask,
+    DeltaSignals,
+    GatedDeltaSignals,
+    LinearSignals,
     LocalWindow,
+    ScanSignals,
     attention,
     local_attention,
     short_conv,
@@ -192,6 +196,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 HEADS, FEW_HEADS = [normal(1, 128, 1, 16)] * 3, [normal(1, 9, 1, 16)] * 3
+NARROW, WIDE, SHORT = normal(1, 3, 1, 2), normal(1, 3, 1, 257), normal(1, 9, 2)
 BIASED = LocalWindow(4, bias=normal(1, 4).requires_grad_())
 KEYED = LocalWindow(4, position_keys=normal(4, 16))
 
@@ -382,11 +387,11 @@ def test_the_mask_of_a_window_leaves_out_no_block(length: int, slots: int, windo
 @pytest.mark.parametrize(
     ("op", "backend", "inputs", "reason"),
     [
-        ("linear_attention", "fla", (*[normal(1, 3, 1, 2)] * 3, None, None), "not exact enough"),
-        ("linear_attention", "fla", (*[normal(1, 3, 1, 257)] * 3, None, None), "up to 256"),
-        ("delta_rule", "fla", [normal(1, 3, 1, 2)] * 7, "not exact enough"),
-        ("gated_delta_rule", "fla", [normal(1, 3, 1, 2)] * 6, "not exact enough"),
-        ("selective_scan", "mamba_ssm", [normal(1, 9, 2)] * 6, "fewer than 128"),
+        ("linear_attention", "fla", (LinearSignals(*[NARROW] * 3), None), "not exact enough"),
+        ("linear_attention", "fla", (LinearSignals(*[WIDE] * 3), None), "up to 256"),
+        ("delta_rule", "fla", (DeltaSignals(*[NARROW] * 6), None), "not exact enough"),
+        ("gated_delta_rule", "fla", (GatedDeltaSignals(*[NARROW] * 5), None), "not exact enough"),
+        ("selective_scan", "mamba_ssm", (ScanSignals(*[SHORT] * 4), SHORT, SHORT), "fewer than 1"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 8), normal(8, 5)), "2, 3 or 4 taps"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 6), normal(6, 4)), "multiple of 8"),
         ("attention", "flex", (*FEW_HEADS, AttentionMask(slopes=normal(1)), 0.0), "at least 128"),

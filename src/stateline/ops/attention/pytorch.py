@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stateline.ops.attention import AttentionCache, AttentionMask
 from stateline.ops.attention import attention as by_any_backend
-from stateline.ops.attention.cache import append
+from stateline.ops.attention.reference import append
 from stateline.ops.kernel_op import KernelOp
 
 SCORES_PER_BLOCK = {"cpu": 1 << 18}

@@ -23,7 +23,7 @@ from torch import Tensor
 from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import door, step_in_place, step_of
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.starts import Starts, beside, reset
+from stateline.ops.starts import FORGET, Starts, at_starts
 from stateline.ops.stepping import zeros_before
 
 CHUNK = 16
@@ -52,10 +52,8 @@ class DeltaSignals(NamedTuple):
 
     def reset(self, starts: Tensor | None) -> "DeltaSignals":
         """The same where the first token of a document finds and leaves nothing of the state."""
-        if starts is None:
-            return self
-        a = self.a.masked_fill(beside(starts, self.a), 0.0)
-        return self._replace(log_decay=reset(self.log_decay, starts, self.v), a=a)
+        decay, a = at_starts(self.log_decay, starts, FORGET), at_starts(self.a, starts, 0.0)
+        return self._replace(log_decay=decay, a=a)
 
 
 def example(sizes: Sizes) -> Example:

@@ -104,7 +104,10 @@ def _correct(xr, xi, r, i):
 
 @kernel
 def advance(ub, yb, rows, x, at, p, k, state):
-    """A block of tokens through one group of modes: x is their state, yb takes their outputs."""
+    """A block of tokens through one group of modes: x is their state, yb takes their outputs.
+
+    Without yb there are no outputs.
+    """
     align_stack()
     xr, xi = load(x, at, WIDE), load(x, at + WIDE, WIDE)
     a, b = load(p, k, WIDE), load(p, k + WIDE, WIDE)
@@ -122,33 +125,11 @@ def advance(ub, yb, rows, x, at, p, k, state):
                 new = f * u - b * xi + a * xr
                 xi = g * u + b * xr + a * xi
             xr = new
-            store(yb, t * LANES, load(yb, t * LANES, LANES) + fold(c * xr + e * xi))
+            if yb is not None:
+                store(yb, t * LANES, load(yb, t * LANES, LANES) + fold(c * xr + e * xi))
         share = (last - first) / STEPS
         r, i = share * load(p, k + 4 * WIDE, WIDE), share * load(p, k + 5 * WIDE, WIDE)
         xr, xi = _correct(xr, xi, r, i)
-    store(x, at, xr)
-    store(x, at + WIDE, xi)
-
-
-@kernel
-def advance_state(ub, rows, x, at, p, k, state):
-    """The same without outputs, for ``rows`` a multiple of ``STEPS``."""
-    align_stack()
-    xr, xi = load(x, at, WIDE), load(x, at + WIDE, WIDE)
-    a, b = load(p, k, WIDE), load(p, k + WIDE, WIDE)
-    if state is not None:
-        f, g = load(p, k + 6 * WIDE, WIDE), load(p, k + 7 * WIDE, WIDE)
-    for first in range(0, rows, STEPS):
-        for t in range(first, first + STEPS):
-            u = load(ub, t * LANES, LANES)
-            if state is None:
-                new = u - b * xi + a * xr
-                xi = b * xr + a * xi
-            else:
-                new = f * u - b * xi + a * xr
-                xi = g * u + b * xr + a * xi
-            xr = new
-        xr, xi = _correct(xr, xi, load(p, k + 4 * WIDE, WIDE), load(p, k + 5 * WIDE, WIDE))
     store(x, at, xr)
     store(x, at + WIDE, xi)
 
@@ -309,8 +290,8 @@ def backward(
                     at, k = ((block - begin) * most + n) * size, block * groups * PLANES * WIDE
                     kept[at : at + size] = kept[at - size : at]
                     for m in range(groups):
-                        here = at + m * 2 * WIDE
-                        advance_state(ub, TIME_BACK, kept, here, p, k + m * PLANES * WIDE, state)
+                        here, there = at + m * 2 * WIDE, k + m * PLANES * WIDE
+                        advance(ub, None, TIME_BACK, kept, here, p, there, state)
             for n in range(count - 1, -1, -1):
                 rows = min(TIME_BACK, length - n * TIME_BACK)
                 for block in range(begin, end):

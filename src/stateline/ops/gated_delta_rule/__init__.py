@@ -21,7 +21,7 @@ from torch import Tensor
 from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import door, step_in_place, step_of
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.starts import Starts
+from stateline.ops.starts import FORGET, Starts, at_starts
 from stateline.ops.stepping import zeros_before
 
 CHUNK = 32
@@ -44,6 +44,10 @@ class GatedDeltaSignals(NamedTuple):
     v: Float[Tensor, "batch length head d_value"]
     log_decay: Float[Tensor, "batch length head"]
     beta: Float[Tensor, "batch length head"]
+
+    def reset(self, starts: Tensor | None) -> "GatedDeltaSignals":
+        """The same where the first token of a document finds nothing in the state."""
+        return self._replace(log_decay=at_starts(self.log_decay, starts, FORGET))
 
 
 def example(sizes: Sizes) -> Example:

@@ -20,7 +20,6 @@ from stateline.ops.gated_delta_rule import GatedDeltaSignals
 from stateline.ops.gated_delta_rule.numba_kernel import gated_delta_step
 from stateline.ops.kernel_op import KernelOp, empty_like
 from stateline.ops.numba_common import launch
-from stateline.ops.starts import reset
 
 WIDEST = 128
 """Keys and values of a head up to which gradients are faster than by PyTorch's products."""
@@ -38,7 +37,7 @@ def gated_delta_rule(
     x: GatedDeltaSignals, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence."""
-    return _whole(x._replace(log_decay=reset(x.log_decay, starts, x.v)), state)
+    return _whole(x.reset(starts), state)
 
 
 def gated_delta_rule_step_(x: GatedDeltaSignals, state: Tensor) -> Tensor:

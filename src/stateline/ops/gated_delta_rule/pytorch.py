@@ -17,7 +17,6 @@ from torch import Tensor
 from stateline.ops.gated_delta_rule import CHUNK, GatedDeltaSignals
 from stateline.ops.gated_delta_rule.reference import gated_delta_rule_step as gated_delta_rule_step
 from stateline.ops.linear_attention.pytorch import decays
-from stateline.ops.starts import reset
 
 
 def gated_delta_rule(
@@ -26,9 +25,8 @@ def gated_delta_rule(
     """Solve the system of each chunk, and carry the state to the next."""
     if x.v.shape[1] == 0:
         return x.v.clone(), state.clone()
-    signals = x._replace(log_decay=reset(x.log_decay, starts, x.v))
     chunks = (
-        signal.to(state.dtype).transpose(1, 2).split(CHUNK, dim=2) for signal in signals
+        signal.to(state.dtype).transpose(1, 2).split(CHUNK, dim=2) for signal in x.reset(starts)
     )  # each (batch, head, length, ...)
     outputs = []
     for q_c, k_c, v_c, g_c, beta_c in zip(*chunks, strict=True):

@@ -21,7 +21,7 @@ from torch import Tensor
 from stateline.ops.dispatch import dispatch, own_precision
 from stateline.ops.door import door, step_in_place, step_of
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.starts import Starts, reset
+from stateline.ops.starts import FORGET, Starts, at_starts
 from stateline.ops.stepping import zeros_before
 
 CHUNK = 64
@@ -47,7 +47,10 @@ class LinearSignals(NamedTuple):
 
     def reset(self, starts: Tensor | None) -> "LinearSignals":
         """The same where the first token of a document finds nothing in the state."""
-        return self._replace(log_decay=reset(self.log_decay, starts, self.v))
+        if starts is None:
+            return self
+        decay = self.v.new_zeros(self.v.shape[:3]) if self.log_decay is None else self.log_decay
+        return self._replace(log_decay=at_starts(decay, starts, FORGET))
 
     @property
     def decays_by_entry(self) -> bool:

@@ -110,7 +110,7 @@ def _backward(grad: Tensor, grad_after: Tensor, x: LinearSignals, state: Tensor)
     dv, dstate, _ = _scan(k, q, grad, later, grad_after, backwards=True)
     if not decays:
         return LinearSignals(dq, dk, dv), dstate
-    dstate = dstate * decay[:, 0]
+    dstate = dstate * decay[:, :1].prod(dim=1)  # none, if there are no tokens
     ends = [(a * b).double().sum(-1) for a, b in ((state, dstate), (after.mT, grad_after))]
     if x.decays_by_entry:
         of_q, of_k = q * dq, k * dk

@@ -87,10 +87,16 @@ def _decay(rate, tb, t, stays, token):
 
 
 @kernel
-def _advance(tb, xb, yb, rows, h, at, a, k, b, c, place, stride, stays, token):
-    """A block of tokens through one group of states; yb takes their outputs (``None``: none)."""
+def _advance(tb, xb, yb, rows, h, at, a, k, b, c, place, stride, stays, token, hs, es):
+    """A block of tokens through one group of states; yb takes their outputs.
+
+    The states (before the first token, and after each) go into hs, and the decays into es. What is
+    ``None`` is not computed.
+    """
     align_stack()
     state, rate = load(h, at, WIDE), load(a, k, WIDE)
+    if hs is not None:
+        store(hs, 0, state)
     for t in range(rows):
         decay = _decay(rate, tb, t, stays, token)
         written = load_each(b, place + t * stride, MODES) * load(xb, t * LANES, LANES)
@@ -98,6 +104,9 @@ def _advance(tb, xb, yb, rows, h, at, a, k, b, c, place, stride, stays, token):
         if yb is not None:
             read = fold(load_each(c, place + t * stride, MODES) * state)
             store(yb, t * LANES, load(yb, t * LANES, LANES) + read)
+        if hs is not None:
+            store(es, t * WIDE, decay)
+            store(hs, (t + 1) * WIDE, state)
     store(h, at, state)
 
 
@@ -131,27 +140,16 @@ def forward(
                     at = (each - task) * size + m * LANES
                     there = ((row * length + first) * groups + group) * wide_state + m
                     token = row * length + first
-                    _advance(tb, xb, yb, rows, h, at, rates, at, b, c, there, stride, stays, token)
+                    _advance(
+                        tb, xb, yb, rows, h, at, rates, at, b, c, there, stride, stays, token,
+                        None, None,
+                    )  # fmt: skip
                 write_block(y, place, channels, rows, lanes, yb)
         for each in range(task, end):
             row, group, channel, lanes = _split(each, blocks, in_group, groups)
             where = (row * channels + channel) * d_state
             _states_out(after, where, d_state, lanes, h, (each - task) * size)
         task = end
-
-
-@kernel
-def _states(tb, xb, rows, h, at, a, k, b, place, stride, stays, token, hs, es):
-    """States of a block (before the first token, and after each) into hs, its decays into es."""
-    align_stack()
-    state, rate = load(h, at, WIDE), load(a, k, WIDE)
-    store(hs, 0, state)
-    for t in range(rows):
-        decay = _decay(rate, tb, t, stays, token)
-        written = load_each(b, place + t * stride, MODES) * load(xb, t * LANES, LANES)
-        state = decay * state + written
-        store(es, t * WIDE, decay)
-        store(hs, (t + 1) * WIDE, state)
 
 
 @kernel
@@ -231,7 +229,7 @@ def backward(
                     at = ((row * length + (n - 1) * TIME) * groups + group) * wide_state + m
                     _advance(
                         tb, xb, None, TIME, kept, here + m * LANES, rates, k, b, c, at, stride,
-                        stays, row * length + (n - 1) * TIME,
+                        stays, row * length + (n - 1) * TIME, None, None,
                     )  # fmt: skip
         for n in range(count - 1, -1, -1):
             rows = min(TIME, length - n * TIME)
@@ -248,7 +246,10 @@ def backward(
                     at = ((row * length + n * TIME) * groups + group) * wide_state + m
                     q = (((piece * batch + row) * length + n * TIME) * groups + group) * wide_state
                     token = row * length + n * TIME
-                    _states(tb, xb, rows, kept, here, rates, k, b, at, stride, stays, token, hs, es)
+                    _advance(
+                        tb, xb, None, rows, kept, here, rates, k, b, c, at, stride, stays, token,
+                        hs, es,
+                    )  # fmt: skip
                     _adjoint(
                         gb, tb, xb, dxb, dtb, rows, lam, k, rates, k, grad, b, c, at, stride,
                         hs, es, db, dc, q + m,

@@ -41,7 +41,8 @@ def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tenso
         return _inside(u, kernel, starts)
     if kernel.shape[1] >= FFT_TAPS:
         return fft_conv(u, kernel)
-    return by_taps(u, kernel)
+    filters = len(kernel) // u.shape[-1]
+    return _by_taps(u if filters == 1 else u.tile(filters), kernel)
 
 
 def _inside(u: Tensor, kernel: Tensor, starts: Tensor) -> Tensor:
@@ -55,12 +56,6 @@ def _inside(u: Tensor, kernel: Tensor, starts: Tensor) -> Tensor:
         delayed = signal[..., :-delay, :] * kernel[:, delay] * same[..., None]
         y = y + F.pad(delayed, (0, 0, delay, 0))
     return y.to(u.dtype)
-
-
-def by_taps(u: Tensor, kernel: Tensor) -> Tensor:
-    """Sum the delayed signals, for any number of taps."""
-    filters = len(kernel) // u.shape[-1]
-    return _by_taps(u if filters == 1 else u.tile(filters), kernel)
 
 
 def short_conv_step(u: Tensor, weights: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
