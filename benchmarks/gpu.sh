@@ -64,7 +64,7 @@ fi
 
 # Convolutions against cuFFT (backend torch); the core of H3 against the memory floor and FlashAttention; selective scans
 # against mamba-ssm.
-OPS=${SMOKE:+attention diagonal_ssm}
+OPS=${OPS:-${SMOKE:+attention diagonal_ssm}}
 OPS=${OPS:-$("$BIN/python" -c "from stateline.ops import OPS; print(*OPS)")}
 for dtype in $DTYPES; do
   for op in $OPS; do

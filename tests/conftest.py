@@ -132,21 +132,27 @@ def unannotated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
+QUICK_SPEED = {
+    "runs.speed.SPEED_LENGTHS": (8, 16),
+    "runs.speed.STATE_LENGTHS": (8, 16),
+    "runs.speed.SECONDS": 0.0,
+    "bench.timing.SAMPLE_SECONDS": 0.0,
+    "bench.side_by_side.peak_bytes": lambda *_: 1,
+    "bench.speed.TOKENS_PER_BATCH": 32,
+    "bench.speed.DECODE_STEPS": 2,
+}
+ONE_PROCESS = {"compare.pool._devices": lambda *_: [], "runs.score.EVAL_BATCHES": 1}
+
+
 @pytest.fixture
 def quick_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons spend no time on measurements of speed."""
-    monkeypatch.setattr("stateline.runs.speed.SPEED_LENGTHS", (8, 16))
-    monkeypatch.setattr("stateline.runs.speed.STATE_LENGTHS", (8, 16))
-    monkeypatch.setattr("stateline.runs.speed.SECONDS", 0.0)
-    monkeypatch.setattr("stateline.bench.timing.SAMPLE_SECONDS", 0.0)
-    monkeypatch.setattr("stateline.bench.side_by_side.peak_bytes", lambda *_: 1)
-    monkeypatch.setattr("stateline.bench.speed.TOKENS_PER_BATCH", 32)
-    monkeypatch.setattr("stateline.bench.speed.DECODE_STEPS", 2)
+    for name, value in QUICK_SPEED.items():
+        monkeypatch.setattr(f"stateline.{name}", value)
 
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons train in this process, one run after the other, and score briefly."""
-    for place in ("stateline.compare", "stateline.compare.pool"):
-        monkeypatch.setattr(f"{place}.worker_devices", lambda *_, **__: [])
-    monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)
+    for name, value in ONE_PROCESS.items():
+        monkeypatch.setattr(f"stateline.{name}", value)

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,16 @@ def part_of(module: str) -> str:
     return inside.partition(".")[0]
 
 
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    """All parts of some code."""
+    return list(ast.walk(ast.parse(source)))
+
+
 def imported(path: str, source: str) -> Iterator[str]:
     """Modules of ours that a file imports, wherever in the file; ``path`` is below stateline."""
     package = ["stateline", *path.split("/")[:-1]]
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -95,9 +102,9 @@ def violations(path: str, source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(FILES.keys() - {"__init__.py"}))
-def test_imports_go_down(path: str) -> None:
-    assert violations(path, FILES[path]) == []
+def test_imports_go_down() -> None:
+    inside = FILES.keys() - {"__init__.py"}
+    assert [found for path in sorted(inside) for found in violations(path, FILES[path])] == []
 
 
 def module_of(path: str) -> str:
@@ -197,7 +204,7 @@ KINDS_OF_TASKS |= {kind.__name__ for kind in tasks.TASKS.values()} | {"TextTask"
 def class_tests(source: str) -> set[str]:
     """Kinds of tasks that code tells apart by their class."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         asks = isinstance(node, ast.Call) and _name(node.func) in ("isinstance", "issubclass")
         compared = isinstance(node, ast.Compare) and "type(" in ast.unparse(node)
         if asks or compared or isinstance(node, ast.MatchClass):
@@ -205,9 +212,9 @@ def class_tests(source: str) -> set[str]:
     return found & KINDS_OF_TASKS
 
 
-@pytest.mark.parametrize("path", sorted(path for path in FILES if not path.startswith("tasks/")))
-def test_a_task_is_asked_what_it_is_like_and_not_for_its_class(path: str) -> None:
-    assert class_tests(FILES[path]) == set()
+def test_a_task_is_asked_what_it_is_like_and_not_for_its_class() -> None:
+    outside = (path for path in FILES if not path.startswith("tasks/"))
+    assert {path: found for path in outside if (found := class_tests(FILES[path]))} == {}
 
 
 def test_a_class_test_on_a_task_is_noticed() -> None:
@@ -224,21 +231,17 @@ def test_a_class_test_on_a_task_is_noticed() -> None:
 
 def complex_words(source: str) -> set[str]:
     """Names for complex numbers that code (not text) uses."""
-    nodes = list(ast.walk(ast.parse(source)))
-    words = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    words |= {node.name for node in nodes if isinstance(node, ast.alias)}
-    literals = (node.value for node in nodes if isinstance(node, ast.Constant))
+    words = {node.attr for node in nodes(source) if isinstance(node, ast.Attribute)}
+    words |= {node.name for node in nodes(source) if isinstance(node, ast.alias)}
+    literals = (node.value for node in nodes(source) if isinstance(node, ast.Constant))
     return (words & COMPLEX) | {str(value) for value in literals if isinstance(value, complex)}
 
 
-@pytest.mark.parametrize("path", sorted(FILES))
-def test_complex_numbers_stay_inside_definitions_and_the_fft(path: str) -> None:
-    allowed = path.startswith("ops/") and path.endswith("/reference.py")
-    allowed = allowed or path in (
-        "ops/fft_conv/pytorch.py",
-        "ops/fft_conv/triton_backend.py",
-    )
-    assert allowed or complex_words(FILES[path]) == set()
+def test_complex_numbers_stay_inside_definitions_and_the_fft() -> None:
+    allowed = {"ops/fft_conv/pytorch.py", "ops/fft_conv/triton_backend.py"}
+    allowed |= {p for p in FILES if p.startswith("ops/") and p.endswith("/reference.py")}
+    others = FILES.keys() - allowed
+    assert {path: found for path in others if (found := complex_words(FILES[path]))} == {}
 
 
 def test_complex_numbers_are_noticed() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from io import StringIO
 from multiprocessing import active_children
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from stateline.reports import print_results, read_results, write_report
 from stateline.runs.results import Results, RunRecord, to_json
 from stateline.tasks import make_task
 from stateline.train.metrics import Metrics
+from tests.conftest import ONE_PROCESS, QUICK_SPEED
 from tests.tasks.small_data import task_on
 
 RECALL = "associative_recall(length=4, batch_size=4)"
@@ -130,7 +131,7 @@ def test_a_mistake_is_named_before_anything_is_written(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": -1}, "workers must be at least 0, got -1"),
+        ({"workers": -1}, "workers must be at least 0, got workers=-1"),
         ({"device": "gpu"}, "device must be auto, cpu, cuda, cuda:N"),
         ({"device": "cuda:99"}, "device cuda:99 was asked for, but this machine has"),
         ({"device": "meta"}, "cannot be trained on the device meta"),
@@ -175,27 +176,84 @@ class StopAfterOne(News):
         raise KeyboardInterrupt
 
 
-@pytest.mark.usefixtures("quick_speed", "one_process")
+class Compared(NamedTuple):
+    """A comparison of two models on recall, from two seeds, and on a text."""
+
+    folder: Path
+    text: str
+    results: Results
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    folder = tmp_path_factory.mktemp("compared")
+    (folder / "text").write_text("the quick brown fox " * 30)
+    text = f"text(path={folder / 'text'}, length=16, batch_size=2)"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**QUICK_SPEED, **ONE_PROCESS}.items():
+            patch.setattr(f"stateline.{name}", value)
+        results = compare(tiny(f"{RECALL}*2", text), folder / "out", command="stateline compare")
+    return Compared(folder / "out", text, results)
+
+
 class TestResults:
-    def test_they_hold_all_that_reports_show(self, tmp_path: Path, text: str) -> None:
-        results = compare(tiny(f"{RECALL}*2", text), tmp_path, command="stateline compare ...")
-        assert results == read_results(tmp_path)
+    def test_they_hold_all_that_reports_show(self, compared: Compared, tmp_path: Path) -> None:
+        assert compared.results == read_results(compared.folder)
         shown = StringIO()
-        print_results(results, Console(file=shown, width=100))  # as the command does
-        write_report(results, tmp_path / "report.html")
+        print_results(compared.results, Console(file=shown, width=100))  # as the command does
+        write_report(compared.results, tmp_path / "report.html")
         for told in ("Associative recall", "Text", "h3", "attention", "gzip"):
             assert told in shown.getvalue()
             assert told in (tmp_path / "report.html").read_text()
 
-    def test_there_is_a_run_for_every_model_task_and_seed(self, tmp_path: Path, text: str) -> None:
-        results = compare(tiny(f"{RECALL}*2", text), tmp_path, command="")
-        assert results.finished
-        assert [(run.task, run.model, run.seed) for run in results.runs] == [
+    def test_there_is_a_run_for_every_model_task_and_seed(self, compared: Compared) -> None:
+        assert compared.results.finished
+        assert [(run.task, run.model, run.seed) for run in compared.results.runs] == [
             *[(RECALL, "attention", 0), (RECALL, "attention", 1)],
             *[(RECALL, "h3", 0), (RECALL, "h3", 1)],
-            *[(text, "attention", 0), (text, "h3", 0)],
+            *[(compared.text, "attention", 0), (compared.text, "h3", 0)],
         ]
 
+    def test_a_run_tells_its_scores_at_every_length(self, compared: Compared) -> None:
+        recall, _, on_text = [run for run in compared.results.runs if run.model == "h3"]
+        assert list(recall.by_length) == [4, 8, 16]
+        assert all(0 <= (scores["accuracy"] or 0) <= 1 for scores in recall.by_length.values())
+        assert list(on_text.by_length) == [16, 64]
+        assert all(6 < (s["bits_per_byte"] or 0) < 10 for s in on_text.by_length.values())
+        assert (recall.steps, recall.stopped) == (3, "finished")
+        assert [point.step for point in recall.curve] == [3]
+        (job,) = [job for job in plan(tiny()) if job.label == "h3"]
+        assert recall.parameters == count_parameters(job.model)
+
+    def test_a_run_can_be_loaded_as_a_model(self, compared: Compared) -> None:
+        for job in plan(tiny()):
+            assert load_model(compared.folder / "runs" / job.name).config == job.model
+
+    def test_speed_is_measured_once_per_pattern_on_text_if_there_is_some(
+        self, compared: Compared
+    ) -> None:
+        speed = compared.results.speed
+        assert [(entry.task, entry.model) for entry in speed] == [
+            *[(compared.text, "attention"), (compared.text, "h3")]
+        ]
+        for entry in speed:
+            for measured in (entry.train_tokens_per_second, entry.decode_tokens_per_second):
+                assert list(measured) == [8, 16]
+                assert all(0 < value < math.inf for value in measured.values())
+
+    def test_it_is_told_how_long_a_string_fits_the_state(self, compared: Compared) -> None:
+        attention, h3 = compared.results.speed
+        assert attention.longest_copy is None
+        assert h3.longest_copy
+
+    def test_the_baselines_of_a_text_are_there(self, compared: Compared) -> None:
+        _, task = compared.results.tasks
+        assert set(task.baselines) == {"gzip", "xz"}
+        assert task.data["n_files"] == 1
+
+
+@pytest.mark.usefixtures("quick_speed", "one_process")
+class TestRuns:
     def test_layers_that_read_both_ways_are_compared_where_rows_are_classified(
         self, tmp_path: Path
     ) -> None:
@@ -207,16 +265,6 @@ class TestResults:
         write_report(results, tmp_path / "report.html")
         print_results(results, Console(file=StringIO()))
 
-    def test_a_run_tells_its_scores_at_every_length(self, tmp_path: Path, text: str) -> None:
-        recall, on_text = compare(tiny(RECALL, text, patterns=["h3"]), tmp_path, command="").runs
-        assert list(recall.by_length) == [4, 8, 16]
-        assert all(0 <= (scores["accuracy"] or 0) <= 1 for scores in recall.by_length.values())
-        assert list(on_text.by_length) == [16, 64]
-        assert all(6 < (s["bits_per_byte"] or 0) < 10 for s in on_text.by_length.values())
-        assert (recall.steps, recall.stopped) == (3, "finished")
-        assert [point.step for point in recall.curve] == [3]
-        assert recall.parameters == count_parameters(plan(tiny(patterns=["h3"]))[0].model)
-
     def test_a_text_is_scored_to_its_end(
         self, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -226,28 +274,6 @@ class TestResults:
         model = load_model(tmp_path / "runs" / plan(comparison)[0].name)
         part, whole = (evaluate(model, make_task(text), 16, batches=n) for n in (1, 0))
         assert run.by_length[16] == whole != part
-
-    def test_a_run_can_be_loaded_as_a_model(self, tmp_path: Path) -> None:
-        compare(tiny(), tmp_path, command="")
-        for job in plan(tiny()):
-            assert load_model(tmp_path / "runs" / job.name).config == job.model
-
-    def test_speed_is_measured_once_per_pattern_on_text_if_there_is_some(
-        self, tmp_path: Path, text: str
-    ) -> None:
-        speed = compare(tiny(f"{RECALL}*2", text), tmp_path, command="").speed
-        assert [(entry.task, entry.model) for entry in speed] == [
-            *[(text, "attention"), (text, "h3")]
-        ]
-        for entry in speed:
-            for measured in (entry.train_tokens_per_second, entry.decode_tokens_per_second):
-                assert list(measured) == [8, 16]
-                assert all(0 < value < math.inf for value in measured.values())
-
-    def test_it_is_told_how_long_a_string_fits_the_state(self, tmp_path: Path) -> None:
-        attention, h3 = compare(tiny(RECALL), tmp_path, command="").speed
-        assert attention.longest_copy is None
-        assert h3.longest_copy
 
     @pytest.mark.slow
     def test_the_bits_that_are_needed_stand_with_runs_that_solved(
@@ -260,11 +286,6 @@ class TestResults:
         assert attention.capacity is not None
         assert attention.capacity.numbers > 0
         assert set(attention.capacity.by_bits) == set(BITS)
-
-    def test_the_baselines_of_a_text_are_there(self, tmp_path: Path, text: str) -> None:
-        (task,) = compare(tiny(text), tmp_path, command="").tasks
-        assert set(task.baselines) == {"gzip", "xz"}
-        assert task.data["n_files"] == 1
 
     def test_a_run_that_diverges_is_told_and_the_others_go_on(
         self, tmp_path: Path, text: str

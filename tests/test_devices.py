@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from stateline.cli import Parser
-from stateline.devices import (
-    add_device_option,
-    add_dtype_option,
-    log_bfloat16_rate,
-    resolve_device,
-    resolve_dtype,
-)
+from stateline.cli.options import add_device_and_dtype
+from stateline.devices import log_bfloat16_rate, resolve_device, resolve_dtype
 from stateline.errors import InputError
 
 
@@ -57,12 +52,11 @@ def test_dtypes_have_their_names_in_pytorch() -> None:
 
 def test_the_options_parse() -> None:
     parser = Parser()
-    add_device_option(parser)
-    add_dtype_option(parser)
+    add_device_and_dtype(parser)
     assert parser.parse_args([]).as_dict() == {"device": "auto", "dtype": None}
     given = parser.parse_args(["--device", "cuda:1", "--dtype", "bfloat16"])
     assert given.as_dict() == {"device": "cuda:1", "dtype": "bfloat16"}
-    with pytest.raises(InputError, match=r"dtype must be float32 or bfloat16 or .*, got 'int8'"):
+    with pytest.raises(InputError, match=r"dtype must be one of float32, bfloat16, .*, got 'int8'"):
         parser.parse_args(["--dtype", "int8"])
 
 

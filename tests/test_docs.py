@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,14 @@ def commands() -> Iterator[tuple[str, str]]:
 def parse(name: str, arguments: list[str]) -> None:
     """Parse the arguments of a command without running it."""
     arguments, _ = take_imports(arguments)
-    parser = Parser(prog=f"stateline {name}", print_config=None)
+    parser_of(name).parse_args([_underscored(argument) for argument in arguments])
+
+
+@cache
+def parser_of(name: str) -> Parser:
+    parser = Parser(prog=f"stateline {name}")
     importlib.import_module(f"stateline.cli.{name}").add_arguments(parser)
-    parser.parse_args([_underscored(argument) for argument in arguments])
+    return parser
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +106,7 @@ def test_a_recipe_that_is_shown_can_be_read(tmp_path: Path) -> None:
     for number, text in enumerate(recipes):
         path = tmp_path / f"{number}.yaml"
         path.write_text(text, encoding="utf-8")
-        parser = Parser(default_config_files=[path], print_config=None)
+        parser = Parser(default_config_files=[path])
         train.add_arguments(parser)
         assert parser.parse_args([str(path)]).pattern
 

@@ -2,14 +2,17 @@
 
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stateline.cli import Parser
-from stateline.cli.train import add_arguments, read_recipe
-from stateline.models.classifier import ClassifierConfig
+from stateline.cli import recipe as train
+from stateline.cli.train import add_arguments
+from stateline.compare import recipe as compare
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import parse_pattern
+from stateline.models.sequence_head import ClassifierConfig
 from stateline.models.size import count_parameters
 from stateline.tasks import TASKS, ClassificationTask
 from stateline.train.config import TrainConfig
@@ -37,24 +40,45 @@ def test_there_are_recipes() -> None:
     assert RECIPES
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_can_be_trained(name: str) -> None:
-    parser = Parser(print_config=None)
-    add_arguments(parser)
-    given = read_recipe([str(FOLDER / name)], parser)
-    (task,) = parse_pattern(given.task)
-    assert task.name in TASKS
-    kind, settings = TASKS[task.name], given.model.as_dict()
+def check(pattern: str, spec: str, model: dict[str, Any], train: dict[str, Any]) -> None:
+    """The task is known, and the model and its training can be configured."""
+    (task,) = parse_pattern(spec)
+    kind, settings = TASKS[task.name], dict(model)
     assert set(task.keywords) <= set(signature(kind).parameters)
-    pooling = settings.pop("pooling")
+    pooling = settings.pop("pooling", None)
     if issubclass(kind, ClassificationTask):
         given_pooling = {} if pooling is None else {"pooling": pooling}
-        config: ModelConfig = ClassifierConfig(given.pattern, 256, **settings, **given_pooling)
+        config: ModelConfig = ClassifierConfig(pattern, 256, **settings, **given_pooling)
     else:
         assert pooling is None
-        config = ModelConfig(given.pattern, 256, **settings)
+        config = ModelConfig(pattern, 256, **settings)
     assert parameters(config) > 0
-    assert TrainConfig(**given.train.as_dict())
+    assert TrainConfig(**train)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_can_be_compared(name: str) -> None:
+    recipe, task = compare.read_recipe(FOLDER / name)
+    (model,) = compare.read_models([recipe])
+    check(model.pattern, task or "text", dict(model.model), dict(model.train))
+
+
+FIRST = {name.rpartition("/")[0]: name for name in reversed(RECIPES)}
+"""The first recipe of each folder."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FIRST.values() else pytest.mark.slow)
+        for name in RECIPES
+    ],
+)
+def test_a_recipe_can_be_trained(name: str) -> None:
+    parser = Parser()
+    add_arguments(parser)
+    given = train.read_recipe([str(FOLDER / name)], parser)
+    check(given.pattern, given.task, given.model.as_dict(), given.train.as_dict())
 
 
 def test_every_recipe_says_what_it_is() -> None:

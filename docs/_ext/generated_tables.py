@@ -70,7 +70,7 @@ class CommandOptions(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Return a table per group of arguments."""
         name = self.arguments[0]
-        parser = Parser(prog=f"stateline {name}", print_config=None)
+        parser = Parser(prog=f"stateline {name}")
         add_import_option(parser)
         import_module(f"stateline.cli.{name}").add_arguments(parser)
         text = []

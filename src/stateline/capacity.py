@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.generate import Session, SessionState, prefill
+from stateline.generate import Session, prefill
 from stateline.layers.base import AnyLayer, require_causal
 from stateline.layers.state import State
 from stateline.models.language_model import LanguageModel
@@ -90,11 +91,10 @@ def copy_error(model: LanguageModel, length: int, n_letters: int = 26) -> float:
 
 
 def longest_copy(model: LanguageModel, n_letters: int = 26) -> int | None:
-    """Largest length at which the bound still allows to copy every string.
+    """Largest number of letters at which the bound still allows to copy every string.
 
-    Returns:
-        The number of letters; ``None`` if there is no limit, as for a state that grows by at least
-        the bits of a letter per token.
+    ``None`` if there is no limit, as for a state that grows by at least the bits of a letter per
+    token.
 
     Example:
         >>> from stateline.models.config import ModelConfig
@@ -102,20 +102,9 @@ def longest_copy(model: LanguageModel, n_letters: int = 26) -> int | None:
         108
         >>> longest_copy(LanguageModel(ModelConfig("attention", vocab_size=30, d_model=8)))
     """
-
-    def fits(length: int) -> bool:
-        return copy_error(model, length, n_letters) == 0
-
-    too_long = 1
-    while fits(too_long):
-        too_long *= 2
-        if too_long > _LONGEST:
-            return None
-    fitting = too_long // 2
-    while too_long - fitting > 1:
-        middle = (fitting + too_long) // 2
-        fitting, too_long = (middle, too_long) if fits(middle) else (fitting, middle)
-    return fitting
+    lengths = range(1, _LONGEST)
+    fitting = bisect_left(lengths, True, key=lambda n: copy_error(model, n, n_letters) > 0)
+    return None if fitting == len(lengths) else fitting
 
 
 @dataclass(frozen=True)
@@ -174,9 +163,6 @@ def measure(
         batches: Number of batches; the ranges are taken from the same number of others.
         noise: Add noise instead of rounding.
 
-    Returns:
-        The scores.
-
     Raises:
         InputError: If the task is not answered by decoding, ``batches`` is not positive, or the
             length is too large.
@@ -199,11 +185,12 @@ def measure(
     def score(precision: int | None) -> float:
         total = 0.0
         for (_, answers), state in zip(problems, states[:batches], strict=False):
-            spoilt = state
             if precision is not None:
-                spoilt = state._replace(model=spoil(state.model, low, high, precision))
-            predictions = _decode(model, spoilt, answers.shape[1]).cpu()
-            total += task.score(answers, predictions)[task.metric] / batches
+                state = state._replace(model=spoil(state.model, low, high, precision))
+            count = answers.shape[1]
+            session = Session(model, state, room=count)
+            found = torch.stack([session.step().tokens for _ in range(count)], dim=1)
+            total += task.score(answers, found.cpu())[task.metric] / batches
         return total
 
     leaves = pytree.tree_leaves(states[0].model)
@@ -230,13 +217,11 @@ def round_state(state: State, low: State, high: State, bits: int) -> State:
     """
 
     def rounded(x: Tensor, least: Tensor, most: Tensor) -> Tensor:
-        if not x.is_floating_point():
-            return x
         size = (most - least) / 2**bits
         part = ((x - least) / size).nan_to_num().floor().clamp(0, 2**bits - 1)
         return least + (part + 0.5) * size
 
-    return pytree.tree_map(rounded, state, low, high)
+    return _map_numbers(rounded, state, low, high)
 
 
 def blur_state(state: State, low: State, high: State, bits: int) -> State:
@@ -254,12 +239,17 @@ def blur_state(state: State, low: State, high: State, bits: int) -> State:
     generator = torch.Generator().manual_seed(0)
 
     def blurred(x: Tensor, least: Tensor, most: Tensor) -> Tensor:
-        if not x.is_floating_point():
-            return x
         drawn = torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x)
         return x.clamp(least, most) + (drawn - 0.5) * (most - least) / 2**bits
 
-    return pytree.tree_map(blurred, state, low, high)
+    return _map_numbers(blurred, state, low, high)
+
+
+def _map_numbers(change: Callable[..., Tensor], state: State, *others: State) -> State:
+    """Change the floating-point tensors of a state."""
+    return pytree.tree_map(
+        lambda x, *more: change(x, *more) if x.is_floating_point() else x, state, *others
+    )
 
 
 def _ranges(states: list[State]) -> tuple[State, State]:
@@ -272,8 +262,3 @@ def _ranges(states: list[State]) -> tuple[State, State]:
         pytree.tree_map(partial(over_rows, "amin"), *states),
         pytree.tree_map(partial(over_rows, "amax"), *states),
     )
-
-
-def _decode(model: LanguageModel, state: SessionState, count: int) -> Tensor:
-    session = Session(model, state, room=count)
-    return torch.stack([session.step().tokens for _ in range(count)], dim=1)

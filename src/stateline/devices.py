@@ -1,4 +1,4 @@
-"""Where a command computes and in which precision: the options ``--device`` and ``--dtype``.
+"""Devices and precisions by name.
 
 PyTorch is imported only when a device is resolved, so that ``--help`` stays fast.
 """
@@ -15,7 +15,6 @@ from stateline.errors import InputError
 
 if TYPE_CHECKING:
     import torch
-    from jsonargparse import ArgumentParser
 
 DTypeName = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -25,26 +24,6 @@ _SIDE = 512
 _log = logging.getLogger("stateline")
 
 _NAME = re.compile(r"auto|cpu|mps|meta|cuda(?::(?P<index>\d{1,4}))?")
-
-
-def add_device_option(parser: ArgumentParser) -> None:
-    """Add ``--device`` to a command; pass its value to :func:`resolve_device`."""
-    parser.add_argument(
-        "--device",
-        type=str,
-        default="auto",
-        help="auto (a GPU if there is one), cpu, cuda, cuda:N or mps",
-    )
-
-
-def add_dtype_option(parser: ArgumentParser) -> None:
-    """Add ``--dtype`` to a command; pass its value to :func:`resolve_dtype`."""
-    parser.add_argument(
-        "--dtype",
-        type=DTypeName | None,
-        default=None,
-        help="precision of the weights; by default that in which they were saved",
-    )
 
 
 def resolve_device(name: str = "auto") -> torch.device:

@@ -29,6 +29,27 @@ class InputError(ValueError):
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says.
+
+    Example:
+        >>> one_line(KeyError("name"))
+        "KeyError: 'name'"
+    """
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, in one line: what the system says, or else the error's text or name.
+
+    Example:
+        >>> reason(OSError(28, "No space left on device", "x")), reason(ValueError("no  room."))
+        ('No space left on device', 'no room')
+    """
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(text.split()).rstrip(".") or type(error).__name__
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """Error for a name that is not in a table; it suggests the nearest known name.
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from safetensors import SafetensorError, safe_open
 
-from stateline.errors import InputError
+from stateline.errors import InputError, reason
 
 
 def regular_file(path: str | Path, what: str) -> Path:
@@ -41,7 +41,7 @@ def regular_file(path: str | Path, what: str) -> Path:
         found = Path(path).expanduser()
         mode = found.stat().st_mode
     except (OSError, ValueError, RuntimeError) as error:  # also NUL, and ~user without a home
-        raise _cannot_read(path, what, error) from error
+        raise _cannot_read(path, what, reason(error)) from error
     if not stat.S_ISREG(mode):
         raise _cannot_read(path, what, f"it is {_KINDS.get(stat.S_IFMT(mode), 'a device')}")
     if not os.access(found, os.R_OK):
@@ -69,63 +69,63 @@ def user_path(path: str | Path, what: str) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         return expanded
     except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise InputError(f"cannot read the {what} {path}: {reason}; give another path") from error
+        why = f"cannot read the {what} {path}: {reason(error)}; give another path"
+        raise InputError(why) from error
     return expanded
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a temporary file beside ``path``, then rename it to ``path``.
+    """Write a file under another name, then give it its own.
 
     Args:
         path: The file to write. An older file stays as it is until the new one is complete.
-        write: Called with the path of the temporary file.
+        write: Writes the file that it is given.
 
     Raises:
-        InputError: If the folder cannot be written to, or the disk is full.
+        InputError: If the folder cannot be written to, or the disk is full. Nothing is left behind.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-    except (OSError, ValueError) as error:
-        raise cannot_write(path, error) from error
-    temporary = Path(name)
-    try:
+    with _beside(path) as folder:
+        temporary = folder / path.name
         write(temporary)
         temporary.chmod(0o644)
         sync(temporary)
         os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:
-        raise cannot_write(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
-    """Fill a temporary folder beside ``path``, then rename it to ``path``.
+    """Fill a folder under another name, then give it its own.
 
     Args:
         path: The folder to write. An older folder of that name is removed just before.
-        write: Called with the path of the temporary folder.
+        write: Fills the folder that it is given.
 
     Raises:
         InputError: If it cannot be written, or the disk is full. Nothing is left behind.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    except (OSError, ValueError) as error:
-        raise cannot_write(path, error) from error
-    try:
+    with _beside(path) as temporary:
         write(temporary)
         temporary.chmod(0o755)
         for file in (*temporary.iterdir(), temporary):
             sync(file)
         shutil.rmtree(path, ignore_errors=True)
         os.replace(temporary, path)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A temporary folder beside a path; what the system says about a write becomes one line."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    except (OSError, ValueError) as error:
+        raise cannot_write(path, error) from error
+    try:
+        yield temporary
     except (OSError, SafetensorError, InputError) as error:
-        raise cannot_write(path, error.__cause__ or error) from error
+        cause = error.__cause__ if isinstance(error, InputError) else error
+        if cause is None:
+            raise
+        raise cannot_write(path, cause) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -189,16 +189,15 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         InputError: If it cannot be written.
     """
+
+    def open_at_once(name: str, flags: int) -> int:  # without waiting for the reader of a pipe
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+
     try:
-        with open(path, "a", encoding="utf-8", opener=_open_at_once) as file:
+        with open(path, "a", encoding="utf-8", opener=open_at_once) as file:
             file.write(f"{line}\n")
     except (OSError, ValueError) as error:
         raise cannot_write(path, error) from error
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file, but do not wait for the reader of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def sync(path: Path) -> None:
@@ -210,17 +209,13 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _cannot_read(path: str | Path, what: str, reason: BaseException | str) -> InputError:
-    reason = getattr(reason, "strerror", None) or str(reason).rstrip(".")
-    return InputError(
-        f"cannot read the {what} {path}: {reason}; give a regular file that can be read"
-    )
+def _cannot_read(path: str | Path, what: str, why: str) -> InputError:
+    return InputError(f"cannot read the {what} {path}: {why}; give a regular file that can be read")
 
 
 def cannot_write(path: Path, error: BaseException) -> InputError:
     """The error that says why a file or folder could not be written."""
-    reason = getattr(error, "strerror", None) or error
-    return InputError(f"cannot write {path}: {reason}; choose another folder")
+    return InputError(f"cannot write {path}: {reason(error)}; choose another folder")
 
 
 JSON_BYTES = 1 << 26
@@ -250,45 +245,40 @@ def has_hash(path: Path, wanted: str) -> bool:
     return sha256(path) == wanted
 
 
-def read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str, *, max_bytes: int | None = None) -> str:
     """Read a text file in UTF-8.
-
-    Raises:
-        InputError: If there is no regular file, or it is unreadable or not UTF-8.
-    """
-    path = regular_file(path, what)
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"the {what} {path} is damaged: it is not UTF-8 text") from error
-    except OSError as error:
-        raise _cannot_read(path, what, error) from error
-
-
-def read_json(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> Any:
-    """Read a JSON file.
 
     Args:
         path: The file.
         what: What it is, for messages: ``"model configuration"``.
         max_bytes: Larger files are refused before they are read.
 
-    Returns:
-        The parsed value; its type is not checked.
-
     Raises:
-        InputError: If there is no regular file, or it is too large, unreadable, not JSON, or nested
-            too deeply.
+        InputError: If there is no regular file, or it is too large, unreadable or not UTF-8.
     """
     path = regular_file(path, what)
-    if (size := path.stat().st_size) > max_bytes:
+    if max_bytes is not None and (size := path.stat().st_size) > max_bytes:
         raise InputError(f"the {what} {path} must have at most {max_bytes:,} bytes, got {size:,}")
-    return parse_json(read_text(path, what), f"{what} {path}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the {what} {path} is damaged: it is not UTF-8 text") from error
+    except OSError as error:
+        raise _cannot_read(path, what, reason(error)) from error
+
+
+def read_json(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> Any:
+    """Read a JSON file, whose value may be of any type; see :func:`read_text`.
+
+    Raises:
+        InputError: If it cannot be read, is not JSON, or is nested too deeply.
+    """
+    return parse_json(read_text(path, what, max_bytes=max_bytes), f"{what} {path}")
 
 
 def read_json_object(path: Path, what: str, *, max_bytes: int = JSON_BYTES) -> dict[str, Any]:
     """Read a JSON file that holds an object, as :func:`read_json` does."""
-    return _object(read_json(path, what, max_bytes=max_bytes), f"{what} {path}")
+    return parse_json_object(read_text(path, what, max_bytes=max_bytes), f"{what} {path}")
 
 
 def integer_of_json(digits: str) -> int:
@@ -318,10 +308,7 @@ def parse_json(text: str, what: str) -> Any:
 
 def parse_json_object(text: str, what: str) -> dict[str, Any]:
     """Parse the JSON text of an object, as :func:`parse_json` does."""
-    return _object(parse_json(text, what), what)
-
-
-def _object(value: Any, what: str) -> dict[str, Any]:
+    value = parse_json(text, what)
     if not isinstance(value, dict):
         raise InputError(f"the {what} must be a JSON object, got a {type(value).__name__}")
     return value
@@ -332,21 +319,13 @@ YAML_BYTES, YAML_DEPTH = 1 << 20, 16
 
 
 def read_yaml(path: str | Path, what: str) -> Any:
-    """The content of a YAML file of settings.
-
-    Args:
-        path: The file.
-        what: What it holds, for messages.
+    """The content of a YAML file of settings; see :func:`read_text`.
 
     Raises:
         InputError: Unless it is YAML of a sane size, without aliases, all its keys text.
     """
-    file = regular_file(path, what)
-    if file.stat().st_size > YAML_BYTES:
-        raise InputError(f"the {what} {path} must have at most {YAML_BYTES:,} bytes")
+    text, depth = read_text(Path(path), what, max_bytes=YAML_BYTES), 0
     try:
-        text = file.read_text(encoding="utf-8")
-        depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 raise InputError(f"the {what} {path} must not use YAML aliases: write it out")
@@ -355,12 +334,11 @@ def read_yaml(path: str | Path, what: str) -> Any:
             if depth > YAML_DEPTH:
                 raise InputError(f"the {what} {path} must have at most {YAML_DEPTH} nested levels")
         content = yaml.load(text, Loader=_YamlLoader)  # a SafeLoader
-        _check_keys(f"{what} {path}", content)
     except InputError:
         raise
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"the {what} {path} is not valid YAML: {reason}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputError(f"the {what} {path} is not valid YAML: {reason(error)}") from error
+    _check_keys(f"{what} {path}", content)
     return content
 
 

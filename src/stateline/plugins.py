@@ -11,12 +11,12 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, get_type_hints
 
-from stateline.errors import InputError
+from stateline.errors import InputError, reason
 
 ClassT = TypeVar("ClassT", bound=type)
 
@@ -48,10 +48,9 @@ def import_code(spec: str, *, record: bool = True) -> ModuleType:
     try:
         module = _import_file(Path(name)) if is_file else _import_module(name)
     except (Exception, SystemExit) as error:
-        text = str(error.msg if isinstance(error, SyntaxError) else error)
+        text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-        line = f"cannot import {spec}: {_place(error)}{kind}{' '.join(text.split())}"
-        raise InputError(line) from error
+        raise InputError(f"cannot import {spec}: {_place(error)}{kind}{text}") from error
     if record:
         _imported[name] = None
     return module
@@ -138,7 +137,7 @@ class Registry(MutableMapping[str, ClassT]):
         self._beside: Registry[ClassT] | None = None
 
     def share_names(self, other: "Registry[ClassT]") -> None:
-        """Let no name stand in both tables."""
+        """Refuse names that the other table has, in both tables."""
         self._beside, other._beside = other, self
 
     def register(self, name: str, cls: ClassT) -> None:
@@ -219,7 +218,11 @@ class Registry(MutableMapping[str, ClassT]):
                 self.register(point.name, point.load())
             except Exception as error:
                 self._loaded = False
-                raise InputError(_broken(self.kind, point, error)) from error
+                package = f" of the package {point.dist.name}" if point.dist else ""
+                raise InputError(
+                    f"cannot load the {self.kind} {point.name!r}{package} ({point.value}): "
+                    f"{type(error).__name__}: {reason(error)}; repair or uninstall it"
+                ) from error
 
 
 def _check_option(owner: str, first: str, option: inspect.Parameter) -> None:
@@ -230,15 +233,6 @@ def _check_option(owner: str, first: str, option: inspect.Parameter) -> None:
         )
     if option.default is option.empty:
         raise InputError(f"the constructor of {owner} must have a default for {option.name}")
-
-
-def _broken(kind: str, point: EntryPoint, error: Exception) -> str:
-    package = f" of the package {point.dist.name}" if point.dist else ""
-    text = " ".join(f"{error}".split())
-    return (
-        f"cannot load the {kind} {point.name!r}{package} ({point.value}): "
-        f"{type(error).__name__}: {text}; repair or uninstall it"
-    )
 
 
 def _home(cls: object) -> str:

@@ -62,8 +62,8 @@ def check_settings(owner: str, settings: object) -> None:
             _check_type(owner, name, getattr(settings, name), hint)
 
 
-def at_least(least: int, **given: int | None) -> None:
-    """Check settings that are integers; ``None`` means that a setting has another default.
+def at_least(least: float, **given: float | None) -> None:
+    """Check that settings are not below a limit; ``None`` is not checked.
 
     Raises:
         InputError: If one is below the limit.
@@ -72,7 +72,7 @@ def at_least(least: int, **given: int | None) -> None:
         >>> at_least(1, length=8, batch_size=None)
     """
     for name, value in given.items():
-        if value is not None and value < least:
+        if value is not None and not value >= least:
             raise InputError(f"{name} must be at least {least}, got {name}={value}")
 
 
@@ -101,7 +101,7 @@ def _check_type(owner: str, name: str, value: object, hint: Any) -> None:
     if isinstance(value, int) and value not in INT64:
         raise InputError(f"{owner} wants {name} to fit into 64 bits, got a larger number")
     if not _fits(value, hint):
-        raise InputError(f"{owner} wants {name} to be {_describe(hint)}, got {_shown(value)}")
+        raise InputError(f"{owner} wants {name} to be {describe(hint)}, got {_shown(value)}")
 
 
 def _fits(value: object, hint: Any) -> bool:
@@ -126,15 +126,21 @@ def _fits(value: object, hint: Any) -> bool:
     return not isinstance(kind, type) or isinstance(value, kind)
 
 
-def _describe(hint: Any) -> str:
+def describe(hint: Any) -> str:
+    """An annotation in words.
+
+    Example:
+        >>> describe(Literal["mean", "last"] | None), describe(float)
+        ('one of mean, last or none', 'a finite number')
+    """
     origin = get_origin(hint)
     if origin is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(hint))
     if origin in (Union, types.UnionType):
-        return " or ".join(_describe(option) for option in get_args(hint))
+        return " or ".join(describe(option) for option in get_args(hint))
     if origin is Mapping:
         key, part = get_args(hint)
-        return f"a mapping from {_describe(key)} to {_describe(part)}"
+        return f"a mapping from {describe(key)} to {describe(part)}"
     names = {type(None): "none", float: "a finite number"}
     return names.get(hint) or str(getattr(hint, "__name__", hint))
 

@@ -315,7 +315,7 @@ def test_a_prompt_too_large_for_a_peer_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr("stateline.bench.peers.MOST_BYTES", 0)
+    monkeypatch.setattr("stateline.bench.peers_hf.MOST_BYTES", 0)
     arguments = ["decode", "--patterns", "lstm", "--lengths", "4", "--batches", "2"]
     assert main(["bench", *arguments, *QUICK, "--against", "hf", "--out", str(tmp_path)]) == 0
     found = read_benchmark(tmp_path / "decode.json")

@@ -104,8 +104,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in (timing, side_by_side):
-            monkeypatch.setattr(module.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(side_by_side, "peak_bytes", lambda *_: None)
 
     def call(self, seconds: Callable[[], float]) -> Callable[[], None]:

@@ -295,7 +295,7 @@ class TestCompare:
         options += ["--out", str(folder / "run")]
         return ["compare", "h3", "lstm(n_layers=1)", "--tasks", f"{COPYING}*2", *options]
 
-    def test_it_prints_a_table_and_writes_a_report(
+    def test_it_prints_a_table_writes_a_report_and_the_recorded_command_continues_it(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         shown = said(capsys, *self.compare(tmp_path))
@@ -304,11 +304,6 @@ class TestCompare:
         for name in ("report.html", "results.json"):
             assert (tmp_path / "run" / name).stat().st_size > 1000
             assert str(tmp_path / "run" / name) in shown
-
-    def test_the_recorded_command_starts_the_same_comparison(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        said(capsys, *self.compare(tmp_path))
         recorded = json.loads((tmp_path / "run" / "results.json").read_text())["command"]
         program, *arguments = shlex.split(recorded)
         assert (program, arguments) == ("stateline", self.compare(tmp_path))

@@ -83,7 +83,7 @@ MISTAKES = [
     (["nowhere", "--out", "out"], "cannot read the source "),
     (["empty", "--out", "out"], "found no text in "),
     (["source", "--out", "out", "--held_out", "2"], "held_out must be from 0 to less than 1, got"),
-    (["source", "--out", "out", "--newlines", "crlf"], "newlines must be unify or keep, got"),
+    (["source", "--out", "out", "--newlines", "crlf"], "newlines must be one of unify, keep, got"),
     (
         ["source", "--out", "out", "--tokenizer", "bytes"],
         "there is no tokenizer bytes: give 'byte'",

@@ -68,7 +68,7 @@ RECIPE = "the recipe recipe.yaml"
 RECIPES = [
     (gone("recipe.yaml"), "recipe.yaml: No such file or directory"),
     (put("recipe.yaml", "pattern: [h3"), f"{RECIPE} is not valid YAML: while parsing a flow"),
-    (put("recipe.yaml", NOISE), f"{RECIPE} is not valid YAML: 'utf-8' codec can't decode"),
+    (put("recipe.yaml", NOISE), f"{RECIPE} is damaged: it is not UTF-8 text"),
     (put("recipe.yaml", ""), f"{RECIPE} names no pattern: add a line such as pattern: h3*2"),
     (put("recipe.yaml", "- h3\n- lstm"), f"{RECIPE}: Unexpected config: - h3 - lstm"),
     (
@@ -86,7 +86,7 @@ RECIPES = [
     (put("recipe.yaml", "pattern: h3)"), "expected a layer name at <here>: h3<here>)"),
     (
         put("recipe.yaml", "model: {norm: batch}"),
-        "norm must be layer or rms or rms_offset or none, got 'batch'",
+        "norm must be one of layer, rms, rms_offset, none, got 'batch'",
     ),
     (put("recipe.yaml", "{pattern: h3, train: {lr: .nan}}"), "wants lr to be a finite number, got"),
     (put("recipe.yaml", "pattern: !!python/name:os.abort"), "could not determine a constructor"),

@@ -18,7 +18,7 @@ MISTAKES = [
     (["info", "h3", "--d_model", "wide"], "d_model must be int, got 'wide'"),
     (
         ["info", "h3", "--norm", "batch"],
-        "norm must be layer or rms or rms_offset or none, got 'batch'",
+        "norm must be one of layer, rms, rms_offset, none, got 'batch'",
     ),
     (["train", "h3", "--train.steps", "many"], "train.steps must be int, got 'many'"),
     (["check", "h3", "--d_model", "1.5"], "d_model must be int, got '1.5'"),
@@ -51,8 +51,8 @@ MISTAKES = [
     (["train", "attention", *TASK, "--model.d_model", "6"], "n_heads must divide d_model"),
     (["train", "h3", *TASK, "--train.steps", "0"], "steps must be at least 1, got 0"),
     (["train", "h3", *TASK, "--train.lr", "-1"], "lr must be positive"),
-    (["train", "h3", *TASK, "--train.lr", "nan"], "train.lr must be float, got 'nan'"),
-    (["train", "h3", *TASK, "--train.ssm_lr", "inf"], "train.ssm_lr must be float or none, got"),
+    (["train", "h3", *TASK, "--train.lr", "nan"], "train.lr must be a finite number, got"),
+    (["train", "h3", *TASK, "--train.ssm_lr", "inf"], "train.ssm_lr must be a finite number or"),
     (["train", "h3", *TASK, "--train.clip", "-1"], "clip must be at least 0, got -1.0"),
     (
         ["train", "h3", *TASK, "--train.seed", "9" * 30],
@@ -63,7 +63,10 @@ MISTAKES = [
         ["train", "h3", *TASK, "--device", "tpu"],
         "device must be auto, cpu, cuda, cuda:N, mps or meta, got 'tpu'",
     ),
-    (["train", "h3", *TASK, "--train.schedule", "lineer"], "train.schedule must be constant or "),
+    (
+        ["train", "h3", *TASK, "--train.schedule", "lineer"],
+        "train.schedule must be one of constant",
+    ),
     (["train", "h3", *TASK, "--out", "file/run"], "cannot write file/run/"),
     # Comparisons
     (["compare", *TASKS], "the following arguments are required: patterns"),
@@ -84,7 +87,10 @@ MISTAKES = [
         ["generate", "numbers", "--prompt", "1", "--top_p", "2"],
         "top_p must be above 0 and at most 1",
     ),
-    (["generate", "numbers", "--prompt", "1", "--top_p", "nan"], "top_p must be float or none, "),
+    (
+        ["generate", "numbers", "--prompt", "1", "--top_p", "nan"],
+        "top_p must be a finite number or",
+    ),
     (["generate", "numbers", "--prompt", "1", "--top_k", "0"], "top_k must be at least 1, got 0"),
     (
         ["generate", "numbers", "--prompt", "1", "--temperature", "-1"],

@@ -85,6 +85,15 @@ def test_the_score_of_a_line_is_named_by_the_metric_of_the_task(jobs: list[Job])
     assert "nats  string accuracy 0.500  " in told(jobs, terminal=False)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_by_itself_is_shown_too(jobs: list[Job], terminal: bool) -> None:
+    """``stateline train`` plans nothing."""
+    file = StringIO()
+    with show_news(Console(file=file, width=120, force_terminal=terminal)) as news:
+        news.progress(jobs[0], metrics())
+    assert "copying | h3" in file.getvalue()
+
+
 def test_a_run_is_told_with_its_seed_unless_it_is_the_first(jobs: list[Job]) -> None:
     for job, name in zip(jobs[:2], ["copying | h3: ", "copying | h3 seed 1: "], strict=True):
         file = StringIO()

@@ -55,9 +55,9 @@ def main(out, kill, jobs):
     second = cluster.add_node(**options)
     cluster.wait_for_nodes()
     news = Kill(cluster, second if kill else None)
-    with results_folder(out) as place:
-        engine = Ray(cluster.address, mirror=place.mirror)
-        results = compare(jobs, place.folder, news=news, engine=engine, timing="none")
+    with results_folder(out) as (folder, mirror):
+        engine = Ray(cluster.address, mirror=mirror)
+        results = compare(jobs, folder, news=news, engine=engine, timing="none")
         Path("results.json").write_text(to_json(results))
     cluster.shutdown()
     assert news.node is None
@@ -180,9 +180,9 @@ def test_a_job_that_cannot_be_run_gives_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gpus_per_job": -1}, "gpus_per_job must be at least 0, got -1"),
-        ({"cpus_per_job": 0}, "cpus_per_job must be at least 1, got 0"),
-        ({"retries": -1}, "retries must be at least 0, got -1"),
+        ({"gpus_per_job": -1}, "gpus_per_job must be at least 0, got gpus_per_job=-1"),
+        ({"cpus_per_job": 0}, "cpus_per_job must be at least 1, got cpus_per_job=0"),
+        ({"retries": -1}, "retries must be at least 0, got retries=-1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:

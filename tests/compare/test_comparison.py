@@ -29,7 +29,7 @@ def jobs_of(*models: str | Recipe, **settings: Any) -> list[Job]:
 
 def given(*arguments: str) -> Comparison:
     """The comparison that a command line asks for."""
-    parser = Parser(prog="stateline compare", print_config=None)
+    parser = Parser(prog="stateline compare")
     add_arguments(parser)
     return _comparison(parser.parse_args(arguments))
 
@@ -76,7 +76,9 @@ class TestSizes:
         with pytest.raises(InputError, match=r"is 1,248 \(d_model 16\) or 2,272 \(d_model 16\)"):
             jobs_of("attention(n_heads=8)", parameters=1_500, model={"feed_forward": "none"})
 
-    @pytest.mark.parametrize("parameters", [8_000, 25_000, 60_000, 300_000])
+    @pytest.mark.parametrize(
+        "parameters", [8_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (25_000, 300_000))]
+    )
     def test_equal_size_is_within_five_percent(self, parameters: int) -> None:
         heads = "attention(position=hard_alibi, n_heads=8)"
         models = [f"{heads}*2", "lstm*2", "s4d*2", "h3*2", f"h3 {heads}", f"lstm {heads}", "s5*2"]

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stateline.cli.engine import add_engine_options, make_engine
+from stateline.cli.options import add_device, add_engine, make_engine
 from stateline.cli.parser import Parser
 from stateline.compare import Comparison, compare
 from stateline.compare.news import News
 from stateline.compare.slurm import Slurm
-from stateline.compare.storage import ResultsFolder
-from stateline.devices import add_device_option
 from stateline.errors import InputError
 
 RECALL = "associative_recall(length=4, batch_size=4)"
@@ -51,7 +49,7 @@ def test_without_submitit_it_is_said_how_to_install_it(
 
 
 def test_numbers_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match="cpus_per_job must be at least 1, got 0"):
+    with pytest.raises(InputError, match="cpus_per_job must be at least 1, got cpus_per_job=0"):
         Slurm(cpus_per_job=0)
 
 
@@ -77,10 +75,10 @@ def test_a_job_takes_a_gpu_where_the_partition_has_some(
 
 
 def engine_of(*arguments: str) -> object:
-    parser = Parser(prog="stateline compare", print_config=None)
-    add_device_option(parser)
-    add_engine_options(parser)
-    return make_engine(parser.parse_args(arguments), ResultsFolder(Path()))
+    parser = Parser(prog="stateline compare")
+    add_device(parser)
+    add_engine(parser)
+    return make_engine(parser.parse_args(arguments))
 
 
 def test_the_options_of_the_command_line_reach_submitit() -> None:

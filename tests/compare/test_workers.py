@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from stateline.cli import main
 from stateline.compare import Comparison, Job, News, compare, plan, pool
 from stateline.compare.own_code import own_code
-from stateline.compare.pool import worker_devices
+from stateline.compare.pool import local
 from stateline.errors import InputError
 from stateline.layers import LAYERS
 from stateline.plugins import import_code
@@ -264,17 +264,19 @@ class TestDevices:
     def test_workers_take_gpus_in_turn(
         self, device: str, workers: int | None, expected: list[str]
     ) -> None:
-        assert worker_devices(device, workers) == expected
+        assert local(device, workers).devices == expected
 
     @pytest.mark.usefixtures("four_gpus")
     def test_models_may_share_a_gpu_and_a_job_may_have_threads(self) -> None:
-        assert worker_devices("cuda", None, per_gpu=2) == [f"cuda:{n % 4}" for n in range(8)]
-        assert worker_devices("cpu", None, threads=3) == ["cpu"]
-        assert worker_devices("cpu", None, threads=64) == ["cpu"]
-        with pytest.raises(InputError, match="threads must be at least 1, got 0"):
-            worker_devices("cpu", None, threads=0)
-        with pytest.raises(InputError, match="workers_per_gpu must be at least 1, got 0"):
-            worker_devices("cpu", None, per_gpu=0)
+        assert local("cuda", workers_per_gpu=2).devices == [f"cuda:{n % 4}" for n in range(8)]
+        assert local("cpu", threads=3).devices == ["cpu"]
+        assert local("cpu", threads=64).devices == ["cpu"]
+        with pytest.raises(InputError, match="threads must be at least 1, got threads=0"):
+            local("cpu", threads=0)
+        with pytest.raises(
+            InputError, match="workers_per_gpu must be at least 1, got workers_per_gpu=0"
+        ):
+            local("cpu", workers_per_gpu=0)
 
     def test_a_job_computes_on_the_threads_that_were_asked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

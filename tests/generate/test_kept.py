@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.data import ByteTokenizer
 from stateline.errors import InputError
-from stateline.generate import HeldText, Kept, Session, TextStream, load_kept, prefill, save_kept
+from stateline.generate import HeldText, Kept, Session, TextStream, load_kept, prefill
 from stateline.layers import save_state, select_rows
 from stateline.models.language_model import LanguageModel
 
@@ -40,7 +40,7 @@ def test_a_loaded_text_is_the_saved_one(
 ) -> None:
     model = build(pattern)
     kept = kept_by(model, steps)
-    save_kept(tmp_path / "kept", kept, model)
+    save_state(tmp_path / "kept", kept, model)
     loaded = load_kept(tmp_path / "kept", model)
     assert pytree.tree_structure(loaded) == pytree.tree_structure(kept)
     found, wanted = (pytree.tree_leaves(pytree.tree_map(Tensor.cpu, k)) for k in (loaded, kept))
@@ -51,13 +51,13 @@ def test_an_empty_text_can_be_kept(build: Build, tmp_path: Path) -> None:
     """One token: nothing fed, nothing shown."""
     model = build("attention h3(d_state=8)")
     kept = Kept(prefill(model, torch.tensor([[4]])), TextStream(ByteTokenizer()).hold())
-    save_kept(tmp_path / "kept", kept, model)
+    save_state(tmp_path / "kept", kept, model)
     assert load_kept(tmp_path / "kept", model).session.token.tolist() == [4]
 
 
 def test_a_text_of_other_weights_is_refused_but_by_force(build: Build, tmp_path: Path) -> None:
     model = build("h3(d_state=8)")
-    save_kept(tmp_path / "kept", kept_by(model), model)
+    save_state(tmp_path / "kept", kept_by(model), model)
     with torch.no_grad():
         model.embedding.weight.add_(1)
     with pytest.raises(InputError, match="was saved by a model with other weights"):
@@ -77,7 +77,7 @@ def test_a_text_of_a_model_of_another_shape_is_refused_even_by_force(
     build: Build, tmp_path: Path, other: str, message: str
 ) -> None:
     model = build("h3(d_state=8)")
-    save_kept(tmp_path / "kept", kept_by(model), model)
+    save_state(tmp_path / "kept", kept_by(model), model)
     with pytest.raises(InputError, match="another configuration"):
         load_kept(tmp_path / "kept", build(other))
     with pytest.raises(InputError, match=message):
@@ -88,7 +88,7 @@ def test_a_text_of_another_vocabulary_is_refused_even_by_force(
     build: Build, tmp_path: Path
 ) -> None:
     model = build("h3(d_state=8)")
-    save_kept(tmp_path / "kept", kept_by(model), model)
+    save_state(tmp_path / "kept", kept_by(model), model)
     with pytest.raises(InputError, match=r"its .*seen is torch.bool of shape \(1, 11"):
         load_kept(tmp_path / "kept", build("h3(d_state=8)", vocab_size=12), force=True)
 
@@ -145,7 +145,7 @@ def test_a_damaged_text_is_refused_even_by_force(
     build: Build, tmp_path: Path, change: Callable[..., None], message: str
 ) -> None:
     model = build("attention(position=rope)")
-    save_kept(tmp_path / "kept", kept_by(model), model)
+    save_state(tmp_path / "kept", kept_by(model), model)
     altered(tmp_path / "kept", change)
     with pytest.raises(InputError, match=message):
         load_kept(tmp_path / "kept", model, force=True)
@@ -155,7 +155,7 @@ def test_a_damaged_text_is_refused_even_by_force(
 def test_a_truncated_file_is_refused_in_one_line(build: Build, tmp_path: Path, part: int) -> None:
     model = build("attention(position=rope)")
     path = tmp_path / "kept"
-    save_kept(path, kept_by(model), model)
+    save_state(path, kept_by(model), model)
     path.write_bytes(path.read_bytes()[:part])
     with pytest.raises(InputError, match=r"cannot read .*kept as a state") as caught:
         load_kept(path, model, force=True)

@@ -6,14 +6,13 @@ from hypothesis import strategies as st
 
 from stateline.errors import InputError
 from stateline.generate import GREEDY, Sampling, choose, uniform
-from stateline.generate.random import uniform_block
 
 FREE = Sampling(temperature=1.0)
 
 
 def numbers(seed: int, row: int, count: int) -> torch.Tensor:
     """The first numbers of a row."""
-    return uniform(torch.stack([torch.tensor([seed, row, i]) for i in range(count)]))
+    return uniform(torch.tensor([[seed, row, 0]]), count)[0]
 
 
 # In descending order of probability: tokens 2, 0, 3, 1.
@@ -79,8 +78,8 @@ def test_ties_are_broken_towards_the_first_token() -> None:
 
 def test_the_numbers_of_rows_are_fixed_by_seed_row_and_count_alone() -> None:
     keys = torch.tensor([[3, 0, 0], [3, 1, 0], [3, 0, 1], [4, 0, 0]])
-    together = uniform(keys)
-    assert torch.cat([uniform(key[None]) for key in keys]).equal(together)
+    together = uniform(keys, 1)
+    assert torch.cat([uniform(key[None], 1) for key in keys]).equal(together)
     assert len(together.unique()) == 4
 
 
@@ -171,7 +170,7 @@ integers = st.integers(0, 2**63 - 1)
 
 @given(st.lists(st.tuples(integers, integers, st.integers(0, 2**63 - 10)), min_size=1, max_size=5))
 def test_random_numbers_are_those_of_numpys_philox_to_the_bit(keys: list[tuple[int, ...]]) -> None:
-    found = uniform_block(torch.tensor(keys), 3)
+    found = uniform(torch.tensor(keys), 3)
     wanted = [[by_numpy(seed, row, count + i) for i in range(3)] for seed, row, count in keys]
     assert found.tolist() == wanted
-    assert uniform(torch.tensor(keys)).tolist() == [numbers[0] for numbers in wanted]
+    assert uniform(torch.tensor(keys), 1)[:, 0].tolist() == [numbers[0] for numbers in wanted]

@@ -13,9 +13,9 @@ from stateline.cli import main
 from stateline.errors import InputError
 from stateline.layers import LAYERS, S5SSM, WRAPPERS, Bidirectional
 from stateline.layers.wrappers.bidirectional import reverse
-from stateline.models.classifier import ClassifierConfig, SequenceClassifier
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
+from stateline.models.sequence_head import ClassifierConfig, SequenceClassifier
 
 WIDTH = 4
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers import (
-    H3,
     LSTM,
     S4D,
     Attention,
@@ -120,7 +119,7 @@ def test_layers_side_by_side_are_added() -> None:
 def test_a_pattern_names_what_stands_side_by_side() -> None:
     stack = build_stack(ModelConfig("parallel(attention, s4d lstm)", 3, d_model=WIDTH))
     first, feed_forward = (link.layer for link in stack.links)
-    assert [type(branch) for branch in first.branches] == [Attention, Stack]
+    assert [type(link) for link in first.links] == [Attention, Stack]
     assert type(feed_forward).__name__ == "FeedForward"
 
 
@@ -170,12 +169,13 @@ def test_a_shared_transformer_reads_the_input_again_and_enters_the_next_layer_al
     assert layer.flops_per_token(7) == 2 * sum(p.numel() for p in maps) + lstms + scores
 
 
-def test_a_copy_of_a_shared_block_shares_its_own_weights() -> None:
+def test_a_copy_of_a_shared_transformer_shares_its_own_weights() -> None:
     import copy
 
-    layer = copy.deepcopy(Shared(Stack(H3(WIDTH), LSTM(WIDTH), LSTM(WIDTH))))
-    block = layer.core.links[0]
-    assert all(place.inner is block for place in layer.adapted)
+    layer = SharedTransformer(Stack(LSTM(WIDTH), LSTM(WIDTH)))
+    twin = copy.deepcopy(layer)
+    assert twin.places[1].attention.out_proj.weight is twin.blocks[0].out_proj.weight
+    assert twin.blocks[0].out_proj.weight is not layer.blocks[0].out_proj.weight
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,10 @@ from stateline.layers.law.case import Case
 from stateline.layers.law.packing import packed_rows_agree
 from stateline.layers.state import select_rows, trim
 from stateline.models.build import build_stack
-from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.factory import make_model
 from stateline.models.presets import configure
-from stateline.models.regressor import RegressorConfig
+from stateline.models.sequence_head import ClassifierConfig, RegressorConfig
 from stateline.ops import use_backend
 from tests.test_examples import example
 

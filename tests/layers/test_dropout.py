@@ -12,9 +12,9 @@ from stateline.layers import LSTM, Attention, BlockRecurrent, BlockState, FeedFo
 from stateline.layers import SlidingAttention as Sliding
 from stateline.layers.dropout import Dropout
 from stateline.layers.state import fingerprint
-from stateline.models.classifier import ClassifierConfig, SequenceClassifier
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
+from stateline.models.sequence_head import ClassifierConfig, SequenceClassifier
 from stateline.ops import AttentionMask, LocalWindow, attention, local_attention
 
 PLACES: list[tuple[Any, dict[str, Any]]] = [

@@ -1,6 +1,7 @@
-"""The law itself: every planted bug is caught, under the clause that it breaks."""
+"""The law itself: layers with a planted bug each (see ``test_diagnosis``), and right ones."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
@@ -478,6 +479,7 @@ BUGS = [
 ]
 
 
+@cache
 def check(layer: type[Twin], dtype: torch.dtype = torch.float64) -> LawReport:
     torch.manual_seed(0)
     return check_layer(layer(), dtype=dtype)
@@ -488,14 +490,7 @@ def check(layer: type[Twin], dtype: torch.dtype = torch.float64) -> LawReport:
 def test_a_layer_without_bugs_passes(layer: type[Twin], dtype: torch.dtype) -> None:
     report = check(layer, dtype)
     assert report.ok, str(report)
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_caught_under_its_clause(bug: type[Twin]) -> None:
-    report = check(bug)
-    broken = [finding.clause for finding in report.findings if not finding.ok]
-    assert not report.ok
-    assert bug.clause in broken, str(report)
+    assert report.diagnosis == ""
 
 
 class Sensitive(Twin):

@@ -156,7 +156,7 @@ def test_passes_set_for_a_kind_count_against_the_limit() -> None:
 
 
 def test_a_layer_of_another_width_than_the_model_is_refused() -> None:
-    with pytest.raises(InputError, match="as wide as the model, got diagonal_ssm with 16 outputs"):
+    with pytest.raises(InputError, match=r"DiagonalSSM maps 8 channels to 16, .*: set n_outputs=1"):
         built("diagonal_ssm(n_outputs=2)")
 
 

@@ -7,9 +7,9 @@ import torch
 from stateline import check_layer
 from stateline.errors import InputError
 from stateline.models.checkpoint import load_classifier, load_model, save_model
-from stateline.models.classifier import ClassifierConfig, SequenceClassifier
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
+from stateline.models.sequence_head import ClassifierConfig, SequenceClassifier
 
 NUMBERS = ClassifierConfig("lstm attention", d_model=8, n_channels=3, n_classes=4)
 TOKENS = ClassifierConfig("s4d", d_model=8, vocab_size=7, n_classes=4, pooling="last")

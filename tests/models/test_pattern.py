@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.errors import InputError
@@ -28,6 +28,7 @@ def items_around(core: st.SearchStrategy[tuple[Item, ...]]) -> st.SearchStrategy
 patterns = st.recursive(items_around(st.just(())), items_around, max_leaves=6)
 
 
+@settings(max_examples=30)
 @given(patterns)
 def test_a_formatted_pattern_reads_back_as_it_was(items: tuple[Item, ...]) -> None:
     assert repr(parse_pattern(format_pattern(items))) == repr(items)  # repr tells 1 from 1.0

@@ -8,6 +8,7 @@ Block-State models and their baselines, those that follow from the sizes of thei
 import dataclasses
 import inspect
 import json
+from functools import cache
 
 import pytest
 
@@ -15,12 +16,13 @@ from stateline.errors import InputError
 from stateline.layers import AnyLayer, Attention, BlockRecurrent, BlockState, SlidingAttention
 from stateline.layers.mixers.long_conv import ImplicitFilters
 from stateline.layers.mixers.s4 import S4SSM
-from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.convert.gpt_neox import gpt_neox_config
 from stateline.models.convert.mamba import official_mamba_config
+from stateline.models.language_model import LanguageModel
 from stateline.models.presets import PRESETS, configure, find_preset
-from stateline.models.size import count_parameters, meta_model
+from stateline.models.sequence_head import ClassifierConfig
+from stateline.models.size import meta_model
 
 PARAMETERS = {
     "gpt2-124m": 124_439_808,
@@ -63,33 +65,39 @@ WINDOWED = {
 """Parameters, and which of the layers, counted from 1, hold states of which variant, over what."""
 
 
-def parts(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+@cache
+def built(name: str) -> LanguageModel:
+    """The model of a preset, without weights."""
+    return meta_model(PRESETS[name])
+
+
+def size(name: str) -> int:
+    return sum(p.numel() for p in built(name).parameters())
+
+
+def parts(model: LanguageModel) -> dict[str, tuple[int, ...]]:
     """Shapes of all parameters, by name."""
-    return {name: tuple(t.shape) for name, t in meta_model(config).state_dict().items()}
+    return {name: tuple(t.shape) for name, t in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
-def test_a_preset_has_as_many_parameters_as_the_published_model(name: str, parameters: int) -> None:
-    assert count_parameters(PRESETS[name]) == parameters
+def test_presets_have_as_many_parameters_as_the_published_models() -> None:
+    assert {name: size(name) for name in PARAMETERS} == PARAMETERS
+    millions = {name: size(name) / 1e6 for name in H3_MILLIONS}
+    assert millions == pytest.approx(H3_MILLIONS, rel=4e-4)
 
 
-@pytest.mark.parametrize(("name", "millions"), H3_MILLIONS.items())
-def test_h3_has_as_many_parameters_as_the_official_model(name: str, millions: float) -> None:
-    assert count_parameters(PRESETS[name]) / 1e6 == pytest.approx(millions, rel=4e-4)
-
-
-@pytest.mark.parametrize("name", sorted(PRESETS.keys() - PARAMETERS.keys()))
-def test_every_other_preset_is_about_as_large_as_its_name_says(name: str) -> None:
-    number, unit = name.split("-")[1][:-1], name.split("-")[1][-1]
-    said = float(number) * {"m": 1e6, "b": 1e9}[unit]
-    assert count_parameters(PRESETS[name]) == pytest.approx(said, rel=0.05)
+def test_every_other_preset_is_about_as_large_as_its_name_says() -> None:
+    for name in sorted(PRESETS.keys() - PARAMETERS.keys()):
+        number, unit = name.split("-")[1][:-1], name.split("-")[1][-1]
+        said = float(number) * {"m": 1e6, "b": 1e9}[unit]
+        assert size(name) == pytest.approx(said, rel=0.05), name
 
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_layers_that_hold_states_stand_among_windows(name: str) -> None:
     config, (parameters, places, variant, ssm) = PRESETS[name], WINDOWED[name]
     holds = BlockRecurrent if variant is None else BlockState
-    layers: list[AnyLayer] = [block.layer for block in meta_model(config).stack.layers[::2]]
+    layers: list[AnyLayer] = [block.layer for block in built(name).stack.layers[::2]]
     kinds = [holds if place in places else SlidingAttention for place in range(1, 13)]
     assert [type(layer) for layer in layers] == kinds
     for layer in layers:
@@ -98,19 +106,19 @@ def test_layers_that_hold_states_stand_among_windows(name: str) -> None:
         if isinstance(layer, BlockState):
             assert (layer.variant, type(layer.ssm)) == (variant, ssm)
     assert (config.norm, config.norm_eps, config.feed_forward) == ("rms", 1e-6, "relu")
-    assert count_parameters(config) == parameters
+    assert size(name) == parameters
 
 
 def test_a_fourth_of_the_gss_hybrid_attends() -> None:
-    layers = meta_model(PRESETS["gss_hybrid-373m"]).stack.layers
+    layers = built("gss_hybrid-373m").stack.layers
     kinds = [type(block.layer).__name__ for block in layers]
     assert kinds == ["GSS", "GSS", "GSS", "SlidingAttention", "FeedForward"] * 8
-    assert count_parameters(PRESETS["gss_hybrid-373m"]) == 372_659_264
+    assert size("gss_hybrid-373m") == 372_659_264
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("pythia")])
-def test_a_pythia_is_what_its_published_settings_become(name: str) -> None:
-    preset = PRESETS[name]
+@pytest.mark.parametrize("preset_name", [name for name in PRESETS if name.startswith("pythia")])
+def test_a_pythia_is_what_its_published_settings_become(preset_name: str) -> None:
+    preset = PRESETS[preset_name]
     attention = preset.layers["attention"]
     settings = {
         "vocab_size": preset.vocab_size,
@@ -120,19 +128,19 @@ def test_a_pythia_is_what_its_published_settings_become(name: str) -> None:
         "num_attention_heads": attention["n_heads"],
     }
     published = gpt_neox_config(settings)
-    assert parts(published) == parts(preset)
+    assert parts(meta_model(published)) == parts(built(preset_name))
     assert published.block == preset.block == "parallel"
     for name, value in attention.items():
         assert published.layers["attention"][name] == value
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("mamba")])
-def test_a_mamba_is_what_its_published_settings_become(name: str) -> None:
-    preset = PRESETS[name]
+@pytest.mark.parametrize("preset_name", [name for name in PRESETS if name.startswith("mamba")])
+def test_a_mamba_is_what_its_published_settings_become(preset_name: str) -> None:
+    preset = PRESETS[preset_name]
     n_layer = int(preset.pattern.removeprefix("mamba*"))
     settings = {"d_model": preset.d_model, "n_layer": n_layer, "vocab_size": 50_277, "ssm_cfg": {}}
     published = official_mamba_config(settings)
-    assert parts(published) == parts(preset)
+    assert parts(meta_model(published)) == parts(built(preset_name))
     assert (published.norm, published.norm_eps) == (preset.norm, preset.norm_eps) == ("rms", 1e-5)
 
 
@@ -148,13 +156,13 @@ def test_attention_stands_where_the_official_h3_has_it() -> None:
         "h3-2.7b-3attn": [8, 16, 24],
     }
     for name, wanted in places.items():
-        mixers = meta_model(PRESETS[name]).stack.layers[::2]
+        mixers = built(name).stack.layers[::2]
         assert [i for i, m in enumerate(mixers) if isinstance(m.layer, Attention)] == wanted
 
 
 def test_the_rotary_h3_turns_half_of_each_head() -> None:
     assert PRESETS["h3-2.7b"].layers["attention"]["position"] == "rope"
-    assert meta_model(PRESETS["h3-2.7b"]).stack.layers[20].layer.rotary.dims == 64
+    assert built("h3-2.7b").stack.layers[20].layer.rotary.dims == 64
 
 
 def test_a_pattern_is_no_preset() -> None:

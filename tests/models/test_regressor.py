@@ -10,7 +10,7 @@ from stateline.errors import InputError
 from stateline.models.checkpoint import load_classifier, load_regressor, save_model
 from stateline.models.config import ModelConfig
 from stateline.models.factory import make_model, read_config
-from stateline.models.regressor import RegressorConfig, SequenceRegressor
+from stateline.models.sequence_head import RegressorConfig, SequenceRegressor
 
 NUMBERS = RegressorConfig("lstm attention", d_model=8, n_channels=3, n_values=2)
 TOKENS = RegressorConfig("s4d", d_model=8, vocab_size=7, pooling="last")

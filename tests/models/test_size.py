@@ -1,4 +1,5 @@
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
@@ -37,17 +38,18 @@ def test_counting_takes_no_memory() -> None:
     assert all(p.is_meta for p in meta_model(huge).parameters())
 
 
-@pytest.mark.parametrize("wanted", [1, 3000, 20_000, 54_321])
 @pytest.mark.parametrize("pattern", ["attention", "h3 lstm", "ladder(s4d)"])
-def test_the_matched_width_is_the_nearest_of_all(pattern: str, wanted: int) -> None:
-    config = ModelConfig(pattern, vocab_size=20)
+def test_the_matched_width_is_the_nearest_of_all(pattern: str) -> None:
+    config, counted = ModelConfig(pattern, vocab_size=20), cache(count_parameters)
 
-    def distance(width: int) -> int:
-        return abs(count_parameters(dataclasses.replace(config, d_model=width)) - wanted)
+    def distance(width: int, wanted: int) -> int:
+        return abs(counted(dataclasses.replace(config, d_model=width)) - wanted)
 
-    matched = match_width(config, wanted)
-    assert distance(matched.d_model) == min(map(distance, range(4, 120, 4)))
-    assert dataclasses.replace(matched, d_model=config.d_model) == config
+    for wanted in (1, 3000, 20_000, 54_321):
+        matched = match_width(config, wanted, counted)
+        nearest = min(distance(width, wanted) for width in range(4, 120, 4))
+        assert distance(matched.d_model, wanted) == nearest
+        assert dataclasses.replace(matched, d_model=config.d_model) == config
 
 
 def test_the_matched_width_suits_the_heads() -> None:

@@ -555,7 +555,7 @@ class TestTable:
         rows = capsys.readouterr().out.splitlines()
         first = next(i for i, row in enumerate(rows) if row.startswith("fft_conv"))
         assert [
-            row.split(maxsplit=5 if i == 0 else 4) for i, row in enumerate(rows[first:][:5])
+            row.strip().split(maxsplit=5 if i == 0 else 4) for i, row in enumerate(rows[first:][:5])
         ] == [
             ["fft_conv", "broken", "-", "-", "-", "import failed: No module named 'not_there'"],
             ["mine", "both", "inference", "-", "gradients need float32; float64 is too wide"],

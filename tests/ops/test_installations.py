@@ -145,4 +145,4 @@ def test_all_layers_train_and_decode_without(missing: list[str]) -> None:
     printed = without(missing, LAYER_BY_LAYER)
     assert f"all {printed.count('trained and decoded')} layers" in printed
     for name in missing:
-        assert f"import failed: {name} is not installed: pip install {name}\n" in printed
+        assert f"import failed: {name} is not installed: pip install {name}" in printed

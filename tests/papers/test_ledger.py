@@ -61,11 +61,11 @@ def test_a_command_of_a_claim_can_be_given(command: str, monkeypatch: pytest.Mon
     command, arguments = arguments[0], [_underscored(a) for a in arguments[1:]]
     assert command in COMMANDS
     module = importlib.import_module(f"stateline.cli.{command}")
-    parser = Parser(prog=command, print_config=None)
+    parser = Parser(prog=command)
     module.add_arguments(parser)
     given = parser.parse_args(arguments)
     if command == "train":
-        parser = Parser(prog=command, print_config=None)
+        parser = Parser(prog=command)
         add_arguments(parser)
         assert read_recipe(arguments, parser).pattern
     if command == "reproduce":

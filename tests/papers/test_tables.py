@@ -9,9 +9,9 @@ import pytest
 
 from stateline.compare import Recipe
 from stateline.errors import InputError
-from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import parse_pattern
+from stateline.models.sequence_head import ClassifierConfig
 from stateline.models.size import count_parameters
 from stateline.papers.plan import check_columns, resolve
 from stateline.papers.record import measure

@@ -226,7 +226,7 @@ def test_cached_staircase(case: Case) -> None:
 def test_feedback(case: Case) -> None:
     official = Official(case)
     (feedback,) = official.model.stack.links
-    first = feedback._attending[0].link
+    first = feedback._projecting[0].link
     made: list[Tensor] = []
     mix = feedback._mix
 

@@ -21,7 +21,7 @@ RECALL = "associative_recall(length=4, batch_size=4)"
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stateline.runs.score.EVAL_BATCHES", 1)
-    monkeypatch.setattr("stateline.runs.extras.SAMPLE_TOKENS", 4)
+    monkeypatch.setattr("stateline.runs.score.SAMPLE_TOKENS", 4)
 
 
 def text(folder: Path) -> str:

@@ -19,7 +19,7 @@ from stateline.generate import generate
 from stateline.models.factory import make_model
 from stateline.models.language_model import LanguageModel
 from stateline.models.presets import configure
-from stateline.runs.extras import sample_text
+from stateline.runs.score import sample_text
 from stateline.tasks import IGNORE, Answers, PackedBatch, make_task
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train

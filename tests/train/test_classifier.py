@@ -12,7 +12,7 @@ from stateline.compare import Comparison, compare
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.models.checkpoint import load_classifier
-from stateline.models.classifier import SequenceClassifier
+from stateline.models.sequence_head import SequenceClassifier
 from stateline.tasks import IGNORE, ClassificationTask, make_task
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train

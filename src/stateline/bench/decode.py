@@ -10,10 +10,10 @@ from torch import Tensor
 
 from stateline.bench.peers import PeerLayer, PeerModel
 from stateline.bench.record import Figure
+from stateline.bench.speed import read
 from stateline.bench.suites import Settings, build_model, figure_of, layers_of, skip
 from stateline.bench.timing import Call, Timing, interleave, stopwatch
 from stateline.generate.graphs import Graphs
-from stateline.generate.session import PREFILL_CHUNK
 from stateline.layers import Stack
 from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
@@ -122,18 +122,18 @@ def bench_layer_decoding(settings: Settings, patterns: Sequence[str]) -> Iterato
             sizes = settings.sizes(length)
             x = sizes.signal(settings.d_model)
             decoders: dict[str, Decoder] = {
-                backend: _OurLayer(ours, backend, None, sizes.batch, length)
+                backend: _Ours(ours, backend, None, sizes.batch, length, 2 * LAYER_STEPS)
                 for backend in settings.of_models
             }
             decoders |= {name: _Peer(peer, x) for name, peer in recurrent.items()}
-            time = partial(interleave, device=settings.device, clock=settings.clock)
             prefill = {name: decoder.prefill for name, decoder in decoders.items()}
-            for name, timing in time(prefill, seconds=settings.seconds).items():
-                yield figure_of(pattern, name, "prefill", sizes, timing)
+            yield from settings.timed(pattern, "prefill", sizes, prefill)
             held = {name: tensor_bytes(decoder.state) for name, decoder in decoders.items()}
             steps = {name: decoder.step for name, decoder in decoders.items()}
             with remembering(Memory(ours)), unchecked():
-                timed = time(steps, rounds=LAYER_STEPS)
+                timed = interleave(
+                    steps, rounds=LAYER_STEPS, device=settings.device, clock=settings.clock
+                )
             for name, timing in timed.items():
                 one = sizes._replace(length=1)
                 figure = figure_of(pattern, name, "decode", one, timing, n_bytes=held[name])
@@ -152,9 +152,10 @@ def tensor_bytes(state: object) -> int:
 
 
 class _Ours:
-    """A model of ours, which decodes in place, as in a session of generation."""
+    """A model of ours, which decodes in place, as in a session of generation, or a single layer.
 
-    capacity = 2 * DECODED
+    A session prepares a token once for all its layers, so a layer is timed without that.
+    """
 
     def __init__(
         self,
@@ -163,49 +164,36 @@ class _Ours:
         state_dtype: torch.dtype | None,
         batch: int,
         prompt: int,
+        capacity: int = 2 * DECODED,
     ) -> None:
         self.model, self.backend, self.state_dtype = model, backend, state_dtype
-        self.tokens = model.example_input(batch, prompt)
-        self.memory = Memory(model)
+        self.tokens, self.capacity = model.example_input(batch, prompt), capacity
+        self.memory = Memory(model) if isinstance(model, LanguageModel) else None
         self.state: Any = None
         self.graphs = Graphs(model.step_) if self.tokens.is_cuda else None
 
     @torch.inference_mode()
     def prefill(self) -> None:
         with use_backend(self.backend):
-            self.state = self.model.init_state(len(self.tokens), capacity=self.capacity)
-            for part in self.tokens.split(PREFILL_CHUNK, dim=1):
-                self.state = self._read(part)
+            begun = self.model.init_state(len(self.tokens), capacity=self.capacity)
+            self.state = read(self.model, self.tokens, begun)
             if self.state_dtype is not None:
                 self.state = stored(self.state, self.state_dtype)
 
-    def _read(self, part: Tensor) -> Any:
-        return self.model.forward_chunk(part, self.state, keep=1)[1]
-
     @torch.inference_mode()
     def step(self) -> None:
-        with remembering(self.memory), unchecked():
-            self._read_token()
+        if self.memory is None:
+            self._step()
+        else:
+            with remembering(self.memory), unchecked():
+                self._step()
 
-    def _read_token(self) -> None:
+    def _step(self) -> None:
         with use_backend(self.backend):
             if self.graphs is None:
                 self.model.step_(self.tokens[:, 0], self.state)
             else:
                 _, self.state = self.graphs(self.tokens[:, 0], self.state)
-
-
-class _OurLayer(_Ours):
-    """A layer of ours; a session prepares a token once for all its layers, so that is not timed."""
-
-    capacity = 2 * LAYER_STEPS
-
-    def _read(self, part: Tensor) -> Any:
-        return self.model.forward_chunk(part, self.state)[1]
-
-    @torch.inference_mode()
-    def step(self) -> None:
-        self._read_token()
 
 
 class _Peer:

@@ -13,14 +13,8 @@ def peak_bytes(call: Callable[[], object], device: torch.device | str = "cpu") -
     """Memory that a call needs in addition to the memory in use before it.
 
     On a CPU this is the growth of the resident set, so kernels of any kind are counted (Linux
-    only). On a GPU it is what PyTorch's allocator hands out.
-
-    Args:
-        call: What to call; call it once before, so that lasting buffers exist.
-        device: Where it computes.
-
-    Returns:
-        Bytes, or ``None`` where the operating system does not report it.
+    only; elsewhere ``None``). On a GPU it is what PyTorch's allocator hands out. Make the call once
+    before, so that lasting buffers exist.
     """
     device = torch.device(device)
     gc.collect()
@@ -46,8 +40,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device | str = "cpu") -
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
     """Memory that is free on a device; for a CPU, also within the limit of its control group.
 
-    Returns:
-        Bytes, or ``None`` where the operating system does not report it.
+    ``None`` where the operating system does not report it.
     """
     device = torch.device(device)
     if device.type == "cuda":

@@ -34,15 +34,7 @@ class Peaks:
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype = torch.float32) -> Peaks:
-    """Measure the bandwidth of a copy and the rate of a matrix product.
-
-    Args:
-        device: What to measure.
-        dtype: Of the matrices.
-
-    Returns:
-        The two ceilings, with as many threads as PyTorch now uses.
-    """
+    """Measure a copy and a product of matrices, with as many threads as PyTorch now uses."""
     source = torch.zeros(COPY_BYTES // 8, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     side = MATRIX.get(device.type, 1024)

@@ -1,11 +1,11 @@
-"""Layers of other projects, where they are installed or lie in a checkout, to be timed beside ours.
+"""Layers and models of other projects, where they are installed or lie in a checkout, beside ours.
 
-A project is imported only when one of its layers is asked for by name.
+A project is imported only when it is asked for by name.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stateline.bench import fla_naive
-from stateline.bench.peers_hf import hugging_face
+from stateline.bench import fla_naive, peers_hf
 from stateline.errors import InputError, unknown_name
 from stateline.layers import Stack
 from stateline.models.build import build_stack
@@ -31,6 +30,28 @@ BuildTrained = Callable[[ModelConfig, int], nn.Module]
 """From the configuration of our model and the length of the rows."""
 
 
+@runtime_checkable
+class PeerLayer(Protocol):
+    """A layer of another project that decodes."""
+
+    def prefill(self, x: Tensor) -> Any:
+        """Read a prompt (batch, length, channel), and return the state."""
+
+    def step(self, x: Tensor, state: Any) -> object:
+        """Read one more position (batch, 1, channel), and change the state."""
+
+
+@runtime_checkable
+class PeerModel(PeerLayer, Protocol):
+    """A language model of another project, with random weights, which reads tokens."""
+
+    title: str
+    vocab_size: int
+
+    def too_large(self, batch: int, prompt: int) -> str:
+        """Why a prompt of this size cannot be read, or an empty string."""
+
+
 class _Transposed(nn.Module):
     """A layer that takes (batch, channel, length), for input (batch, length, channel)."""
 
@@ -43,23 +64,6 @@ class _Transposed(nn.Module):
         return (y[0] if isinstance(y, tuple) else y).mT
 
 
-def _mambapy(_: Path | None) -> Mapping[str, Build]:
-    module = import_module("mambapy.mamba")
-    return {"mamba": lambda _, d: module.MambaBlock(module.MambaConfig(d_model=d, n_layers=1))}
-
-
-def _safari(folder: Path | None) -> Mapping[str, Build]:
-    with _importable("safari", folder, "src/models/sequence/h3.py"):
-        module = import_module("src.models.sequence.h3")
-    return {"h3": lambda _, d: module.H3(d, d_state=64, head_dim=1)}
-
-
-def _s4(folder: Path | None) -> Mapping[str, Build]:
-    with _importable("s4", folder, "models/s4/s4d.py"):
-        module = import_module("models.s4.s4d")
-    return {"s4d": lambda _, d: _Transposed(module.S4D(d, d_state=64, dropout=0.0))}
-
-
 class _Naive(nn.Module):
     """Our layer, whose recurrence is computed by the plain code of flash-linear-attention."""
 
@@ -67,19 +71,17 @@ class _Naive(nn.Module):
         super().__init__()
         self.layer = bare_layer(pattern, d_model)
 
+    @use_backend(fla_naive.BACKEND)
     def forward(self, x: Tensor) -> Tensor:
-        with use_backend(fla_naive.BACKEND):
-            return self.layer(x)
+        return self.layer(x)
 
+    @use_backend(fla_naive.BACKEND)
     def prefill(self, x: Tensor) -> Any:
-        """Read a prompt, and return the state."""
-        with use_backend(fla_naive.BACKEND):
-            return self.layer.forward_chunk(x, self.layer.init_state(len(x)))[1]
+        return self.layer.forward_chunk(x, self.layer.init_state(len(x)))[1]
 
+    @use_backend(fla_naive.BACKEND)
     def step(self, x: Tensor, state: Any) -> object:
-        """Read one more position (batch, 1, channel)."""
-        with use_backend(fla_naive.BACKEND):
-            return self.layer.step_(x[:, 0], state)
+        return self.layer.step_(x[:, 0], state)
 
 
 class _SLSTM(nn.Module):
@@ -97,99 +99,15 @@ class _SLSTM(nn.Module):
         return y
 
     def prefill(self, x: Tensor) -> dict[str, Any]:
-        """Read a prompt, and return the state; the one of the convolution is the latest inputs."""
+        """The state after a prompt; the convolution's part of it is the latest inputs."""
         state: dict[str, Any] = self.layer(x, return_last_state=True)[1]
         latest = F.pad(x, (0, 0, self.taps, 0))[:, -self.taps :]
         return state | {"conv_state": (latest,)}
 
     def step(self, x: Tensor, state: dict[str, Any]) -> Tensor:
-        """Read one more position (batch, 1, channel)."""
         y, after = self.layer.step(x, **state)
         state |= after
         return y
-
-
-def _xlstm(folder: Path | None) -> Mapping[str, Build]:
-    with _importable("xlstm", folder, "xlstm/blocks/slstm/layer.py"):
-        module = import_module("xlstm.blocks.slstm.layer")
-    return {"slstm": lambda _, d: _SLSTM(module, d)}
-
-
-def _fla(folder: Path | None) -> Mapping[str, Build]:
-    if folder is None:
-        raise InputError("the peer 'fla' needs a checkout: give --against fla=FOLDER")
-    fla_naive.register(folder)
-    return dict.fromkeys(fla_naive.LAYERS, _Naive)
-
-
-PEERS: Mapping[str, Callable[[Path | None], Mapping[str, Build]]] = {
-    "fla": _fla,
-    "hf": hugging_face,
-    "mambapy": _mambapy,
-    "s4": _s4,
-    "safari": _safari,
-    "xlstm": _xlstm,
-}
-"""Projects, each with a function that gives its layers by the name of ours."""
-
-
-@runtime_checkable
-class PeerLayer(Protocol):
-    """A layer of another project that decodes."""
-
-    def prefill(self, x: Tensor) -> Any:
-        """Read a prompt (batch, length, channel), and return the state."""
-
-    def step(self, x: Tensor, state: Any) -> object:
-        """Read one more position (batch, 1, channel), and change the state."""
-
-
-@runtime_checkable
-class PeerModel(Protocol):
-    """A language model of another project, with random weights."""
-
-    vocab_size: int
-
-    def too_large(self, batch: int, prompt: int) -> str:
-        """Why a prompt of this size cannot be read, or an empty string."""
-
-    def prefill(self, tokens: Tensor) -> Any:
-        """Read a prompt (batch, length), and return the state."""
-
-    def step(self, tokens: Tensor, state: Any) -> object:
-        """Read one more token (batch, 1), and change the state."""
-
-
-class _HuggingFaceMamba:
-    """Mamba of transformers, without its own kernels."""
-
-    def __init__(self, d_model: int, vocab_size: int, place: torch.device) -> None:
-        mamba = import_module("transformers.models.mamba")
-        config = mamba.MambaConfig(
-            vocab_size=vocab_size, hidden_size=d_model, num_hidden_layers=MAMBA_LAYERS
-        )
-        torch.manual_seed(0)
-        self.model = mamba.MambaForCausalLM(config).eval().to(place)
-        self.vocab_size, self.width = vocab_size, config.intermediate_size * config.state_size
-
-    def too_large(self, batch: int, prompt: int) -> str:
-        """Its scan writes out states, transitions and inputs at all positions."""
-        needed = 3 * 4 * batch * prompt * self.width
-        return f"it would need {needed >> 30} GiB" if needed > MOST_BYTES else ""
-
-    def prefill(self, tokens: Tensor) -> Any:
-        """Read the prompt."""
-        return self.model(tokens, use_cache=True, logits_to_keep=1).cache_params
-
-    def step(self, tokens: Tensor, state: Any) -> object:
-        """Read one token."""
-        return self.model(tokens, cache_params=state, use_cache=True)
-
-
-MAMBA_LAYERS = 24
-"""As in Mamba-130M; about as many parameters as 12 layers that each have a feed-forward."""
-
-MOST_BYTES = 4 << 30
 
 
 class _NanoGPT(nn.Module):
@@ -219,25 +137,59 @@ class _NanoGPT(nn.Module):
         return logits
 
 
+def _mambapy(_: Path | None) -> Mapping[str, Build]:
+    module = import_module("mambapy.mamba")
+    return {"mamba": lambda _, d: module.MambaBlock(module.MambaConfig(d_model=d, n_layers=1))}
+
+
+def _safari(folder: Path | None) -> Mapping[str, Build]:
+    module = _of_checkout("safari", folder, "src/models/sequence/h3.py")
+    return {"h3": lambda _, d: module.H3(d, d_state=64, head_dim=1)}
+
+
+def _s4(folder: Path | None) -> Mapping[str, Build]:
+    module = _of_checkout("s4", folder, "models/s4/s4d.py")
+    return {"s4d": lambda _, d: _Transposed(module.S4D(d, d_state=64, dropout=0.0))}
+
+
+def _xlstm(folder: Path | None) -> Mapping[str, Build]:
+    module = _of_checkout("xlstm", folder, "xlstm/blocks/slstm/layer.py")
+    return {"slstm": lambda _, d: _SLSTM(module, d)}
+
+
+def _fla(folder: Path | None) -> Mapping[str, Build]:
+    if folder is None:
+        raise InputError("the peer 'fla' needs a checkout: give --against fla=FOLDER")
+    fla_naive.register(folder)
+    return dict.fromkeys(fla_naive.LAYERS, _Naive)
+
+
 def _nanogpt(folder: Path | None) -> BuildTrained:
-    with _importable("nanogpt", folder, "model.py"):
-        module = import_module("model")
+    module = _of_checkout("nanogpt", folder, "model.py")
     return lambda config, length: _NanoGPT(module, config, length)
 
+
+PEERS: Mapping[str, Callable[[Path | None], Mapping[str, Build]]] = {
+    "fla": _fla,
+    "hf": peers_hf.hugging_face,
+    "mambapy": _mambapy,
+    "s4": _s4,
+    "safari": _safari,
+    "xlstm": _xlstm,
+}
+"""Projects, each with a function that gives its layers by the name of ours."""
 
 PEER_UPDATES: Mapping[str, Callable[[Path | None], BuildTrained]] = {"nanogpt": _nanogpt}
 """Projects with a transformer to train, beside patterns that are attention alone."""
 
-PEER_MODELS: Mapping[str, tuple[str, Callable[[int, int, torch.device], PeerModel]]] = {
-    "hf": (f"hf mamba*{MAMBA_LAYERS}", _HuggingFaceMamba)
-}
-"""Projects with a language model, its name in tables, and what builds it."""
+PEER_MODELS: Mapping[str, Callable[[int, int, torch.device], PeerModel]] = {"hf": peers_hf.Mamba}
+"""Projects with a language model, from its width, its vocabulary and its device."""
 
 
 def find_models(
     names: Sequence[str], d_model: int, vocab_size: int, place: torch.device
 ) -> dict[str, PeerModel]:
-    """Language models of other projects with random weights, by name.
+    """Language models of other projects, by their names in tables.
 
     Raises:
         InputError: If a project has none, or cannot be imported.
@@ -245,12 +197,8 @@ def find_models(
     for name in names:
         if name not in PEER_MODELS:
             raise unknown_name("peer with a language model", name, PEER_MODELS)
-    built = {}
-    for name in names:
-        title, build = PEER_MODELS[name]
-        with _said(name):
-            built[title] = build(d_model, vocab_size, place)
-    return built
+    models = [_imported(name, PEER_MODELS[name], d_model, vocab_size, place) for name in names]
+    return {model.title: model for model in models}
 
 
 def find_trained(names: Sequence[str], patterns: Sequence[str]) -> dict[str, BuildTrained]:
@@ -260,14 +208,43 @@ def find_trained(names: Sequence[str], patterns: Sequence[str]) -> dict[str, Bui
         InputError: If a project has none or cannot be imported, or no pattern is a transformer.
     """
     found = {}
-    for text in names:
-        name, _, folder = text.partition("=")
+    for name, folder in map(_named, names):
         if name not in PEER_UPDATES:
             raise unknown_name("peer with a transformer to train", name, PEER_UPDATES)
         if not any(map(is_transformer, patterns)):
             raise InputError(f"{name!r} is a transformer: add attention*2 to --patterns")
-        with _said(name):
-            found[name] = PEER_UPDATES[name](Path(folder) if folder else None)
+        found[name] = _imported(name, PEER_UPDATES[name], folder)
+    return found
+
+
+def find_peers(names: Sequence[str], patterns: Sequence[str]) -> dict[str, dict[str, Build]]:
+    """Layers of other projects by the name of our layer.
+
+    Args:
+        names: Projects: ``hf`` and ``mambapy`` as installed, ``safari=PATH``, ``s4=PATH``,
+            ``fla=PATH`` and ``xlstm=PATH`` from checkouts of HazyResearch/safari, state-spaces/s4,
+            fla-org/flash-linear-attention and NX-AI/xlstm.
+        patterns: Layers of ours that are measured.
+
+    Returns:
+        ``{layer: {project: build(pattern, d_model)}}``.
+
+    Raises:
+        InputError: If a project is unknown, cannot be imported, or has none of the layers.
+    """
+    wanted = set(map(layer_of, patterns))
+    found: dict[str, dict[str, Build]] = {}
+    for name, folder in map(_named, names):
+        if name not in PEERS:
+            raise unknown_name("peer", name, PEERS)
+        layers = _imported(name, PEERS[name], folder)
+        if wanted.isdisjoint(layers):
+            raise InputError(
+                f"the peer {name!r} has only {', '.join(layers)}: add it to --patterns, or leave "
+                "the peer out of --against"
+            )
+        for layer, build in layers.items():
+            found.setdefault(layer, {})[name] = build
     return found
 
 
@@ -298,44 +275,16 @@ def layer_of(pattern: str) -> str:
     return pattern.partition("(")[0].strip()
 
 
-def find_peers(names: Sequence[str], patterns: Sequence[str]) -> dict[str, dict[str, Build]]:
-    """Layers of other projects by the name of our layer.
-
-    Args:
-        names: Projects: ``hf`` and ``mambapy`` as installed, ``safari=PATH``, ``s4=PATH``,
-            ``fla=PATH`` and ``xlstm=PATH`` from checkouts of HazyResearch/safari, state-spaces/s4,
-            fla-org/flash-linear-attention and NX-AI/xlstm.
-        patterns: Layers of ours that are measured.
-
-    Returns:
-        ``{layer: {project: build(pattern, d_model)}}``.
-
-    Raises:
-        InputError: If a project is unknown, cannot be imported, or has none of the layers.
-    """
-    wanted = set(map(layer_of, patterns))
-    found: dict[str, dict[str, Build]] = {}
-    for text in names:
-        name, _, folder = text.partition("=")
-        if name not in PEERS:
-            raise unknown_name("peer", name, PEERS)
-        with _said(name):
-            layers = PEERS[name](Path(folder) if folder else None)
-        if wanted.isdisjoint(layers):
-            raise InputError(
-                f"the peer {name!r} has only {', '.join(layers)}: add it to --patterns, or leave "
-                "the peer out of --against"
-            )
-        for layer, build in layers.items():
-            found.setdefault(layer, {})[name] = build
-    return found
+def _named(text: str) -> tuple[str, Path | None]:
+    """Name and folder of ``name=folder`` or ``name``."""
+    name, _, folder = text.partition("=")
+    return name, Path(folder) if folder else None
 
 
-@contextmanager
-def _said(name: str) -> Iterator[None]:
-    """Turn a failed import into one line."""
+def _imported(name: str, build: Callable[..., Any], *given: Any) -> Any:
+    """What is built from a project; one line if its import fails."""
     try:
-        yield
+        return build(*given)
     except (ImportError, AttributeError) as error:
         raise InputError(
             f"the peer {name!r} cannot be imported: {error}; install it, or leave it out of "
@@ -343,11 +292,11 @@ def _said(name: str) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _importable(name: str, folder: Path | None, file: str) -> Iterator[None]:
-    """Let modules of a checkout, which must have a file, be imported.
+def _of_checkout(name: str, folder: Path | None, file: str) -> Any:
+    """A module of a checkout.
 
-    They are forgotten afterwards: both checkouts name their package ``src``.
+    All modules of the checkout are forgotten afterwards: several projects name their package
+    ``src``.
     """
     if folder is None or not folder.is_dir():
         raise InputError(f"the peer {name!r} needs a checkout: give --against {name}=FOLDER")
@@ -356,7 +305,7 @@ def _importable(name: str, folder: Path | None, file: str) -> Iterator[None]:
     root, before = folder.resolve(), set(sys.modules)
     sys.path.insert(0, str(root))
     try:
-        yield
+        return import_module(file.removesuffix(".py").replace("/", "."))
     finally:
         sys.path.remove(str(root))
         for module in set(sys.modules) - before:

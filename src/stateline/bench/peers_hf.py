@@ -1,4 +1,4 @@
-"""Layers of Hugging Face transformers, of the sizes that our layers have by default."""
+"""Layers and a model of Hugging Face transformers, in the sizes that ours have by default."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -10,19 +10,19 @@ from torch import Tensor, nn
 
 HEADS = 4
 
+MAMBA_LAYERS = 24
+"""As in Mamba-130M; about as many parameters as 12 layers that each have a feed-forward."""
+
+MOST_BYTES = 4 << 30
+"""A prompt for which Mamba needs more memory is not read."""
+
 
 class _Cached(nn.Module):
-    """A layer that keeps its state in a cache, which its method ``read`` is given.
+    """A layer that keeps its state in a cache; its configuration says what the cache holds."""
 
-    Args:
-        layer: The layer.
-        config: Its configuration, which says what a cache holds.
-        named: How its ``forward`` calls the cache.
-    """
-
-    def __init__(self, layer: nn.Module, config: Any, named: str = "cache_params") -> None:
+    def __init__(self, layer: nn.Module, config: Any, code: Any) -> None:
         super().__init__()
-        self.layer, self.config, self.named = layer, config, named
+        self.layer, self.config, self.code = layer, config, code
 
     def new_cache(self) -> Any:
         """An empty cache."""
@@ -30,7 +30,7 @@ class _Cached(nn.Module):
 
     def read(self, x: Tensor, cache: Any) -> Tensor:
         """The output, which also changes the cache."""
-        y = self.layer(x, **({} if cache is None else {self.named: cache}))
+        y = self.layer(x, **({} if cache is None else {"cache_params": cache}))
         return y[0] if isinstance(y, tuple) else y
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,10 +51,11 @@ class _Cached(nn.Module):
 class _Attention(_Cached):
     """Attention that gets rotations, and a cache of keys and values."""
 
-    def __init__(self, layer: nn.Module, config: Any, rotary: nn.Module) -> None:
-        super().__init__(layer, config, "past_key_values")
+    def __init__(self, layer: nn.Module, config: Any, code: Any) -> None:
+        super().__init__(layer, config, code)
         config._attn_implementation = "sdpa"  # the layer reads keys and values by PyTorch's kernel
-        self.rotary = rotary
+        rotary = type(config).__name__.replace("Config", "RotaryEmbedding")
+        self.rotary = getattr(code, rotary)(config)
 
     def read(self, x: Tensor, cache: Any) -> Tensor:
         """The output; without a mask, rows of several positions are causal."""
@@ -68,7 +69,7 @@ class _Lightning(_Cached):
     """MiniMax's layer, whose cache is of its own kind."""
 
     def new_cache(self) -> Any:
-        return import_module("transformers.models.minimax.modeling_minimax").MiniMaxCache()
+        return self.code.MiniMaxCache()
 
     def read(self, x: Tensor, cache: Any) -> Tensor:
         y: Tensor = self.layer(x, None, None, past_key_values=cache)[0]
@@ -88,124 +89,105 @@ class _XLSTM(_Cached):
         return y
 
 
-def _module(family: str) -> Any:
-    return import_module(f"transformers.models.{family}.modeling_{family}")
+def _builder(
+    family: str,
+    kind: str,
+    layer: str,
+    settings: Callable[[int], dict[str, Any]],
+    wrap: type[_Cached] = _Cached,
+) -> Callable[[str, int], nn.Module]:
+    """What builds a layer.
+
+    Args:
+        family: Its folder in transformers.
+        kind: The beginning of the names of its classes.
+        layer: The rest of the name of its class.
+        settings: Settings of its configuration, from the width of a head.
+        wrap: What calls it.
+    """
+
+    def build(_: str, d_model: int) -> nn.Module:
+        home = f"transformers.models.{family}"
+        code = import_module(f"{home}.modeling_{family}")
+        config = getattr(import_module(f"{home}.configuration_{family}"), f"{kind}Config")(
+            vocab_size=8, num_hidden_layers=1, hidden_size=d_model, **settings(d_model // HEADS)
+        )
+        made = getattr(code, kind + layer)(config, *([] if kind == "xLSTM" else [0]))
+        made.apply(getattr(code, f"{kind}PreTrainedModel")(config)._init_weights)
+        return wrap(made, config, code)
+
+    return build
 
 
-def _config(family: str, kind: str, **settings: Any) -> Any:
-    """A configuration of one layer."""
-    module = import_module(f"transformers.models.{family}.configuration_{family}")
-    return getattr(module, f"{kind}Config")(vocab_size=8, num_hidden_layers=1, **settings)
-
-
-def _layer(family: str, kind: str, layer: str, config: Any, *places: int) -> nn.Module:
-    """One layer with initial weights, some of which only its model sets."""
-    module = _module(family)
-    made: nn.Module = getattr(module, layer)(config, *places)
-    return made.apply(getattr(module, f"{kind}PreTrainedModel")(config)._init_weights)
-
-
-def _mamba2(_: str, d_model: int) -> nn.Module:
-    sizes = {"num_heads": 2 * d_model // 64, "head_dim": 64, "state_size": 128, "n_groups": 1}
-    config = _config("mamba2", "Mamba2", hidden_size=d_model, **sizes)
-    return _Cached(_layer("mamba2", "Mamba2", "Mamba2Mixer", config, 0), config)
-
-
-def _gated_delta_net(_: str, d_model: int) -> nn.Module:
-    config = _config(
-        "qwen3_next",
-        "Qwen3Next",
-        hidden_size=d_model,
-        linear_num_key_heads=HEADS,
-        linear_num_value_heads=HEADS,
-        linear_key_head_dim=d_model // HEADS,
-        linear_value_head_dim=2 * d_model // HEADS,
-        layer_types=["linear_attention"],
-    )
-    return _Cached(_layer("qwen3_next", "Qwen3Next", "Qwen3NextGatedDeltaNet", config, 0), config)
-
-
-def _gated_attention(_: str, d_model: int) -> nn.Module:
-    config = _config(
-        "qwen3_next",
-        "Qwen3Next",
-        hidden_size=d_model,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        head_dim=d_model // HEADS,
-        partial_rotary_factor=1.0,
-        layer_types=["full_attention"],
-    )
-    layer = _layer("qwen3_next", "Qwen3Next", "Qwen3NextAttention", config, 0)
-    return _Attention(layer, config, _module("qwen3_next").Qwen3NextRotaryEmbedding(config))
-
-
-def _kimi_delta_attention(_: str, d_model: int) -> nn.Module:
-    config = _config(
-        "kimi_linear",
-        "KimiLinear",
-        hidden_size=d_model,
-        linear_head_dim=d_model // HEADS,
-        linear_num_heads=HEADS,
-        layer_types=["linear_attention"],
-    )
-    return _Cached(
-        _layer("kimi_linear", "KimiLinear", "KimiLinearDeltaAttention", config, 0), config
-    )
-
-
-def _latent_attention(_: str, d_model: int) -> nn.Module:
-    width = d_model // HEADS
-    config = _config(
-        "deepseek_v3",
-        "DeepseekV3",
-        hidden_size=d_model,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        q_lora_rank=None,
-        kv_lora_rank=2 * width,
-        qk_rope_head_dim=2 * -(-width // 4),
-        qk_nope_head_dim=width,
-        v_head_dim=width,
-        rope_interleave=False,
-    )
-    layer = _layer("deepseek_v3", "DeepseekV3", "DeepseekV3Attention", config, 0)
-    return _Attention(layer, config, _module("deepseek_v3").DeepseekV3RotaryEmbedding(config))
-
-
-def _lightning_attention(_: str, d_model: int) -> nn.Module:
-    config = _config(
-        "minimax",
-        "MiniMax",
-        hidden_size=d_model,
-        num_attention_heads=HEADS,
-        head_dim=d_model // HEADS,
-        layer_types=["linear_attention"],
-    )
-    return _Lightning(_layer("minimax", "MiniMax", "MiniMaxLightningAttention", config, 0), config)
-
-
-def _mlstm(_: str, d_model: int) -> nn.Module:
-    # The kernel for chunks reads whole ones alone; PyTorch's is the one for a CPU.
-    config = _config(
-        "xlstm",
-        "xLSTM",
-        hidden_size=d_model,
-        num_heads=HEADS,
-        chunkwise_kernel="chunkwise--native_autograd",
-        mode="inference",
-    )
-    return _XLSTM(_layer("xlstm", "xLSTM", "xLSTMLayer", config), config)
-
+_FULL, _LINEAR = ["full_attention"], ["linear_attention"]
+_HEADS = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS}
 
 LAYERS: Mapping[str, Callable[[str, int], nn.Module]] = {
-    "attention": _gated_attention,
-    "gated_delta_net": _gated_delta_net,
-    "kimi_delta_attention": _kimi_delta_attention,
-    "latent_attention": _latent_attention,
-    "lightning_attention": _lightning_attention,
-    "mamba2": _mamba2,
-    "mlstm": _mlstm,
+    "attention": _builder(
+        "qwen3_next",
+        "Qwen3Next",
+        "Attention",
+        lambda d: {**_HEADS, "head_dim": d, "partial_rotary_factor": 1.0, "layer_types": _FULL},
+        _Attention,
+    ),
+    "gated_delta_net": _builder(
+        "qwen3_next",
+        "Qwen3Next",
+        "GatedDeltaNet",
+        lambda d: {
+            "linear_num_key_heads": HEADS,
+            "linear_num_value_heads": HEADS,
+            "linear_key_head_dim": d,
+            "linear_value_head_dim": 2 * d,
+            "layer_types": _LINEAR,
+        },
+    ),
+    "kimi_delta_attention": _builder(
+        "kimi_linear",
+        "KimiLinear",
+        "DeltaAttention",
+        lambda d: {"linear_head_dim": d, "linear_num_heads": HEADS, "layer_types": _LINEAR},
+    ),
+    "latent_attention": _builder(
+        "deepseek_v3",
+        "DeepseekV3",
+        "Attention",
+        lambda d: {
+            **_HEADS,
+            "q_lora_rank": None,
+            "kv_lora_rank": 2 * d,
+            "qk_rope_head_dim": 2 * -(-d // 4),
+            "qk_nope_head_dim": d,
+            "v_head_dim": d,
+            "rope_interleave": False,
+        },
+        _Attention,
+    ),
+    "lightning_attention": _builder(
+        "minimax",
+        "MiniMax",
+        "LightningAttention",
+        lambda d: {"num_attention_heads": HEADS, "head_dim": d, "layer_types": _LINEAR},
+        _Lightning,
+    ),
+    "mamba2": _builder(
+        "mamba2",
+        "Mamba2",
+        "Mixer",
+        lambda d: {"num_heads": d // 8, "head_dim": 64, "state_size": 128, "n_groups": 1},
+    ),
+    # The kernel for chunks reads whole ones alone; PyTorch's is the one for a CPU.
+    "mlstm": _builder(
+        "xlstm",
+        "xLSTM",
+        "Layer",
+        lambda _: {
+            "num_heads": HEADS,
+            "chunkwise_kernel": "chunkwise--native_autograd",
+            "mode": "inference",
+        },
+        _XLSTM,
+    ),
 }
 """By the name of ours. Without its kernels, a backward pass of Mamba takes minutes.
 
@@ -217,3 +199,31 @@ def hugging_face(_: Path | None) -> Mapping[str, Callable[[str, int], nn.Module]
     """The layers, if transformers is installed."""
     import_module("transformers")
     return LAYERS
+
+
+class Mamba:
+    """A language model with random weights: Mamba without its own kernels."""
+
+    title = f"hf mamba*{MAMBA_LAYERS}"
+
+    def __init__(self, d_model: int, vocab_size: int, place: torch.device) -> None:
+        mamba = import_module("transformers.models.mamba")
+        config = mamba.MambaConfig(
+            vocab_size=vocab_size, hidden_size=d_model, num_hidden_layers=MAMBA_LAYERS
+        )
+        torch.manual_seed(0)
+        self.model = mamba.MambaForCausalLM(config).eval().to(place)
+        self.vocab_size, self.width = vocab_size, config.intermediate_size * config.state_size
+
+    def too_large(self, batch: int, prompt: int) -> str:
+        """Why a prompt is too large: the scan writes states, transitions and inputs of all."""
+        needed = 3 * 4 * batch * prompt * self.width
+        return f"it would need {needed >> 30} GiB" if needed > MOST_BYTES else ""
+
+    def prefill(self, tokens: Tensor) -> Any:
+        """Read a prompt (batch, length), and return the state."""
+        return self.model(tokens, use_cache=True, logits_to_keep=1).cache_params
+
+    def step(self, tokens: Tensor, state: Any) -> object:
+        """Read one more token (batch, 1), and change the state."""
+        return self.model(tokens, cache_params=state, use_cache=True)

@@ -24,15 +24,10 @@ from stateline.train.environment import environment
 
 
 def measure(given: Any, command: str, tell: Callable[[str], object]) -> Benchmark:
-    """Run a suite.
+    """Run a suite with the options of ``stateline bench``.
 
-    Args:
-        given: Options of ``stateline bench``.
-        command: How to measure again, for the record.
-        tell: Called with what has just been measured.
-
-    Returns:
-        All figures, with the machine and whether it was busy.
+    ``command`` says how to measure again, for the record; ``tell`` is called with what has just
+    been measured.
 
     Raises:
         InputError: If an option cannot be used.

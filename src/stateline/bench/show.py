@@ -22,10 +22,7 @@ MIB = 2**20
 def print_benchmark(found: Benchmark, console: Console, *, judge: bool) -> None:
     """Print a table per case: medians, spread, and the ratio to the first candidate.
 
-    Args:
-        found: What was measured.
-        console: Where to print.
-        judge: Whether to print ratios; false on a busy machine.
+    ``judge`` says whether to print ratios; those of a busy machine mean nothing.
     """
     gigabytes, gigaflops = found.bytes_per_second / 1e9, found.flops_per_second / 1e9
     console.print(
@@ -84,15 +81,7 @@ def _time(seconds: float) -> str:
 
 
 def write_benchmark(found: Benchmark, folder: Path) -> list[Path]:
-    """Write ``SUITE.json`` and one plot per case into a folder.
-
-    Args:
-        found: What was measured.
-        folder: Where; earlier results of the suite are replaced.
-
-    Returns:
-        The files.
-    """
+    """Write ``SUITE.json`` and a plot per case into a folder, over earlier results of the suite."""
     target = folder / f"{found.suite}.json"
     text = msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
     write_text(target, text + "\n")

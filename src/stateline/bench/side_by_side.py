@@ -2,15 +2,12 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from stateline.bench.memory import available_bytes, peak_bytes
 from stateline.bench.speed import Cell, Subject
-from stateline.bench.timing import Call, Timing, interleave, waiter
+from stateline.bench.timing import Call, Timing, interleave, stopwatch
 from stateline.errors import InputError
 
 MOST_SECONDS = 4.0
@@ -168,22 +165,14 @@ def _too_much(model: _Model, cell: Cell, share: float | None) -> str:
 
 def _first(model: _Model, cell: Cell, call: Call) -> float:
     """Seconds of the first call; if it was slow, a second one decides, as the first compiles."""
-    elapsed = again = _elapsed(call, model.subject.device)
+    elapsed_in = stopwatch(model.subject.device)
+    elapsed = again = elapsed_in(call, 1)
     if model.most_seconds < elapsed <= MOST_PROMPT_SECONDS:
-        again = _elapsed(call, model.subject.device)
+        again = elapsed_in(call, 1)
     if again > model.most_seconds:
         _note(model, cell, again)
         raise _LeftOut(f"{cell.phase} takes {again:.0f} s a call")
     return elapsed
-
-
-def _elapsed(call: Call, device: torch.device) -> float:
-    wait = waiter(device)
-    wait()
-    started = time.perf_counter()
-    call()
-    wait()
-    return time.perf_counter() - started
 
 
 def _note(model: _Model, cell: Cell, seconds: float) -> None:

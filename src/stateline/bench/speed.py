@@ -4,7 +4,6 @@ On the CPU on one thread, because several wait for each other more than they wor
 else runs.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.bench.timing import Call
 from stateline.generate.session import PREFILL_CHUNK
+from stateline.layers import AnyLayer
 from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
 from stateline.layers.state import select_rows
@@ -37,13 +37,7 @@ _SAMPLE = 256
 
 
 class Cell(NamedTuple):
-    """What is timed.
-
-    Attributes:
-        phase: Reading a prompt, decoding after it, or a training step.
-        length: Tokens of a row; for decoding, tokens of the prompt.
-        batch: Rows.
-    """
+    """What is timed; decoding begins after a prompt of this length."""
 
     phase: Phase
     length: int
@@ -61,11 +55,9 @@ def train_batch(length: int) -> int:
 
 
 class Subject:
-    """A model whose speed is measured.
+    """A model whose speed is measured; training steps change its weights.
 
-    Args:
-        model: The model, on its device; training steps change its weights.
-        precision: Precision of matrix products in training.
+    Training multiplies matrices in ``precision``.
     """
 
     def __init__(
@@ -83,11 +75,7 @@ class Subject:
 
     def call(self, cell: Cell) -> Call:
         """The function to time; for decoding, the prompt is read now."""
-        kinds: dict[Phase, Callable[[int, int], Call]] = {
-            "prefill": self._prefill,
-            "decode": self._decode,
-            "train": self._train,
-        }
+        kinds = {"prefill": self._prefill, "decode": self._decode, "train": self._train}
         return kinds[cell.phase](cell.length, cell.batch)
 
     def flops(self, cell: Cell) -> float:
@@ -146,7 +134,7 @@ class Subject:
 
         @torch.inference_mode()
         def prefill() -> None:
-            self._read(tokens, self.model.eval().init_state(batch))
+            read(self.model, tokens, self.model.eval().init_state(batch))
 
         return prefill
 
@@ -173,14 +161,14 @@ class Subject:
         if before is None or before[0] > length:
             before = (0, self.model.eval().init_state(1, capacity=DECODE_STEPS))
         position, state = before
-        state = self._read(self.model.example_input(1, length - position), state)
+        state = read(self.model, self.model.example_input(1, length - position), state)
         self._prompt = (length, state)
         return state
 
-    def _read(self, tokens: Tensor, state: Any) -> Any:
-        for chunk in tokens.split(PREFILL_CHUNK, dim=1):
-            if isinstance(self.model, LanguageModel):
-                _, state = self.model.forward_chunk(chunk, state, keep=1)
-            else:
-                _, state = self.model.forward_chunk(chunk, state)
-        return state
+
+def read(model: AnyLayer, tokens: Tensor, state: Any) -> Any:
+    """The state of a model or a layer after a prompt; a language model omits the logits inside."""
+    options: dict[str, Any] = {"keep": 1} if isinstance(model, LanguageModel) else {}
+    for chunk in tokens.split(PREFILL_CHUNK, dim=1):
+        _, state = model.forward_chunk(chunk, state, **options)
+    return state

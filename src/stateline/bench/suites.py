@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +78,15 @@ class Settings:
             return (*CPU_BACKENDS, "auto")
         return ["torch", *(b for b in OPS[op].backends if b not in (*CPU_BACKENDS, "reference"))]
 
+    def timed(
+        self, case: str, work: str, sizes: Sizes, calls: Mapping[str, Call], *, memory: bool = False
+    ) -> Iterator[Figure]:
+        """Time candidates in turns."""
+        found = interleave(calls, seconds=self.seconds, device=self.device, clock=self.clock)
+        for name, timing in found.items():
+            n_bytes = peak_bytes(calls[name], self.device) if memory else None
+            yield figure_of(case, name, work, sizes, timing, n_bytes=n_bytes)
+
     @property
     def of_models(self) -> Sequence[str]:
         """Backends to compare in whole layers and models."""
@@ -95,12 +103,7 @@ def bench_layers(settings: Settings, patterns: Sequence[str]) -> Iterator[Figure
             for work in (FORWARD, BOTH):
                 calls = {b: _layer_call(ours, sizes, work, b) for b in settings.of_models}
                 calls |= {n: _layer_call(peer, sizes, work, None) for n, peer in peers.items()}
-                timed = interleave(
-                    calls, seconds=settings.seconds, device=settings.device, clock=settings.clock
-                )
-                for name, timing in timed.items():
-                    memory = peak_bytes(calls[name], settings.device)
-                    yield figure_of(pattern, name, work, sizes, timing, n_bytes=memory)
+                yield from settings.timed(pattern, work, sizes, calls, memory=True)
 
 
 def bench_train(
@@ -124,11 +127,7 @@ def bench_train(
                 for name, build in peers.items():
                     peer = build(config, tokens.shape[1]).to(settings.device, settings.dtype)
                     calls[name] = _update(peer, tokens, targets, "auto")
-            timed = interleave(
-                calls, seconds=settings.seconds, device=settings.device, clock=settings.clock
-            )
-            for backend, timing in timed.items():
-                yield figure_of(f"{pattern} on {spec}", backend, "update", sizes, timing)
+            yield from settings.timed(f"{pattern} on {spec}", "update", sizes, calls)
 
 
 def build_model(config: ModelConfig, settings: Settings) -> Any:
@@ -151,19 +150,16 @@ def _layer_call(layer: nn.Module, sizes: Sizes, work: str, backend: str | None) 
     copies = in_turns((x,))
     turns = itertools.cycle(copies)
 
-    def preferring() -> AbstractContextManager[object]:
-        return use_backend(backend) if backend else nullcontext()
-
     if work == FORWARD:
 
         def forward() -> object:
-            with torch.no_grad(), preferring():
+            with torch.no_grad(), use_backend(backend):
                 return layer(*next(turns))
 
         return forward
 
     def both() -> object:
-        with preferring():
+        with use_backend(backend):
             y = layer(*next(turns))
             y = y[0] if isinstance(y, tuple) else y
             y.backward(torch.ones_like(y))

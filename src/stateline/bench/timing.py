@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class Load:
             system does not report it.
     """
 
-    foreign_cores: float | None = field(default=None)
+    foreign_cores: float | None = None
 
     @property
     def busy(self) -> bool:
@@ -185,8 +185,7 @@ def _busy_seconds() -> float | None:
 
 
 def _own_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return sum(os.times()[:4])  # of this process and its children
 
 
 @contextmanager

@@ -79,8 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = _message(error)
         if not message:
             raise
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
-        print(f"stateline: error: {line}", file=sys.stderr)
+        print(f"stateline: error: {InputError(message)}", file=sys.stderr)  # one line
         return 2
 
 
@@ -111,7 +110,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _command(name: str) -> tuple[Any, Parser]:
     """The module of a command, and the parser of its arguments."""
     command: Any = import_module(f"stateline.cli.{name}")
-    parser = Parser(prog=f"stateline {name}", description=command.__doc__, print_config=None)
+    parser = Parser(prog=f"stateline {name}", description=command.__doc__)
     add_import_option(parser)
     command.add_arguments(parser)
     parser.shorten_usage()

@@ -13,101 +13,88 @@ their width, unless --d_model or --parameters is given.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
-from stateline.cli.budget import add_budget_option, read_budgets
+from stateline.cli import options
 from stateline.cli.console import begin, wide_console
-from stateline.cli.engine import add_engine_options, add_tracker_option, make_engine, trackers
+from stateline.cli.parser import Parser
 from stateline.cli.recipe import SUFFIXES, add_settings, without_defaults
-from stateline.devices import add_device_option
 from stateline.errors import InputError
 from stateline.plugins import command_line
 
 if TYPE_CHECKING:
-    from stateline.compare import Comparison, Recipe
+    from stateline.compare import Comparison, News, Recipe
 
 TASKS = ("associative_recall", "copying", "text")
 
 _UNITS = {"k": 10**3, "m": 10**6, "b": 10**9}
 
+_AS_GIVEN: tuple[str, ...] = (
+    "d_model",
+    "steps",
+    "lr",
+    "precision",
+    "match",
+    "protocol",
+    "lrs",
+    "muon_lrs",
+)
+_AS_GIVEN += ("weight_decays", "seeds", "budget_minutes")
+"""Options that are attributes of a comparison."""
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument(
-        "patterns",
-        nargs="+",
-        type=str,
-        help='patterns, presets, recipes or folders, such as "h3*2" hybrid="attention h3"',
-    )
-    parser.add_argument(
-        "--tasks",
-        nargs="+",
-        type=str,
-        default=None,
-        help='for example copying "text(path=books, steps=500)", where training settings hold for '
+
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    about = 'patterns, presets, recipes or folders, such as "h3*2" hybrid="attention h3"'
+    parser.argument("patterns", about, nargs="+")
+    option = parser.option
+    option(
+        "tasks",
+        list[str],
+        None,
+        'for example copying "text(path=books, steps=500)", where training settings hold for '
         'one task; "copying*5" trains from five seeds; by default the tasks of recipes, else '
         f"{' '.join(TASKS)}",
     )
-    parser.add_argument(
-        "--out", type=str, default="runs/compare", help="folder or URL for all results"
-    )
-    parser.add_argument(
-        "--d_model",
-        type=int | None,
-        default=None,
-        help="width of the first pattern, whose size the others match; by default 64",
-    )
-    parser.add_argument(
-        "--parameters",
-        nargs="+",
-        type=str,
-        default=None,
+    option("out", str, "runs/compare", "folder or URL for all results")
+    option("d_model", int, None, "width of the first model, which the others match; by default 64")
+    option(
+        "parameters",
+        list[str],
+        None,
+        "number of parameters instead, such as 300k or 1.5m; several compare at each size",
         metavar="N",
-        help="number of parameters instead, such as 300k or 1.5m; several compare at each size",
     )
-    parser.add_argument(
-        "--match",
-        type=Literal["parameters", "flops", "state", "none"],
-        default="parameters",
-        help="what the models of one size have in common: parameters, FLOPs per token or bytes of "
+    option(
+        "match",
+        Literal["parameters", "flops", "state", "none"],
+        "parameters",
+        "what the models of one size have in common: parameters, FLOPs per token or bytes of "
         "the state at the training length, or only the width",
     )
-    parser.add_argument(
-        "--protocol",
-        type=Literal["sweep", "quick"],
-        default="sweep",
-        help="sweep: choose a learning rate for each model on validation data, then train from "
+    option(
+        "protocol",
+        Literal["sweep", "quick"],
+        "sweep",
+        "sweep: choose a learning rate for each model on validation data, then train from "
         "three seeds; quick: one rate, one seed",
     )
-    parser.add_argument(
-        "--lrs",
-        nargs="+",
-        type=float,
-        default=[],
-        help="learning rates to try; by default a third of the task's own, that, and three times "
-        "that",
-    )
-    parser.add_argument(
-        "--muon_lrs",
-        nargs="+",
-        type=float,
-        default=[],
-        help="learning rates to try for the matrices of --train.optimizer muon, each with each of "
+    about = "learning rates to try; by default the task's own, a third of it, and three times it"
+    option("lrs", list[float], [], about)
+    option(
+        "muon_lrs",
+        list[float],
+        [],
+        "learning rates to try for the matrices of --train.optimizer muon, each with each of "
         "--lrs; by default those around the task's own, unless --train.muon_lr is given",
     )
-    parser.add_argument(
-        "--weight_decays",
-        nargs="+",
-        type=float,
-        default=[],
-        help="weight decays to try; by default the task's own",
-    )
-    parser.add_argument(
-        "--seeds",
-        type=int | None,
-        default=None,
-        help="seeds of the scored runs; by default 1 with --protocol quick, else as many as "
-        "--decide needs",
+    option("weight_decays", list[float], [], "weight decays to try; by default the task's own")
+    option(
+        "seeds",
+        int,
+        None,
+        "seeds of the scored runs; by default 1 with --protocol quick, else as many as --decide "
+        "needs",
     )
     parser.add_argument(
         "--decide",
@@ -118,44 +105,22 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="add seeds, from 3 to 6 or --seeds, until the best model of each task is told apart, "
         "or the order of all; by default best, or no if the protocol is quick or --seeds is given",
     )
-    parser.add_argument(
-        "--budget_minutes",
-        type=float | None,
-        default=None,
-        help="time after which --decide adds no seeds",
-    )
-    parser.add_argument(
-        "--steps", type=int | None, default=None, help="training steps; by default the task's own"
-    )
-    parser.add_argument(
-        "--lr", type=float | None, default=None, help="learning rate of all runs; skips the sweep"
-    )
-    parser.add_argument(
-        "--precision",
-        type=Literal["float32", "bfloat16"] | None,
-        default=None,
-        help="precision of training; by default the task's own, mostly float32",
-    )
+    option("budget_minutes", float, None, "time after which --decide adds no seeds")
+    option("steps", int, None, "training steps; by default the task's own")
+    option("lr", float, None, "learning rate of all runs; skips the sweep")
+    option("precision", Literal["float32", "bfloat16"], None, "of training; by default the task's")
     add_settings(parser)
     without_defaults(parser)
-    add_device_option(parser)
-    add_engine_options(parser)
-    add_tracker_option(parser)
-    add_budget_option(parser)
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="open the page in a browser, which reloads it while runs finish",
-    )
-    parser.add_argument(
-        "--timing",
-        type=Literal["short", "full", "none"],
-        default="short",
-        help="speeds to measure: a few, all of 256 to 65,536 tokens in 1 and 64 rows, or none",
-    )
+    options.add_device(parser)
+    options.add_engine(parser)
+    options.add_tracker(parser)
+    options.add_budget(parser)
+    parser.switch("watch", "open the page in a browser, which reloads it while runs finish")
+    about = "speeds to measure: a few, all of 256 to 65,536 tokens in 1 and 64 rows, or none"
+    option("timing", Literal["short", "full", "none"], "short", about)
 
 
-def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+def run(arguments: Sequence[str], parser: Parser) -> int:
     """Compare, print the table, write the report."""
     given = parser.parse_args(arguments)
     begin(f"comparing {', '.join(given.patterns)}: results go to {given.out}")
@@ -163,24 +128,28 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from stateline.cli.progress import show_news
     from stateline.cli.watch import Watched
     from stateline.compare import compare
-    from stateline.compare.news import Several
+    from stateline.compare.news import together
     from stateline.compare.storage import results_folder
+    from stateline.compare.trackers import tracked
     from stateline.reports import check_report, print_results, write_report
+    from stateline.reports.decision import read_budget
 
-    comparison, console, observers = _comparison(given), wide_console(), trackers(given.tracker)
-    budgets = read_budgets(given.budget)
-    with results_folder(given.out) as place:
-        report = place.folder / "report.html"
+    comparison, console = _comparison(given), wide_console()
+    observers: list[News] = [*tracked(given.tracker)]
+    budgets = [*map(read_budget, given.budget)]
+    with results_folder(given.out) as (folder, mirror):
+        report = folder / "report.html"
         check_report(report)
-        watched = [Watched(place.folder, budgets)] if given.watch else []
+        observers += [mirror] if mirror else []
+        observers += [Watched(folder, budgets)] if given.watch else []
         with show_news(console) as shown:
             results = compare(
                 comparison,
-                place.folder,
+                folder,
                 command=command_line("compare", arguments),
                 device=given.device,
-                news=Several([shown, place, *observers, *watched]),
-                engine=make_engine(given, place),
+                news=together([shown, *observers]),
+                engine=options.make_engine(given, mirror),
                 timing=given.timing,
             )
         print_results(results, console, budgets)
@@ -205,19 +174,13 @@ def _comparison(given: Any) -> "Comparison":
             tasks.update({task: None} if task else {})
         else:
             models.append(text)
-    settings = {part: given.get(part, Namespace()).as_dict() for part in ("model", "train")}
-    same = (
-        *("d_model", "steps", "lr", "precision", "protocol", "lrs", "muon_lrs", "weight_decays"),
-        *("seeds", "budget_minutes"),
-    )
     return Comparison(
         models,
         given.tasks or list(tasks) or TASKS,
         parameters=None if given.parameters is None else [*map(_number, given.parameters)],
-        match=given.match,
         decide=given.decide or ("no" if given.seeds or given.protocol == "quick" else "best"),
-        **{name: given[name] for name in same},
-        **settings,
+        **{name: given[name] for name in _AS_GIVEN},
+        **{part: given.get(part, Namespace()).as_dict() for part in ("model", "train")},
     )
 
 

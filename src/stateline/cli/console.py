@@ -24,13 +24,13 @@ def begin(text: str) -> None:
         print(text, flush=True)
 
 
-def wide_console() -> "Console":
+def wide_console(width: int = WIDTH) -> "Console":
     """A console for tables."""
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDTH
+        console.width = width
     return console
 
 

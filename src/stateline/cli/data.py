@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from jsonargparse import ArgumentParser
-
+from stateline.cli.parser import Parser
 from stateline.data import Corpus, CorpusSettings, Progress
 
 if TYPE_CHECKING:
@@ -20,25 +19,16 @@ SECONDS_BETWEEN_LINES = 5.0
 """Shortest time between two lines of progress if the output is not a terminal."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument(
-        "sources",
-        nargs="+",
-        type=str,
-        help="files, folders, JSON lines (*.jsonl), folders written by Dataset.save_to_disk",
-    )
+    about = "files, folders, JSON lines (*.jsonl), folders written by Dataset.save_to_disk"
+    parser.argument("sources", about, nargs="+")
     parser.add_argument("--out", type=str, required=True, help="folder for the corpus")
-    parser.add_argument(
-        "--workers",
-        type=int | None,
-        default=None,
-        help="number of processes; by default one per core",
-    )
+    parser.option("workers", int, None, "number of processes; by default one per core")
     parser.add_class_arguments(CorpusSettings)
 
 
-def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+def run(arguments: Sequence[str], parser: Parser) -> int:
     """Write the corpus, and print a summary."""
     given = parser.parse_args(arguments).as_dict()
     sources, out, workers = (given.pop(name) for name in ("sources", "out", "workers"))
@@ -73,30 +63,26 @@ def _held_out(corpus: Corpus, wanted: float) -> str:
 
 @contextmanager
 def _shown(console: "Console") -> Iterator[Callable[[Progress], None]]:
-    """Yield a function that shows progress: as a bar in a terminal, as lines elsewhere."""
-    if not console.is_terminal:
-        yield _Lines(console)
-        return
+    """Yield a function that shows progress: as a bar in a terminal, as seldom lines elsewhere."""
     from rich import progress as bars
 
+    last = float("-inf")
+
+    def say(news: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES or news.done == news.shards:
+            last = time.monotonic()
+            console.print(_describe(news))
+
+    if not console.is_terminal:
+        yield say
+        return
     columns = (bars.BarColumn(), bars.TextColumn("{task.description}"), bars.TimeElapsedColumn())
     with bars.Progress(*columns, console=console) as progress:
         bar = progress.add_task("reading the sources", total=None)
         yield lambda news: progress.update(
             bar, total=news.shards, completed=news.done, description=_describe(news)
         )
-
-
-class _Lines:
-    """Prints a line at the beginning, at the end, and every few seconds."""
-
-    def __init__(self, console: "Console") -> None:
-        self.console, self.last = console, float("-inf")
-
-    def __call__(self, news: Progress) -> None:
-        if time.monotonic() - self.last >= SECONDS_BETWEEN_LINES or news.done == news.shards:
-            self.last = time.monotonic()
-            self.console.print(_describe(news))
 
 
 def _describe(news: Progress) -> str:

@@ -7,72 +7,104 @@ your own.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from stateline.cli.console import plain_table
-from stateline.cli.evaluate_task import add_task_options, score_on_task
-from stateline.devices import add_device_option, add_dtype_option
+from stateline.cli.options import add_device_and_dtype, open_model, place, user_folder
+from stateline.cli.parser import Parser
 from stateline.errors import InputError, unknown_name
+from stateline.files import check_writable, user_path, write_text
+from stateline.settings import at_least
 
 if TYPE_CHECKING:
-    from stateline.data import Tokenizer
+    from rich.table import Table
+
     from stateline.evaluate import TextScore
-    from stateline.evaluate.harness import Metric
     from stateline.models.language_model import LanguageModel
 
 WINDOW = 2048
 """Default window in tokens, if the state cannot be carried."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    option = parser.add_argument
-    option("run", type=str, help="folder of a run, a checkpoint or a published model; or its file")
-    option("files", nargs="*", type=str, help="texts in UTF-8; each is read from its beginning")
-    option("--chunk", type=int, default=1024, help="tokens read at a time if state is carried")
-    option("--window", type=int | None, default=None, help="tokens in a window; 0 carries state")
-    option("--stride", type=int | None, default=None, help="tokens between windows; default half")
-    option("--tokenizer", type=str | None, default=None, help="instead of the model's own")
-    add_task_options(parser)
-    option("--tasks", nargs="+", type=str, default=[], help="tasks, as boolq rte lambada copy_50")
-    option("--data", type=str | None, default=None, help="folder with the files of tasks")
-    option(
-        "--tasks_path",
-        type=str | None,
-        default=None,
-        help="folder with your tasks in YAML; trust it: it may name code and data on a network",
-    )
-    option("--shots", type=int, default=0, help="solved examples before each question")
-    option("--limit", type=int | None, default=None, help="largest number of examples of a task")
-    option("--batch_size", type=int, default=8, help="contexts of a task that are read together")
-    option("--out", type=str | None, default=None, help="JSON file for the scores")
-    add_device_option(parser)
-    add_dtype_option(parser)
+    parser.argument("run", "folder of a run, a checkpoint or a published model; or its file")
+    parser.argument("files", "texts in UTF-8; each is read from its beginning", nargs="*")
+    option = parser.option
+    option("chunk", int, 1024, "tokens read at a time if state is carried")
+    option("window", int, None, "tokens in a window; 0 carries state")
+    option("stride", int, None, "tokens between windows; default half")
+    option("tokenizer", str, None, "instead of the model's own")
+    about = 'a task that models are trained on, as "copying(max_len=40)"; own is the run\'s'
+    option("task", str, None, about)
+    option("lengths", list[int], [], "of --task; by default its own")
+    option("batches", int, 16, "of --task: problems to solve, in batches")
+    option("tasks", list[str], [], "tasks, as boolq rte lambada copy_50")
+    option("data", str, None, "folder with the files of tasks")
+    about = "folder with your tasks in YAML; trust it: it may name code and data on a network"
+    option("tasks_path", str, None, about)
+    option("shots", int, 0, "solved examples before each question")
+    option("limit", int, None, "largest number of examples of a task")
+    option("batch_size", int, 8, "contexts of a task that are read together")
+    option("out", str, None, "JSON file for the scores")
+    add_device_and_dtype(parser)
 
 
-def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+def run(arguments: Sequence[str], parser: Parser) -> int:
     """Print the scores of each file and of all files together, or the scores on tasks."""
     given = parser.parse_args(arguments)
     on_task = given.task is not None or bool(given.lengths)
     if bool(given.files) + bool(given.tasks) + on_task != 1:
         raise InputError("give either text files, --task or --tasks to score the model on")
-
-    from stateline.files import check_writable, user_path, write_text
-    from stateline.runs.folder import check_imports
-
-    check_imports(user_path(given.run, "model"))
+    user_folder(given.run)
     if given.tasks:
         _check_tasks(given)
     out = None if given.out is None else user_path(given.out, "file to write")
     if out is not None:
         check_writable(out)
-    record = score_on_task(given) if on_task else {"run": given.run, **_score(given)}
+    score = _score_task if on_task else _score_tasks if given.tasks else _score_files
+    record = {"run": given.run, **score(given)}
     if out is not None:
         write_text(out, json.dumps(record, indent=2) + "\n")
     return 0
+
+
+def _print(*tables: "Table") -> None:
+    from rich.console import Console
+
+    console = Console()
+    for number, table in enumerate(tables):
+        if number:
+            console.print()
+        console.print(table, markup=False)
+
+
+def _score_task(given: Namespace) -> dict[str, Any]:
+    """Print and return the scores on a training task, at each length."""
+    from stateline.runs.evaluate import evaluate_run
+
+    device, dtype = place(given)
+    spec, task, batches, scores = evaluate_run(
+        user_path(given.run, "model"),
+        None if given.task == "own" else given.task,
+        lengths=given.lengths,
+        batches=given.batches,
+        device=device,
+        dtype=dtype,
+    )
+    names = list(next(iter(scores.values())))
+    table = plain_table("length", *(name.replace("_", " ") for name in names))
+    for length, own in scores.items():
+        trained = " (trained)" if length == task.train_length else ""
+        table.add_row(f"{length:,}{trained}", *(f"{own[name]:.4f}" for name in names))
+    _print(table)
+    named = {str(length): own for length, own in scores.items()}
+    return {"task": spec, "batches": batches, "scores": named}
 
 
 def _check_tasks(given: Namespace) -> None:
@@ -80,9 +112,7 @@ def _check_tasks(given: Namespace) -> None:
     from stateline.evaluate.harness import LOCAL_TASKS, check_installed
     from stateline.probe import PROBES, is_probe
 
-    for name in ("limit", "batch_size"):
-        if given[name] is not None and given[name] < 1:
-            raise InputError(f"{name} must be at least 1, got {given[name]}")
+    at_least(1, limit=given.limit, batch_size=given.batch_size)
     for name in given.tasks:
         if not (is_probe(name) or name in LOCAL_TASKS or given.tasks_path):
             raise unknown_name("task", name, [*LOCAL_TASKS, *PROBES])
@@ -90,24 +120,35 @@ def _check_tasks(given: Namespace) -> None:
         check_installed()
 
 
-def _score(given: Namespace) -> dict[str, Any]:
-    from stateline.devices import resolve_device, resolve_dtype
-    from stateline.generate import load_run
+def _score_tasks(given: Namespace) -> dict[str, Any]:
+    """Print and return the scores on evaluation tasks."""
+    from stateline.evaluate.harness import run_suite
+    from stateline.probe import Material, StatelineReader, is_probe, score_probe
 
-    device, dtype = resolve_device(given.device), resolve_dtype(given.dtype)
-    model, tokenizer = load_run(given.run, device=device, dtype=dtype, tokenizer=given.tokenizer)
-    score = _score_tasks if given.tasks else _score_files
-    return score(given, model, tokenizer)
+    model, tokenizer = open_model(given, tokenizer=given.tokenizer)
+    names = ("data", "tasks_path", "shots", "limit", "batch_size")
+    settings = {name: given[name] for name in names}
+    suites = [name for name in given.tasks if not is_probe(name)]
+    metrics = run_suite(model, tokenizer, suites, **settings) if suites else []
+    reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
+    for name in filter(is_probe, given.tasks):
+        some = {"limit": given.limit, "rows": given.batch_size}
+        metrics += score_probe(reader, name, material, **some)
+    table = plain_table("task", "metric", "score", "standard error", "examples", left=2)
+    for metric in metrics:
+        stderr = "" if metric.stderr is None else f"{metric.stderr:.4f}"
+        score = f"{metric.value:.4f}" if metric.value < 1e6 else f"{metric.value:.4g}"
+        table.add_row(metric.task, metric.name, score, stderr, f"{metric.examples:,}")
+    _print(table)
+    scores = [metric._asdict() for metric in metrics]
+    return {"tasks": given.tasks, **settings, "scores": scores}
 
 
-def _score_files(
-    given: Namespace, model: "LanguageModel", tokenizer: "Tokenizer"
-) -> dict[str, Any]:
-    from functools import reduce
-    from operator import add
-
+def _score_files(given: Namespace) -> dict[str, Any]:
+    """Print and return the scores of texts."""
     from stateline.evaluate import score_file
 
+    model, tokenizer = open_model(given, tokenizer=given.tokenizer)
     way = {"chunk": given.chunk, "window": _window(given, model), "stride": given.stride}
     scores = {path: score_file(model, tokenizer, path, **way) for path in given.files}
     if way["window"] is None:
@@ -115,40 +156,14 @@ def _score_files(
     else:
         print(f"read in windows of {way['window']:,} tokens, each from an empty state\n")
     total = reduce(add, scores.values())
-    _print(scores if len(scores) == 1 else {**scores, "all": total}, total)
+    shown = scores if len(scores) == 1 else {**scores, "all": total}
+    places, start = plain_table("position", "tokens", "nats/token"), 1
+    for end, mean in total.losses.means().items():
+        places.add_row(f"{start:,}-{end:,}", f"{total.losses.counts[end]:,}", f"{mean:.4f}")
+        start = end + 1
+    _print(_table(shown), places)
     files = {path: _as_json(score) for path, score in scores.items()}
     return {**way, "all": _as_json(total), "files": files}
-
-
-def _score_tasks(
-    given: Namespace, model: "LanguageModel", tokenizer: "Tokenizer"
-) -> dict[str, Any]:
-    from stateline.evaluate.harness import run_suite
-    from stateline.probe import Material, StatelineReader, is_probe, score_probe
-
-    names = ("data", "tasks_path", "shots", "limit", "batch_size")
-    settings = {name: given[name] for name in names}
-    suites = [name for name in given.tasks if not is_probe(name)]
-    metrics = run_suite(model, tokenizer, suites, **settings) if suites else []
-    reader, material = StatelineReader(given.run, model, tokenizer), Material(given.data)
-    for name in given.tasks:
-        if is_probe(name):
-            some = {"limit": given.limit, "rows": given.batch_size}
-            metrics += score_probe(reader, name, material, **some)
-    _print_metrics(metrics)
-    scores = [metric._asdict() for metric in metrics]
-    return {"tasks": given.tasks, **settings, "scores": scores}
-
-
-def _print_metrics(metrics: Sequence["Metric"]) -> None:
-    from rich.console import Console
-
-    table = plain_table("task", "metric", "score", "standard error", "examples", left=2)
-    for metric in metrics:
-        stderr = "" if metric.stderr is None else f"{metric.stderr:.4f}"
-        score = f"{metric.value:.4f}" if metric.value < 1e6 else f"{metric.value:.4g}"
-        table.add_row(metric.task, metric.name, score, stderr, f"{metric.examples:,}")
-    Console().print(table)
 
 
 def _window(given: Namespace, model: "LanguageModel") -> int | None:
@@ -160,15 +175,11 @@ def _window(given: Namespace, model: "LanguageModel") -> int | None:
     return min(WINDOW, limit or WINDOW) if growing_layers(model) or limit else None
 
 
-def _print(scores: dict[str, "TextScore"], total: "TextScore") -> None:
-    from rich.console import Console
-
-    console = Console()
+def _table(scores: "Mapping[str, TextScore]") -> "Table":
     headings = ("tokens", "nats/token", "perplexity", "per word", "bits/byte", "tokens/s")
-    files = plain_table("text", *headings, left=1)
-    places = plain_table("position", "tokens", "nats/token")
+    table = plain_table("text", *headings, left=1)
     for name, score in scores.items():
-        files.add_row(
+        table.add_row(
             name,
             f"{score.losses.count:,}",
             f"{score.losses.mean:.4f}",
@@ -177,13 +188,7 @@ def _print(scores: dict[str, "TextScore"], total: "TextScore") -> None:
             f"{score.bits_per_byte:.4f}",
             f"{score.tokens_per_second:,.0f}",
         )
-    console.print(files)
-    console.print()
-    start = 1
-    for end, mean in total.losses.means().items():
-        places.add_row(f"{start:,}-{end:,}", f"{total.losses.counts[end]:,}", f"{mean:.4f}")
-        start = end + 1
-    console.print(places)
+    return table
 
 
 def _as_json(score: "TextScore") -> dict[str, Any]:

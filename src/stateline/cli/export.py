@@ -6,49 +6,34 @@ the tokenizer and a model card.
 
 from collections.abc import Sequence
 
-from jsonargparse import ArgumentParser
-
-from stateline.devices import add_dtype_option
+from stateline.cli.options import add_dtype, user_folder
+from stateline.cli.parser import Parser
+from stateline.devices import resolve_dtype
 from stateline.errors import InputError
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", type=str, help="folder of a trained model, a run or a checkpoint")
-    parser.add_argument("dst", type=str, help="folder to write, which must not exist")
-    parser.add_argument(
-        "--max_shard_size", type=str, default="5GB", help="largest file of weights, as 500MB"
-    )
-    parser.add_argument(
-        "--remote_code",
-        action="store_true",
-        help="add a file that trust_remote_code=True loads; stateline must still be installed",
-    )
-    parser.add_argument(
-        "--self_contained",
-        "--self-contained",
-        action="store_true",
-        help="add the code of the model, so that trust_remote_code=True works without stateline",
-    )
-    add_dtype_option(parser)
+    parser.argument("run", "folder of a trained model, a run or a checkpoint")
+    parser.argument("dst", "folder to write, which must not exist")
+    parser.option("max_shard_size", str, "5GB", "largest file of weights, as 500MB")
+    about = "add a file that trust_remote_code=True loads; stateline must still be installed"
+    parser.switch("remote_code", about)
+    about = "add the code of the model, so that trust_remote_code=True works without stateline"
+    parser.switch("self_contained", about)
+    add_dtype(parser)
 
 
-def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+def run(arguments: Sequence[str], parser: Parser) -> int:
     """Write the folder, and tell what is in it."""
     given = parser.parse_args(arguments)
-
-    from stateline.files import user_path
-    from stateline.runs.folder import check_imports
-
-    check_imports(user_path(given.run, "model"))
+    user_folder(given.run)
     try:
         import transformers
     except ImportError as error:
         raise InputError(
             "stateline export needs the package transformers: install stateline[hf]"
         ) from error
-
-    from stateline.devices import resolve_dtype
     from stateline.hf import export
 
     transformers.utils.logging.disable_progress_bar()

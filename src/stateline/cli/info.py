@@ -7,14 +7,17 @@ the options override.
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser
+from jsonargparse import Namespace
 
 from stateline.cli.console import plain_table
-from stateline.devices import DTypeName, add_device_option, add_dtype_option
+from stateline.cli.options import add_device_and_dtype, place
+from stateline.cli.parser import Parser
+from stateline.devices import DTypeName, resolve_dtype
 from stateline.models.config import ModelConfig
+from stateline.reports.format import short_bytes, short_number
 from stateline.workers import memory_bytes
 
 if TYPE_CHECKING:
@@ -28,46 +31,31 @@ STATE_LENGTHS = (1, LENGTHS[-1])
 MAX_PERIOD = 16
 """Most blocks in a group that is looked for when repeated blocks are folded."""
 
-
-class Row(NamedTuple):
-    """A layer: its name, number of parameters, and bytes of state by length."""
-
-    name: str
-    parameters: int
-    state_bytes: tuple[int, ...]
+Row = Mapping[str, Any]
+"""A layer: its name, number of parameters, and bytes of state by length."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument(
-        "patterns",
-        nargs="+",
-        type=str,
-        help='layers, for example "(h3*3 attention)*4", presets: h3-125m, or folders',
-    )
-    parser.add_argument("--vocab_size", type=int, help="number of tokens; 256 for a pattern")
-    parser.add_argument("--json", action="store_true", help="print JSON: a list of one per pattern")
-    add_device_option(parser)
-    add_dtype_option(parser)
-    parser.add_argument(
-        "--state_dtype",
-        type=DTypeName | None,
-        help="precision in which states are kept between steps, as of generate --state_dtype",
-    )
+    about = 'layers, for example "(h3*3 attention)*4", presets: h3-125m, or folders'
+    parser.argument("patterns", about, nargs="+")
+    parser.option("vocab_size", int, None, "number of tokens; 256 for a pattern")
+    parser.switch("json", "print JSON: a list of one per pattern")
+    add_device_and_dtype(parser)
+    parser.option("state_dtype", DTypeName, None, "of states between steps, as in generate")
     parser.add_class_arguments(ModelConfig, skip={"pattern", "vocab_size", "layers"})
 
 
-def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+def run(arguments: Sequence[str], parser: Parser) -> int:
     """Print the tables."""
-    options = parser.parse_args(arguments).as_dict()
-    config_options = given_settings(arguments, parser, options)
-    configs = [resolve(pattern, config_options) for pattern in options["patterns"]]
+    given = parser.parse_args(arguments)
+    settings = given_settings(arguments, parser)
+    configs = [resolve(pattern, settings) for pattern in given.patterns]
 
     from rich.console import Console
 
-    precisions = options["dtype"], options["state_dtype"]
-    facts = [measure(config, *precisions, options["device"]) for config in configs]
-    if options["json"]:
+    facts = [measure(config, given) for config in configs]
+    if given.json:
         print(json.dumps(facts, indent=2))
         return 0
     console = Console()
@@ -78,100 +66,77 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     return 0
 
 
-def given_settings(
-    arguments: Sequence[str], parser: ArgumentParser, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def given_settings(arguments: Sequence[str], parser: Parser) -> dict[str, Any]:
     """Settings of the model that were given, without the defaults of the parser."""
-    own = ("pattern", "layers")
-    names = {f.name for f in ModelConfig.__dataclass_fields__.values() if f.name not in own}
     given = parser.parse_args(arguments, defaults=False).as_dict()
-    return {name: options[name] for name in names & given.keys() if given[name] is not None}
+    names = {field.name for field in fields(ModelConfig)} - {"pattern", "layers"}
+    return {name: value for name, value in given.items() if name in names and value is not None}
 
 
-def resolve(text: str, given: Mapping[str, Any], vocab_size: int = 256) -> ModelConfig:
-    """The configuration of a pattern, preset or folder; patterns have ``vocab_size`` by default."""
+def resolve(text: str, given: Mapping[str, Any]) -> ModelConfig:
+    """The configuration of a pattern, preset or folder; a pattern has 256 tokens by default."""
     from stateline.models.presets import configure, find_preset
 
     if os.path.isdir(text):
         from stateline.generate.runs import read_model_config
 
         return replace(read_model_config(text), **given)
-
-    default = {} if find_preset(text) else {"vocab_size": vocab_size}
+    default = {} if find_preset(text) else {"vocab_size": 256}
     return configure(text, **{**default, **given})
 
 
-def measure(
-    config: ModelConfig, dtype: str | None, state_dtype: str | None, device: str
-) -> dict[str, Any]:
+def measure(config: ModelConfig, given: Namespace) -> dict[str, Any]:
     """The record of one model that ``--json`` prints."""
-    from stateline.devices import resolve_device, resolve_dtype
+    import torch
+
     from stateline.layers.compose import title
     from stateline.layers.stored_state import stored_bytes
     from stateline.models.factory import meta_model
 
-    model = meta_model(config)
-    if (wanted := resolve_dtype(dtype)) is not None:
-        model = model.to(wanted)
-    kept = resolve_dtype(state_dtype)
-    rows = [
-        Row(
-            title(part),
-            sum(p.numel() for p in part.parameters()),
-            tuple(stored_bytes(part, length, kept) for length in STATE_LENGTHS),
-        )
-        for part in model.stack.links
-    ]
-    parameters = sum(p.numel() for p in model.parameters())
+    (device, dtype), kept = place(given), resolve_dtype(given.state_dtype)
+    model = meta_model(config).to(dtype=dtype)
+
+    def count(part: torch.nn.Module) -> int:
+        return sum(p.numel() for p in part.parameters())
+
+    memory = memory_bytes() if device.type == "cpu" else None  # some devices do not tell
+    if device.type == "cuda":
+        memory = torch.cuda.mem_get_info(device)[1]
     return {
         "pattern": config.pattern,
         "d_model": config.d_model,
         "vocab_size": config.vocab_size,
-        "parameters": parameters,
-        "parameters_outside_layers": parameters - sum(p.numel() for p in model.stack.parameters()),
+        "parameters": count(model),
+        "parameters_outside_layers": count(model) - count(model.stack),
         "weight_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
-        "device": str(found := resolve_device(device)),
-        "device_bytes": memory_of(found),
+        "device": str(device),
+        "device_bytes": memory,
         "flops_per_token": {length: model.flops_per_token(length) for length in LENGTHS},
         "state_bytes": {length: stored_bytes(model, length, kept) for length in LENGTHS},
         "layers": [
             {
-                "name": row.name,
-                "parameters": row.parameters,
-                "state_bytes": dict(zip(STATE_LENGTHS, row.state_bytes, strict=True)),
+                "name": title(part),
+                "parameters": count(part),
+                "state_bytes": {n: stored_bytes(part, n, kept) for n in STATE_LENGTHS},
             }
-            for row in rows
+            for part in model.stack.links
         ],
     }
 
 
-def memory_of(device: Any) -> int | None:
-    """Bytes of memory of a device; ``None`` if it does not tell."""
-    import torch
-
-    if device.type == "cpu":
-        return memory_bytes()
-    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
-
-
 def show(console: "Console", found: Mapping[str, Any]) -> None:
     """Print the tables of one model."""
-    from stateline.reports.format import short_bytes, short_number
-
     pattern, width = found["pattern"], found["d_model"]
     console.print(f"{pattern}  d_model {width}, vocabulary {found['vocab_size']}", markup=False)
     states = (f"state at {n:,}" for n in STATE_LENGTHS)
     layers = plain_table("layer", "parameters of one", *states, left=1)
-    rows = [
-        Row(row["name"], row["parameters"], tuple(row["state_bytes"].values()))
-        for row in found["layers"]
-    ]
-    for start, count, group in folded(rows):
+    for start, count, group in folded(found["layers"]):
         stop = start + count * len(group) - 1
         places = f"{start:>2}" if stop == start else f"{start:>2}-{stop}"
         for row in group:
-            name = f"{places} {row.name}" + (f" x{count}" if count > 1 else "")
-            layers.add_row(name, f"{row.parameters:,}", *map(short_bytes, row.state_bytes))
+            name = f"{places} {row['name']}" + (f" x{count}" if count > 1 else "")
+            sizes = map(short_bytes, row["state_bytes"].values())
+            layers.add_row(name, f"{row['parameters']:,}", *sizes)
     layers.add_row("   embedding, norm, head", f"{found['parameters_outside_layers']:,}")
     layers.add_row("   all", f"{found['parameters']:,}")
     console.print(layers)
@@ -191,13 +156,13 @@ def folded(rows: Sequence[Row]) -> list[tuple[int, int, list[Row]]]:
     A feed-forward belongs to the block of the layer before it.
 
     Example:
-        >>> a, b, f = Row("A", 1, ()), Row("B", 2, ()), Row("FeedForward", 3, ())
+        >>> a, b, f = {"name": "A"}, {"name": "B"}, {"name": "FeedForward"}
         >>> [(start, count, len(group)) for start, count, group in folded([a, f, a, f, b, b])]
         [(0, 2, 2), (4, 2, 1)]
     """
     blocks: list[list[Row]] = []
     for row in rows:
-        if blocks and row.name == "FeedForward":
+        if blocks and row["name"] == "FeedForward":
             blocks[-1].append(row)
         else:
             blocks.append([row])

@@ -7,13 +7,13 @@ recognised is passed on as it is, in one line.
 import argparse
 import difflib
 import re
-import types
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+from typing import Any, NoReturn, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 
 from stateline.errors import InputError
 from stateline.plugins import import_code
+from stateline.settings import describe
 
 _KEY = re.compile(r'Parser key "(?P<key>[^"]+)"')
 _VALUE = re.compile(r"(?:Got|Given) value: ?(?P<value>.*)")
@@ -25,6 +25,25 @@ _UNKNOWN_OPTION = re.compile(
 
 class Parser(ArgumentParser):
     """Arguments of one command. An error is an InputError of one line."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"print_config": None, **settings})
+
+    def argument(self, name: str, about: str, **settings: Any) -> None:
+        """Add an argument without a name of its own, a text."""
+        self.add_argument(name, type=str, help=about, **settings)
+
+    def option(self, name: str, kind: Any, default: Any, about: str, **settings: Any) -> None:
+        """Add an option: a list takes several values; ``None`` as the default is also a value."""
+        if get_origin(kind) is list:
+            (kind,), settings = get_args(kind), {"nargs": "+", **settings}
+        elif default is None:
+            kind = kind | None
+        self.add_argument(f"--{name}", type=kind, default=default, help=about, **settings)
+
+    def switch(self, name: str, about: str) -> None:
+        """Add an option without a value."""
+        self.add_argument(f"--{name}", action="store_true", help=about)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """Parse, and import the code that a recipe names under ``import``."""
@@ -53,10 +72,8 @@ class Parser(ArgumentParser):
         name = key["key"]
         if "integer string conversion" in line:
             return f"{name} has too many digits"
-        if value is None:
-            return ""
         hints = [getattr(a, "_typehint", None) for a in self._actions if a.dest == name]
-        if not hints or hints[0] is None:
+        if value is None or not hints or hints[0] is None:
             return ""
         return f"{name} must be {describe(hints[0])}, got {value['value']!r}"
 
@@ -73,21 +90,6 @@ class Parser(ArgumentParser):
         nearest = same[:1] or difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         return f"unknown option {name!r}: {hint}{self.prog} --help lists all"
-
-
-def describe(hint: Any) -> str:
-    """An annotation in words.
-
-    Example:
-        >>> describe(Literal["mean", "last"] | None)
-        'mean or last or none'
-    """
-    origin = get_origin(hint)
-    if origin is Literal:
-        return " or ".join(str(choice) for choice in get_args(hint))
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe(option) for option in get_args(hint))
-    return "none" if hint is type(None) else str(getattr(origin or hint, "__name__", hint))
 
 
 def add_import_option(parser: argparse.ArgumentParser) -> None:
@@ -112,16 +114,12 @@ def take_imports(arguments: list[str]) -> tuple[list[str], list[str]]:
         >>> take_imports(["check", "mine", "--import", "my.py"])
         (['check', 'mine'], ['my.py'])
     """
-    others: list[str] = []
-    specs: list[str] = []
-    waiting = iter(arguments)
-    for argument in waiting:
-        name, equals, value = argument.partition("=")
-        if name != "--import":
-            others.append(argument)
-            continue
-        spec = value if equals else next(waiting, "")
-        if not spec or spec.startswith("--"):
-            raise InputError("--import needs the path of a .py file or the name of a module")
-        specs.append(spec)
-    return others, specs
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--import", action="append", default=[], dest="specs")
+    try:
+        given, others = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:
+        given, others = argparse.Namespace(specs=[""]), []
+    if "" in given.specs:
+        raise InputError("--import needs the path of a .py file or the name of a module")
+    return others, given.specs

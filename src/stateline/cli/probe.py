@@ -5,59 +5,46 @@ language model that the package transformers reads. Scores are written after eac
 second start measures only what is missing.
 """
 
-import shlex
 from collections.abc import Sequence
+from functools import partial
 
-from jsonargparse import ArgumentParser
-
-from stateline.devices import add_device_option, add_dtype_option
+from stateline.cli.options import add_device_and_dtype, place, user_folder
+from stateline.cli.parser import Parser
 from stateline.errors import InputError
+from stateline.files import user_path
+from stateline.plugins import command_line
 
 OUT = "runs/probes"
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    option = parser.add_argument
-    option("models", nargs="+", type=str, help="folders of models; hf:FOLDER for transformers")
-    option(
-        "--tasks",
-        nargs="+",
-        type=str,
-        default=["letters"],
-        help="phone_book, copy, shuffled_copy, letters or squad",
-    )
-    option("--data", type=str | None, default=None, help="folder with names/, text/ and qa/")
-    option("--tokenizer", type=str | None, default=None, help="instead of the models' own")
-    option(
-        "--lengths", nargs="+", type=int, default=[], help="lengths for all tasks; default by task"
-    )
-    option("--batches", type=int, default=10, help="batches per length, for the spread")
-    option("--examples", type=int, default=64, help="examples per batch")
-    option("--rows", type=int, default=16, help="prompts that are read at a time")
-    option("--seed", type=int, default=0, help="seed of the examples")
-    option("--out", type=str, default=OUT, help="folder for probes.json and the page")
-    add_device_option(parser)
-    add_dtype_option(parser)
+    parser.argument("models", "folders of models; hf:FOLDER for transformers", nargs="+")
+    option = parser.option
+    option("tasks", list[str], ["letters"], "phone_book, copy, shuffled_copy, letters or squad")
+    option("data", str, None, "folder with names/, text/ and qa/")
+    option("tokenizer", str, None, "instead of the models' own")
+    option("lengths", list[int], [], "lengths for all tasks; default by task")
+    option("batches", int, 10, "batches per length, for the spread")
+    option("examples", int, 64, "examples per batch")
+    option("rows", int, 16, "prompts that are read at a time")
+    option("seed", int, 0, "seed of the examples")
+    option("out", str, OUT, "folder for probes.json and the page")
+    add_device_and_dtype(parser)
 
 
-def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+def run(arguments: Sequence[str], parser: Parser) -> int:
     """Measure, print the table and write the page."""
     given = parser.parse_args(arguments)
 
-    from functools import partial
-
     from rich.console import Console
 
-    from stateline.devices import resolve_device, resolve_dtype
-    from stateline.files import user_path
     from stateline.hf_check import HUGGING_FACE
     from stateline.probe import Material, Plan, Settings, load_reader, run_probes
     from stateline.reports import check_report
     from stateline.reports.probes import point_line, print_probes, write_probes
-    from stateline.runs.folder import check_imports
 
-    device, dtype = resolve_device(given.device), resolve_dtype(given.dtype)
+    device, dtype = place(given)
     settings = Settings(given.batches, given.examples, given.rows, given.seed)
     plan = Plan(given.models, given.tasks, given.lengths, settings, given.tokenizer)
     for model in given.models:
@@ -65,7 +52,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         if not home.exists():
             raise InputError(f"no model in {home}: give a folder with config.json")
         if not model.startswith(HUGGING_FACE):
-            check_imports(home)
+            user_folder(model)
     console, folder = Console(), user_path(given.out, "folder to write")
     check_report(folder / "probes.html")
     load = partial(load_reader, tokenizer=given.tokenizer, device=device, dtype=dtype)
@@ -74,7 +61,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         Material(given.data),
         load,
         folder,
-        command=shlex.join(["stateline", "probe", *arguments]),
+        command=command_line("probe", arguments),
         on_point=lambda point, measured: print(point_line(point, measured=measured), flush=True),
     )
     print_probes(results, console)

@@ -36,7 +36,7 @@ def describe(metrics: Metrics, score_name: str) -> str:
 
 @contextmanager
 def print_metrics(
-    job: Job, folder: Path, *, quiet: bool = False, observers: Sequence[News] = ()
+    job: Job, folder: Path, *, quiet: bool, observers: Sequence[News]
 ) -> Iterator[Callable[[Metrics], None]]:
     """A function that shows the metrics of one run, and logs them to TensorBoard if installed.
 
@@ -75,94 +75,81 @@ def show_news(console: Console) -> Iterator[News]:
         yield _Bars(progress)
 
 
-class _Bars(News):
-    """One bar for all runs, and one for each that is under way."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.bars, self.of_job = progress, dict[Job, TaskID]()
-
-    def planned(self, jobs: int, done: int) -> None:
-        self.all = self.bars.add_task("all runs", total=jobs, completed=done, state="")
-
-    def starting(self, workers: int) -> None:
-        self.bars.update(self.all, state=_starting(workers))
-
-    def progress(self, job: Job, metrics: Metrics) -> None:
-        if job not in self.of_job:
-            self.bars.update(self.all, state="")
-            self.of_job[job] = self.bars.add_task(_name(job), total=metrics.steps, state="")
-        self.bars.update(
-            self.of_job[job], completed=metrics.step, state=describe(metrics, words(job.metric))
-        )
-
-    def finished(self, job: Job, run: RunRecord) -> None:
-        if bar := self.of_job.pop(job, None):
-            self.bars.remove_task(bar)
-        self.bars.console.print(f"{_name(job)}: {_outcome(run)}", highlight=False, markup=False)
-        self.bars.advance(self.all)
-
-    def timing(self, what: str) -> None:
-        self.bars.update(self.all, state=f"measuring the speed of {what}")
-
-    def timed(self, speeds: Sequence[SpeedRecord]) -> None:
-        if warning := _disturbed(speeds):
-            self.bars.console.print(warning, highlight=False, markup=False)
-
-
 class _Lines(News):
     """A line about each run from time to time."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.last = console, dict[Job, float]()
 
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def state(self, text: str) -> None:
+        self.say(text)
+
     def planned(self, jobs: int, done: int) -> None:
         self.count, self.done = jobs, done
-        self._say(count(jobs, "run") + (f", {done} of them done before" if done else ""))
+        self.say(count(jobs, "run") + (f", {done} of them done before" if done else ""))
 
     def starting(self, workers: int) -> None:
-        self._say(_starting(workers))
+        self.state(f"starting {count(workers, 'worker')}")
 
     def progress(self, job: Job, metrics: Metrics) -> None:
         now = time.monotonic()
         if now - self.last.get(job, float("-inf")) >= SECONDS_BETWEEN_LINES:
             self.last[job] = now
-            self._say(f"  {_name(job)}: {describe(metrics, words(job.metric))}")
+            self.say(f"  {_name(job)}: {describe(metrics, words(job.metric))}")
 
     def finished(self, job: Job, run: RunRecord) -> None:
         self.done += 1
-        self._say(f"{self.done}/{self.count} {_name(job)}: {_outcome(run)}")
+        self.say(f"{self.done}/{self.count} {_name(job)}: {_outcome(run)}")
 
     def timing(self, what: str) -> None:
-        self._say(f"measuring the speed of {what}")
+        self.state(f"measuring the speed of {what}")
 
     def timed(self, speeds: Sequence[SpeedRecord]) -> None:
-        if warning := _disturbed(speeds):
-            self._say(warning)
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _starting(workers: int) -> str:
-    return f"starting {workers} worker{'s' if workers > 1 else ''}"
+        if shares := [own.busy for own in speeds if own.disturbed and own.busy is not None]:
+            self.say(
+                f"other programs used {max(shares):.0%} of the processors while speed was "
+                "measured: do not trust the speeds; on an idle machine, remove the folder speed "
+                "and repeat the command"
+            )
 
 
-def _disturbed(speeds: Sequence[SpeedRecord]) -> str:
-    """A warning if other programs used the machine while speeds were measured."""
-    shares = [entry.busy for entry in speeds if entry.disturbed and entry.busy is not None]
-    if not shares:
-        return ""
-    return (
-        f"other programs used {max(shares):.0%} of the processors while speed was measured: "
-        "do not trust the speeds; on an idle machine, remove the folder speed and repeat the "
-        "command"
-    )
+class _Bars(_Lines):
+    """One bar for all runs, and one for each that is under way; lines stand above them."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(progress.console)
+        self.bars, self.of_job = progress, dict[Job, TaskID]()
+        self.all: TaskID | None = None  # a run by itself is not planned
+
+    def state(self, text: str) -> None:
+        if self.all is not None:
+            self.bars.update(self.all, state=text)
+
+    def planned(self, jobs: int, done: int) -> None:
+        super().planned(jobs, done)
+        self.all = self.bars.add_task("all runs", total=jobs, completed=done, state="")
+
+    def progress(self, job: Job, metrics: Metrics) -> None:
+        if job not in self.of_job:
+            self.state("")
+            self.of_job[job] = self.bars.add_task(_name(job), total=metrics.steps, state="")
+        state = describe(metrics, words(job.metric))
+        self.bars.update(self.of_job[job], completed=metrics.step, state=state)
+
+    def finished(self, job: Job, run: RunRecord) -> None:
+        if bar := self.of_job.pop(job, None):
+            self.bars.remove_task(bar)
+        super().finished(job, run)
+        if self.all is not None:
+            self.bars.advance(self.all)
 
 
 def _name(job: Job) -> str:
-    what = f" seed {job.training.seed}" if job.training.seed else ""
+    what, own = f" seed {job.training.seed}" if job.training.seed else "", job.training
     if job.trial:
-        own = job.training
         muon = "" if own.muon_lr is None else f" muon_lr {own.muon_lr:g}"
         what = f" trial lr {own.lr:g}{muon} weight decay {own.weight_decay:g}"
     return f"{job.task} | {job.label}{what}"

@@ -7,8 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
+from stateline.cli.parser import Parser
 from stateline.errors import InputError
 from stateline.files import read_yaml
 from stateline.models.config import ModelConfig
@@ -18,26 +19,22 @@ from stateline.train.config import TrainConfig
 SUFFIXES = (".yaml", ".yml")
 
 
-def add_settings(parser: ArgumentParser) -> None:
+def add_settings(parser: Parser) -> None:
     """Add all settings of a model but its pattern and vocabulary, and all of its training."""
     parser.add_class_arguments(ModelConfig, "model", skip={"pattern", "vocab_size"})
-    parser.add_argument(
-        "--model.pooling",
-        type=Literal["mean", "last"] | None,
-        default=None,
-        help="what a classifier pools; by default the mean of all positions",
-    )
+    about = "what a classifier pools; by default the mean of all positions"
+    parser.option("model.pooling", Literal["mean", "last"], None, about)
     parser.add_class_arguments(TrainConfig, "train")
 
 
-def without_defaults(parser: ArgumentParser) -> None:
+def without_defaults(parser: Parser) -> None:
     """Omit settings of models and training that were not given from the parsed arguments."""
     for action in parser._actions:
         if action.dest.startswith(("model.", "train.")):
             action.default = argparse.SUPPRESS
 
 
-def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
+def read_recipe(arguments: Sequence[str], parser: Parser) -> Any:
     """The settings of a recipe; the command line overrides them.
 
     A preset in place of a pattern, or the model whose weights the run starts from (``init``), sets
@@ -68,7 +65,7 @@ def read_recipe(arguments: Sequence[str], parser: ArgumentParser) -> Any:
     return given
 
 
-def _parse_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> Any:
+def _read_file(path: str, arguments: Sequence[str], parser: Parser) -> Any:
     """The settings of a file; the command line overrides them."""
     read_yaml(path, "recipe")
     parser.default_config_files = [glob.escape(path)]
@@ -79,11 +76,6 @@ def _parse_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> 
     for section in ("model", "train"):
         if not isinstance(found := given.get(section, Namespace()), Namespace):
             raise InputError(f"{section} in the recipe {path} must be a mapping, got {found!r}")
-    return given
-
-
-def _read_file(path: str, arguments: Sequence[str], parser: ArgumentParser) -> Any:
-    given = _parse_file(path, arguments, parser)
     if given.init is not None:
         given.pattern = ""
     if given.pattern is None:

@@ -6,68 +6,52 @@ also written as files: PNG and SVG for papers, CSV with the numbers, JSON for Ve
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
-from jsonargparse import ArgumentParser
-
-from stateline.cli.budget import add_budget_option, read_budgets
 from stateline.cli.console import wide_console
+from stateline.cli.options import add_budget
+from stateline.cli.parser import Parser
+from stateline.files import check_writable
 
 OUT = "runs/report"
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument("runs", nargs="+", type=str, help="folders written by compare or train")
-    parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        help=f"folder for the report; default: the folder of the run, or {OUT} for several runs",
-    )
-    add_budget_option(parser)
-    parser.add_argument(
-        "--export", type=str | None, default=None, help="folder for the charts as files"
-    )
-    parser.add_argument(
-        "--format",
-        nargs="+",
-        type=Literal["png", "svg", "csv", "json"],
-        default=["png", "svg", "csv", "json"],
-        help="formats of these files",
-    )
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.argument("runs", "folders written by compare or train", nargs="+")
+    about = f"folder for the report; default: the folder of the run, or {OUT} for several runs"
+    parser.option("out", str, None, about)
+    add_budget(parser)
+    parser.option("export", str, None, "folder for the charts as files")
+    formats = ["png", "svg", "csv", "json"]
+    kind = list[Literal["png", "svg", "csv", "json"]]
+    parser.option("format", kind, formats, "formats of these files")
 
 
-def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+def run(arguments: Sequence[str], parser: Parser) -> int:
     """Print the table, write the report."""
     given = parser.parse_args(arguments)
 
-    from pathlib import Path
+    from stateline import reports
+    from stateline.reports.decision import read_budget
 
-    from stateline.files import check_writable
-    from stateline.reports import (
-        export_charts,
-        folder_names,
-        merge,
-        print_results,
-        read_results,
-        write_report,
-    )
-
-    budgets = read_budgets(given.budget)
+    budgets = [*map(read_budget, given.budget)]
     if given.export is not None:
         check_writable(Path(given.export) / "chart")
     folders = [Path(name) for name in given.runs]
-    names = folder_names(folders)
-    results = [read_results(folder) for folder in folders]
-    merged = merge(dict(zip(names, results, strict=True))) if len(results) > 1 else results[0]
-    console = wide_console()
+    names = reports.folder_names(folders)
+    results = [reports.read_results(folder) for folder in folders]
+    merged = results[0]
+    if len(results) > 1:
+        merged = reports.merge(dict(zip(names, results, strict=True)))
     folder = Path(given.out or (folders[0] if len(folders) == 1 else OUT))
-    write_report(merged, folder / "report.html", budgets)
-    print_results(merged, console, budgets)
-    said = [f"report: {folder / 'report.html'}"]
+    console, page = wide_console(), folder / "report.html"
+    reports.write_report(merged, page, budgets)
+    reports.print_results(merged, console, budgets)
+    said = f"report: {page}"
     if given.export is not None:
-        files = export_charts(merged, Path(given.export), given.format)
-        said.append(f"charts: {len(files)} files in {given.export}")
-    console.print("\n" + "    ".join(said), markup=False, soft_wrap=True)
+        files = reports.export_charts(merged, Path(given.export), given.format)
+        said += f"    charts: {len(files)} files in {given.export}"
+    console.print(f"\n{said}", markup=False, soft_wrap=True)
     return 0

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from jsonargparse import ArgumentParser
-
-from stateline.cli.console import begin
-from stateline.devices import add_device_option
+from stateline.cli.console import begin, wide_console
+from stateline.cli.options import add_device
+from stateline.cli.parser import Parser
 from stateline.errors import InputError
 from stateline.reports.format import count
 
@@ -31,49 +30,28 @@ _MINUTES = re.compile(
 )
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the command."""
-    option = parser.add_argument
-    option("name", nargs="?", type=str, help="a table, such as h3/table_12; by default, list all")
-    option(
-        "--size",
-        type=Literal["laptop", "paper"],
-        default="laptop",
-        help="size of models and training: a small one for two cores, or the paper's",
-    )
-    option("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of the runs of each row")
-    option("--rows", nargs="+", type=str, default=[], help="names of rows; by default all")
-    option("--data", type=str, default="data", help="folder in place of the recipes' data")
-    option("--out", type=str, default="runs/papers", help="folder for the runs of all tables")
-    option("--jobs", type=int | None, default=None, help="runs at a time; by default one per core")
-    option(
-        "--from",
-        nargs="+",
-        type=str,
-        default=[],
-        help="folders with finished runs of stateline train or compare, which are taken over",
-    )
-    option("--as_is", action="store_true", help="train nothing: show the runs that are there")
-    option(
-        "--record",
-        action="store_true",
-        help=f"also keep the table in {RECORDS}, from which the papers' pages are made",
-    )
-    option(
-        "--verify",
-        action="store_true",
-        help=f"train anew in OUT/verify, and compare each figure with the table in {RECORDS}",
-    )
-    option(
-        "--recipes",
-        type=str | None,
-        default=None,
-        help="folder of the recipes; by default Stateline's own",
-    )
-    add_device_option(parser)
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.argument("name", "a table, such as h3/table_12; by default, list all", nargs="?")
+    option, switch = parser.option, parser.switch
+    about = "size of models and training: a small one for two cores, or the paper's"
+    option("size", Literal["laptop", "paper"], "laptop", about)
+    option("seeds", list[int], [0, 1, 2], "seeds of the runs of each row")
+    option("rows", list[str], [], "names of rows; by default all")
+    option("data", str, "data", "folder in place of the recipes' data")
+    option("out", str, "runs/papers", "folder for the runs of all tables")
+    option("jobs", int, None, "runs at a time; by default one per core")
+    about = "folders with finished runs of stateline train or compare, which are taken over"
+    option("from", list[str], [], about)
+    switch("as_is", "train nothing: show the runs that are there")
+    switch("record", f"also keep the table in {RECORDS}, from which the papers' pages are made")
+    about = f"train anew in OUT/verify, and compare each figure with the table in {RECORDS}"
+    switch("verify", about)
+    option("recipes", str, None, "folder of the recipes; by default Stateline's own")
+    add_device(parser)
 
 
-def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+def run(arguments: Sequence[str], parser: Parser) -> int:
     """List the tables, or run one."""
     given = parser.parse_args(arguments)
     if given.name is not None:
@@ -82,8 +60,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     from rich.console import Console
 
     from stateline.cli.progress import show_news
-    from stateline.compare.pool import Local, worker_devices
-    from stateline.devices import resolve_device
+    from stateline.compare.pool import local
     from stateline.papers.record import read_table, write_table
     from stateline.papers.reproduce import reproduce
     from stateline.papers.table import RECIPES, find_table
@@ -97,7 +74,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
         raise InputError(
             "--record keeps a whole table of new figures: leave out --verify and --rows"
         )
-    here = resolve_device(given.device)
+    engine = local(given.device, given.jobs)
     name, _ = find_table(given.name, recipes)
     recorded = RECORDS / f"{name}-{given.size}.json"
     if given.verify and not recorded.exists():
@@ -116,7 +93,7 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
             folder=folder,
             taken_from=given["from"],
             train=not given.as_is,
-            engine=Local(worker_devices(given.device, given.jobs), here),
+            engine=engine,
             news=news,
             tell=print,
         )
@@ -132,7 +109,6 @@ def _verify(record: "TableRecord", fresh: "TableRecord") -> int:
     from rich import box
     from rich.table import Table as Grid
 
-    from stateline.cli.console import wide_console
     from stateline.papers.show import NONE, number
     from stateline.papers.verify import verify
 
@@ -150,7 +126,6 @@ def _verify(record: "TableRecord", fresh: "TableRecord") -> int:
 
 def _show(found: "Reproduced") -> None:
     """Print a table, and where its files are."""
-    from stateline.cli.console import wide_console
     from stateline.papers.record import FILE
     from stateline.papers.show import print_table
 
@@ -167,7 +142,6 @@ def _list_tables(recipes: Path, seeds: int) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from stateline.cli.console import wide_console
     from stateline.papers.table import find_table, find_tables
 
     console = wide_console()

@@ -1,8 +1,8 @@
 """Train one architecture on one task, and keep the model, its metrics and its result.
 
 RECIPE is a YAML file with the options below, a pattern, the name of a published model, such as
-h3-125m, or the folder of a model whose training is to go on (as with --init). Options on the
-command line override it. Under ``torchrun``, processes share each batch.
+h3-125m, or the folder of a model to start from (as with --init). Options on the command line
+override it. Under ``torchrun``, processes share each batch.
 """
 
 import os
@@ -12,64 +12,53 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM, signal
 from typing import TYPE_CHECKING
 
-from jsonargparse import ArgumentParser
-
 from stateline.cli.console import announce, begin
-from stateline.cli.engine import add_tracker_option, trackers
+from stateline.cli.options import add_device, add_tracker
+from stateline.cli.parser import Parser
 from stateline.cli.recipe import add_settings, read_recipe
-from stateline.devices import add_device_option
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.plugins import command_line
+from stateline.reports.format import short_bytes, short_number
 from stateline.runs.folder import check_imports
+from stateline.settings import at_least
 from stateline.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from stateline.compare.news import News
-    from stateline.runs.costs import TrainingCosts
-    from stateline.runs.job import Job
+    from stateline.runs.job import Job, TrainingCosts
     from stateline.runs.results import RunRecord
-    from stateline.tasks import Task
 
-NOT_OF_THE_RECIPE = (
-    *("recipe", "resume", "dry_run", "print_config", "device", "import", "tracker", "threads"),
+NOT_OF_THE_RECIPE: tuple[str, ...] = (
+    "recipe",
+    "resume",
+    "dry_run",
+    "print_config",
+    "device",
+    "import",
 )
+NOT_OF_THE_RECIPE += ("tracker", "threads")
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument(
-        "recipe", type=str, help='a YAML file, a pattern such as "attention h3*2", or a preset'
-    )
-    parser.add_argument("--pattern", type=str | None, default=None, help="in place of the recipe's")
-    parser.add_argument(
-        "--init",
-        type=str | None,
-        default=None,
-        help="folder of a model, ours or published, whose layers and weights the run starts from",
-    )
-    parser.add_argument("--task", type=str, default="text", help='for example "text(path=books)"')
-    parser.add_argument("--out", type=str, default="runs/train", help="folder for the run")
+def add_arguments(parser: Parser) -> None:
+    """Declare the arguments."""
+    parser.argument("recipe", 'a YAML file, a pattern such as "attention h3*2", or a preset')
+    option, switch = parser.option, parser.switch
+    option("pattern", str, None, "in place of the recipe's")
+    about = "folder of a model, ours or published, whose layers and weights the run starts from"
+    option("init", str, None, about)
+    option("task", str, "text", 'for example "text(path=books)"')
+    option("out", str, "runs/train", "folder for the run")
     add_settings(parser)
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue from the newest checkpoint in the folder, also for more --train.steps",
-    )
-    parser.add_argument(
-        "--dry_run", action="store_true", help="show size, operations and memory; train nothing"
-    )
-    parser.add_argument(
-        "--print_config", action="store_true", help="print the whole recipe; train nothing"
-    )
-    parser.add_argument(
-        "--threads", type=int | None, default=None, help="threads on the CPU; by default all cores"
-    )
-    add_device_option(parser)
-    add_tracker_option(parser)
+    about = "continue from the newest checkpoint in the folder, also for more --train.steps"
+    switch("resume", about)
+    switch("dry_run", "show size, operations and memory; train nothing")
+    switch("print_config", "print the whole recipe; train nothing")
+    option("threads", int, None, "threads on the CPU; by default all cores")
+    add_device(parser)
+    add_tracker(parser)
 
 
-def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
+def run(arguments: Sequence[str], parser: Parser) -> int:
     """Train, score, save."""
     given = parser.parse_args(arguments)
     main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
@@ -79,9 +68,14 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if given.resume:
         check_imports(Path(given.out))
 
-    from stateline.runs.costs import training_costs
-    from stateline.runs.single import single_job
+    import torch
+
+    from stateline.cli.progress import print_metrics
+    from stateline.compare.trackers import tracked
+    from stateline.runs.job import training_costs
+    from stateline.runs.single import run_single, single_job
     from stateline.tasks import make_task
+    from stateline.train.processes import join_processes
 
     task = make_task(given.task)
     parser.set_defaults({f"train.{name}": value for name, value in task.training.items()})
@@ -99,36 +93,19 @@ def run(arguments: Sequence[str], parser: ArgumentParser) -> int:
     if given.dry_run:
         _print_costs(job, training_costs(job, task))
         return 0
-    command = command_line("train", [a for a in arguments if a != "--resume"])
-    _use_threads(given.threads)
-    options = (given.resume, given.device, trackers(given.tracker))
-    return _train(job, task, Path(given.out), recipe, command, *options)
-
-
-def _train(
-    job: "Job",
-    task: "Task",
-    folder: Path,
-    recipe: str,
-    command: str,
-    resume: bool,
-    device: str,
-    observers: "Sequence[News]",
-) -> int:
-    """Train in this process and the others that torchrun started; return the exit code."""
-    from stateline.cli.progress import print_metrics
-    from stateline.runs.single import run_single
-    from stateline.train.processes import join_processes
-
-    with join_processes(device) as processes, _signals() as caught:
+    at_least(1, threads=given.threads)
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    observers, folder = tracked(given.tracker), Path(given.out)
+    with join_processes(given.device) as processes, _signals() as caught:
         with print_metrics(job, folder, quiet=not processes.main, observers=observers) as show:
             result = run_single(
                 job,
                 folder,
                 task=task,
-                resume=resume,
+                resume=given.resume,
                 recipe=recipe,
-                command=command,
+                command=command_line("train", [a for a in arguments if a != "--resume"]),
                 processes=processes,
                 on_log=show,
                 interrupted=lambda: bool(caught),
@@ -140,16 +117,6 @@ def _train(
         if processes.main:
             _print_result(job, result, folder)
     return 128 + (caught or [SIGTERM])[0] if result.stopped == "interrupted" else 0
-
-
-def _use_threads(count: int | None) -> None:
-    """Compute on a number of threads; ``None`` leaves it to PyTorch."""
-    import torch
-
-    if count is not None and count < 1:
-        raise InputError(f"threads must be at least 1, got {count}")
-    if count is not None:
-        torch.set_num_threads(count)
 
 
 @contextmanager
@@ -171,17 +138,12 @@ def _signals() -> Iterator[list[int]]:
 
 
 def _print_costs(job: "Job", costs: "TrainingCosts") -> None:
-    from stateline.reports.format import short_bytes, short_number
-
     steps, per_update = job.training.steps, costs.flops_per_update
+    total, in_all = short_bytes(sum(costs.memory.values())), short_number(per_update * steps)
     print(f"{job.model.pattern} on {job.task}: d_model {job.model.d_model}")
     print(f"  parameters      {costs.parameters:,}")
     print(f"  an update       {costs.rows} x {costs.length} tokens")
-    print(
-        f"  operations      {short_number(per_update)} an update, "
-        f"{short_number(per_update * steps)} in {steps:,} updates"
-    )
-    total = short_bytes(sum(costs.memory.values()))
+    print(f"  operations      {short_number(per_update)} an update, {in_all} in {steps:,} updates")
     print(f"  memory          {total}, estimated in float32 for one process")
     for name, size in costs.memory.items():
         print(f"    {name:<13} {short_bytes(size)}")
@@ -197,9 +159,7 @@ def _print_result(job: "Job", result: "RunRecord", folder: Path) -> None:
         raise InputError(result.stopped)
     print(f"{pattern}: {result.parameters:,} parameters, {result.stopped}")
     for length, scores in result.by_length.items():
-        shown = ", ".join(
-            f"{name} {value:.4g}" for name, value in scores.items() if value is not None
-        )
-        print(f"  at length {length}: {shown}")
+        known = {name: value for name, value in scores.items() if value is not None}
+        print(f"  at length {length}: {', '.join(f'{n} {v:.4g}' for n, v in known.items())}")
     generates = type(job.model) is ModelConfig  # a classifier does not
     print(f"the model is in {folder}" + (f": stateline generate {folder}" if generates else ""))

@@ -25,10 +25,7 @@ class Watched(News):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        budgets: list[Budget],
-        show: Callable[[str], object] = webbrowser.open,
+        self, folder: Path, budgets: list[Budget], show: Callable[[str], object] = webbrowser.open
     ) -> None:
         self.folder, self.budgets, self.show = folder, budgets, show
         self.written = float("-inf")

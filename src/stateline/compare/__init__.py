@@ -5,14 +5,13 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from msgspec.structs import replace
 
 from stateline.bench.speed import Cell
 from stateline.compare.comparison import Comparison, make_tasks, plan
 from stateline.compare.engine import Engine, run_all
 from stateline.compare.news import News
-from stateline.compare.pool import Local, worker_devices
+from stateline.compare.pool import local
 from stateline.compare.recipe import Recipe
 from stateline.compare.sweep import Sweep
 from stateline.devices import resolve_device
@@ -20,7 +19,7 @@ from stateline.errors import InputError
 from stateline.files import sole_writer
 from stateline.runs.folder import stored_run
 from stateline.runs.job import Job, check_job
-from stateline.runs.results import Results, RunRecord, SpeedRecord
+from stateline.runs.results import Results, RunRecord
 from stateline.runs.speed import Detail, time_jobs
 from stateline.runs.store import outline, write_results
 from stateline.tasks import Task
@@ -67,7 +66,7 @@ def compare(
     """
     _check_not_in_worker()
     folder = Path(folder)
-    devices, news = worker_devices(device, workers), news or News()
+    engine, news = engine or local(device, workers), news or News()
     tasks = make_tasks(comparison)
     sweep = Sweep(comparison, plan(comparison, tasks), tasks)
     for job in sweep.jobs:
@@ -87,26 +86,18 @@ def compare(
             _update(begun, folder, sweep, done)
             return more
 
-        run_all(engine or Local(devices, here), todo, tasks, folder, news, then)
-        results = _update(begun, folder, sweep, done)
-        speeds = _measure(_jobs_to_time(sweep.jobs, tasks), folder, here, timing, news)
+        run_all(engine, todo, tasks, folder, news, then)
+        results, timed = _update(begun, folder, sweep, done), _jobs_to_time(sweep.jobs, tasks)
+
+        def tell(cell: Cell) -> None:
+            size = f"length {cell.length:,}, batch {cell.batch}"
+            news.timing(f"{len(timed)} models: {cell.phase}, {size}")
+
+        speeds = time_jobs(timed, folder, here, timing, tell)
+        news.timed(speeds)
         results = replace(results, speed=speeds, finished=True)
         write_results(folder, results)
         return results
-
-
-def _measure(
-    jobs: Sequence[Job], folder: Path, device: torch.device, timing: Detail, news: News
-) -> list[SpeedRecord]:
-    """Measure the speed of the models of some jobs, and report each measurement."""
-
-    def tell(cell: Cell) -> None:
-        size = f"length {cell.length:,}, batch {cell.batch}"
-        news.timing(f"{len(jobs)} models: {cell.phase}, {size}")
-
-    speeds = time_jobs(jobs, folder, device, timing, tell)
-    news.timed(speeds)
-    return speeds
 
 
 def _check_not_in_worker() -> None:

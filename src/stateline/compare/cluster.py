@@ -18,12 +18,13 @@ import torch
 
 from stateline.compare.engine import Running
 from stateline.compare.news import News
-from stateline.compare.own_code import OwnCode, own_code
+from stateline.compare.own_code import OwnCode, code_for_nodes, from_node, run_on_node
 from stateline.compare.storage import Mirror
-from stateline.errors import InputError
+from stateline.errors import InputError, reason
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
 from stateline.runs.train import run_job
+from stateline.settings import at_least
 from stateline.tasks import Task
 from stateline.train.folder import found
 from stateline.train.metrics import Metrics
@@ -57,10 +58,8 @@ class Ray:
     mirror: Mirror | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("gpus_per_job", 0), ("cpus_per_job", 1), ("retries", 0)):
-            given = getattr(self, name)
-            if given is not None and not given >= least:
-                raise InputError(f"{name} must be at least {least}, got {given}")
+        at_least(0, gpus_per_job=self.gpus_per_job, retries=self.retries)
+        at_least(1, cpus_per_job=self.cpus_per_job)
 
     @contextmanager
     def open(self, folder: Path, tasks: Mapping[str, Task], news: News) -> Iterator[Running]:  # noqa: ARG002
@@ -70,12 +69,7 @@ class Ray:
             InputError: If Ray is not installed, the cluster cannot be reached, or no node has what
                 a job takes.
         """
-        code = own_code()
-        if code.main:
-            raise InputError(
-                "the nodes of a cluster cannot import the main script, which defines a layer or a "
-                "task: move the class to a file of its own and give it with --import"
-            )
+        code = code_for_nodes()
         with ExitStack() as opened:
             ray = _connect(self.address, opened)
             own = replace(self, gpus_per_job=self._gpus(ray))
@@ -107,22 +101,18 @@ class _Nodes:
         self.jobs: dict[str, Job] = {}
         self.inbox = ray.remote(num_cpus=0)(_Inbox).remote()
         self.work = ray.remote(
-            num_cpus=engine.cpus_per_job,
-            num_gpus=engine.gpus_per_job,
-            max_retries=engine.retries,
+            num_cpus=engine.cpus_per_job, num_gpus=engine.gpus_per_job, max_retries=engine.retries
         )(_work)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         if jobs and not self.jobs:
             total = self.ray.cluster_resources().get("CPU", 1)
             self.news.starting(min(len(jobs), max(1, int(total // self.engine.cpus_per_job))))
-        mirror = self.engine.mirror
+        mirror, threads = self.engine.mirror, self.engine.cpus_per_job
+        on_gpu, remote = bool(self.engine.gpus_per_job), mirror is not None
         for job in jobs:
-            place = f"runs/{job.name}"
-            where = str(self.folder / place) if mirror is None else f"{mirror.url}/{place}"
             self.jobs[job.name] = job
-            threads, on_gpu = self.engine.cpus_per_job, bool(self.engine.gpus_per_job)
-            remote = mirror is not None
+            where = f"{self.folder if mirror is None else mirror.url}/runs/{job.name}"
             task = self.work.remote(job, where, remote, self.code, threads, on_gpu, self.inbox)
             self.running[task] = job
 
@@ -137,16 +127,14 @@ class _Nodes:
     def _result(self, task: Any) -> tuple[Job, RunRecord]:
         job = self.running.pop(task)
         try:
-            run = self.ray.get(task)
+            run = from_node(self.ray.get(task))
+        except self.ray.exceptions.RayTaskError:
+            raise  # an error in the program
         except self.ray.exceptions.RayError as error:
-            if isinstance(error, self.ray.exceptions.RayTaskError):
-                raise  # an error in the program
             raise InputError(
                 f"{job.name} was lost {self.engine.retries + 1} times ({type(error).__name__}): "
                 "the same command resumes; more --retries, or fewer jobs per node, may help"
             ) from error
-        if isinstance(run, str):
-            raise InputError(run)
         if self.engine.mirror is not None:
             self.engine.mirror.fetch(f"runs/{job.name}")
         return job, run
@@ -193,10 +181,8 @@ def _connect(address: str | None, opened: ExitStack) -> Any:
     try:
         ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InputError(
-            f"cannot connect to the Ray cluster {address or 'on this machine'}: {reason}"
-        ) from error
+        where = address or "on this machine"
+        raise InputError(f"cannot connect to the Ray cluster {where}: {reason(error)}") from error
     opened.callback(ray.shutdown)
     return ray
 
@@ -204,46 +190,36 @@ def _connect(address: str | None, opened: ExitStack) -> Any:
 def _work(
     job: Job, where: str, remote: bool, code: OwnCode, threads: int, on_gpu: bool, inbox: Any
 ) -> RunRecord | str:
-    """On a node: run a job; the message of an InputError is returned as text.
+    """On a node: run a job in a folder, or in a copy of one that is in a storage.
 
     Without ``on_gpu`` it runs on the CPU: some versions of Ray show a job that takes no GPU all of
     them.
     """
-    torch.set_num_threads(threads)
     on_gpu = on_gpu and torch.cuda.is_available()
-    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    processes = Processes(device=torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
 
     def tell(metrics: Metrics) -> None:
         inbox.put.remote(job.name, metrics)
 
-    try:
-        code.restore()
+    def run() -> RunRecord:
         if not remote:
-            return run_job(job, Path(where), tell, processes=Processes(device=device))
+            return run_job(job, Path(where), tell, processes=processes)
         with tempfile.TemporaryDirectory(prefix="stateline-") as scratch:
-            mirror = Mirror(where, Path(scratch))
+            folder = Path(scratch)
+            mirror = Mirror(where, folder)
             mirror.fetch()
-            run = run_job(
-                job,
-                Path(scratch),
-                tell,
-                processes=Processes(device=device),
-                interrupted=_Saver(mirror),
-            )
+            kept = found(folder)
+
+            def save() -> bool:
+                """After every update: copy a new checkpoint to the storage; never interrupt."""
+                nonlocal kept
+                if (now := found(folder)) != kept:
+                    mirror.push()
+                    kept = now
+                return False
+
+            record = run_job(job, folder, tell, processes=processes, interrupted=save)
             mirror.push()
-            return run
-    except InputError as error:
-        return str(error)
+            return record
 
-
-class _Saver:
-    """Called after every update: copies each new checkpoint to the storage; never interrupts."""
-
-    def __init__(self, mirror: Mirror) -> None:
-        self.mirror, self.kept = mirror, found(mirror.folder)
-
-    def __call__(self) -> bool:
-        if (kept := found(self.mirror.folder)) != self.kept:
-            self.mirror.push()
-            self.kept = kept
-        return False
+    return run_on_node(run, code, threads)

@@ -1,12 +1,11 @@
 """What a comparison consists of: every model, at every size, on every task, from every seed."""
 
-import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-from stateline.compare.recipe import Model, Recipe, read_models
+from stateline.compare.recipe import Recipe, read_models
 from stateline.compare.seeds import Wanted
 from stateline.compare.sizes import Size, Sized, choose_widths
 from stateline.errors import InputError, unknown_name
@@ -24,6 +23,8 @@ SEEDS_TO_DECIDE = 6
 """Most seeds of a model where seeds are added until the models are told apart."""
 
 _MOST_PARAMETERS = 10**11
+
+_TRAINING = [setting.name for setting in fields(TrainConfig)]
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,12 @@ class Comparison:
         protocol: ``sweep`` tries several settings of each model, stops the worse ones early,
             chooses by validation, and trains the chosen one from several seeds. ``quick`` trains
             once, at the task's own settings.
-        lrs: Learning rates to try; by default a third of the model's own, that itself and three
-            times that.
-        muon_lrs: Learning rates to try for the matrices that Muon updates, each with each of the
+        lrs: Learning rates to try; by default the model's own, a third of it and three times it.
+        muon_lrs: Learning rates to try for the matrices that Muon updates, combined with all
             others; by default those around ``lr``. For ``optimizer=muon`` alone.
         weight_decays: Weight decays to try; by default the model's own.
         seeds: Seeds of the scored runs, where the task has no repeat count; by default 3, and 1
-            for ``quick``. With ``decide`` the most of each model, by default 6.
+            for ``quick``. With ``decide``, the largest number of a model, by default 6.
         decide: Goal for which seeds are added to the first 3: until the ``best`` model of each
             task is told apart from the others, or the whole ``order``; ``no`` runs a fixed number
             of seeds.
@@ -89,10 +89,8 @@ class Comparison:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The numbers of parameters that were asked for; empty if the first model sets the size."""
-        given = self.parameters
-        if given is None:
-            return ()
-        return tuple(dict.fromkeys([given] if isinstance(given, int) else given))
+        given = [self.parameters] if isinstance(self.parameters, int) else self.parameters or ()
+        return tuple(dict.fromkeys(given))
 
 
 class _Exercise(NamedTuple):
@@ -101,16 +99,6 @@ class _Exercise(NamedTuple):
     task: str
     seeds: int
     train: dict[str, Any]
-
-
-class _Case(NamedTuple):
-    """A model at one size on one task."""
-
-    task: str
-    model: Model
-    sized: Sized
-    label: str
-    data: str
 
 
 def make_tasks(comparison: Comparison) -> dict[str, Task]:
@@ -138,43 +126,41 @@ def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> lis
     hashes = {model.init: weights_hash(model.init) for model in models if model.init}
     jobs = []
     for spec, seeds, train in _exercises(comparison):
-        for case in _cases(comparison, models, spec, tasks[spec]):
+        task, data = tasks[spec], str(tasks[spec].describe().get("sha256", ""))
+        for model, label, sized in _sized(comparison, models, task):
             jobs += [
                 Job(
-                    case.task,
-                    case.sized.parameters,
-                    case.sized.config,
-                    _training(comparison, case.model, tasks[spec], {**train, "seed": seed}),
-                    case.data,
-                    hashes.get(case.model.init, ""),
-                    alias=case.label,
-                    family=case.model.name if case.label != case.model.name else "",
-                    size=case.sized.size,
-                    own_size=case.sized.own_size,
-                    init=case.model.init,
-                    metric=tasks[spec].metric,
+                    spec,
+                    sized.parameters,
+                    sized.config,
+                    _training(comparison, model, task, {**train, "seed": seed}),
+                    data,
+                    hashes.get(model.init, ""),
+                    alias=label,
+                    family=model.name if label != model.name else "",
+                    size=sized.size,
+                    own_size=sized.own_size,
+                    init=model.init,
+                    metric=task.metric,
                 )
                 for seed in range(seeds)
             ]
-    unique = {(job, job.label): job for job in jobs}
-    return list(unique.values())
+    return list({(job, job.label): job for job in jobs}.values())
 
 
-def _cases(
-    comparison: Comparison, models: Sequence[Model], spec: str, task: Task
-) -> Iterator[_Case]:
-    data = str(task.describe().get("sha256", ""))
-    sizes = comparison.sizes
+def _sized(
+    comparison: Comparison, models: Sequence[Recipe], task: Task
+) -> Iterator[tuple[Recipe, str, Sized]]:
+    """Every model on a task at every size, with its name."""
+    sizes = comparison.sizes or (None,)
     by_size = [
-        choose_widths(
-            models, task, Size(comparison.match, comparison.d_model, wanted), comparison.model
-        )
-        for wanted in sizes or (None,)
+        choose_widths(models, task, Size(comparison.match, comparison.d_model, n), comparison.model)
+        for n in sizes
     ]
     for place, model in enumerate(models):
-        for wanted, sized in zip(sizes or (0,), by_size, strict=True):
-            label = f"{model.name} · {short_size(wanted)}" if len(sizes) > 1 else model.name
-            yield _Case(spec, model, sized[place], label, data)
+        for wanted, sized in zip(sizes, by_size, strict=True):
+            name = f"{model.name} · {short_size(wanted or 0)}" if len(sizes) > 1 else model.name
+            yield model, name, sized[place]
 
 
 def short_size(number: int) -> str:
@@ -220,14 +206,12 @@ def _check_protocol(comparison: Comparison) -> None:
 
 def _exercises(comparison: Comparison) -> list[_Exercise]:
     """The tasks, without their repeat counts and the training settings among their keywords."""
-    settings = {setting.name for setting in dataclasses.fields(TrainConfig)} - {"seed"}
     exercises: dict[str, _Exercise] = {}
     for text in comparison.tasks:
         item, *others = parse_pattern(text)
         own = inspect.signature(TASKS[item.name]).parameters if item.name in TASKS else ()
-        train = {
-            key: item.keywords[key] for key in item.keywords if key in settings.difference(own)
-        }
+        of_training = set(_TRAINING).difference(own, ["seed"])
+        train = {key: value for key, value in item.keywords.items() if key in of_training}
         keywords = {key: value for key, value in item.keywords.items() if key not in train}
         spec = format_pattern((item._replace(repeat=1, keywords=keywords), *others))
         usual = SEEDS[comparison.protocol] if comparison.decide == "no" else SEEDS_TO_DECIDE
@@ -242,13 +226,12 @@ def _exercises(comparison: Comparison) -> list[_Exercise]:
 
 
 def _training(
-    comparison: Comparison, model: Model, task: Task, given: Mapping[str, Any]
+    comparison: Comparison, model: Recipe, task: Task, given: Mapping[str, Any]
 ) -> TrainConfig:
     chosen = {name: getattr(comparison, name) for name in ("steps", "lr", "precision")}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     settings = {**task.training, **model.train, **comparison.train, **chosen, **given}
-    known = [setting.name for setting in dataclasses.fields(TrainConfig)]
     for name in settings:
-        if name not in known:
-            raise unknown_name("training setting", name, known)
+        if name not in _TRAINING:
+            raise unknown_name("training setting", name, _TRAINING)
     return TrainConfig(**settings)

@@ -29,42 +29,35 @@ class News:
         """The speed of all models has been measured."""
 
 
-class Several(News):
-    """Passes everything on to several observers, in this order.
+def together(observers: Sequence[News]) -> News:
+    """An observer that passes everything on to several, in this order."""
+    return _Together(observers)
 
-    Args:
-        observers: The observers.
-    """
 
+class _Together(News):
     def __init__(self, observers: Sequence[News]) -> None:
         self.observers = observers
 
     def planned(self, jobs: int, done: int) -> None:
-        """See :class:`News`."""
         for observer in self.observers:
             observer.planned(jobs, done)
 
     def starting(self, workers: int) -> None:
-        """See :class:`News`."""
         for observer in self.observers:
             observer.starting(workers)
 
     def progress(self, job: Job, metrics: Metrics) -> None:
-        """See :class:`News`."""
         for observer in self.observers:
             observer.progress(job, metrics)
 
     def finished(self, job: Job, run: RunRecord) -> None:
-        """See :class:`News`."""
         for observer in self.observers:
             observer.finished(job, run)
 
     def timing(self, what: str) -> None:
-        """See :class:`News`."""
         for observer in self.observers:
             observer.timing(what)
 
     def timed(self, speeds: Sequence[SpeedRecord]) -> None:
-        """See :class:`News`."""
         for observer in self.observers:
             observer.timed(speeds)

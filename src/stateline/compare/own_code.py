@@ -1,19 +1,22 @@
-"""Carrying the user's own layers and tasks from a process to its workers."""
+"""The user's own layers and tasks in other processes: in workers, and on the nodes of clusters."""
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+import torch
 
 from stateline.errors import InputError
 from stateline.layers import LAYERS, WRAPPERS
 from stateline.plugins import import_code, imported
+from stateline.runs.results import RunRecord
 from stateline.tasks import TASKS
 
 _TABLES: Mapping[str, Any] = {"layer": LAYERS, "wrapper": WRAPPERS, "task": TASKS}
 
 
 class OwnCode(NamedTuple):
-    """What a worker must import and register.
+    """What another process must import and register.
 
     Attributes:
         imports: Files and modules, for ``import_code``.
@@ -26,7 +29,7 @@ class OwnCode(NamedTuple):
     main: bool
 
     def restore(self) -> None:
-        """In a worker: import and register everything."""
+        """In another process: import and register everything."""
         for name in self.imports:
             import_code(name)
         for (kind, name), cls in pickle.loads(self.classes).items():
@@ -56,3 +59,39 @@ def own_code() -> OwnCode:
             ) from error
     main = any(cls.__module__ == "__main__" for cls in found.values())
     return OwnCode(imported(), pickle.dumps(found), main)
+
+
+def code_for_nodes() -> OwnCode:
+    """The same for the nodes of a cluster.
+
+    Raises:
+        InputError: If they cannot import it.
+    """
+    code = own_code()
+    if code.main:
+        raise InputError(
+            "the nodes of a cluster cannot import the main script, which defines a layer or a "
+            "task: move the class to a file of its own and give it with --import"
+        )
+    return code
+
+
+def run_on_node(run: Callable[[], RunRecord], code: OwnCode, threads: int) -> RunRecord | str:
+    """On a node: run a job; the message of an InputError is returned as text."""
+    torch.set_num_threads(threads)
+    try:
+        code.restore()
+        return run()
+    except InputError as error:
+        return str(error)
+
+
+def from_node(found: RunRecord | str) -> RunRecord:
+    """What :func:`run_on_node` has found.
+
+    Raises:
+        InputError: If the job could not be run.
+    """
+    if isinstance(found, str):
+        raise InputError(found)
+    return found

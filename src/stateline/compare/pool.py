@@ -27,43 +27,43 @@ from stateline.errors import InputError
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
 from stateline.runs.train import run_job
+from stateline.settings import at_least
 from stateline.tasks import Task
 from stateline.train.metrics import Metrics
 from stateline.train.processes import Processes
 from stateline.workers import cores, serve_parent, wait_passively
 
 
-def worker_devices(
-    device: str, workers: int | None, *, threads: int = 1, per_gpu: int = 1
-) -> list[str]:
-    """The device of each worker: GPUs in turn if there are several, else the same for all.
+def local(
+    device: str = "auto", workers: int | None = None, *, threads: int = 1, workers_per_gpu: int = 1
+) -> "Local":
+    """The engine of this machine: several GPUs get workers in turn.
 
     Args:
         device: A device by name; ``cuda`` without a number stands for all GPUs.
-        workers: Number of workers; by default as many as there are cores for their threads, or on
-            GPUs ``per_gpu`` per GPU.
+        workers: Number of workers, 0 for this process alone; by default as many as there are cores
+            for their threads, or on GPUs ``workers_per_gpu`` per GPU.
         threads: Threads of a worker.
-        per_gpu: Workers that share a GPU.
+        workers_per_gpu: Workers that share a GPU.
 
     Raises:
         InputError: If the device cannot be used, or a number is out of range.
     """
-    for name, given, least in (
-        ("workers", workers, 0),
-        ("threads", threads, 1),
-        ("workers_per_gpu", per_gpu, 1),
-    ):
-        if given is not None and given < least:
-            raise InputError(f"{name} must be at least {least}, got {given}")
-    resolved = resolve_device(device)
-    if resolved.type == "meta":
+    at_least(0, workers=workers)
+    at_least(1, threads=threads, workers_per_gpu=workers_per_gpu)
+    here = resolve_device(device)
+    if here.type == "meta":
         raise InputError("a model cannot be trained on the device meta, which holds no values")
-    places = [str(resolved)]
-    if resolved.type == "cuda" and resolved.index is None:
+    return Local(_devices(here, workers, threads, workers_per_gpu), here, threads)
+
+
+def _devices(here: torch.device, workers: int | None, threads: int, per_gpu: int) -> list[str]:
+    """The device of each worker."""
+    places = [str(here)]
+    if here.type == "cuda" and here.index is None:
         places = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if workers is None:
-        on_cpu = resolved.type == "cpu"
-        workers = max(1, cores() // threads) if on_cpu else len(places) * per_gpu
+        workers = max(1, cores() // threads) if here.type == "cpu" else len(places) * per_gpu
     return [places[index % len(places)] for index in range(workers)]
 
 

@@ -1,11 +1,11 @@
 """The models of a comparison: patterns, presets, folders of models, and recipes."""
 
-import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stateline.errors import InputError, unknown_name
 from stateline.files import read_yaml
@@ -35,32 +35,19 @@ class Recipe:
         model: Settings of its configuration, without the vocabulary. With ``d_model`` among them
             it keeps its width, as a preset does.
         train: Settings of its training. A ``seed`` among them is not used.
+        init: Folder of its first weights; set by :func:`read_models`.
     """
 
     pattern: str
     name: str = ""
     model: Mapping[str, Any] = field(default_factory=dict, hash=False)
     train: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-
-class Model(NamedTuple):
-    """A model of a comparison.
-
-    Attributes:
-        pattern: Its layers.
-        name: Name in the results.
-        settings: Settings of its configuration.
-        train: Settings of its training.
-        own_width: It keeps its width unless the comparison asks for a size.
-        init: Folder of its first weights.
-    """
-
-    pattern: str
-    name: str
-    settings: Mapping[str, Any]
-    train: Mapping[str, Any]
-    own_width: bool = False
     init: str = ""
+
+    @property
+    def own_width(self) -> bool:
+        """Whether it keeps its width unless the comparison asks for a size."""
+        return "d_model" in self.model
 
 
 def split_alias(text: str) -> tuple[str, str]:
@@ -74,16 +61,15 @@ def split_alias(text: str) -> tuple[str, str]:
     return (found["name"].strip(), found["rest"].strip()) if found else ("", text)
 
 
-def read_models(given: Sequence[str | Recipe]) -> list[Model]:
-    """The models that texts and recipes stand for.
+def read_models(given: Sequence[str | Recipe]) -> list[Recipe]:
+    """The models that texts and recipes stand for: each has a name, a pattern and its settings.
 
     Raises:
         InputError: If a pattern is malformed, a folder holds no model to start from, or two
             different models have one name.
     """
-    models = [_read_model(one) for one in given]
-    known: dict[str, Model] = {}
-    for model in models:
+    known: dict[str, Recipe] = {}
+    for model in map(_read_model, given):
         if known.setdefault(model.name, model) != model:
             raise InputError(
                 f"two different models are called {model.name!r}: name them, as in "
@@ -118,14 +104,14 @@ def read_recipe(path: str | Path, name: str = "") -> tuple[Recipe, str | None]:
     if pattern is None:
         raise InputError(f"{where} names no pattern: add a line such as pattern: h3*2")
     model, train = given.get("model", {}), given.get("train", {})
-    model_settings = {key: value for key, value in model.items() if key != "pooling"}
+    settings = {key: value for key, value in model.items() if key != "pooling"}
     fixed = ("pattern", "vocab_size")
-    check_keywords(f"the model in {where}", ModelConfig, model_settings, without=fixed)
+    check_keywords(f"the model in {where}", ModelConfig, settings, without=fixed)
     check_keywords(f"the training in {where}", TrainConfig, train)
     return Recipe(pattern, name or Path(path).stem, model, train), given.get("task")
 
 
-def _read_model(given: str | Recipe) -> Model:
+def _read_model(given: str | Recipe) -> Recipe:
     if isinstance(given, str):
         name, pattern = split_alias(given)
         given = Recipe(pattern, name)
@@ -134,13 +120,12 @@ def _read_model(given: str | Recipe) -> Model:
         start, init = initial_config(given.pattern), given.pattern
     if start is None:
         pattern = canonical_pattern(given.pattern)
-        own_width = "d_model" in given.model
-        return Model(pattern, given.name or pattern, given.model, given.train, own_width)
-    settings = dataclasses.asdict(start)
+        return replace(given, pattern=pattern, name=given.name or pattern)
+    settings = asdict(start)
     del settings["pattern"], settings["vocab_size"]  # the vocabulary is the task's
     name = given.name or (Path(init).name if init else given.pattern)
-    return Model(start.pattern, name, {**settings, **given.model}, given.train, True, init)
+    return Recipe(start.pattern, name, {**settings, **given.model}, given.train, init)
 
 
 def _is_model(text: str) -> bool:
-    return Path(text).is_dir() and (find_model(text) / CONFIG).is_file()
+    return os.path.isdir(text) and (find_model(text) / CONFIG).is_file()

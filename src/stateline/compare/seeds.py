@@ -1,4 +1,4 @@
-"""Seeds where they are needed: models that are not told apart get more, the others do not.
+"""Adds seeds to the models that the scores so far do not tell apart.
 
 Every model begins with :data:`~stateline.runs.verdict.FIRST_LOOK` seeds. When all seeds that were
 asked for on a task are done, its models are judged. Models that must still be told apart get one

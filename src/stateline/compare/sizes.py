@@ -1,13 +1,12 @@
 """The sizes of the models of a comparison: equal within a tolerance, or refused."""
 
-import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from stateline.compare.recipe import Model
+from stateline.compare.recipe import Recipe
 from stateline.errors import InputError, unknown_name
 from stateline.layers import LAYERS
 from stateline.models.config import ModelConfig, feed_forward_of
@@ -24,7 +23,7 @@ FINE = {"d_hidden": 4, "d_head": 2, "d_key": 2, "d_inner": 4, "d_ssm": 4, "d_sta
 """Keywords of layers that set a size where the width alone does not, with the multiples to try:
 the feed-forward width, heads, inner widths and the state, in this order."""
 
-_SETTINGS = [field.name for field in dataclasses.fields(ModelConfig)]
+_SETTINGS = [*(field.name for field in fields(ModelConfig)), "pooling"]
 
 Measure = Callable[[ModelConfig], float]
 
@@ -67,7 +66,7 @@ class Sized(NamedTuple):
 
 
 def choose_widths(
-    models: Sequence[Model], task: Task, size: Size, options: Mapping[str, Any]
+    models: Sequence[Recipe], task: Task, size: Size, options: Mapping[str, Any]
 ) -> list[Sized]:
     """Each model at its width on one task; the first one sets the size of the others.
 
@@ -83,34 +82,32 @@ def choose_widths(
             :data:`TOLERANCE` of the size.
     """
     configs = [_config(model, task, size, options) for model in models]
-    if size.given or not models[0].own_width:
+    free = [size.given or not model.own_width for model in models]
+    if free[0]:
         width = D_MODEL if size.d_model is None else size.d_model
-        configs[0] = dataclasses.replace(configs[0], d_model=width)
+        configs[0] = replace(configs[0], d_model=width)
     measure = _measure(size.match, task)
     if size.parameters is not None and measure is not count_parameters:
         configs[0] = _matched(models[0], configs[0], Size(), count_parameters, size.parameters)
     if measure is None:
-        width = configs[0].d_model
-        free = [size.given or not model.own_width for model in models]
-        return [
-            Sized(own, count_parameters(own), None, None)
-            for config, moves in zip(configs, free, strict=True)
-            for own in [dataclasses.replace(config, d_model=width) if moves else config]
-        ]
+        for place, moves in enumerate(free):
+            if moves:
+                configs[place] = replace(configs[place], d_model=configs[0].d_model)
+        return [Sized(config, count_parameters(config), None, None) for config in configs]
     by_parameters = measure is count_parameters and size.parameters is not None
     wanted = float(size.parameters or 0) if by_parameters else measure(configs[0])
     return [
-        _sized(model, config, size, measure, None if model.own_width and not size.given else wanted)
-        for model, config in zip(models, configs, strict=True)
+        _sized(model, config, size, measure, wanted if moves else None)
+        for model, config, moves in zip(models, configs, free, strict=True)
     ]
 
 
-def _config(model: Model, task: Task, size: Size, options: Mapping[str, Any]) -> ModelConfig:
+def _config(model: Recipe, task: Task, size: Size, options: Mapping[str, Any]) -> ModelConfig:
     """The configuration of a model for a task, at the width that it may have of its own."""
-    settings, known = {**model.settings, **options}, [*_SETTINGS, "pooling"]
+    settings = {**model.model, **options}
     for name in settings:
-        if name not in known:
-            raise unknown_name("model setting", name, known)
+        if name not in _SETTINGS:
+            raise unknown_name("model setting", name, _SETTINGS)
     config = task.model_config(model.pattern, settings)
     if not model.init:
         return config
@@ -123,21 +120,19 @@ def _config(model: Model, task: Task, size: Size, options: Mapping[str, Any]) ->
 
 
 def _sized(
-    model: Model, config: ModelConfig, size: Size, measure: Measure, wanted: float | None
+    model: Recipe, config: ModelConfig, size: Size, measure: Measure, wanted: float | None
 ) -> Sized:
     """A model at a size; at its own width if that is ``None``."""
-    if wanted is not None and measure(config) != wanted:
+    if wanted is None:
+        return Sized(config, count_parameters(config), None, round(measure(config)))
+    if measure(config) != wanted:
         config = _matched(model, config, size, measure, wanted)
-    parameters = count_parameters(config)
-    if wanted is not None and measure is count_parameters:
-        parameters = round(wanted)
-    return Sized(
-        config, parameters, None if wanted is None else round(wanted), round(measure(config))
-    )
+    parameters = wanted if measure is count_parameters else count_parameters(config)
+    return Sized(config, round(parameters), round(wanted), round(measure(config)))
 
 
 def _matched(
-    model: Model, config: ModelConfig, size: Size, measure: Measure, wanted: float
+    model: Recipe, config: ModelConfig, size: Size, measure: Measure, wanted: float
 ) -> ModelConfig:
     """The first configuration near a size: by its width, or by other sizes inside its layers.
 
@@ -168,7 +163,7 @@ def _candidates(config: ModelConfig, measure: Measure, wanted: float) -> Iterato
     yield config
     for change in (-1, 1, -2, 2, -4, 4):
         if config.d_model + change > 0:
-            yield dataclasses.replace(config, d_model=config.d_model + change)
+            yield replace(config, d_model=config.d_model + change)
     for layer, keyword in _offered(config):
         yield from _interpolated(config, layer, keyword, measure, wanted)
 
@@ -198,7 +193,7 @@ def _interpolated(
 
     def with_value(value: int) -> ModelConfig:
         own = {**config.layers.get(layer, {}), keyword: value}
-        return dataclasses.replace(config, layers={**config.layers, layer: own})
+        return replace(config, layers={**config.layers, layer: own})
 
     step, width = FINE[keyword], config.d_model
     try:
@@ -214,17 +209,9 @@ def _interpolated(
 
 def _measure(match: MatchedBy, task: Task) -> Measure | None:
     """The matched size as a function of a configuration; ``None`` if only widths are equal."""
-    if match == "none":
-        return None
-    if match == "parameters":
-        return count_parameters
+    if match in ("none", "parameters"):
+        return None if match == "none" else count_parameters
     length = task.train_batch(0).tokens.shape[1]
-    return partial(_flops if match == "flops" else _state, length=length)
-
-
-def _flops(config: ModelConfig, length: int) -> float:
-    return meta_model(config).flops_per_token(length)
-
-
-def _state(config: ModelConfig, length: int) -> float:
-    return meta_model(config).state_bytes(length)
+    if match == "flops":
+        return lambda config: meta_model(config).flops_per_token(length)
+    return lambda config: meta_model(config).state_bytes(length)

@@ -13,16 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stateline.compare.engine import Running
 from stateline.compare.news import News
-from stateline.compare.own_code import OwnCode, own_code
+from stateline.compare.own_code import OwnCode, code_for_nodes, from_node, run_on_node
 from stateline.devices import resolve_device
-from stateline.errors import InputError
+from stateline.errors import InputError, reason
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
 from stateline.runs.train import run_job
+from stateline.settings import at_least
 from stateline.tasks import Task
 from stateline.train.processes import Processes
 
@@ -41,19 +40,21 @@ class Slurm:
         cluster: ``slurm``, or ``local`` for processes on this machine.
 
     Raises:
-        InputError: If a number is out of range.
+        InputError: If a number is out of range, or ``gpus_per_job`` is no whole number.
     """
 
-    gpus_per_job: int | None = None
+    gpus_per_job: float | None = None
     cpus_per_job: int = 1
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cluster: str = "slurm"
 
     def __post_init__(self) -> None:
-        for name, least in (("gpus_per_job", 0), ("cpus_per_job", 1)):
-            given = getattr(self, name)
-            if given is not None and not given >= least:
-                raise InputError(f"{name} must be at least {least}, got {given}")
+        at_least(0, gpus_per_job=self.gpus_per_job)
+        at_least(1, cpus_per_job=self.cpus_per_job)
+        if (gpus := self.gpus_per_job or 0) % 1:
+            raise InputError(
+                f"gpus_per_job must be a whole number with --engine slurm, got {gpus:g}"
+            )
 
     @contextmanager
     def open(self, folder: Path, tasks: Mapping[str, Task], news: News) -> Iterator[Running]:  # noqa: ARG002
@@ -62,13 +63,7 @@ class Slurm:
         Raises:
             InputError: If submitit or Slurm is not there, or an option is unknown.
         """
-        code = own_code()
-        if code.main:
-            raise InputError(
-                "the nodes of a cluster cannot import the main script, which defines a layer or a "
-                "task: move the class to a file of its own and give it with --import"
-            )
-        own = replace(self, gpus_per_job=self._gpus())
+        code, own = code_for_nodes(), replace(self, gpus_per_job=self._gpus())
         submitted = _Submitted(own, own._executor(folder), folder.absolute(), code)
         try:
             yield submitted
@@ -78,7 +73,7 @@ class Slurm:
     def _gpus(self) -> int:
         """How many GPUs a job takes."""
         if self.gpus_per_job is not None:
-            return self.gpus_per_job
+            return int(self.gpus_per_job)
         if self.cluster != "slurm" or shutil.which("sinfo") is None:
             return 0
         ask = ["sinfo", "--noheader", "--format=%P %G"]
@@ -101,8 +96,7 @@ class Slurm:
             executor = submitit.AutoExecutor(folder.absolute() / "slurm", cluster=self.cluster)
             executor.update_parameters(name="stateline", **given, **self.options)
         except (RuntimeError, ValueError, NameError, TypeError) as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise InputError(f"cannot submit to {self.cluster}: {reason}") from error
+            raise InputError(f"cannot submit to {self.cluster}: {reason(error)}") from error
         return executor
 
 
@@ -128,17 +122,13 @@ class _Submitted:
             time.sleep(SECONDS_BETWEEN_LOOKS if self.running else 0)
 
     def _result(self, task: Any, job: Job) -> RunRecord:
-        error = task.exception()
-        if error is not None:
-            reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        if (error := task.exception()) is not None:
+            last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
             raise InputError(
-                f"{job.name} was lost ({reason[0]}): its log is {task.paths.stderr}; the same "
+                f"{job.name} was lost ({last[0]}): its log is {task.paths.stderr}; the same "
                 "command resumes"
             )
-        run = task.result()
-        if isinstance(run, str):
-            raise InputError(run)
-        return run
+        return from_node(task.result())
 
     def close(self) -> None:
         """Cancel the jobs that are under way; their checkpoints stay."""
@@ -147,11 +137,10 @@ class _Submitted:
 
 
 def _work(job: Job, where: Path, code: OwnCode, device: str, threads: int) -> RunRecord | str:
-    """On a node: run a job; the message of an InputError is returned as text."""
-    torch.set_num_threads(threads)
-    try:
-        code.restore()
+    """On a node: run a job."""
+
+    def run() -> RunRecord:
         processes = Processes(device=resolve_device(device))
         return run_job(job, where, lambda _: None, processes=processes)
-    except InputError as error:
-        return str(error)
+
+    return run_on_node(run, code, threads)

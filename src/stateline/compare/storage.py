@@ -5,10 +5,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from stateline.compare.news import News
-from stateline.errors import InputError
+from stateline.errors import InputError, reason
 from stateline.runs.folder import RESULT, RESULTS
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
@@ -20,13 +19,8 @@ _LAST = (MANIFEST, RESULT, RESULTS)
 """Files that show that a folder is complete; they are written after all other files."""
 
 
-def is_url(place: str) -> bool:
-    """Whether a place is a URL, and not a local folder."""
-    return "://" in place
-
-
-class Mirror:
-    """A local folder and its copy in a storage.
+class Mirror(News):
+    """A local folder and its copy in a storage, which is kept up to date with every finished run.
 
     Args:
         url: Folder in the storage.
@@ -43,13 +37,18 @@ class Mirror:
             raise InputError(
                 f"{url} needs fsspec: pip install 'stateline[ray]', or give a local folder"
             ) from error
-        try:
-            self.storage, self.root = url_to_fs(url)
-        except (ImportError, ValueError, OSError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"cannot use {url}: {reason}; give another place") from error
         self.url, self.folder = url, folder
+        with self._explained():
+            self.storage, self.root = url_to_fs(url)
         self._same: dict[str, tuple[int, int]] = {}
+
+    def planned(self, jobs: int, done: int) -> None:  # noqa: ARG002
+        """Find out whether the storage can be written to, before any work is done."""
+        self.push()
+
+    def finished(self, job: Job, run: RunRecord) -> None:  # noqa: ARG002
+        """Copy what is new."""
+        self.push()
 
     def fetch(self, below: str = "") -> None:
         """Copy all files of the storage, or of a folder in it, to the local folder.
@@ -74,24 +73,20 @@ class Mirror:
 
         A file that shows that a folder is complete is copied after all other files.
         """
-        files = {
-            path.relative_to(self.folder).as_posix(): path
-            for path in self.folder.rglob("*")
-            if path.is_file() and not any(p.startswith(".") for p in _parts(path, self.folder))
-        }
+        names = (path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file())
+        here = {name.as_posix() for name in names if not any(p[0] == "." for p in name.parts)}
         with self._explained():
-            for name in sorted(files, key=lambda name: (_rank(name), name)):
-                self._push_file(name, files[name])
-            for name in sorted(self._same.keys() - files.keys(), key=_rank, reverse=True):
+            for name in sorted(here, key=lambda name: (_rank(name), name)):
+                self._push_file(name)
+            for name in sorted(self._same.keys() - here, key=_rank, reverse=True):
                 if self.storage.exists(f"{self.root}/{name}"):
                     self.storage.rm_file(f"{self.root}/{name}")
                 del self._same[name]
 
-    def _push_file(self, name: str, path: Path) -> None:
-        stamp = _stamp(path)
-        if self._same.get(name) == stamp:
+    def _push_file(self, name: str) -> None:
+        path, target = self.folder / name, f"{self.root}/{name}"
+        if self._same.get(name) == (stamp := _stamp(path)):
             return
-        target = f"{self.root}/{name}"
         self.storage.makedirs(target.rpartition("/")[0], exist_ok=True)
         self.storage.put_file(str(path), target)
         self._same[name] = stamp
@@ -100,62 +95,36 @@ class Mirror:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"cannot use {self.url}: {reason}; give another place") from error
-
-
-class ResultsFolder(News):
-    """Where a comparison writes: a local folder, which may be the copy of one in a storage.
-
-    Attributes:
-        folder: The local folder.
-        mirror: Keeps the storage up to date; ``None`` if the results stay here.
-    """
-
-    def __init__(self, folder: Path, mirror: Mirror | None = None) -> None:
-        self.folder, self.mirror = folder, mirror
-
-    def planned(self, *_: Any) -> None:
-        """Check that the storage can be written to before any work is done."""
-        self.save()
-
-    def finished(self, job: Job, run: RunRecord) -> None:  # noqa: ARG002
-        """Copy what is new to the storage."""
-        self.save()
-
-    def save(self) -> None:
-        """Copy what is new to the storage, if there is one."""
-        if self.mirror is not None:
-            self.mirror.push()
+        except (ImportError, OSError, ValueError) as error:
+            raise InputError(
+                f"cannot use {self.url}: {reason(error)}; give another place"
+            ) from error
 
 
 @contextmanager
-def results_folder(place: str) -> Iterator[ResultsFolder]:
+def results_folder(place: str) -> Iterator[tuple[Path, Mirror | None]]:
     """A local folder for results that are kept in a folder or in a storage.
 
     Args:
         place: A local folder, or a URL that fsspec knows: what is there is fetched at first, and
-            what is new is copied there after every run and at the end.
+            what is new is copied there at the end, and by the mirror after every run.
+
+    Yields:
+        The folder, and of a URL the mirror, an observer of the comparison.
 
     Raises:
         InputError: If the storage cannot be used.
     """
-    if not is_url(place):
-        yield ResultsFolder(Path(place))
+    if "://" not in place:
+        yield Path(place), None
         return
     with tempfile.TemporaryDirectory(prefix="stateline-") as name:
         mirror = Mirror(place.rstrip("/"), Path(name))
         mirror.fetch()
-        kept = ResultsFolder(Path(name), mirror)
         try:
-            yield kept
+            yield Path(name), mirror
         finally:
-            kept.save()
-
-
-def _parts(path: Path, folder: Path) -> tuple[str, ...]:
-    return path.relative_to(folder).parts
+            mirror.push()
 
 
 def _rank(name: str) -> int:

@@ -1,13 +1,15 @@
-"""Choosing the settings of each model by trials, of which the worse ones stop early.
+"""Trials choose the settings of each model; the worse trials stop early.
 
 All trials of a model train for a share of their steps (:data:`RUNG`); the better half of them
 continues to the end. The best of these trials on validation data gives the settings of the
-scored runs. Trials and scored runs have no seed, and no data that count, in common.
+scored runs. Trials and scored runs share no seed, and no data that is scored.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 from stateline.compare.comparison import Comparison
 from stateline.compare.seeds import Seeds
@@ -91,10 +93,9 @@ class Sweep:
 
     def later(self) -> int:
         """How many jobs will follow the jobs named so far."""
-        open_ = [model for model in self._trials if model not in self._chosen]
+        open_ = [trials for model, trials in self._trials.items() if model not in self._chosen]
+        waiting = [trials for trials in open_ if not self._continued & set(trials)]
         scored = set(self.jobs) - self._named
-        ranked = [self._trials[model] for model in open_]
-        waiting = [trials for trials in ranked if not self._continued & set(trials)]
         return len(scored) + sum(math.ceil(KEPT * len(trials)) for trials in waiting)
 
     def is_done(self, job: Job, run: RunRecord) -> bool:
@@ -108,19 +109,16 @@ class Sweep:
         tried = [trial for trials in self._trials.values() for trial in trials]
         swept = any(len(trials) > 1 for trials in self._trials.values())
 
-        def values(spec: str, name: str) -> list[float]:
-            found = {getattr(t.training, name) for t in tried if t.task == spec}
-            return sorted(found - {None})
+        def values(jobs: Sequence[Job], name: str) -> dict[str, list[Any]]:
+            found = {s: {getattr(j.training, name) for j in jobs if j.task == s} for s in specs}
+            return {spec: sorted(own - {None}) for spec, own in found.items()}
 
         return ProtocolRecord(
             name=comparison.protocol,
-            learning_rates={spec: values(spec, "lr") for spec in specs},
-            muon_rates={spec: values(spec, "muon_lr") for spec in specs},
-            weight_decays={spec: values(spec, "weight_decay") for spec in specs},
-            seeds={
-                spec: sorted({job.training.seed for job in self.jobs if job.task == spec})
-                for spec in specs
-            },
+            learning_rates=values(tried, "lr"),
+            muon_rates=values(tried, "muon_lr"),
+            weight_decays=values(tried, "weight_decay"),
+            seeds=values(self.jobs, "seed"),
             trial_seed=TRIAL_SEED if swept else None,
             rungs=[RUNG] if swept else [],
             kept=KEPT if swept else 1.0,
@@ -136,9 +134,8 @@ class Sweep:
 
     def records(self) -> list[TrialRecord]:
         """All trials that have ended or paused, in the order of the models."""
-        named = {
-            (job.label, model): job for job, model in zip(self.jobs, self._models, strict=True)
-        }
+        pairs = zip(self.jobs, self._models, strict=True)
+        named = {(job.label, model): job for job, model in pairs}
         return [
             self._record(trial, job, chosen=self._chosen.get(model) == trial)
             for (_, model), job in named.items()
@@ -149,31 +146,19 @@ class Sweep:
     def _grid(self, model: Job) -> list[Job]:
         """The trials of a model; a single one is not run."""
         comparison, own = self.comparison, model.training
-        rates, matrix_rates = comparison.lrs or [own.lr], self._muon_rates(own)
+        rates = comparison.lrs or [own.lr]
         if not comparison.lrs and comparison.lr is None and comparison.protocol == "sweep":
             rates = _around(own.lr)
-        every = own.eval_every or own.steps
         rung = max(1, round(RUNG * own.steps))
-        every = min(every, rung)
-        return [
-            replace(
-                model,
-                trial=True,
-                until=rung // every * every,
-                training=replace(
-                    own,
-                    lr=rate,
-                    muon_lr=matrix_rate,
-                    weight_decay=decay,
-                    seed=TRIAL_SEED,
-                    eval_every=every,
-                    keep=1,
-                ),
-            )
-            for rate in dict.fromkeys(rates)
-            for matrix_rate in dict.fromkeys(matrix_rates)
-            for decay in dict.fromkeys(comparison.weight_decays or [own.weight_decay])
+        every = min(own.eval_every or own.steps, rung)
+        fixed = replace(own, seed=TRIAL_SEED, eval_every=every, keep=1)
+        until, decays = rung // every * every, comparison.weight_decays or [own.weight_decay]
+        grid = dict.fromkeys(product(rates, self._muon_rates(own), decays))
+        settings = [
+            replace(fixed, lr=rate, muon_lr=matrix_rate, weight_decay=decay)
+            for rate, matrix_rate, decay in grid
         ]
+        return [replace(model, trial=True, until=until, training=own) for own in settings]
 
     def _muon_rates(self, own: TrainConfig) -> Sequence[float | None]:
         """Rates of the matrices that Muon updates: they are tried with every other rate."""
@@ -214,8 +199,7 @@ class Sweep:
     def _rank(self, trial: Job, until: int | None) -> tuple[float, ...]:
         """How good a trial was after a number of updates, or at its end: larger is better.
 
-        First the score, of which no more than ``stop_at`` counts; then fewer steps to reach it;
-        then the training loss.
+        First the score, but at most ``stop_at``; then fewer steps; then the training loss.
         """
         run, task = self._done[trial], self.tasks[trial.task]
         seen = [p for p in run.curve if until is None or p.step <= until]
@@ -231,12 +215,10 @@ class Sweep:
     def _record(self, trial: Job, job: Job, *, chosen: bool) -> TrialRecord:
         run, settings = self._done[trial], trial.training
         return TrialRecord(
+            **{name: getattr(settings, name) for name in SETTINGS},
             model=job.label,
             task=trial.task,
             size=job.size,
-            lr=settings.lr,
-            muon_lr=settings.muon_lr,
-            weight_decay=settings.weight_decay,
             seed=settings.seed,
             steps=run.steps,
             steps_planned=settings.steps,

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from stateline.compare.news import News
-from stateline.errors import InputError
+from stateline.errors import InputError, reason
 from stateline.models.pattern import parse_pattern
 from stateline.plugins import import_code
 from stateline.runs.job import Job
@@ -36,6 +36,11 @@ class RunInfo:
     task: str
     seed: int
     settings: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """Its name for readers."""
+        return f"{self.model} {self.task} {self.seed}"
 
 
 Tracker = Callable[[RunInfo, int, Mapping[str, float]], object]
@@ -81,10 +86,8 @@ class Tracked(News):
             self.tracker(info, step, scalars)
         except Exception as error:  # of the user's code, which must not cost a run
             self.tracker = None
-            text = " ".join(str(error).split())
-            _log.warning(
-                "the tracker failed and is not called again: %s: %s", type(error).__name__, text
-            )
+            text = f"{type(error).__name__}: {reason(error)}"
+            _log.warning("the tracker failed and is not called again: %s", text)
 
 
 def wandb_tracker() -> Tracker:
@@ -97,7 +100,7 @@ def wandb_tracker() -> Tracker:
             runs[run.name] = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "stateline"),
                 id=run.name,
-                name=_title(run),
+                name=run.title,
                 config=dict(run.settings),
                 resume="allow",
                 reinit="create_new",
@@ -115,7 +118,7 @@ def mlflow_tracker() -> Tracker:
     def log(run: RunInfo, step: int, scalars: Mapping[str, float]) -> None:
         if run.name not in runs:
             experiment = os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
-            made = client.create_run(experiment, run_name=_title(run), tags={"folder": run.name})
+            made = client.create_run(experiment, run_name=run.title, tags={"folder": run.name})
             runs[run.name] = made.info.run_id
         for name, value in scalars.items():
             client.log_metric(runs[run.name], name, value, step=step)
@@ -134,8 +137,9 @@ def _installed(name: str) -> Any:
         raise InputError(f"the tracker {name} needs its package: pip install {name}") from error
 
 
-def _title(run: RunInfo) -> str:
-    return f"{run.model} {run.task} {run.seed}"
+def tracked(spec: str | None) -> list[Tracked]:
+    """The observer for a tracker, see :func:`load_tracker`; none without one."""
+    return [] if spec is None else [Tracked(load_tracker(spec))]
 
 
 def load_tracker(spec: str) -> Tracker:

@@ -44,10 +44,10 @@ def dividing(division: Division) -> Iterator[None]:
 
 
 def by_rows(compute: Callable[..., Tensor], *inputs: Tensor, may_stop: bool = False) -> Tensor:
-    """``compute(*inputs)`` on the CPU, of which each process computes the rows that are its own.
+    """``compute(*inputs)`` on the CPU; each process computes its own rows.
 
-    Every process makes the same number of calls: one without rows takes the first row, too, and
-    nobody uses the result.
+    Every process makes the same number of calls: a process without rows computes the first row,
+    and its result is dropped.
 
     Args:
         compute: Returns one row for each row of its inputs.

@@ -27,7 +27,7 @@ class Buckets:
 
     Attributes:
         sums: Sum of the losses in nats, by last position of the bucket.
-        counts: Number of losses, likewise.
+        counts: Number of losses, by the same positions.
 
     Example:
         >>> buckets = Buckets(2)

@@ -16,6 +16,7 @@ from stateline.errors import InputError
 from stateline.evaluate.division import by_rows
 from stateline.evaluate.losses import Buckets, token_losses
 from stateline.generate import answer, generate
+from stateline.generate.session import device_of
 from stateline.layers.base import row_inputs
 from stateline.layers.documents import Documents
 from stateline.layers.state import replace_rows
@@ -55,7 +56,7 @@ def evaluate(
     - Corpora: bits per byte and perplexity per token of the held-out text, in windows of
       ``length``, each read from an empty state, or with carried state if the task is ``carried``;
       ``batches`` limits how many batches of windows are read, 0 reads all.
-    - Answers: the loss per token of the held-out answers likewise, and how many of them greedy
+    - Answers: the loss per token of the held-out answers, and the share of them that greedy
       decoding gives exactly.
     - Other kinds of tasks: by the function registered with :func:`score_task`.
 
@@ -133,18 +134,18 @@ def _labelled(
 def _corpus(
     task: CorpusTask, model: LanguageModel, length: int, batches: range
 ) -> dict[str, float]:
-    return _text_scores(task, _read(model, task, Buckets(length, length), batches))
-
-
-@score_task.register
-def _text(task: TextTask, model: LanguageModel, length: int, batches: range) -> dict[str, float]:
-    read = _read_on if task.carried else _read
-    return _text_scores(task, read(model, task, Buckets(length, length), batches))
+    buckets = Buckets(length, length)
+    if isinstance(task, TextTask) and task.carried:
+        buckets = _read_on(model, task, buckets, batches)
+    else:
+        buckets = _read(model, task, buckets, batches)
+    perplexity = float(torch.tensor(buckets.mean, dtype=torch.float64).exp())
+    return {task.metric: buckets.mean / task.unit, "perplexity": perplexity}
 
 
 @score_task.register
 def _answers(task: Answers, model: LanguageModel, length: int, batches: range) -> dict[str, float]:
-    scores, examples = _text(task, model, length, batches), task.questions()
+    scores, examples = _corpus(task, model, length, batches), task.questions()
 
     def right(rows: Tensor) -> Tensor:
         asked = [examples[row] for row in rows.tolist()]
@@ -158,11 +159,6 @@ def _answers(task: Answers, model: LanguageModel, length: int, batches: range) -
         found = by_rows(right, torch.arange(len(examples)), may_stop=True)
         scores["exact_match"] = found.float().mean().item()
     return scores
-
-
-def _text_scores(task: CorpusTask, buckets: Buckets) -> dict[str, float]:
-    perplexity = float(torch.tensor(buckets.mean, dtype=torch.float64).exp())
-    return {task.metric: buckets.mean / task.unit, "perplexity": perplexity}
 
 
 @score_task.register
@@ -240,8 +236,7 @@ def _evaluating(model: AnyModel) -> Iterator[None]:
 
 def _decoded(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
     """Predict each token from the decoded ones before it."""
-    device, length = model.embedding.weight.device, answers.shape[1]
-    return by_rows(lambda rows: generate(model, rows.to(device), length), prompts, may_stop=True)
+    return by_rows(lambda rows: generate(model, rows, answers.shape[1]), prompts, may_stop=True)
 
 
 @torch.inference_mode()
@@ -254,8 +249,7 @@ def _guided(model: LanguageModel, prompts: Tokens, answers: Tokens) -> Tokens:
 
 def _likeliest(model: LanguageModel, tokens: Tokens) -> Tokens:
     """The most likely token after each."""
-    device = model.embedding.weight.device
-    return by_rows(lambda rows: model(rows.to(device)).argmax(dim=2), tokens)
+    return by_rows(lambda rows: model(rows.to(device_of(model))).argmax(dim=2), tokens)
 
 
 @torch.inference_mode()
@@ -272,7 +266,7 @@ def _label(
 def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: range) -> Buckets:
     """Losses on the held-out text, in windows of the length that the buckets cover."""
     assert buckets.last is not None
-    device = model.embedding.weight.device
+    device = device_of(model)
 
     def losses(tokens: Tensor, targets: Tensor, starts: Tensor | None = None) -> Tensor:
         return token_losses(model(tokens.to(device), starts=starts), targets.to(device))
@@ -286,7 +280,7 @@ def _read(model: LanguageModel, task: CorpusTask, buckets: Buckets, batches: ran
 def _read_on(model: LanguageModel, task: TextTask, buckets: Buckets, batches: range) -> Buckets:
     """Losses on the held-out text, the state carried from window to window."""
     assert buckets.last is not None
-    device, state = model.embedding.weight.device, None
+    device, state = device_of(model), None
 
     def losses(tokens: Tensor, targets: Tensor, fresh: Tensor) -> Tensor:
         nonlocal state

@@ -2,23 +2,15 @@
 
 from stateline.generate.answers import answer
 from stateline.generate.drift import Drift, drift
-from stateline.generate.encoding import prefill_chunks, token_chunks
 from stateline.generate.model import Model, load
 from stateline.generate.prefixes import PrefixStates, Read
-from stateline.generate.ragged import read_ragged
 from stateline.generate.random import uniform
+from stateline.generate.reading import prefill_chunks, read_ragged, token_chunks
 from stateline.generate.runs import NumberTokenizer, growing_layers, load_run
 from stateline.generate.sampling import GREEDY, Sampling, choose, pick, probabilities
-from stateline.generate.session import (
-    Choice,
-    Session,
-    SessionState,
-    extend,
-    prefill,
-    seeded,
-)
+from stateline.generate.session import Choice, Session, SessionState, extend, prefill, seeded
 from stateline.generate.speculative import AHEAD, Speculation
-from stateline.generate.state_files import Kept, load_kept, save_kept
+from stateline.generate.state_files import Kept, load_kept
 from stateline.generate.text import DecodedToken, HeldText, TextStream, decode_text
 from stateline.generate.tokens import check_length, generate, stream
 
@@ -55,7 +47,6 @@ __all__ = [
     "prefill_chunks",
     "probabilities",
     "read_ragged",
-    "save_kept",
     "seeded",
     "stream",
     "token_chunks",

@@ -48,7 +48,7 @@ ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "float16": lambda x: x.half(),
     "int8": _int8,
 }
-"""What can be done to a state after each token."""
+"""Roundings of a state by name."""
 
 
 @torch.inference_mode()
@@ -122,7 +122,7 @@ def drift(
 
 
 def _next(length: int) -> int:
-    """The first length after this one that is told."""
+    """The first reported length after this one."""
     told = FIRST
     while told <= length:
         told *= FACTOR

@@ -35,11 +35,10 @@ class _Graph(NamedTuple):
 class Graphs:
     """Replays a step, one graph for each size of a batch, see :func:`bucket`, and of the state.
 
-    A graph is tied to its memory. A state that lies elsewhere is copied there first, which is once
-    after rows joined or left or the state got more room. Rows that are missing to the size of the
-    batch repeat the last row. A new graph is compared with the step in two steps on copies; if it
-    differs, or the step cannot be recorded, the step itself runs afterwards, and the log says so
-    once.
+    A graph is tied to its memory. A state in other memory is copied first: once after rows joined
+    or left, or after the state got more room. A batch with fewer rows than its graph repeats the
+    last row. A new graph is compared with the step in two steps on copies; if it differs, or if the
+    step cannot be recorded, the step itself runs from then, and the log says so once.
 
     Args:
         step: The step.

@@ -14,10 +14,10 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.files import cannot_write
 from stateline.generate.session import PREFILL_CHUNK, SessionState, extend, first_token
-from stateline.generate.state_files import Kept, load_kept, save_kept
+from stateline.generate.state_files import Kept, load_kept
 from stateline.generate.text import NOTHING_HELD
 from stateline.layers.derived import Memory, remembering
-from stateline.layers.state import fingerprint, nbytes
+from stateline.layers.state import fingerprint, nbytes, save_state
 from stateline.models.language_model import LanguageModel
 
 MEMORY, DISK = 1 << 28, 1 << 32
@@ -124,12 +124,12 @@ class PrefixStates:
                 the vocabulary, or the text is too long for a model with learned positions.
         """
         reading = self.pieces(tokens, after)
-        while True:
-            try:
+        try:
+            while True:
                 next(reading)
-            except StopIteration as end:
-                found: Read = end.value
-                return found
+        except StopIteration as end:
+            found: Read = end.value
+            return found
 
     @torch.inference_mode()
     def pieces(
@@ -142,8 +142,8 @@ class PrefixStates:
         ids = torch.as_tensor(tokens, dtype=torch.int64).reshape(-1)
         self.model.check_tokens(ids)
         keys = list(self.keys(ids.tolist(), after, salt))
-        done, state = self._longest(keys, after)
-        reused = done
+        reused, state = self._longest(keys, after)
+        done = reused
         if state is None:
             if not keys:
                 raise InputError("the prompt is empty: give at least one token")
@@ -179,17 +179,16 @@ class PrefixStates:
         if key in self._states:
             self._states.move_to_end(key)
             return self._states[key]
-        if key not in self._files or self._folder is None:
+        if key not in self._files:
             return None
-        path = self._path(key)
         try:
-            state = load_kept(path, self.model, known=self._known).session
+            state = load_kept(self._path(key), self.model, known=self._known).session
         except InputError as error:
             log.warning("a kept state is not used: %s", error)
             self._remove(key)
             return None
         self._files.move_to_end(key)
-        path.touch()
+        self._path(key).touch()
         self.keep(key, state)
         return state
 
@@ -215,7 +214,7 @@ class PrefixStates:
         if self._folder is None or key in self._files:
             return
         path = self._path(key)
-        save_kept(path, Kept(self._states[key], NOTHING_HELD), self.model, known=self._known)
+        save_state(path, Kept(self._states[key], NOTHING_HELD), self.model, known=self._known)
         self._files[key] = path.stat().st_size
         self.on_disk += self._files[key]
         while self.on_disk > self._disk:

@@ -10,29 +10,22 @@ _KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 _LOW = 0xFFFFFFFF
 
 
-def uniform(random: Int[Tensor, "batch 3"]) -> Float[Tensor, " batch"]:
-    """One number in (0, 1] per row, given by the row's seed, row number and count.
+def uniform(random: Int[Tensor, "batch 3"], count: int) -> Float[Tensor, "batch count"]:
+    """The next numbers in (0, 1] of each row, by the row's seed, row number and count.
 
     The generator is counter-based, so three integers are all the state that a row needs, and the
-    numbers of one row do not depend on another row.
-
-    Example:
-        >>> uniform(torch.tensor([[0, 0, 0], [0, 0, 1], [0, 0, 0]]))
-        tensor([0.9885, 0.4976, 0.9885], dtype=torch.float64)
-    """
-    return uniform_block(random, 1)[:, 0]
-
-
-def uniform_block(random: Int[Tensor, "batch 3"], count: int) -> Float[Tensor, "batch count"]:
-    """The next numbers of each row, starting at its count; see :func:`uniform`.
-
-    They are one minus the first doubles of NumPy's
+    numbers of one row do not depend on another row. They are one minus the first doubles of NumPy's
     ``Generator(Philox(key=[seed, row], counter=count))``, to the last bit, in float64; in float32
     on devices without float64.
 
     Args:
         random: Seed, row number and count of each row.
         count: How many numbers per row.
+
+    Example:
+        >>> uniform(torch.tensor([[0, 0, 0], [0, 0, 1]]), 2)
+        tensor([[0.9885, 0.4976],
+                [0.4976, 0.1034]], dtype=torch.float64)
 
     References:
         Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011 (Philox4x64-10).

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.generate.graphs import Graphs, Record
-from stateline.generate.random import uniform_block
+from stateline.generate.random import uniform
 from stateline.generate.sampling import GREEDY, Sampling, choose
 from stateline.layers import cat_states, select_rows
 from stateline.layers.calls import unchecked
@@ -199,7 +199,7 @@ class Session:
         self._rows_changed()
 
     def restore(self, state: SessionState) -> None:
-        """Continue from another state of as many rows, such as an earlier one of the session."""
+        """Continue from another state with the same number of rows, such as an earlier one."""
         self._state, self._free = state, 0
         self._lengths = _lengths(state)
         self._rows_changed()
@@ -254,10 +254,10 @@ class Session:
             self._graphs.clear()
         wanted, found = map(_kinds, (self.model.init_state(1), self._own(self._state).model))
         if wanted != found:
-            differing = next((w, f) for w, f in zip(wanted, found, strict=True) if w != f)
+            new, old = next((w, f) for w, f in zip(wanted, found, strict=True) if w != f)
             raise InputError(
                 "the weights were cast or moved while a session lives: its state must be "
-                "{} on {} now, got {} on {}; prefill again".format(*differing[0], *differing[1])
+                f"{new[0]} on {new[1]} now, got {old[0]} on {old[1]}; prefill again"
             )
 
     def _make_room(self) -> None:
@@ -304,7 +304,7 @@ class Session:
         if not self._draws:
             return None, random
         if self._numbers is None or self._next == DRAWN:
-            self._numbers, self._next = uniform_block(random, DRAWN), 0
+            self._numbers, self._next = uniform(random, DRAWN), 0
         self._next += 1
         return self._numbers[:, self._next - 1], random + self._advance
 
@@ -410,9 +410,9 @@ def first_token(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionSt
     )
 
 
-def _kinds(state: LanguageModelState) -> list[tuple[torch.dtype, torch.device]]:
-    """Dtype and device of every tensor of a state."""
-    return [(leaf.dtype, leaf.device) for leaf in pytree.tree_leaves(state)]
+def _kinds(state: NamedTuple) -> list[tuple[torch.dtype, torch.device, int]]:
+    """Dtype, device and number of axes of every tensor of a state."""
+    return [(leaf.dtype, leaf.device, leaf.ndim) for leaf in pytree.tree_leaves(state)]
 
 
 def _lengths(state: SessionState) -> list[int]:
@@ -422,19 +422,18 @@ def _lengths(state: SessionState) -> list[int]:
 
 def _cat_alike(state: SessionState, other: SessionState) -> SessionState:
     """Join two states, or raise InputError if they are not of one model."""
-    mismatch = InputError(
+    joined: SessionState
+    alike = pytree.tree_structure(state) == pytree.tree_structure(other)
+    try:
+        if alike and _kinds(state) == _kinds(other):
+            joined = cat_states([state, other])
+            return joined
+    except RuntimeError:  # shapes that differ
+        pass
+    raise InputError(
         "a row that joins must have a state of the same model, on the same device and in the same "
         "dtype, got another: prefill it with the session's model"
     )
-    leaves, structures = zip(*(pytree.tree_flatten(s) for s in (state, other)), strict=True)
-    kinds = [[(leaf.dtype, leaf.device, leaf.ndim) for leaf in part] for part in leaves]
-    if structures[0] != structures[1] or kinds[0] != kinds[1]:
-        raise mismatch
-    try:
-        joined: SessionState = cat_states([state, other])
-    except RuntimeError as error:  # shapes that differ
-        raise mismatch from error
-    return joined
 
 
 class OutputIsNaN(InputError):

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.generate.random import uniform_block
+from stateline.generate.random import uniform
 from stateline.generate.sampling import GREEDY, Sampling, pick, probabilities
 from stateline.generate.session import Choice, Session, SessionState, extend, output_is_nan
 from stateline.layers.derived import Memory, remembering
@@ -21,9 +21,9 @@ class Speculation:
     r"""Decodes one text with the help of a draft, a model that is faster and often right.
 
     The draft proposes tokens :math:`d_1, \ldots, d_n` from its distributions :math:`q_i`. One chunk
-    gives the model's distributions :math:`p_i`. From the first token on, :math:`d_i` is accepted
-    with probability :math:`\min(1, p_i(d_i) / q_i(d_i))`. The first one that is not is replaced by
-    a draw from :math:`\max(0, p_i - q_i)`, normalised; if all are accepted, one more token is drawn
+    gives the model's distributions :math:`p_i`. In order, each :math:`d_i` is accepted with
+    probability :math:`\min(1, p_i(d_i) / q_i(d_i))`. The first rejected token is replaced by a
+    draw from :math:`\max(0, p_i - q_i)`, normalised; if all are accepted, one more token is drawn
     from :math:`p_{n+1}`. So each token has the model's own distribution, whatever the draft is. To
     go back, both models continue from the state that was kept before the proposal; therefore any
     model can be a draft for any other of the same vocabulary.
@@ -187,7 +187,7 @@ class Speculation:
         """The text's next random numbers; greedy decoding needs none."""
         if self.sampling.temperature == 0:
             return torch.ones(count, device=self._random.device)
-        numbers = uniform_block(self._random, count)[0]
+        numbers = uniform(self._random, count)[0]
         self._random = self._random + torch.tensor([0, 0, count], device=self._random.device)
         return numbers
 

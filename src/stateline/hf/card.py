@@ -58,12 +58,7 @@ def find_record(folder: Path) -> RunRecord | None:
 
 
 def card(model: LanguageModel, record: RunRecord | None = None) -> str:
-    """The text of a model card.
-
-    Args:
-        model: The model.
-        record: Result of its training, if that is known.
-    """
+    """The text of the card of a model, with the result of its training if that is known."""
     config = model.config
     head = _HEAD.format(
         pattern=config.pattern,

@@ -7,29 +7,11 @@ from transformers import PreTrainedConfig
 
 from stateline.models.config import ModelConfig
 
-_FIELDS = {
-    field.name: None if field.default is dataclasses.MISSING else field.default
-    for field in dataclasses.fields(ModelConfig)
-}
-"""Names of our settings and their defaults; there is none for the settings that must be given."""
-
-_NEEDED = {"pattern": "h3", "vocab_size": 256}
-"""Defaults of settings that ours lack: transformers makes a configuration without arguments."""
-
-_Settings = type(
-    "_Settings",
-    (PreTrainedConfig,),
-    {
-        "__module__": __name__,
-        "__annotations__": dict.fromkeys(_FIELDS, Any),
-        "__no_type_check__": True,  # transformers passes more than the signature says
-        **_FIELDS,
-        **_NEEDED,
-    },
-)
+_NAMES = [field.name for field in dataclasses.fields(ModelConfig)]
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-class StatelineConfig(_Settings):  # type: ignore[misc, valid-type]
+class StatelineConfig(PreTrainedConfig):
     """The settings of a :class:`~stateline.ModelConfig`, and what transformers adds to them.
 
     One ``config.json`` serves both libraries: it holds the settings under the same names, and all
@@ -44,10 +26,14 @@ class StatelineConfig(_Settings):  # type: ignore[misc, valid-type]
         "max_position_embeddings": "max_len",
     }
 
-    use_cache: bool = True
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
+    def __init__(self, *, use_cache: bool = True, **settings: Any) -> None:
+        given = {self.attribute_map.get(name, name): value for name, value in settings.items()}
+        super().__init__(**{name: value for name, value in given.items() if name not in _NAMES})
+        # transformers also makes a configuration without arguments
+        own = dataclasses.asdict(ModelConfig("h3", vocab_size=256))
+        own |= {"use_cache": use_cache, **dict.fromkeys(_TOKENS)}
+        for name, default in own.items():
+            setattr(self, name, given.get(name, default))
 
     @classmethod
     def of(cls, config: ModelConfig, **settings: Any) -> "StatelineConfig":
@@ -60,10 +46,8 @@ class StatelineConfig(_Settings):  # type: ignore[misc, valid-type]
         Raises:
             InputError: If a setting cannot be used.
         """
-        values = {name: getattr(self, name) for name in _FIELDS}
-        return ModelConfig(**{**values, "layers": self.layers or {}})
+        return ModelConfig(**{name: getattr(self, name) for name in _NAMES})
 
     def to_diff_dict(self) -> dict[str, Any]:
         """The settings that are written to ``config.json``."""
-        settings = {name: getattr(self, name) for name in _FIELDS}
-        return {**super().to_diff_dict(), **settings}
+        return {**super().to_diff_dict(), **{name: getattr(self, name) for name in _NAMES}}

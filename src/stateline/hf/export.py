@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast
 
-from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.files import user_path, write_folder
 from stateline.generate import NumberTokenizer, load_run
@@ -64,7 +62,8 @@ def export(
     if folder.exists():
         raise InputError(f"{folder} exists: choose another folder, or remove it")
     model, own = load_run(run, dtype=dtype)
-    text, record = _representable(own), find_record(run)
+    # A model that reads token numbers has no tokenizer.
+    text, record = None if isinstance(own, NumberTokenizer) else tokenizer(own), find_record(run)
     end = None if text is None else text.eos_token_id
     wrapped = wrap(model, eos_token_id=end, bos_token_id=end)
     if text is not None:
@@ -88,8 +87,3 @@ def export(
 
     write_folder(folder, write)
     return sorted(path.name for path in folder.iterdir())
-
-
-def _representable(own: Tokenizer) -> PreTrainedTokenizerFast | None:
-    """The tokenizer; ``None`` for a model that reads token numbers."""
-    return None if isinstance(own, NumberTokenizer) else tokenizer(own)

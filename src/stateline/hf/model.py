@@ -14,12 +14,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from stateline.errors import InputError
 from stateline.files import write_text
-from stateline.generate.ragged import read_ragged
+from stateline.generate.reading import read_ragged
 from stateline.hf.cache import StatelineCache
 from stateline.hf.card import CARD, card
 from stateline.hf.config import StatelineConfig
 from stateline.layers.compose import checkpoint_activations
-from stateline.models.factory import make_empty_model
+from stateline.models.factory import float32_parameters, make_empty_model
 from stateline.models.language_model import LanguageModel
 
 _REFUSED = {
@@ -35,9 +35,6 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
     Rows may be padded on either side: padding is moved out of the way before layers see a row, so
     every row gets exactly what it would get alone. ``past_key_values`` is a
     :class:`StatelineCache`.
-
-    Args:
-        config: Configuration of the model.
     """
 
     config_class = StatelineConfig
@@ -52,12 +49,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
         self.model = LanguageModel(config.model_config())
         self._built_on_meta = self.model.embedding.weight.is_meta
         self._no_split_modules = sorted({type(part).__name__ for part in self.model.stack.links})
-        self._keep_in_fp32_modules_strict = {
-            f"{path}.{name}"
-            for path, module in self.named_modules()
-            if getattr(module, "keeps_float32", False)
-            for name, _ in module.named_parameters(recurse=False)
-        }
+        self._keep_in_fp32_modules_strict = float32_parameters(self)
         self.post_init()
 
     def forward(
@@ -253,9 +245,7 @@ class StatelineForCausalLM(PreTrainedModel, GenerationMixin):
 def wrap(model: LanguageModel, **settings: Any) -> StatelineForCausalLM:
     """A model of transformers that shares its tensors with a language model.
 
-    Args:
-        model: Any language model.
-        **settings: Settings of transformers, such as ``eos_token_id``.
+    ``settings`` are settings of transformers, such as ``eos_token_id``.
     """
     with torch.device("meta"):
         wrapped = StatelineForCausalLM(StatelineConfig.of(model.config, **settings))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from stateline.errors import InputError
+from stateline.errors import InputError, one_line
 from stateline.hf_check.clauses import CALLS, CLAUSES, Clause, NotOffered, Trial
 from stateline.hf_check.load import HUGGING_FACE, load_hugging_face
 from stateline.hf_check.report import ModelFinding, ModelReport
@@ -96,7 +96,7 @@ def steps_error(model: Any) -> float:
     """Relative error that a batch of rows of one length makes, otherwise like padding_error."""
     with torch.no_grad():
         trial = _trial(model)
-        return max(trial.steps(), trial.rows_alone())
+        return max(trial.pieces(trial.steps), trial.rows_alone())
 
 
 def _trial(model: Any, *, plain: bool = False, length: int = 24, seed: int = 0) -> Trial:
@@ -123,13 +123,8 @@ def _control(trial: Trial, name: str) -> float:
     except Exception as reason:
         raise InputError(
             f"{name} cannot read a text of {trial.length} tokens in one call: "
-            f"{_first_line(reason)}; give a causal language model that can"
+            f"{one_line(reason)[:120]}; give a causal language model that can"
         ) from reason
-
-
-def _first_line(reason: Exception) -> str:
-    lines = str(reason).strip().splitlines() or [""]
-    return f"{type(reason).__name__}: {lines[0][:100]}"
 
 
 def _finding(clause: Clause, trial: Trial, limit: float) -> ModelFinding:
@@ -140,5 +135,5 @@ def _finding(clause: Clause, trial: Trial, limit: float) -> ModelFinding:
     except NotOffered as reason:
         return ModelFinding(mode, clause.call, clause.title, None, limit, str(reason))
     except Exception as reason:
-        error, note = float("inf"), _first_line(reason)
+        error, note = float("inf"), one_line(reason)[:120]
     return ModelFinding(mode, clause.call, clause.title, error, limit, note)

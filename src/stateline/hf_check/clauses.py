@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from stateline.errors import one_line
 from stateline.hf_check.subject import Cache, Subject
 
 PADDING = 5
@@ -33,19 +34,14 @@ class NotOffered(Exception):
 
 
 class Trial:
-    """A model, a random text of two rows, and the ways to read it.
-
-    Args:
-        subject: The model.
-        ids: The text.
-    """
+    """A model, a random text of two rows, and the ways to read it."""
 
     def __init__(self, subject: Subject, ids: Int[Tensor, "2 length"]) -> None:
         self.subject, self.ids = subject, ids
         self.length = ids.shape[1]
         self.half = self.length // 2
-        self.to_the_end = [1] * (self.length - self.half)
-        """Sizes of single steps over the second half."""
+        self.rest = [1] * (self.length - self.half)  # single steps over the second half
+        self.steps, self.odd = [self.half, *self.rest], [13, 1, 7, self.length - 21]
 
     @cached_property
     def wanted(self) -> Float[Tensor, "2 length vocab"]:
@@ -59,23 +55,10 @@ class Trial:
         other[:, :half] = self._other(other[:, :half], 11)
         return relative(self.subject.whole(other)[:, half:], self.wanted[:, half:])
 
-    def pieces(self, *sizes: int) -> float:
-        """The text in calls of these sizes, then in single steps or in one call of the rest."""
-        logits, _ = self.subject.run(self.ids, sizes)
-        return relative(logits, self.wanted[:, : sum(sizes)])
-
-    def steps(self) -> float:
-        """Half of the text at once, the rest in single steps."""
-        return self.pieces(self.half, *self.to_the_end)
-
-    def one_row(self) -> float:
-        """As ``steps``, of the first row alone."""
-        logits, _ = self.subject.run(self.ids[:1], [self.half, *self.to_the_end])
-        return relative(logits, self.wanted[:1])
-
-    def odd_chunks(self) -> float:
-        """Calls of 13, 1 and 7 tokens and of the rest."""
-        return self.pieces(13, 1, 7, self.length - 21)
+    def pieces(self, sizes: Sequence[int], rows: int = 2) -> float:
+        """The first rows of the text in calls of these sizes."""
+        logits, _ = self.subject.run(self.ids[:rows], sizes)
+        return relative(logits, self.wanted[:rows, : sum(sizes)])
 
     def padded(self) -> float:
         """One call over padded rows."""
@@ -89,18 +72,10 @@ class Trial:
         logits, _ = self.subject.run(ids, [first + PADDING, *others], mask=mask)
         return relative(logits[:, PADDING:], self.wanted)
 
-    def padded_steps(self) -> float:
-        """Padded rows, half at once and the rest in single steps."""
-        return self.padded_pieces([self.half, *self.to_the_end])
-
-    def padded_chunks(self) -> float:
-        """Padded rows in odd chunks."""
-        return self.padded_pieces([13, 1, 7, self.length - 21])
-
     def ragged_steps(self) -> float:
         """A short padded row beside a full one, then single steps."""
         ids, mask = self._ragged(self.ids)
-        logits, _ = self.subject.run(ids, [self.half, *self.to_the_end], mask=mask)
+        logits, _ = self.subject.run(ids, self.steps, mask=mask)
         short = self.subject.whole(self.ids[:1, PADDING:])
         return max(relative(logits[:1, PADDING:], short), relative(logits[1:], self.wanted[1:]))
 
@@ -119,7 +94,7 @@ class Trial:
         """A deep copy of a cache, used after the original went on with another text."""
         _, cache = self.subject.run(self.ids, [self.half])
         kept = copy.deepcopy(cache)
-        self.subject.run(self._other(self.ids, 3), self.to_the_end, cache, start=self.half)
+        self.subject.run(self._other(self.ids, 3), self.rest, cache, start=self.half)
         return self._rest(self.ids, kept)
 
     def turned_rows(self) -> float:
@@ -130,7 +105,7 @@ class Trial:
             cache = Cache(cache.name, self.subject.model._reorder_cache(cache.value, rows))
         else:
             cache.value.reorder_cache(rows)
-        logits, _ = self.subject.run(self.ids[rows], self.to_the_end, cache, start=self.half)
+        logits, _ = self.subject.run(self.ids[rows], self.rest, cache, start=self.half)
         return relative(logits, self.wanted[rows, self.half :])
 
     def rollback(self) -> float:
@@ -143,18 +118,18 @@ class Trial:
         cache.value.crop(-3)
         return self._rest(self.ids, cache)
 
-    def packed(self, *, with_borders: bool) -> float:
+    def packed(self, *, borders: bool = False) -> float:
         """Three texts in one row, as trainers pass them: each must be read as if it stood alone.
 
         Args:
-            with_borders: Besides positions, which begin anew, the call has ``cu_seq_lens_q``,
+            borders: Besides positions, which begin anew, the call has ``cu_seq_lens_q``,
                 ``cu_seq_lens_k``, their largest lengths and ``seq_idx``.
         """
         texts = [self.ids[:1, :13], self.ids[1:, : self.half], self.ids[:1, 13:]]
         lengths = torch.tensor([text.shape[1] for text in texts], device=self.ids.device)
         positions = torch.cat([torch.arange(n, device=self.ids.device) for n in lengths])
         given: dict[str, Any] = {"position_ids": positions[None]}
-        if with_borders:
+        if borders:
             ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
             most, number = int(lengths.max()), torch.arange(len(texts), device=ends.device).int()
             given |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
@@ -163,7 +138,7 @@ class Trial:
         try:
             logits = self.subject.whole(torch.cat(texts, dim=1), **given)
         except Exception as reason:  # a refusal, which nobody takes for logits
-            raise NotOffered(f"{type(reason).__name__}: {reason}".splitlines()[0][:100]) from reason
+            raise NotOffered(one_line(reason)[:120]) from reason
         parts = logits.split(lengths.tolist(), dim=1)
         pairs = zip(parts, texts, strict=True)
         return max(relative(part, self.subject.whole(text)) for part, text in pairs)
@@ -190,7 +165,7 @@ class Trial:
         return self.subject.model.generate(ids, attention_mask=mask, **given)
 
     def _rest(self, ids: Tensor, cache: Cache) -> float:
-        logits, _ = self.subject.run(ids, self.to_the_end, cache, start=self.half)
+        logits, _ = self.subject.run(ids, self.rest, cache, start=self.half)
         return relative(logits, self.wanted[:, self.half :])
 
     def _other(self, ids: Tensor, by: int) -> Tensor:
@@ -231,31 +206,26 @@ class Clause(NamedTuple):
 CLAUSES = (
     Clause("whole", "rows alone", Trial.rows_alone),
     Clause("whole", "no later token is seen", Trial.causality),
-    Clause("steps", "prefill, then steps", Trial.steps, plain=True),
-    Clause("steps", "steps from the start", lambda t: t.pieces(*[1] * t.length), plain=True),
-    Clause("steps", "2 tokens, then steps", lambda t: t.pieces(2, *[1] * 10), plain=True),
-    Clause("steps", "one row: prefill, then steps", Trial.one_row, plain=True),
+    Clause("steps", "prefill, then steps", lambda t: t.pieces(t.steps), plain=True),
+    Clause("steps", "steps from the start", lambda t: t.pieces([1] * t.length), plain=True),
+    Clause("steps", "2 tokens, then steps", lambda t: t.pieces([2, *[1] * 10]), plain=True),
+    Clause("steps", "one row: prefill, then steps", lambda t: t.pieces(t.steps, 1), plain=True),
     Clause("steps", "generate with and without cache", Trial.generated),
-    Clause("chunks", "chunks of 8", lambda t: t.pieces(*[8] * (t.length // 8)), plain=True),
-    Clause("chunks", "chunks of 13, 1, 7 and the rest", Trial.odd_chunks, plain=True),
-    Clause("padded chunks", "left padding, then chunks", Trial.padded_chunks, plain=True),
+    Clause("chunks", "chunks of 8", lambda t: t.pieces([8] * (t.length // 8)), plain=True),
+    Clause("chunks", "chunks of 13, 1, 7 and the rest", lambda t: t.pieces(t.odd), plain=True),
+    Clause(
+        "padded chunks", "left padding, then chunks", lambda t: t.padded_pieces(t.odd), plain=True
+    ),
     Clause("padding", "left padding", Trial.padded, plain=True),
-    Clause("padding", "left padding, then steps", Trial.padded_steps, plain=True),
+    Clause("padding", "left padding, then steps", lambda t: t.padded_pieces(t.steps), plain=True),
     Clause("padding", "ragged rows, then steps", Trial.ragged_steps, plain=True),
     Clause("padding", "generate in a padded batch", Trial.generated_padded),
     Clause("copies", "a copied cache is independent", Trial.copied_cache),
     Clause("beams", "reordered rows", Trial.turned_rows),
-    Clause("beams", "generate with 3 beams", partial(Trial.generated, num_beams=3)),
+    Clause("beams", "generate with 3 beams", lambda t: t.generated(num_beams=3)),
     Clause("rollback", "3 tokens taken back", Trial.rollback),
-    Clause(
-        "packed",
-        "packed: positions alone",
-        partial(Trial.packed, with_borders=False),
-        training=True,
-    ),
-    Clause(
-        "packed", "packed: with borders", partial(Trial.packed, with_borders=True), training=True
-    ),
+    Clause("packed", "packed: positions alone", Trial.packed, training=True),
+    Clause("packed", "packed: with borders", lambda t: t.packed(borders=True), training=True),
 )
 """All clauses. Errors are relative to the largest logit; for ``generate``, numbers of tokens."""
 

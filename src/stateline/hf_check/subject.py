@@ -71,8 +71,8 @@ class Subject:
         for size in sizes:
             seen = None if mask is None else mask[:, : start + size]
             known = cache or (None if self.plain else self._first_cache(ids))
-            arguments = self._plain if self.plain else self._prepared
-            out = self.model(**arguments(ids, start, size, known, seen), return_dict=True)
+            given = self._arguments(ids, start, size, known, seen)
+            out = self.model(**given, return_dict=True)
             cache = _returned(out) or known
             if cache is None:
                 raise RuntimeError("no cache comes back")
@@ -94,25 +94,23 @@ class Subject:
         self.model._prepare_cache_for_generation(settings, made, mode, *ids.shape)
         return next((Cache(name, value) for name, value in made.items() if name in _NAMES), None)
 
-    def _plain(
+    def _arguments(
         self, ids: Tensor, start: int, size: int, cache: Cache | None, seen: Tensor | None
     ) -> dict[str, Any]:
-        given: dict[str, Any] = {"input_ids": ids[:, start : start + size], "use_cache": True}
-        given |= {} if cache is None else {cache.name: cache.value}
-        return given | ({} if seen is None else {"attention_mask": seen})
-
-    def _prepared(
-        self, ids: Tensor, start: int, size: int, cache: Cache | None, seen: Tensor | None
-    ) -> dict[str, Any]:
-        given: dict[str, Any] = {"use_cache": True, "attention_mask": seen}
+        """Arguments of the call that reads the next tokens."""
+        given: dict[str, Any] = {"use_cache": True}
         given |= {} if cache is None else {cache.name: cache.value}
         read = ids[:, : start + size]
+        if self.plain:
+            mask = {} if seen is None else {"attention_mask": seen}
+            return {"input_ids": read[:, start:], **given, **mask}
         if self._takes_positions:
             given["position_ids"] = _positions(torch.ones_like(read) if seen is None else seen)
         ready = self.model.prepare_inputs_for_generation(
             read,
             next_sequence_length=size if start else None,
             is_first_iteration=start == 0,
+            attention_mask=seen,
             **given,
         )
         if "logits_to_keep" in ready:  # some models ask for the last logits alone

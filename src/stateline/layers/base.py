@@ -27,7 +27,7 @@ class KeepsFloat32(nn.Module):
     """A module whose own parameters can stay float32 when it is cast to half precision.
 
     Attributes:
-        keeps_float32: Whether they do.
+        keeps_float32: Whether the module's own parameters stay float32.
     """
 
     keeps_float32: ClassVar[bool] = False
@@ -80,8 +80,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         wants_feed_forward: Whether a block of this layer is followed by a feed-forward.
         is_mixer: Whether a wrapper stands in a block of its own, as a mixer does, and its core has
             no residual branches.
-        takes_several: Whether a wrapper's core is a stack of parts, each of which is an argument of
-            its own in a pattern.
+        takes_several: Whether a wrapper takes several patterns; its core is then a stack of them.
         keeps_float32: Whether the layer's own parameters stay float32 when a module that
             contains it is cast to half precision.
         optimizer_groups: Optimizer group (``"ssm"`` or ``"no_decay"``) of the layer's own
@@ -135,7 +134,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
             *more: ``lengths`` of the rows, for layers that are not causal.
             starts: True at the first position of each document, if rows hold several: each is then
                 read from the initial state, as in a row of its own.
-            **options: What the layer takes besides.
+            **options: Options of this kind of layer.
 
         Returns:
             Output (batch, length, d_output).
@@ -162,7 +161,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
             starts: True at the first position of each document. The state continues the document
                 that a row begins with, unless another begins there; the last document of the row
                 leaves the state.
-            **options: What the layer takes besides.
+            **options: Options of this kind of layer.
 
         Returns:
             Output (batch, length, d_output), and the state after it.
@@ -214,10 +213,7 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         return torch.randn(shape, dtype=weight.dtype, device=weight.device)
 
     def check_values(self, x: Tensor) -> None:
-        """Raise InputError if the input of a call from outside is none that the layer takes.
-
-        Called for layers that take something else than vectors.
-        """
+        """Raise InputError if an input from outside, not of vectors, cannot be used."""
 
     @property
     def takes_vectors(self) -> bool:
@@ -239,17 +235,17 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         Counts the matrix products of linear maps, and the layers inside. Override to add the cost
         of mixing along the sequence.
         """
-        return _flops_inside(self, length)
+        return flops_inside(self, length)
 
 
-def _flops_inside(module: nn.Module, length: int) -> float:
-    """Operations of the modules in a module."""
+def flops_inside(module: nn.Module, length: int) -> float:
+    """Operations per token of the linear maps and layers in a module."""
     flops = 2.0 * module.weight.numel() if isinstance(module, nn.Linear) else 0.0
     for child in module.children():
         if isinstance(child, SequenceLayer):
             flops += child.flops_per_token(length)
         else:
-            flops += _flops_inside(child, length)
+            flops += flops_inside(child, length)
     return flops
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.layers.documents import Documents, read, read_chunk
-from stateline.layers.state import State, copied, select_rows
+from stateline.layers.state import State, copied, leaves_of, select_rows
 
 _nested: ContextVar[bool] = ContextVar("nested", default=False)
 
@@ -61,7 +61,7 @@ def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
         name: ``forward``, ``forward_chunk``, ``step`` or ``step_``.
         x: Input.
         *more: The state, for all but ``forward``.
-        **options: Further arguments.
+        **options: Options of the method.
 
     Raises:
         InputError: If the input or the state does not fit the layer.
@@ -80,15 +80,7 @@ def call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
 def call_packed(
     layer: Any, name: str, x: Tensor, *more: Any, starts: Tensor | Documents, **options: Any
 ) -> Any:
-    """Call a layer with packed rows: the documents are cut out, unless the layer does it itself.
-
-    Args:
-        layer: The layer.
-        name: ``forward`` or ``forward_chunk``.
-        x: Input.
-        *more: The state, for ``forward_chunk``.
-        starts: Where the documents begin.
-        **options: Further arguments.
+    """As :func:`call` for packed rows: documents are cut out, unless the layer does it itself.
 
     Raises:
         InputError: If the input, the starts or the state does not fit the layer.
@@ -123,7 +115,7 @@ def _call(layer: Any, name: str, x: Tensor, *more: Any, **options: Any) -> Any:
         _check_state(layer, x, state)
         if not len(x):
             result = run(_one_row(x), layer.init_state(1, capacity=1), **options)
-            return result[:0] if name == "step_" else (result[0][:0], _no_rows(result[1]))
+            return result[:0] if name == "step_" else (result[0][:0], select_rows(result[1], []))
         result = run(x, state, **options)
         if name == "forward_chunk" and not x.shape[1]:
             return result[0], copied(result[1])  # or writing to it would change the old state
@@ -161,12 +153,8 @@ def _check_state(layer: Any, x: Tensor, state: State) -> None:
 def _spec(layer: Any) -> Any:
     """Structure and shapes of all states of a layer."""
     least, roomy = layer.init_state(1), layer.init_state(1, capacity=1)
-    ignores_capacity = layer.state_grows and _shapes(least) == _shapes(roomy)
-    return _tree_spec(least, roomy, ignores_capacity)
-
-
-def _shapes(state: State) -> Any:
-    return state.shape if isinstance(state, Tensor) else [_shapes(part) for part in state]
+    shapes, larger = ([leaf.shape for leaf in leaves_of(state)] for state in (least, roomy))
+    return _tree_spec(least, roomy, layer.state_grows and shapes == larger)
 
 
 def _tree_spec(least: State, roomy: State, any_slots: bool) -> Any:
@@ -233,7 +221,3 @@ def _name(value: object) -> str:
 
 def _one_row(x: Tensor) -> Tensor:
     return x.new_zeros(1, *x.shape[1:])
-
-
-def _no_rows(state: State) -> State:
-    return copied(select_rows(state, []))

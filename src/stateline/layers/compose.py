@@ -27,7 +27,7 @@ class Around(SequenceLayer[Any]):
         """The layer inside."""
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Input of the inner layer, and what :meth:`leave` needs besides its output."""
+        """Input of the inner layer, and a tensor that :meth:`leave` needs."""
         return x, x
 
     def leave(self, kept: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
@@ -38,23 +38,23 @@ class Around(SequenceLayer[Any]):
         """Initial state of the inner layer."""
         return self.inner.init_state(batch_size, capacity=capacity)
 
-    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
+    def _forward(self, x: Tensor, lengths: Tensor | None = None, **own: Any) -> Tensor:
         entered, kept = self.enter(x)
-        return self.leave(kept, self.inner(*row_inputs(self.inner, entered, lengths), **packed))
+        return self.leave(kept, self.inner(*row_inputs(self.inner, entered, lengths), **own))
 
-    def _forward_chunk(self, x: Tensor, state: Any, **packed: Any) -> tuple[Tensor, Any]:
+    def _forward_chunk(self, x: Tensor, state: Any, **own: Any) -> tuple[Tensor, Any]:
         entered, kept = self.enter(x)
-        y, state = self.inner.forward_chunk(entered, state, **packed)
+        y, state = self.inner.forward_chunk(entered, state, **own)
         return self.leave(kept, y), state
 
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _step(self, x: Tensor, state: Any, **own: Any) -> tuple[Tensor, Any]:
         entered, kept = self.enter(x)
-        y, state = self.inner.step(entered, state)
+        y, state = self.inner._step(entered, state, **own)
         return self.leave(kept, y), state
 
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
+    def _step_(self, x: Tensor, state: Any, **own: Any) -> Tensor:
         entered, kept = self.enter(x)
-        return self.leave(kept, self.inner.step_(entered, state))
+        return self.leave(kept, self.inner._step_(entered, state, **own))
 
     def state_bytes(self, length: int) -> int:
         """Bytes of the inner layer's state."""
@@ -141,7 +141,75 @@ class NormedResidual(Branch):
         return self.add(kept, y)
 
 
-class ParallelResidual(SequenceLayer[tuple[Any, ...]]):
+class Composite(SequenceLayer[tuple[Any, ...]]):
+    """Layers that are called in a fixed order, each with its own state.
+
+    Abstract: subclasses say which layers (``links``), and how their outputs make the output, in all
+    modes at once (``walk``).
+    """
+
+    packs = True
+
+    @property
+    @abstractmethod
+    def links(self) -> Sequence[AnyLayer]:
+        """The layers in the order of their calls; one layer may occur several times."""
+
+    @abstractmethod
+    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+        """The output, where ``call(layer, x, **options)`` runs the links in order."""
+
+    def run(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        """Call a link or one of its methods on whole sequences."""
+        return function(*inputs, **options)
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
+        """One initial state per link."""
+        return tuple(link.init_state(batch_size, capacity=capacity) for link in self.links)
+
+    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
+        def call(layer: AnyLayer, h: Tensor, **own: Any) -> Tensor:
+            return self.run(layer, *row_inputs(layer, h, lengths), **own, **packed)
+
+        return self.walk(x, call)
+
+    def _forward_chunk(
+        self, x: Tensor, state: tuple[Any, ...], **packed: Any
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        def advance(layer: AnyLayer, *inputs: Any, **own: Any) -> tuple[Tensor, Any]:
+            return self.run(layer.forward_chunk, *inputs, **own, **packed)
+
+        return self._advance(x, state, advance)
+
+    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+        return self._advance(x, state, lambda layer, *inputs, **own: layer._step(*inputs, **own))
+
+    def _advance(
+        self, x: Tensor, state: tuple[Any, ...], advance: Callable[..., tuple[Tensor, Any]]
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        states, after = iter(state), []
+
+        def call(layer: AnyLayer, h: Tensor, **own: Any) -> Tensor:
+            y, new = advance(layer, h, next(states), **own)
+            after.append(new)
+            return y
+
+        return self.walk(x, call), tuple(after)
+
+    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
+        states = iter(state)
+        return self.walk(x, lambda layer, h, **own: layer._step_(h, next(states), **own))
+
+    def state_bytes(self, length: int) -> int:
+        """Bytes of all states."""
+        return sum(link.state_bytes(length) for link in self.links)
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of all links."""
+        return sum(link.flops_per_token(length) for link in self.links)
+
+
+class ParallelResidual(Composite):
     r"""Pre-norm residual branches side by side: :math:`y = x + \sum_i f_i(\mathrm{norm}_i(x))`.
 
     All branches have the same input. In a stack, by contrast, each branch also sees what the
@@ -154,56 +222,22 @@ class ParallelResidual(SequenceLayer[tuple[Any, ...]]):
         Black et al., "GPT-NeoX-20B", 2022, section 2.1.
     """
 
-    packs = True
-
     def __init__(self, *branches: Residual) -> None:
         super().__init__(branches[0].d_model)
         self.branches = nn.ModuleList(branches)
         self.causal = all(branch.causal for branch in branches)
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
-        """One initial state per branch."""
-        return tuple(b.init_state(batch_size, capacity=capacity) for b in self._branches)
-
-    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
-        y = x
-        for branch in self._branches:
-            entered = row_inputs(branch.layer, branch.norm(x), lengths)
-            y = branch.add(y, branch.layer(*entered, **packed))
-        return y
-
-    def _forward_chunk(
-        self, x: Tensor, state: tuple[Any, ...], **packed: Any
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        return self._advance("forward_chunk", x, state, **packed)
-
-    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
-        return self._advance("step", x, state)
-
-    def _advance(
-        self, verb: str, x: Tensor, state: tuple[Any, ...], **packed: Any
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        """Add the outputs of all branches, each with its own state, to their common input."""
-        y, after = x, []
-        for branch, before in zip(self._branches, state, strict=True):
-            added, new = getattr(branch.layer, verb)(branch.norm(x), before, **packed)
-            y = branch.add(y, added)
-            after.append(new)
-        return y, tuple(after)
-
-    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
-        y = x
-        for branch, own in zip(self._branches, state, strict=True):
-            y = branch.add(y, branch.layer.step_(branch.norm(x), own))
-        return y
-
-    def state_bytes(self, length: int) -> int:
-        """Bytes of all states."""
-        return sum(b.state_bytes(length) for b in self._branches)
-
     @property
-    def _branches(self) -> list[Residual]:
-        return cast("list[Residual]", list(self.branches))
+    def links(self) -> Sequence[AnyLayer]:
+        """The layers of the branches."""
+        return [branch.layer for branch in cast("list[Residual]", self.branches)]
+
+    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+        """Add the outputs of all branches to their common input."""
+        y = x
+        for branch in cast("list[Residual]", self.branches):
+            y = branch.add(y, call(branch.layer, branch.norm(x)))
+        return y
 
 
 def title(layer: AnyLayer) -> str:
@@ -216,7 +250,7 @@ def title(layer: AnyLayer) -> str:
         ('LSTM', 'LSTM + LSTM')
     """
     if isinstance(layer, ParallelResidual):
-        return " + ".join(title(branch) for branch in layer._branches)
+        return " + ".join(type(link).__name__ for link in layer.links)
     return type(inside(layer)).__name__
 
 
@@ -244,103 +278,17 @@ class ActivationCheckpointing:
         return function(*inputs, **options)
 
 
-class Chain(ActivationCheckpointing, SequenceLayer[tuple[Any, ...]]):
-    """Layers in sequence, each with its own state.
+class Chain(ActivationCheckpointing, Composite):
+    """Layers in sequence.
 
     Abstract: subclasses say which layers.
     """
 
-    packs = True
-
-    @property
-    @abstractmethod
-    def links(self) -> Sequence[AnyLayer]:
-        """The layers in order; one layer may occur several times."""
-
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> tuple[Any, ...]:
-        """One initial state per link."""
-        return tuple(link.init_state(batch_size, capacity=capacity) for link in self.links)
-
-    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
-        for link in self.links:
-            x = self.run(link, *row_inputs(link, x, lengths), **packed)
-        return x
-
-    def _forward_chunk(
-        self, x: Tensor, state: tuple[Any, ...], **packed: Any
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        after = []
-        for link, before in zip(self.links, state, strict=True):
-            x, new = self.run(link.forward_chunk, x, before, **packed)
-            after.append(new)
-        return x, tuple(after)
-
-    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
-        after = []
-        for link, before in zip(self.links, state, strict=True):
-            x, new = link.step(x, before)
-            after.append(new)
-        return x, tuple(after)
-
-    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
-        for link, own in zip(self.links, state, strict=True):
-            x = link.step_(x, own)
-        return x
-
-    def state_bytes(self, length: int) -> int:
-        """Bytes of all states."""
-        return sum(link.state_bytes(length) for link in self.links)
-
-    def flops_per_token(self, length: int) -> float:
-        """Operations of all links."""
-        return sum(link.flops_per_token(length) for link in self.links)
-
-
-class Walk(Chain):
-    """Layers that are called in order, each with its own state, by one function for all modes.
-
-    Abstract: subclasses say which layers (``links``), and how they follow each other.
-    """
-
-    @abstractmethod
     def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
-        """The output, where ``call(layer, x, **options)`` runs the links in order."""
-
-    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
-        return self.walk(
-            x,
-            lambda layer, h, **own: self.run(
-                layer, *row_inputs(layer, h, lengths), **own, **packed
-            ),
-        )
-
-    def _forward_chunk(
-        self, x: Tensor, state: tuple[Any, ...], **packed: Any
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        return self._advance(
-            x,
-            state,
-            lambda layer, *inputs, **own: self.run(layer.forward_chunk, *inputs, **own, **packed),
-        )
-
-    def _step(self, x: Tensor, state: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
-        return self._advance(x, state, lambda layer, *inputs, **own: layer._step(*inputs, **own))
-
-    def _advance(
-        self, x: Tensor, state: tuple[Any, ...], advance: Callable[..., tuple[Tensor, Any]]
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        states, after = iter(state), []
-
-        def call(layer: AnyLayer, h: Tensor, **own: Any) -> Tensor:
-            y, new = advance(layer, h, next(states), **own)
-            after.append(new)
-            return y
-
-        return self.walk(x, call), tuple(after)
-
-    def _step_(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
-        states = iter(state)
-        return self.walk(x, lambda layer, h, **own: layer._step_(h, next(states), **own))
+        """The output of the last link."""
+        for link in self.links:
+            x = call(link, x)
+        return x
 
 
 def inside(link: AnyLayer) -> AnyLayer:

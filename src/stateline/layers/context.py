@@ -64,12 +64,7 @@ class AttendsToContext(ABC):
     def project_context(
         self, x: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "batch length"]
     ) -> Context:
-        """Keys and values of given vectors.
-
-        Args:
-            x: The vectors.
-            positions: Positions of the vectors in the sequence.
-        """
+        """Keys and values of vectors at positions in the sequence."""
 
     @abstractmethod
     def context_flops(self) -> float:

@@ -27,35 +27,65 @@ class Memory:
     if its storage was (``.data``, a cast, a move), if PyTorch has counted a change in place, or if
     any optimizer has made a step since: fused optimizers change weights without counting. A change
     in place through ``.data`` or NumPy is not seen; :meth:`forget` the values after one.
-
-    Args:
-        model: The model.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._values: dict[tuple[nn.Module, str], Any] = {}
-        self._seen = _Weights(model)
+        self._model, self._counted = model, _optimizer_steps()
+        self.forget()
 
     def renew(self) -> bool:
         """Forget the values if weights have changed, and return whether they have."""
-        if self._seen.unchanged():
+        if self._unchanged():
             return False
         self.forget()
         return True
 
     def forget(self) -> None:
         """Drop all values."""
-        self._values.clear()
-        self._seen = _Weights(self._model)
+        modules = list(self._model.modules())
+        self._values: dict[tuple[nn.Module, str], Any] = {}
+        self._children = [m._modules for m in modules if m._modules]
+        self._seen = [dict(table) for table in self._children]
+        self._watched: dict[tuple[int, str], tuple[Any, ...]] = {}
+        self._storages: list[StorageWeakRef] = []
+        self._steps = self._counted[0]
+        if table := next((m._parameters for m in modules if m._parameters), None):
+            self._watch(table, next(iter(table)))
 
     def value(self, layer: LayerT, method: Callable[[LayerT], T]) -> T:
         """The result of a layer's method, computed at the first call."""
         key = (layer, method.__name__)
         if key not in self._values:
-            self._values[key] = method(_twin(layer, self._seen.watch))
+            self._values[key] = method(_twin(layer, self._watch))
         result: T = self._values[key]
         return result
+
+    def _watch(self, table: dict[str, Any], name: str) -> None:
+        """Watch one tensor of a module's table, and do not keep it alive."""
+        x = table[name]
+        if x is None or (id(table), name) in self._watched:
+            return
+        storage = x.untyped_storage()
+        # a weak reference, so that no other storage gets the same number
+        self._storages.append(StorageWeakRef(storage))
+        # inference tensors do not count changes
+        version = None if x.is_inference() else x._version
+        self._watched[id(table), name] = table, name, weakref.ref(x), storage._cdata, version
+
+    def _unchanged(self) -> bool:
+        """Whether modules, tensors, storages and counts of changes are the same.
+
+        Asked at every token, so it takes fractions of a microsecond per module and tensor.
+        """
+        if self._steps != self._counted[0] or self._children != self._seen:
+            return False
+        for table, name, reference, storage, version in self._watched.values():
+            x = table.get(name)
+            if x is None or x is not reference() or x.untyped_storage()._cdata != storage:
+                return False
+            if version is not None and x._version != version:
+                return False
+        return True
 
 
 _memory: ContextVar[Memory | None] = ContextVar("memory", default=None)
@@ -67,9 +97,6 @@ class remembering:
     Decoding uses this: a step of one token would otherwise spend most of its time on recomputing
     them. The ``with`` statement gives whether weights have changed since the last time, so that
     values are computed again.
-
-    Args:
-        memory: The values.
     """
 
     __slots__ = ("_own", "_token")
@@ -115,7 +142,7 @@ def derived(method: Callable[[LayerT], T]) -> Callable[[LayerT], T]:
 
 
 class _Copies(dict[str, Any]):
-    """Tensors of a module by name, of which every reader gets a copy."""
+    """Tensors of a module by name; every reader gets a copy."""
 
     def __init__(self, table: dict[str, Any], watch: Watch) -> None:
         super().__init__(table)
@@ -149,48 +176,6 @@ def _twin(module: LayerT, watch: Watch) -> LayerT:
         "_modules": {name: child and _twin(child, watch) for name, child in children},
     }
     return twin
-
-
-class _Weights:
-    """Watches the weights of a model for changes; it does not keep them alive."""
-
-    def __init__(self, model: nn.Module) -> None:
-        modules = list(model.modules())
-        self._children = [m._modules for m in modules if m._modules]
-        self._seen = [dict(table) for table in self._children]
-        self._watched: dict[tuple[int, str], tuple[Any, ...]] = {}
-        self._storages: list[StorageWeakRef] = []
-        self._counted = _optimizer_steps()
-        self._steps = self._counted[0]
-        if table := next((m._parameters for m in modules if m._parameters), None):
-            self.watch(table, next(iter(table)))
-
-    def watch(self, table: dict[str, Any], name: str) -> None:
-        """Watch one tensor of a module's table."""
-        x = table[name]
-        if x is None or (id(table), name) in self._watched:
-            return
-        storage = x.untyped_storage()
-        # a weak reference, so that no other storage gets the same number
-        self._storages.append(StorageWeakRef(storage))
-        # inference tensors do not count changes
-        version = None if x.is_inference() else x._version
-        self._watched[id(table), name] = table, name, weakref.ref(x), storage._cdata, version
-
-    def unchanged(self) -> bool:
-        """Whether modules, tensors, storages and counts of changes are the same.
-
-        Asked at every token, so it takes fractions of a microsecond per module and tensor.
-        """
-        if self._steps != self._counted[0] or self._children != self._seen:
-            return False
-        for table, name, reference, storage, version in self._watched.values():
-            x = table.get(name)
-            if x is None or x is not reference() or x.untyped_storage()._cdata != storage:
-                return False
-            if version is not None and x._version != version:
-                return False
-        return True
 
 
 @cache

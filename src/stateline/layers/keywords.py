@@ -18,10 +18,7 @@ def keywords_from(settings: type) -> Callable[[type[LayerT]], type[LayerT]]:
     """Class decorator: publish the fields of a settings dataclass as keywords of the constructor.
 
     The constructor itself takes ``**settings``. ``inspect.signature`` and ``typing.get_type_hints``
-    then show each field with its default and annotation.
-
-    Args:
-        settings: A dataclass whose fields all have defaults.
+    then show each field with its annotation and its default, which all fields have.
 
     Example:
         >>> from dataclasses import dataclass

@@ -36,6 +36,26 @@ class ScaledLinear(Linear):
         return scaled[0] if len(scaled) == 1 else torch.cat(scaled, dim=-1)
 
 
+class LowRank(nn.Module):
+    r"""A linear map of low rank, :math:`x \mapsto U V x + b`.
+
+    Args:
+        d_in: Width of the input.
+        rank: Length of :math:`V x`.
+        d_out: Width of the output.
+        bias: Whether there is a b.
+    """
+
+    def __init__(self, d_in: int, rank: int, d_out: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.down = Linear(d_in, rank, bias=False)
+        self.up = Linear(rank, d_out, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the last axis."""
+        return self.up(self.down(x))
+
+
 def scaled_linear(d_in: int, *factors: tuple[int, float], bias: bool) -> Linear:
     """A linear map whose outputs have the given widths and factors."""
     if all(factor == 1 for _, factor in factors):

@@ -97,12 +97,7 @@ def _cat(states: Sequence[State]) -> State:
 
 
 def replace_rows(state: State, rows: Tensor, other: State) -> State:
-    """Replace some rows of a state by the same rows of another state of the layer.
-
-    Args:
-        state: State of a batch.
-        rows: Mask of the rows to replace.
-        other: State with the same number of rows.
+    """Replace the masked rows of a state by the same rows of another state of the layer.
 
     Example:
         >>> replace_rows(torch.tensor([1, 2]), torch.tensor([False, True]), torch.tensor([8, 9]))
@@ -114,7 +109,7 @@ def replace_rows(state: State, rows: Tensor, other: State) -> State:
 
 
 def overwrite_rows(state: State, rows: Tensor, other: State) -> None:
-    """Overwrite some rows of a state in place by the same rows of another state of the layer.
+    """Overwrite the masked rows of a state by the same rows of another state of the layer.
 
     If one state has more free room than the other, only the common part is written; the caller
     guarantees that all slots in use lie there.
@@ -150,14 +145,6 @@ def to(
 
     The dtype applies to keys, values and past inputs. Positions stay integers, and accumulators
     keep their precision.
-
-    Args:
-        state: Any state.
-        device: Target device.
-        dtype: Target floating-point type.
-
-    Returns:
-        The moved state.
     """
 
     def move(leaf: Tensor, keeps_dtype: bool) -> Tensor:
@@ -200,19 +187,15 @@ def accumulators(part: State) -> tuple[str, ...]:
 def save_state(
     path: str | Path, state: State, layer: nn.Module, *, known: Fingerprint | None = None
 ) -> None:
-    """Write a state to a safetensors file, with its hash and the fingerprint of its layer.
+    """Write the state of a layer or model to a safetensors file, with its hash and a fingerprint.
 
-    Args:
-        path: File to write; it is replaced atomically.
-        state: State of ``layer``.
-        layer: The layer or model that computed the state.
-        known: The fingerprint of the layer, if it was computed before; a server saves many states
-            of the same weights.
+    The file is replaced atomically. ``known`` is the fingerprint of the layer, if it was computed
+    before: a server saves many states of the same weights.
 
     Raises:
         InputError: If the file cannot be written.
     """
-    tensors = {name: leaf.detach().contiguous().clone() for name, leaf in _named_leaves(state)}
+    tensors = {name: leaf.detach().contiguous().clone() for name, leaf in named_leaves(state)}
     metadata = {"format": _FORMAT, "content": _digest(state), **(known or fingerprint(layer))}
     write_atomically(Path(path), lambda file: save_file(tensors, file, metadata=metadata))
 
@@ -243,7 +226,7 @@ def load_state(
             has another shape or holds NaN.
     """
     blank = template or (lambda capacity: layer.init_state(1, capacity=capacity))
-    names = [name for name, _ in _named_leaves(blank(0))]
+    names = [name for name, _ in named_leaves(blank(0))]
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -340,7 +323,7 @@ def _check_fingerprint(path: Path, found: Fingerprint, wanted: Fingerprint, forc
 
 def _check_leaves(path: Path, state: State, least: State, roomy: State) -> None:
     """Check shapes against a template; rows and axes that a capacity enlarges may differ."""
-    found, wanted = _named_leaves(state), _named_leaves(least)
+    found, wanted = named_leaves(state), named_leaves(least)
     for (name, leaf), (_, small), large in zip(
         found, wanted, pytree.tree_leaves(roomy), strict=True
     ):
@@ -350,8 +333,8 @@ def _check_leaves(path: Path, state: State, least: State, roomy: State) -> None:
         if not fits or any(leaf.shape[axis] != small.shape[axis] for axis in fixed):
             raise InputError(
                 f"{path} does not fit: its {name} is {leaf.dtype} of shape {tuple(leaf.shape)}, "
-                f"that of this layer {small.dtype} of shape {tuple(small.shape)} per row; load it "
-                "with the model that saved it"
+                f"a state of this layer has {small.dtype} of shape {tuple(small.shape)} per row; "
+                "load it with the model that saved it"
             )
         if leaf.is_floating_point() and bool(leaf.isnan().any()):
             raise InputError(f"{path} holds NaN in {name}: save a state without NaN")
@@ -360,7 +343,7 @@ def _check_leaves(path: Path, state: State, least: State, roomy: State) -> None:
 def _digest(state: State) -> str:
     """Hash of all tensors of a state."""
     digest = hashlib.sha256()
-    for name, leaf in _named_leaves(state):
+    for name, leaf in named_leaves(state):
         digest.update(json.dumps([name, list(leaf.shape), str(leaf.dtype)]).encode())
         digest.update(_bytes(leaf))
     return digest.hexdigest()
@@ -372,7 +355,8 @@ def _bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _named_leaves(state: State) -> list[tuple[str, Tensor]]:
+def named_leaves(state: State) -> list[tuple[str, Tensor]]:
+    """The tensors of a state, in order, each with the way to it: ``.layers[0].h``."""
     leaves, _ = pytree.tree_flatten_with_path(state)
     return [(pytree.keystr(path), leaf) for path, leaf in leaves]
 

@@ -15,10 +15,6 @@ def stored(state: State, dtype: torch.dtype) -> State:
     Keys, values and positions stay as they are. ``step_`` of every layer computes from such a state
     in float32, and rounds what it writes. The other methods take the state in float32.
 
-    Args:
-        state: Any state.
-        dtype: Of these tensors.
-
     Example:
         >>> from stateline.layers import H3
         >>> from stateline.layers.state import nbytes
@@ -32,16 +28,11 @@ def stored(state: State, dtype: torch.dtype) -> State:
 def stored_bytes(layer: Any, length: int, dtype: torch.dtype | None) -> int:
     """Bytes of one row's state after ``length`` tokens, kept as by :func:`stored`.
 
-    What is kept in another dtype has the same size at every length.
-
-    Args:
-        layer: A layer or a model.
-        length: Number of tokens.
-        dtype: Of the accumulators and past inputs; ``None`` means their own.
+    Without a dtype, all tensors keep their own.
     """
     if dtype is None:
         return layer.state_bytes(length)
-    begun = layer.init_state(1)
+    begun = layer.init_state(1)  # what is kept in another dtype has the same size at every length
     return layer.state_bytes(length) - nbytes(begun) + nbytes(stored(begun, dtype))
 
 

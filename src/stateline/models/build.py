@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 from stateline.errors import InputError, unknown_name
 from stateline.layers import (
@@ -39,12 +40,6 @@ def build_stack(config: ModelConfig) -> Stack:
     A block computes ``x + layer(norm(x))``, then ``x + feed_forward(norm(x))`` if the layer wants a
     feed-forward; a parallel block adds both branches to the same input.
 
-    Args:
-        config: Pattern, width, normalisation, feed-forward and keywords by kind are used.
-
-    Returns:
-        The stack.
-
     Raises:
         InputError: If the pattern is malformed or asks for too much, or if it names an unknown
             layer or keyword or a value that cannot be used.
@@ -54,7 +49,7 @@ def build_stack(config: ModelConfig) -> Stack:
             raise unknown_name("layer", kind, [*LAYERS, *WRAPPERS])
     items = parse_pattern(config.pattern)
     _check_limits(items, config)
-    return _stack(items, config)
+    return Stack(*_layers(items, config))
 
 
 def _check_limits(items: Sequence[Item], config: ModelConfig) -> None:
@@ -88,10 +83,7 @@ def _loops(item: Item, config: ModelConfig) -> int:
     parameters = inspect.signature(made).parameters
     given = _keywords(item, config)
     numbers = (given.get(n, parameters[n].default) for n in _LOOPS if n in parameters)
-    product = 1
-    for number in numbers:
-        product *= number if isinstance(number, int) and number > 0 else 1
-    return product
+    return prod(n for n in numbers if isinstance(n, int) and n > 0)
 
 
 def _keywords(item: Item, config: ModelConfig) -> Mapping[str, Value]:
@@ -100,10 +92,6 @@ def _keywords(item: Item, config: ModelConfig) -> Mapping[str, Value]:
         if isinstance(value, int) and value > MAX_SIZE:
             raise InputError(f"{item.name} wants {name} to be at most {MAX_SIZE:,}, got more")
     return keywords
-
-
-def _stack(items: Sequence[Item], config: ModelConfig) -> Stack:
-    return Stack(*_layers(items, config))
 
 
 def _layers(items: Sequence[Item], config: ModelConfig) -> list[AnyLayer]:
@@ -127,12 +115,12 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
                 "layers that follow each other"
             )
         bare = replace(config, block="plain", feed_forward="none") if made.is_mixer else config
-        parts = [_stack(part, bare) for part in (item.core, *item.others)]
-        core = Stack(*map(_bare, parts)) if made.takes_several else parts[0]
-        if not made.is_mixer:
-            return [construct("wrapper", item.name, made, keywords, core)]
-        mixer = construct("wrapper", item.name, made, keywords, core)
-        return _with_feed_forward(mixer, config, item.name)
+        parts = [Stack(*_layers(part, bare)) for part in (item.core, *item.others)]
+        # Of several arguments, one that holds a single layer is this layer.
+        bare_parts = (p.links[0] if len(p.links) == 1 else p for p in parts)
+        core = Stack(*bare_parts) if made.takes_several else parts[0]
+        layer = construct("wrapper", item.name, made, keywords, core)
+        return _with_feed_forward(layer, config, item.name) if made.is_mixer else [layer]
     if item.name not in LAYERS:
         raise unknown_name("layer", item.name, [*LAYERS, *WRAPPERS])
     if item.core:
@@ -140,17 +128,7 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
             f"{item.name} takes keyword=value only; only {', '.join(WRAPPERS)} take a pattern"
         )
     layer = construct("layer", item.name, LAYERS[item.name], keywords, config.d_model)
-    if (width := getattr(layer, "d_output", config.d_model)) != config.d_model:
-        raise InputError(
-            f"a layer of a pattern must be as wide as the model, got {item.name} with {width} "
-            f"outputs and d_model={config.d_model}: set n_outputs=1"
-        )
     return _with_feed_forward(layer, config, item.name)
-
-
-def _bare(stack: Stack) -> AnyLayer:
-    """The layer of a stack that holds a single one, or the stack."""
-    return stack.links[0] if len(stack.links) == 1 else stack
 
 
 def _with_feed_forward(layer: AnyLayer, config: ModelConfig, kind: str) -> list[AnyLayer]:

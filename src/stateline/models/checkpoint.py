@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +21,6 @@ from stateline.files import (
     write_atomically,
     write_text,
 )
-from stateline.models.classifier import SequenceClassifier
 from stateline.models.factory import (
     PRECISIONS,
     AnyModel,
@@ -30,9 +29,7 @@ from stateline.models.factory import (
     read_config,
 )
 from stateline.models.language_model import LanguageModel
-from stateline.models.regressor import SequenceRegressor
-
-ModelT = TypeVar("ModelT", LanguageModel, SequenceClassifier, SequenceRegressor)
+from stateline.models.sequence_head import SequenceClassifier, SequenceRegressor
 
 CONFIG, WEIGHTS, HASHES = "config.json", "model.safetensors", "hashes.json"
 
@@ -50,7 +47,7 @@ def save_model(
 
     Args:
         model: The model.
-        folder: Where its files are written; it is made if it does not exist.
+        folder: Folder of its files; it is made if it does not exist.
         write: Writes the weights into a file; by default from the model.
 
     Raises:
@@ -72,11 +69,7 @@ def save_model(
 
 
 def write_manifest(folder: Path, names: Iterable[str]) -> None:
-    """Write the SHA-256 hashes of files into ``hashes.json`` beside them.
-
-    Args:
-        folder: Where the files are.
-        names: Their names.
+    """Write the SHA-256 hashes of files of a folder into its ``hashes.json``.
 
     Raises:
         InputError: If the folder cannot be written to.
@@ -87,9 +80,6 @@ def write_manifest(folder: Path, names: Iterable[str]) -> None:
 
 def check_manifest(folder: Path) -> None:
     """Compare the files of a folder with their hashes, if :func:`write_manifest` wrote any.
-
-    Args:
-        folder: Where the files are. Folders without hashes, written by older versions, pass.
 
     Raises:
         InputError: If a file is missing or differs from its hash.
@@ -110,8 +100,8 @@ def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> Lan
     """Read a language model written by :func:`save_model`.
 
     Args:
-        folder: Where its files are.
-        device: Where its weights shall be.
+        folder: Folder of its files.
+        device: Device of its weights.
 
     Returns:
         The model, in evaluation mode, in the precision in which it was saved.
@@ -120,19 +110,19 @@ def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> Lan
         InputError: If a file is missing or damaged, the weights do not fit the configuration, or
             the model is of another kind.
     """
-    return _load_as(LanguageModel, "load_model", folder, device)
+    return _load("language_model", folder, device)
 
 
 def load_classifier(
     folder: str | Path, *, device: torch.device | str = "cpu"
 ) -> SequenceClassifier:
     """Read a classifier written by :func:`save_model`; otherwise like :func:`load_model`."""
-    return _load_as(SequenceClassifier, "load_classifier", folder, device)
+    return _load("classifier", folder, device)
 
 
 def load_regressor(folder: str | Path, *, device: torch.device | str = "cpu") -> SequenceRegressor:
     """Read a regressor written by :func:`save_model`; otherwise like :func:`load_model`."""
-    return _load_as(SequenceRegressor, "load_regressor", folder, device)
+    return _load("regressor", folder, device)
 
 
 _LOADERS = {
@@ -142,15 +132,12 @@ _LOADERS = {
 }
 
 
-def _load_as(
-    model_class: type[ModelT], loader: str, folder: str | Path, device: torch.device | str
-) -> ModelT:
+def _load(kind: str, folder: str | Path, device: torch.device | str) -> Any:
     model = load_any(folder, device=device)
-    if not isinstance(model, model_class):
-        kind = model.config.kind
+    if (found := model.config.kind) != kind:
         raise InputError(
-            f"the model in {folder} is a {kind.replace('_', ' ')}: {loader} does not read it, "
-            f"{_LOADERS[kind]} does"
+            f"the model in {folder} is a {found.replace('_', ' ')}: {_LOADERS[kind]} does not read "
+            f"it, {_LOADERS[found]} does"
         )
     return model
 

@@ -1,6 +1,7 @@
 """The configuration of a model, as plain data."""
 
 import dataclasses
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -193,13 +194,11 @@ class ModelConfig:
         """
         if values.get("model_type") == "stateline":
             values = {k: v for k, v in values.items() if k not in TRANSFORMERS_SETTINGS}
-        fields = dataclasses.fields(cls)
-        known = [f.name for f in fields]
+        parameters = inspect.signature(cls).parameters
         for name in values:
-            if name not in known:
-                raise unknown_name("model setting", name, known)
-        none = dataclasses.MISSING
-        required = {f.name for f in fields if f.default is none and f.default_factory is none}
+            if name not in parameters:
+                raise unknown_name("model setting", name, parameters)
+        required = {p.name for p in parameters.values() if p.default is p.empty}
         if missing := required - set(values):
             raise InputError(f"the model configuration lacks {', '.join(sorted(missing))}")
         return cls(**values)

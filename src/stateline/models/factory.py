@@ -9,11 +9,15 @@ from torch import nn
 
 from stateline.errors import InputError, unknown_name
 from stateline.files import read_json_object
-from stateline.models.classifier import ClassifierConfig, SequenceClassifier
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
-from stateline.models.regressor import RegressorConfig, SequenceRegressor
-from stateline.models.sequence_head import SequenceHead
+from stateline.models.sequence_head import (
+    ClassifierConfig,
+    RegressorConfig,
+    SequenceClassifier,
+    SequenceHead,
+    SequenceRegressor,
+)
 from stateline.workers import memory_bytes
 
 MAX_BYTES = 1 << 20

@@ -16,7 +16,7 @@ class _Scheme(NamedTuple):
         linear: Standard deviation of linear maps: a number, ``width`` (by the model's width),
             ``fan_in`` (by the width of their input), or ``None`` for PyTorch's uniform
             distribution.
-        embedding: Standard deviation of embeddings, likewise.
+        embedding: Standard deviation of embeddings: a number, or ``width``.
         scaled: Layers whose last map is divided by the root of the number of branches.
     """
 
@@ -58,11 +58,6 @@ def initialise(model: nn.Module, d_model: int, init: Init = "width") -> None:
     Biases are zero, except with ``staircase``. :math:`d` is the width of the model, and a last map
     is the last map of a residual branch. The number of branches counts a shared core once.
 
-    Args:
-        model: Its parameters are changed in place.
-        d_model: Width of the residual stream.
-        init: Name of the scheme.
-
     References:
         ``width``: Nguyen and Salazar, "Transformers without Tears", 2019; ``gpt2``: Radford et al.,
         2019; ``h3``: HazyResearch/H3; ``neox``: the models of "Repeat After Me"; ``mamba``:
@@ -89,7 +84,7 @@ def initialise(model: nn.Module, d_model: int, init: Init = "width") -> None:
 
 
 def _draw_experts(layer: MoE, scheme: _Scheme, d_model: int, root: float) -> None:
-    """Draw the maps of experts as those of a feed-forward."""
+    """Draw the maps of experts like the maps of a feed-forward."""
     for weight, divisor in ((layer.in_weight, 1.0), (layer.out_weight, root)):
         d_input = weight.shape[-1]
         if scheme.linear is None:

@@ -39,9 +39,6 @@ class LanguageModel(SequenceLayer[LanguageModelState]):
     branches. State space and LSTM parameters keep the initial values of their layers. For other
     schemes see ``stateline.models.initial_weights.initialise``.
 
-    Args:
-        config: What the model is made of.
-
     Raises:
         InputError: If the configuration cannot be built.
 

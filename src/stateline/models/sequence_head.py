@@ -1,6 +1,5 @@
-"""Models of whole sequences: the layers of a language model, with numbers as output."""
+"""Classifiers and regressors of sequences: the layers of a language model under another head."""
 
-from abc import ABC
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -23,7 +22,7 @@ Pooling = Literal["mean", "last"]
 
 @dataclass(frozen=True)
 class HeadConfig(ModelConfig):
-    """Settings that classifiers and regressors share; use one of these.
+    """Settings of classifiers and regressors: a :class:`~stateline.ModelConfig` with three more.
 
     ``tie_embeddings``, ``head_bias``, ``embedding_multiplier``, ``embedding_norm``,
     ``logits_divisor`` and ``logits_soft_cap`` have no effect.
@@ -35,7 +34,10 @@ class HeadConfig(ModelConfig):
             to it, or the ``last`` position alone. Use ``last`` if every position has a target.
     """
 
-    kind: ClassVar[str] = "sequence_head"
+    counts: ClassVar[str]
+    """Name of the setting that says how many outputs there are at each position."""
+    least: ClassVar[int]
+    """Its smallest value."""
 
     vocab_size: int = 1
     n_channels: int = 0
@@ -43,13 +45,45 @@ class HeadConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.n_channels <= MAX_SIZE:
-            raise InputError(f"n_channels must be from 0 to {MAX_SIZE:,}, got {self.n_channels}")
+        for name, least in (("n_channels", 0), (self.counts, self.least)):
+            if not least <= (value := getattr(self, name)) <= MAX_SIZE:
+                raise InputError(f"{name} must be from {least} to {MAX_SIZE:,}, got {value}")
         if self.n_channels and self.vocab_size > 1:
             raise InputError(
                 "the input is either tokens (vocab_size) or numbers (n_channels), got both: "
                 f"vocab_size={self.vocab_size} and n_channels={self.n_channels}"
             )
+
+    @property
+    def n_outputs(self) -> int:
+        """Logits or predicted numbers per position."""
+        return int(getattr(self, self.counts))
+
+
+@dataclass(frozen=True)
+class ClassifierConfig(HeadConfig):
+    """Configuration of a classifier: :class:`~stateline.models.sequence_head.HeadConfig` and this.
+
+    Attributes:
+        n_classes: Number of classes.
+    """
+
+    kind, counts, least = "classifier", "n_classes", 2
+
+    n_classes: int = 2
+
+
+@dataclass(frozen=True)
+class RegressorConfig(HeadConfig):
+    """Configuration of a regressor: :class:`~stateline.models.sequence_head.HeadConfig` and this.
+
+    Attributes:
+        n_values: Numbers to predict at each position.
+    """
+
+    kind, counts, least = "regressor", "n_values", 1
+
+    n_values: int = 1
 
 
 class HeadState(NamedTuple):
@@ -65,7 +99,7 @@ class HeadState(NamedTuple):
         return ("total",)
 
 
-class SequenceHead(SequenceLayer[HeadState], ABC):
+class SequenceHead(SequenceLayer[HeadState]):
     r"""Embedding or linear map, blocks, normalisation, pooling, and a linear map to the outputs.
 
     .. math:: z_t = W\,\frac{1}{t} \sum_{s \le t} \mathrm{norm}(\mathrm{stack}(x))_s + b
@@ -77,9 +111,6 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
 
     Pooling over the first position, as in BERT, is not offered: a causal layer has read nothing
     there.
-
-    Args:
-        config: What the model is made of.
 
     Raises:
         InputError: If the configuration cannot be built.
@@ -190,12 +221,10 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
     def _enter(self, x: Tensor, places: Tensor) -> Float[Tensor, "batch length d_model"]:
         if values_at_hand(x):
             self.check_input(x)
-        h = self.embedding(x) if self.embedding is not None else self._encode(x)
+        enter = self.embedding if self.encoder is None else self.encoder
+        assert enter is not None
+        h = enter(x)
         return self.dropout(h if self.positions is None else h + self.positions(places))
-
-    def _encode(self, x: Tensor) -> Tensor:
-        assert self.encoder is not None
-        return self.encoder(x)
 
     def _enter_one(self, x: Tensor, state: HeadState) -> Float[Tensor, "batch d_model"]:
         check_length(self.max_len, 1, state.position)
@@ -216,3 +245,33 @@ class SequenceHead(SequenceLayer[HeadState], ABC):
         total = h.cumsum(dim=1, dtype=torch.promote_types(h.dtype, torch.float32))
         total = total if before is None else before[:, None] + total
         return (total / counts[..., None]).to(h.dtype)
+
+
+class SequenceClassifier(SequenceHead):
+    """A sequence model whose outputs are the logits of classes.
+
+    Example:
+        >>> config = ClassifierConfig("s4d", d_model=16, n_channels=1, n_classes=10)
+        >>> audio = torch.zeros(2, 30, 1)
+        >>> SequenceClassifier(config).classify(audio, lengths=torch.tensor([30, 7])).shape
+        torch.Size([2, 10])
+    """
+
+    config: ClassifierConfig
+    classify = SequenceHead.outputs
+
+
+class SequenceRegressor(SequenceHead):
+    """A sequence model whose outputs are continuous values.
+
+    The outputs are used as they are: scale the targets to about unit variance for training.
+
+    Example:
+        >>> config = RegressorConfig("s4d", d_model=16, n_channels=3, n_values=2, pooling="last")
+        >>> model, signal = SequenceRegressor(config), torch.zeros(2, 30, 3)
+        >>> model(signal).shape, model.predict(signal, lengths=torch.tensor([30, 7])).shape
+        (torch.Size([2, 30, 2]), torch.Size([2, 2]))
+    """
+
+    config: RegressorConfig
+    predict = SequenceHead.outputs

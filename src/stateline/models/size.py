@@ -30,19 +30,11 @@ def count_parameters(config: ModelConfig) -> int:
 def training_bytes(
     model: AnyModel, batch_size: int, length: int, *, recompute: bool = False
 ) -> dict[str, int]:
-    """Estimate the memory of a training step in float32 with AdamW.
+    """Estimate the memory of a training step in float32 with AdamW, by what it is needed for.
 
-    Activations are counted by running the layers on the meta device. Temporary memory inside an
-    operation and overhead of the allocator are not included.
-
-    Args:
-        model: From :func:`meta_model`.
-        batch_size: Rows per batch.
-        length: Tokens per row.
-        recompute: Whether activation checkpointing is on.
-
-    Returns:
-        Bytes by what they are needed for: weights, gradients, optimizer, activations, logits.
+    Activations are counted by running the layers of a model from :func:`meta_model`. Temporary
+    memory inside an operation and overhead of the allocator are not included. ``recompute`` says
+    whether activation checkpointing is on.
 
     Example:
         >>> model = meta_model(ModelConfig("attention", vocab_size=10, d_model=8))

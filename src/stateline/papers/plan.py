@@ -84,11 +84,10 @@ def resolve(row: Row, table: Table, size: Size, recipes: Path) -> tuple[Recipe, 
     spec = row.task or given.task or task
     if spec is None:
         raise InputError(f"the row {row.name!r} has no task: add task to the row or to its size")
-    settings = {
-        part: _merged(getattr(recipe, part), getattr(given, part), getattr(row, part))
-        for part in ("model", "train")
-    }
-    return Recipe(row.pattern or recipe.pattern, row.name, **settings), canonical_pattern(spec)
+    model = _merged(recipe.model, given.model, row.model)
+    train = _merged(recipe.train, given.train, row.train)
+    own = Recipe(row.pattern or recipe.pattern, row.name, model, train)
+    return own, canonical_pattern(spec)
 
 
 def _merged(*settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from stateline.charts.chart import Chart
 from stateline.charts.export import write_charts
 from stateline.compare.engine import Engine
 from stateline.compare.news import News
-from stateline.compare.pool import Local, worker_devices
-from stateline.devices import resolve_device
+from stateline.compare.pool import local
 from stateline.errors import InputError
 from stateline.papers.chart import draw
 from stateline.papers.plan import plan_table
@@ -95,8 +94,7 @@ def reproduce(  # noqa: PLR0913
         tell(f"runs taken over: {len(taken)}")
     done |= taken
     if train:
-        engine = engine or Local(worker_devices("auto", None), resolve_device("auto"))
-        done = run_jobs(jobs, tasks, folder, done, engine, news or News())
+        done = run_jobs(jobs, tasks, folder, done, engine or local(), news or News())
     if not done:
         raise InputError(f"no run of {name} is there yet: leave out --as_is")
     given = [name, "--size", size, "--seeds", *map(str, seeds)]

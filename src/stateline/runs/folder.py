@@ -1,12 +1,11 @@
 """The folders of runs and comparisons: the names in them, and reading their results."""
 
-import json
 import os
 import re
 from pathlib import Path
 
-from stateline.errors import InputError
-from stateline.files import regular_file
+from stateline.errors import InputError, reason
+from stateline.files import read_json, regular_file
 from stateline.plugins import imported
 from stateline.runs.record import RecordT
 from stateline.runs.results import Results, RunRecord, from_json
@@ -74,12 +73,10 @@ def recorded_imports(folder: Path) -> list[str]:
         InputError: If the record is damaged.
     """
     path = folder / IMPORTS
-    if (file := _existing(path, "imports")) is None:
-        return []
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read: {error}; remove it") from error
+        found = [] if _is_missing(path) else read_json(path, "list of imports")
+    except InputError as error:
+        raise InputError(f"{error}; remove it") from error
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise InputError(f"{path} must be a list of names: remove it")
     return found
@@ -104,30 +101,24 @@ def check_imports(folder: Path) -> None:
         raise InputError(f"the run in {run} needs your own code: add {options}")
 
 
-def _existing(path: Path, what: str) -> Path | None:
-    """A regular file; ``None`` if there is nothing of that name.
-
-    Raises:
-        InputError: If it is something else than a regular file, or cannot be looked up.
-    """
+def _is_missing(path: Path) -> bool:
+    """Whether there is nothing of that name; what cannot be looked up is not missing."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return True
     except (OSError, ValueError):
-        pass  # which the next call explains
-    return regular_file(path, what)
+        pass  # which whoever opens it explains
+    return False
 
 
 def _read(path: Path, kind: type[RecordT]) -> RecordT | None:
-    if (file := _existing(path, "result")) is None:
+    if _is_missing(path):
         return None
+    file = regular_file(path, "result")
     try:
-        return from_json(file.read_text(encoding="utf-8"), kind)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give another folder") from error
+        return from_json(file.read_bytes(), kind)
     except InputError as error:
         raise InputError(f"cannot use {path}: {error}") from error
     except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path} is damaged: {reason}; run its command again") from error
+        raise InputError(f"{path} is damaged: {reason(error)}; run its command again") from error

@@ -30,8 +30,8 @@ class ProtocolRecord(Record, frozen=True, kw_only=True):
         weight_decays: Weight decays that were tried, by task.
         seeds: Seeds of the scored runs, by task.
         trial_seed: Seed of all trials; no scored run has it. ``None`` without trials.
-        rungs: Shares of the steps after which only the best trials go on.
-        kept: Share of the trials that goes on, rounded up.
+        rungs: Shares of the steps after which only the best trials continue.
+        kept: Share of the trials that continues, rounded up.
         validation: What trials were scored on, in words, by task; empty without trials.
         matched_by: What the models of one size have in common.
         sizes: The sizes that were asked for, as numbers of parameters; empty if the first model

@@ -172,7 +172,7 @@ class TimingRecord(Record, frozen=True, kw_only=True):
         tokens_per_second: Median of the rounds, over all rows; ``None`` if it was not measured.
         low: Lower end of the spread: the first quartile of the rounds, or the lower limit of the
             95 % interval of their median, or 2 % less than the median, whichever is least.
-        high: Upper end of the spread, likewise.
+        high: Upper end of the spread, found in the same way.
         rounds: Number of rounds.
         peak_memory: Bytes that a call needs beyond the model and its inputs; ``None`` if unknown.
         skipped: Why it was not measured; empty if it was.

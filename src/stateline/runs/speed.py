@@ -58,18 +58,16 @@ def cells(detail: Detail) -> list[Cell]:
     """
     if detail == "none":
         return []
-    if detail == "short":
-        return [
-            Cell("prefill", SPEED_LENGTHS[-1], 1),
-            *(Cell("decode", length, 1) for length in SPEED_LENGTHS),
-            *(Cell("train", length, train_batch(length)) for length in SPEED_LENGTHS),
-        ]
-    grid = [(length, batch) for length in STATE_LENGTHS for batch in BATCHES]
-    own = [(length, train_batch(length)) for length in STATE_LENGTHS]
+    short = detail == "short"
+    lengths, batches = (SPEED_LENGTHS, (1,)) if short else (STATE_LENGTHS, BATCHES)
+    grid = [(length, batch) for length in lengths for batch in batches]
+    trained = [(length, train_batch(length)) for length in lengths]
+    if not short:
+        trained = sorted({*grid, *trained})
     return [
-        *(Cell("prefill", *size) for size in grid),
+        *(Cell("prefill", *size) for size in (grid[-1:] if short else grid)),
         *(Cell("decode", *size) for size in grid),
-        *(Cell("train", *size) for size in sorted({*grid, *own})),
+        *(Cell("train", *size) for size in trained),
     ]
 
 
@@ -109,7 +107,7 @@ def _timed(
     jobs: Sequence[Job], device: torch.device, detail: Detail, tell: Callable[[Cell], object]
 ) -> Iterator[SpeedRecord]:
     """Build all models, measure them in the same rounds, and describe each."""
-    measured: dict[str, list[Measured]] = {str(number): [] for number in range(len(jobs))}
+    measured: dict[str, list[Measured]] = {}
     busy = None
     if what := cells(detail):
         torch.manual_seed(0)
@@ -121,11 +119,10 @@ def _timed(
             measured = measure(subjects, what, SECONDS, tell, MOST_SECONDS[detail])
         if load.foreign_cores is not None:
             busy = min(1.0, load.foreign_cores / (os.cpu_count() or 1))
-    machine = str(environment()["cpu"])
-    if device.type == "cuda":
-        machine = torch.cuda.get_device_name(device)
+    on_gpu = device.type == "cuda"
+    machine = torch.cuda.get_device_name(device) if on_gpu else str(environment()["cpu"])
     for number, job in enumerate(jobs):
-        record = _described(job, [_timing(entry) for entry in measured[str(number)]])
+        record = _described(job, [_timing(entry) for entry in measured.get(str(number), ())])
         yield replace(record, device=device.type, machine=machine, busy=busy)
 
 
@@ -133,21 +130,18 @@ def _described(job: Job, timings: list[TimingRecord]) -> SpeedRecord:
     """The timings of a job's model, and what is counted without running it."""
     counted = meta_model(job.model)
     lengths = STATE_LENGTHS if counted.causal else ()  # others have no state
+
+    def speeds(phase: str, batch: Callable[[int], int]) -> dict[int, int | float]:
+        own = [t for t in timings if t.phase == phase and t.batch == batch(t.length)]
+        return {t.length: t.tokens_per_second for t in own if t.tokens_per_second}
+
     return SpeedRecord(
         model=job.label,
         task=job.task,
         d_model=job.model.d_model,
         parameters=count_parameters(job.model),
-        train_tokens_per_second={
-            t.length: t.tokens_per_second
-            for t in timings
-            if t.phase == "train" and t.batch == train_batch(t.length) and t.tokens_per_second
-        },
-        decode_tokens_per_second={
-            t.length: t.tokens_per_second
-            for t in timings
-            if t.phase == "decode" and t.batch == 1 and t.tokens_per_second
-        },
+        train_tokens_per_second=speeds("train", train_batch),
+        decode_tokens_per_second=speeds("decode", lambda _: 1),
         state_bytes={n: counted.state_bytes(n) for n in lengths},
         flops_per_token={n: counted.flops_per_token(n) for n in STATE_LENGTHS},
         longest_copy=longest_copy(counted) if isinstance(counted, LanguageModel) else UNSET,

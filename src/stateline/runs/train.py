@@ -13,11 +13,10 @@ from stateline.files import write_text
 from stateline.generate import load_run
 from stateline.models.factory import AnyModel, make_model
 from stateline.plugins import imported
-from stateline.runs.extras import needed_bits, sample_text
 from stateline.runs.folder import RESULT
 from stateline.runs.job import Job
 from stateline.runs.results import CurvePoint, RunRecord, to_json
-from stateline.runs.score import score_by_length, score_by_position
+from stateline.runs.score import needed_bits, sample_text, score_by_length, score_by_position
 from stateline.runs.store import record_imports, writing
 from stateline.tasks import Task, make_task
 from stateline.train.checkpoint import save_whole

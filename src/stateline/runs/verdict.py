@@ -34,8 +34,8 @@ FIRST_LOOK = 3
 """Seeds of each model at the first look."""
 
 SPLIT = 0.1
-"""Least distance at which seeds that solve a task and seeds that do not are two kinds, relative to
-the score that counts as solved."""
+"""Least distance between seeds that solve a task and the others at which they count as two kinds,
+relative to the score that counts as solved."""
 
 
 class Verdict(NamedTuple):

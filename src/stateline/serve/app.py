@@ -1,6 +1,7 @@
 """The HTTP side: routes, keys, streams, and one line for every error."""
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -20,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.generate import PrefixStates
-from stateline.serve.engine import BusyError, Engine, Limits, Piece, Row, StoppedError
+from stateline.serve.engine import Engine, Limits, Piece, Row
 from stateline.serve.metrics import Metrics
 from stateline.serve.replies import Answer, CompletionAnswer, ResponseAnswer, printable
 from stateline.serve.requests import CompletionRequest, ResponseRequest, decode
@@ -182,9 +183,8 @@ class Service:
         pieces = await ticket.take()
         if not pieces:
             raise ClientDisconnect
-        for piece in pieces:
-            if piece.error is not None:
-                raise piece.error
+        if (error := _error_in(pieces)) is not None:
+            raise error
         return pieces
 
     def _deliver(self, pieces: list[tuple[Row, Piece]]) -> None:
@@ -213,8 +213,7 @@ class Stream:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await _send(send, answer.begin())
             while pieces:
-                error = next((piece.error for piece in pieces if piece.error is not None), None)
-                if error is not None:
+                if (error := _error_in(pieces)) is not None:
                     await _send(send, [("error", {"error": _error(error)[1]})])
                     break
                 await _send(send, answer.add(pieces))
@@ -227,6 +226,10 @@ class Stream:
         finally:
             ticket.row.left = True
             watching.cancel()
+
+
+def _error_in(pieces: Iterable[Piece]) -> Exception | None:
+    return next((piece.error for piece in pieces if piece.error is not None), None)
 
 
 class _Door:
@@ -262,7 +265,7 @@ def _put(pieces: Iterable[tuple[Row, Piece]]) -> None:
 
 
 async def _send(send: Send, events: Iterable[tuple[str, Any]]) -> None:
-    """Send events; those of completions have no names."""
+    """Send events; events of completions have no names."""
     body = b""
     for name, event in events:
         body += f"event: {name}\n".encode() if name else b""
@@ -280,15 +283,7 @@ def _encoded(value: Any) -> bytes:
     try:
         return _encode(value)
     except UnicodeEncodeError:
-        return _encode(_printable(value))
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {_printable(key): _printable(part) for key, part in value.items()}
-    return list(map(_printable, value)) if isinstance(value, list) else value
+        return printable(json.dumps(value, ensure_ascii=False)).encode()
 
 
 def _error(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -299,10 +294,8 @@ def _error(error: Exception) -> tuple[int, dict[str, Any]]:
             line = "this path takes another method"
         elif error.detail == HTTPStatus(status).phrase:
             line = "there is nothing at this path: POST /v1/completions or /v1/responses"
-    elif isinstance(error, BusyError | StoppedError):
-        status, line = (429 if isinstance(error, BusyError) else 503), str(error)
     elif isinstance(error, InputError):
-        status, line = 400, str(error)
+        status, line = getattr(error, "status", 400), str(error)
     elif isinstance(error, ClientDisconnect):
         status, line = 499, "the client has left"
     else:

@@ -40,9 +40,13 @@ log = getLogger("stateline.serve")
 class BusyError(InputError):
     """There are too many requests."""
 
+    status = 429
+
 
 class StoppedError(InputError):
     """The server is ending."""
+
+    status = 503
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class LogProbs:
-    """A token, its log-probability in nats, and the likeliest tokens with theirs."""
+    """A token and its log-probability in nats, and the same of the likeliest tokens."""
 
     token: int
     log_prob: float
@@ -89,7 +93,7 @@ class Piece:
     Attributes:
         text: Text that is certain now.
         tokens: Number of new tokens.
-        log_probs: Of these, if they were asked for.
+        log_probs: Log-probabilities of these tokens, if they were asked for.
         reused: Tokens of the prompt that came with a kept state, known with the first piece.
         length: Tokens of the whole text.
         finish: ``stop`` or ``length`` if this is the last piece.
@@ -158,14 +162,8 @@ class Engine:
 
     Before each step, rows of clients that left go, and at most ``READ_AT_ONCE`` tokens of waiting
     prompts are read; a prompt that is read joins the rows. Each row gets the tokens that it would
-    get alone but for rounding, since its random numbers follow from its own seed.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        prefixes: Kept states of the model.
-        limits: What the clients can take.
-        deliver: Gets the pieces of all rows, in the engine's thread.
-        metrics: Counts what is done.
+    get alone but for rounding, since its random numbers follow from its own seed. ``deliver`` gets
+    the pieces of all rows, in the engine's thread.
     """
 
     def __init__(
@@ -260,7 +258,7 @@ class Engine:
             self._deliver(self._held + self._fail(ending))
 
     def _hand_over(self, pieces: list[tuple[Row, Piece]]) -> None:
-        """Deliver pieces, unless they can wait for those of the next step."""
+        """Deliver pieces, unless they can wait for the next step."""
         self._held += pieces
         now, self._steps = time.monotonic(), self._steps + 1
         if self._held and (len(self._rows) <= PER_STEP * self._steps or now >= self._due):

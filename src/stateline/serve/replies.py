@@ -4,6 +4,7 @@ import re
 import secrets
 import time
 from abc import ABC, abstractmethod
+from itertools import accumulate
 from typing import Any
 
 from stateline.data import Tokenizer
@@ -40,12 +41,8 @@ class Answer(ABC):
         self.text += new
         self.tokens += sum(piece.tokens for piece in pieces)
         end = pieces[-1]
-        self.reused, self.length, self.finish, self.key = (
-            end.reused,
-            end.length,
-            end.finish,
-            end.key,
-        )
+        self.reused, self.length = end.reused, end.length
+        self.finish, self.key = end.finish, end.key
         self.done = bool(end.finish)
         return self.events(new, pieces)
 
@@ -100,14 +97,11 @@ class CompletionAnswer(Answer):
 
     def _told(self, found: list[LogProbs], offset: int) -> dict[str, Any]:
         names = [self._name(one.token) for one in found]
-        offsets = [offset + sum(map(len, names[:place])) for place in range(len(names))]
-        top = [{self._name(token): value for token, value in one.top} for one in found]
-        values = [one.log_prob for one in found]
         return {
             "tokens": names,
-            "token_logprobs": values,
-            "top_logprobs": top,
-            "text_offset": offsets,
+            "token_logprobs": [one.log_prob for one in found],
+            "top_logprobs": [{self._name(token): p for token, p in one.top} for one in found],
+            "text_offset": [*accumulate(map(len, names[:-1]), initial=offset)][: len(names)],
         }
 
     def _name(self, token: int) -> str:
@@ -123,22 +117,21 @@ class ResponseAnswer(Answer):
         super().__init__()
         self._model, self._given, self._number = model, given, 0
         self._item = f"msg_{secrets.token_hex(12)}"
+        self._place = {"output_index": 0, "item_id": self._item, "content_index": 0}
         self._early = f"resp_{secrets.token_hex(12)}"
         self._id = ""
 
     def begin(self) -> list[Event]:
         """The response begins; it gets the id that leads to its state with its end."""
-        place = {"output_index": 0, "item_id": self._item, "content_index": 0}
         return [
             self._event("response.created", response=self._response("in_progress")),
             self._event("response.output_item.added", output_index=0, item=self._message("", True)),
-            self._event("response.content_part.added", **place, part=_part("")),
+            self._event("response.content_part.added", **self._place, part=_part("")),
         ]
 
     def events(self, new: str, pieces: list[Piece]) -> list[Event]:  # noqa: ARG002
         """The new text, and at the end the response."""
-        place = {"output_index": 0, "item_id": self._item, "content_index": 0}
-        found = []
+        place, found = self._place, []
         if new:
             found.append(self._event("response.output_text.delta", **place, delta=new, logprobs=[]))
         if self.done:

@@ -28,7 +28,7 @@ RequestT = TypeVar("RequestT", bound="Request")
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream tells besides the text."""
+    """What a stream tells in addition to the text."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -39,10 +39,10 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         model: The name of the model.
-        temperature: See :class:`stateline.generate.Sampling`, as the next three.
-        top_p: As there.
-        top_k: As there.
-        repetition_penalty: As there.
+        temperature: See :class:`stateline.generate.Sampling`, also for the next three.
+        top_p: See there.
+        top_k: See there.
+        repetition_penalty: See there.
         stop: Strings before which the text ends.
         seed: Seed of the random choices; by default another one each time.
         stream: Whether the text comes in pieces.
@@ -60,22 +60,18 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Word | None = None
     user: str | None = None
 
-    def row(self, tokenizer: Tokenizer) -> Row:
-        """The row that this request asks for; a kind of request adds the rest."""
+    def row_of(self, text: str | Tokens, tokenizer: Tokenizer) -> Row:
+        """The row that continues a text; a kind of request adds the rest."""
         temperature = 1.0 if self.temperature is None else self.temperature
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Row(
-            _tokens(self.text(), tokenizer),
+            tokenizer.encode(text).tolist() if isinstance(text, str) else text,
             sampling=Sampling(temperature, self.top_k, self.top_p, penalty),
             seed=secrets.randbits(62) if self.seed is None else self.seed,
             stop=stop,
             salt=self.cache_salt or "",
         )
-
-    def text(self) -> str | Tokens:
-        """The text to continue."""
-        raise NotImplementedError
 
 
 class CompletionRequest(Request, kw_only=True, forbid_unknown_fields=True):
@@ -93,15 +89,11 @@ class CompletionRequest(Request, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
 
-    def text(self) -> str | Tokens:
-        """The prompt."""
-        return self.prompt
-
     def row(self, tokenizer: Tokenizer) -> Row:
         """The row of a prompt."""
         if self.echo:
             raise InputError("echo is not offered: join the prompt and the answer yourself")
-        row = super().row(tokenizer)
+        row = self.row_of(self.prompt, tokenizer)
         row.new_tokens, row.log_probs = self.max_tokens or 16, self.logprobs
         return row
 
@@ -125,13 +117,9 @@ class ResponseRequest(Request, kw_only=True, forbid_unknown_fields=True):
     tools: Annotated[list[None], Meta(max_length=0)] | None = None
     truncation: Literal["disabled"] | None = None
 
-    def text(self) -> str | Tokens:
-        """The input."""
-        return self.input
-
     def row(self, tokenizer: Tokenizer) -> Row:
         """The row of an input, which may continue a kept state."""
-        row = super().row(tokenizer)
+        row = self.row_of(self.input, tokenizer)
         row.new_tokens = self.max_output_tokens or 256
         row.store = self.store is not False
         if self.previous_response_id is not None:
@@ -166,7 +154,3 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"the request cannot be read: {error}") from error
-
-
-def _tokens(text: str | Tokens, tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(text).tolist() if isinstance(text, str) else text

@@ -11,15 +11,11 @@ GRACE = 3
 """Seconds that clients get at the end."""
 
 IDLE = 75
-"""Seconds after which a connection without requests is closed, longer than clients keep theirs."""
+"""Seconds until a connection without requests is closed: clients close their end earlier."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at which clients can connect.
-
-    Args:
-        host: Address.
-        port: Port; 0 takes a free one.
+    """A socket at which clients can connect; the port 0 takes a free one.
 
     Raises:
         InputError: If there can be none.

@@ -32,12 +32,8 @@ class Trial:
     """The prompts of a check, and their answers alone and fresh.
 
     All fresh answers are asked for first. If the server cannot be told to share no kept states, it
-    is flooded with other prompts before anything is asked again.
-
-    Args:
-        server: The server.
-        prompts: Draws prompts.
-        borders: Lengths of the prefixes that are asked before longer prompts.
+    is flooded with other prompts before anything is asked again. ``borders`` are the lengths of the
+    prefixes that are asked before longer prompts.
     """
 
     def __init__(self, server: Server, prompts: Prompts, borders: Iterable[int]) -> None:
@@ -129,13 +125,13 @@ class Trial:
 
     def continued(self) -> Iterator[Pair]:
         """The beginning of an answer as a part of the prompt: reading and writing agree."""
-        for text, tokens in [(text, TOKENS) for text in self.texts]:
-            whole = self.fresh(text, tokens)
+        for text in self.texts:
+            whole = self.fresh(text)
             for count in range(1, len(whole.tokens), 3):
                 said = "".join(whole.tokens[:count])
                 if not whole.text.startswith(said):
                     break
-                found = self.server.ask(text + said, tokens - count, fresh=True)
+                found = self.server.ask(text + said, TOKENS - count, fresh=True)
                 if found.prompt_tokens != whole.prompt_tokens + count:
                     continue  # the text has other tokens now
                 rest = Answer(

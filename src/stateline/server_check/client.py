@@ -12,6 +12,9 @@ from stateline.errors import InputError
 LIKELIEST = 5
 """Log-probabilities that are asked for with each token."""
 
+TIMEOUT = 600.0
+"""Seconds to wait for an answer."""
+
 _ISOLATION: tuple[dict[str, Any], ...] = ({"cache_salt": ""}, {"cache_prompt": False})
 """Fields of known servers by which a request shares no kept states; a salt is drawn each time."""
 
@@ -43,7 +46,6 @@ class Server:
         url: Address of the interface, as ``http://127.0.0.1:8000/v1``.
         model: Name of the model; by default the first that the server names.
         key: Key of the server.
-        timeout: Seconds to wait for an answer.
 
     Attributes:
         log_probs: Whether it gives log-probabilities.
@@ -53,27 +55,24 @@ class Server:
         InputError: If it cannot be reached, or does not complete a prompt.
     """
 
-    def __init__(
-        self, url: str, model: str | None = None, key: str | None = None, timeout: float = 600.0
-    ) -> None:
-        self.url, self._key, self._timeout = url.rstrip("/"), key, timeout
+    def __init__(self, url: str, model: str | None = None, key: str | None = None) -> None:
+        self.url, self._key = url.rstrip("/"), key
         try:
-            self.model = model or str(self._get("/models")["data"][0]["id"])
+            self.model = model or str(self._call("/models")["data"][0]["id"])
         except (Refused, KeyError, IndexError, TypeError) as error:
             raise InputError(f"{url} names no model ({error}): give its name (--model)") from error
         self.log_probs, self._isolation = True, dict[str, Any]()
         try:
-            self.ask("a b", 2)
+            self.log_probs = bool(self.ask("a b", 2).tokens)
         except Refused:
             self.log_probs = False
         try:
-            if not self.ask("a b", 2).tokens:
-                self.log_probs = False
+            self.ask("a b", 2)
         except Refused as error:
             raise InputError(f"{url} does not complete a prompt: {error}") from error
         for field in _ISOLATION:
             try:
-                self._post("/completions", self._request("a b", 2) | _drawn(field))
+                self._call("/completions", self._request("a b", 2) | _drawn(field))
             except Refused:
                 continue
             self._isolation = field
@@ -81,13 +80,7 @@ class Server:
         self.isolates = bool(self._isolation)
 
     def ask(self, prompt: str, tokens: int, *, fresh: bool = False, stream: bool = False) -> Answer:
-        """The likeliest answer to a prompt.
-
-        Args:
-            prompt: The prompt.
-            tokens: Number of new tokens.
-            fresh: Share no kept states, if the server can.
-            stream: Take the answer in pieces.
+        """The likeliest answer of some tokens; fresh: sharing no kept states, if the server can.
 
         Raises:
             Refused: If the server refuses the request.
@@ -98,7 +91,7 @@ class Server:
             if stream:
                 options = {"stream": True, "stream_options": {"include_usage": True}}
                 return _joined(list(self._pieces("/completions", request | options)))
-            return _joined([self._post("/completions", request)])
+            return _joined([self._call("/completions", request)])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise InputError(
                 f"{self.url} does not answer as OpenAI's completions do: {error!r}"
@@ -108,10 +101,7 @@ class Server:
         given = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         return given | ({"logprobs": LIKELIEST} if self.log_probs else {})
 
-    def _get(self, path: str) -> Any:
-        return json.loads(self._open(path, None).read())
-
-    def _post(self, path: str, request: dict[str, Any]) -> Any:
+    def _call(self, path: str, request: dict[str, Any] | None = None) -> Any:
         return json.loads(self._open(path, request).read())
 
     def _pieces(self, path: str, request: dict[str, Any]) -> Iterator[Any]:
@@ -126,7 +116,7 @@ class Server:
         data = None if request is None else json.dumps(request).encode()
         try:
             asked = urllib.request.Request(self.url + path, data, headers)
-            return urllib.request.urlopen(asked, timeout=self._timeout)
+            return urllib.request.urlopen(asked, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             with error:
                 told = error.read(300).decode(errors="replace")
@@ -144,7 +134,7 @@ def _drawn(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(pieces: list[Any]) -> Answer:
-    """The answer in pieces, of which the last has the numbers of tokens."""
+    """The answer in pieces; the last piece has the numbers of tokens."""
     choices = [piece["choices"][0] for piece in pieces if piece["choices"]]
     told = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
     tokens = [token for part in told for token in part["tokens"]]

@@ -12,15 +12,11 @@ _UNITS = (
     list("abcdefgh"),
     [f"{digit} " for digit in range(10)],
 )
-"""Sets of pieces of text; one is searched of which each is a token of its own."""
+"""Sets of pieces of text. The first set is taken in which each piece is one token."""
 
 
 class Prompts:
-    """Draws prompts.
-
-    Args:
-        server: The server, which is asked how long some prompts are.
-        seed: Seed of the prompts.
+    """Draws prompts, after asking the server how long some are.
 
     Attributes:
         exact: Whether the numbers of tokens are exact, as the server counts them.

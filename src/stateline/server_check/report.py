@@ -10,7 +10,7 @@ class ServerFinding(NamedTuple):
     Attributes:
         clause: What was compared with the answer to a fresh prompt, alone.
         pairs: Number of comparisons.
-        wrong: How many of these differ by more than the limit.
+        wrong: Number of comparisons whose difference is above the limit.
         worst: Largest difference: of log-probabilities in nats, or 1 for another text.
         where: The comparison with the largest difference.
         ok: Whether the clause holds.

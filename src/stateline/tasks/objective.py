@@ -11,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.models.classifier import ClassifierConfig
 from stateline.models.config import ModelConfig
 from stateline.models.presets import configure
-from stateline.models.regressor import RegressorConfig
+from stateline.models.sequence_head import ClassifierConfig, RegressorConfig
 from stateline.tasks.base import IGNORE, Targets, cross_entropy
 
 Loss = Literal["cross_entropy", "l1", "l2"]

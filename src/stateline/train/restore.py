@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.files import has_hash, read_json_object, regular_file
-from stateline.generate.state_checks import state_fault
+from stateline.generate.state_files import state_fault
 from stateline.layers.state import cat_states, select_rows, to
 from stateline.models.checkpoint import CONFIG, WEIGHTS
 from stateline.models.factory import AnyModel, meta_model

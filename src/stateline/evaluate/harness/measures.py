@@ -105,10 +105,10 @@ ANSWER_F1 = Measure("f1a", _pair, lambda pairs: class_f1(pairs, 1))
 QUESTION_MATCH = Measure(
     "em", lambda row, chosen: (row["group"], chosen in row["right"]), _all_right
 )
-"""MultiRC: the share of questions all of whose answers are judged correctly."""
+"""MultiRC: the share of questions whose answers are all judged correctly."""
 
 NAME_F1 = Measure("f1", _name_f1, fmean)
-"""ReCoRD: F1 of the words of the chosen name, at best over the right names."""
+"""ReCoRD: F1 of the words of the chosen name, the best over the right names."""
 
 NAME_MATCH = Measure("em", _name_match, fmean)
 """ReCoRD: the share of chosen names that equal a right one, without case and punctuation."""

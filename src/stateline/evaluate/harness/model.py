@@ -2,20 +2,23 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import Collator, handle_stop_sequences, normalize_gen_kwargs
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
 from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.evaluate.losses import token_losses
+from stateline.evaluate.text import score_text
 from stateline.generate import answer, load_run, read_ragged
-from stateline.generate.session import PREFILL_CHUNK, device_of
+from stateline.generate.session import device_of
 from stateline.layers import select_rows
 from stateline.models.language_model import LanguageModel
 
@@ -163,14 +166,9 @@ class StatelineLM(TemplateLM):
         return results
 
     def _carried(self, tokens: list[int]) -> float:
-        total, state = 0.0, self.model.init_state(1)
-        text = self._tensor([self.prefix_token_id, *tokens])[None]
         self.tokens_read += len(tokens)
-        parts = (text[:, :-1].split(PREFILL_CHUNK, 1), text[:, 1:].split(PREFILL_CHUNK, 1))
-        for read, wanted in zip(*parts, strict=True):
-            logits, state = self.model.forward_chunk(read, state)
-            total -= float(token_losses(logits, wanted).double().sum())
-        return total
+        text = self._tensor([self.prefix_token_id, *tokens])
+        return -sum(score_text(self.model, [text]).losses.sums.values()) if tokens else 0.0
 
     def _windowed(self, tokens: list[int]) -> float:
         windows = get_rolling_token_windows(tokens, self.prefix_token_id, self.model.max_len, 1)
@@ -184,20 +182,14 @@ class StatelineLM(TemplateLM):
         Raises:
             InputError: If a task wants texts to be sampled.
         """
-        order = Collator(
-            [request.args for request in requests],
-            sort_fn=lambda given: -len(given[0]),
-            group_by="gen_kwargs",
-            group_fn=lambda given: given[1],
-        )
-        texts = []
-        for batch in order.get_batched(n=self.batch_size):
-            found = self._write([context for context, _ in batch], batch[0][1])
-            for given, text in zip(batch, found, strict=True):
-                self.cache_hook.add_partial("generate_until", given, text)
-            texts += found
-        results: list[str] = order.get_original(texts)
-        return results
+        texts = list[str]()
+        for settings, group in groupby((request.args for request in requests), itemgetter(1)):
+            contexts = [context for context, _ in group]
+            for first in range(0, len(contexts), self.batch_size):
+                texts += self._write(contexts[first : first + self.batch_size], settings)
+        for request, text in zip(requests, texts, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, text)
+        return texts
 
     def _write(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
         settings = normalize_gen_kwargs(dict(settings), default_max_gen_toks=NEW_TOKENS)

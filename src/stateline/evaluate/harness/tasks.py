@@ -72,10 +72,7 @@ def _ranked(name: str, task: Ranked, data: Path, tokenizer: Tokenizer) -> dict[s
         for split, file in zip(("train", "validation"), task.files, strict=True)
     }
     delimiter = " " if writes else task.delimiter
-    measures = [
-        {"metric": measure.name, "aggregation": measure.combine, "higher_is_better": True}
-        for measure in task.measures
-    ]
+    measures = [_metric(measure.name, measure.combine) for measure in task.measures]
     settings = {
         **_base(name, splits),
         "training_split": "train",
@@ -84,7 +81,7 @@ def _ranked(name: str, task: Ranked, data: Path, tokenizer: Tokenizer) -> dict[s
         "fewshot_config": {"sampler": "first_n"},
         "doc_to_text": lambda row: row["text"],
         "target_delimiter": delimiter,
-        "metric_list": [_mean("acc"), *measures],
+        "metric_list": [_metric("acc", "mean"), *measures],
     }
     if not writes:
         return settings | {
@@ -138,14 +135,13 @@ def _lambada(data: Path) -> dict[str, Any]:
         yield {"text": text, "word": f" {word}"}
 
     rows = list(_read(data / LAMBADA, last_word))
-    perplexity = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
     return {
         **_base("lambada", {"test": rows}),
         "output_type": "loglikelihood",
         "test_split": "test",
         "doc_to_text": lambda row: row["text"],
         "doc_to_target": lambda row: row["word"],
-        "metric_list": [perplexity, _mean("acc")],
+        "metric_list": [_metric("perplexity", "perplexity", higher=False), _metric("acc", "mean")],
     }
 
 
@@ -156,12 +152,8 @@ def _wikitext(data: Path) -> dict[str, Any]:
             articles.append("")
         articles[-1] += line
     rows = [{"page": article} for article in articles if article.strip()]
-    names = ("word_perplexity", "byte_perplexity")
-    metrics = [
-        {"metric": name, "aggregation": "weighted_perplexity", "higher_is_better": False}
-        for name in names
-    ]
-    bits = {"metric": "bits_per_byte", "aggregation": "bits_per_byte", "higher_is_better": False}
+    by = {"word_perplexity": "weighted_perplexity", "byte_perplexity": "weighted_perplexity"}
+    by["bits_per_byte"] = "bits_per_byte"
     return {
         **_base("wikitext", {"test": rows}),
         "output_type": "loglikelihood_rolling",
@@ -169,7 +161,7 @@ def _wikitext(data: Path) -> dict[str, Any]:
         "doc_to_text": "",
         "doc_to_target": lambda row: row["page"],
         "process_results": _score_article,
-        "metric_list": [*metrics, bits],
+        "metric_list": [_metric(name, how, higher=False) for name, how in by.items()],
     }
 
 
@@ -177,11 +169,7 @@ def _score_article(row: Row, results: list[float]) -> dict[str, tuple[float, int
     """Log-likelihoods, to be divided by words and by bytes of the text."""
     (likelihood,), words = results, len(re.split(r"\s+", row["page"]))
     size = (likelihood, len(row["page"].encode()))
-    return {
-        "word_perplexity": (likelihood, words),
-        "byte_perplexity": size,
-        "bits_per_byte": size,
-    }
+    return {"word_perplexity": (likelihood, words), "byte_perplexity": size, "bits_per_byte": size}
 
 
 def _base(name: str, splits: Mapping[str, list[Any]]) -> dict[str, Any]:
@@ -193,8 +181,8 @@ def _base(name: str, splits: Mapping[str, list[Any]]) -> dict[str, Any]:
     return {"task": name, "custom_dataset": dataset, "metadata": {"version": 1.0}}
 
 
-def _mean(metric: str) -> dict[str, Any]:
-    return {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+def _metric(name: str, how: object, *, higher: bool = True) -> dict[str, Any]:
+    return {"metric": name, "aggregation": how, "higher_is_better": higher}
 
 
 def _read(path: Path, parse: Callable[[Row], Iterator[T]]) -> Iterator[T]:

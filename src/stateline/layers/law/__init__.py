@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from stateline.errors import one_line
 from stateline.layers.base import AnyLayer, require_causal
 from stateline.layers.law.case import LIMITS, Case, example_input
 from stateline.layers.law.diagnosis import diagnose
@@ -100,5 +101,4 @@ def _apply(clause: Callable[[Case], Iterator[Finding]], case: Case) -> list[Find
         return list(clause(case))
     except Exception as error:
         title = (clause.__doc__ or "").rstrip(".")
-        note = f"{type(error).__name__}: {error}".splitlines()[0]
-        return [Finding(title, float("inf"), case.limit, note)]
+        return [Finding(title, float("inf"), case.limit, one_line(error))]

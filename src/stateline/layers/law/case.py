@@ -79,11 +79,8 @@ def rounded_once(
 ) -> tuple[Tensor, Tensor]:
     """A result in float64 after one rounding of weights, input and state, and without it.
 
-    Args:
-        case: The layer and its input.
-        state: The state.
-        run: Gives the result of a case in float64, its input and the state.
-        dtype: Precision whose roundings are drawn.
+    ``run`` computes it from a case in float64, its input and the state; roundings to ``dtype`` are
+    drawn at random.
     """
 
     def result(size: float) -> Tensor:

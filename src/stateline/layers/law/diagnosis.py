@@ -6,16 +6,17 @@ differ, so what it changes is looked at first. The first experiment that finds s
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from stateline.errors import one_line
 from stateline.layers.law.case import Case, relative
 from stateline.layers.law.report import Finding
-from stateline.layers.state import cat_states
+from stateline.layers.state import cat_states, copied, named_leaves, select_rows
 
 Verb = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
@@ -23,8 +24,10 @@ Verb = Callable[[Tensor, Any], tuple[Tensor, Any]]
 def diagnose(case: Case, findings: Sequence[Finding]) -> str:
     """The first cause that an experiment finds; else the first clause that is broken."""
     for experiment in _EXPERIMENTS:
-        if told := next(_run(experiment, _fresh(case)), ""):
-            return told
+        fresh = replace(case, layer=copy.deepcopy(case.layer))  # experiments leave it as it was
+        with torch.set_grad_enabled(experiment in _WITH_GRADIENTS):
+            if told := next(_run(experiment, fresh), ""):
+                return told
     broken = next(finding for finding in findings if not finding.ok)
     return _SAID.get(broken.clause, "{clause} does not hold: {note}").format(
         clause=broken.clause, note=broken.note.split("; ")[0] or f"an error of {broken.error:.0e}"
@@ -43,11 +46,6 @@ _SAID = {
 """The sentences of the clauses that have no experiment."""
 
 
-def _fresh(case: Case) -> Case:
-    """The same with a fresh copy of the layer: experiments do not disturb one another."""
-    return Case(copy.deepcopy(case.layer), case.x, case.chunks, case.dtype)
-
-
 def _run(experiment: Callable[[Case], Iterator[str]], case: Case) -> Iterator[str]:
     """The findings of an experiment, up to the point where the layer raises."""
     try:
@@ -58,27 +56,17 @@ def _run(experiment: Callable[[Case], Iterator[str]], case: Case) -> Iterator[st
 
 def _verbs(case: Case) -> dict[str, Verb]:
     """The verbs that go on from a state, each for a sequence of any length."""
-    return {"forward_chunk": case.layer.forward_chunk, "step": partial(_step, case)}
+
+    def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = case.layer.step(x[:, 0], state)
+        return y[:, None], state
+
+    return {"forward_chunk": case.layer.forward_chunk, "step": step}
 
 
-def _step(case: Case, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-    y, state = case.layer.step(x[:, 0], state)
-    return y[:, None], state
-
-
-def _clone(state: Any) -> Any:
-    return pytree.tree_map(torch.clone, state)
-
-
-def _leaves(state: Any, name: str = "") -> dict[str, Tensor]:
+def _leaves(state: Any) -> dict[str, Tensor]:
     """The tensors of a state by their fields."""
-    if isinstance(state, Tensor):
-        return {name or "the state": state}
-    fields = getattr(state, "_fields", [str(place) for place in range(len(state))])
-    found: dict[str, Tensor] = {}
-    for field, part in zip(fields, state, strict=True):
-        found |= _leaves(part, f"{name}.{field}".removeprefix("."))
-    return found
+    return {name.removeprefix(".") or "the state": leaf for name, leaf in named_leaves(state)}
 
 
 def _differing(case: Case, first: Any, second: Any) -> list[str]:
@@ -92,21 +80,24 @@ def _differing(case: Case, first: Any, second: Any) -> list[str]:
     ]
 
 
+def _by_position(found: Tensor, wanted: Tensor) -> Tensor:
+    """Largest difference at each position."""
+    return (found - wanted).abs().flatten(2).amax(dim=(0, 2))
+
+
 def _raises(case: Case) -> Iterator[str]:
     x, state = case.x, case.init(capacity=1)
     calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: case.layer(x),
         "forward_chunk": lambda: case.layer.forward_chunk(x, state),
         "step": lambda: case.layer.step(x[:, 0], state),
-        "step_": lambda: case.layer.step_(x[:, 0], _clone(state)),
+        "step_": lambda: case.layer.step_(x[:, 0], copied(state)),
     }
-    with torch.no_grad():
-        for verb, call in calls.items():
-            try:
-                call()
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}".splitlines()[0]
-                yield f"{verb} raises {text}"
+    for verb, call in calls.items():
+        try:
+            call()
+        except Exception as error:
+            yield f"{verb} raises {one_line(error)}"
 
 
 def _state_has_rows(case: Case) -> Iterator[str]:
@@ -118,77 +109,68 @@ def _state_has_rows(case: Case) -> Iterator[str]:
 
 def _input_changes(case: Case) -> Iterator[str]:
     for verb, call in _verbs(case).items():
-        state, x = _clone(case.warm()), case.x.clone()
-        before = _clone(state)
-        with torch.no_grad():
-            _, after = call(x, state)
-            if changed := _differing(case, before, state):
-                yield f"{verb} changes its input state: {', '.join(changed)}"
-            if not torch.equal(x, case.x):
-                yield f"{verb} changes its input"
-            for leaf in pytree.tree_leaves(after):
-                leaf.zero_()
+        state, x = copied(case.warm()), case.x.clone()
+        before = copied(state)
+        _, after = call(x, state)
+        if changed := _differing(case, before, state):
+            yield f"{verb} changes its input state: {', '.join(changed)}"
+        if not torch.equal(x, case.x):
+            yield f"{verb} changes its input"
+        for leaf in pytree.tree_leaves(after):
+            leaf.zero_()
         if shared := _differing(case, before, state):
             yield f"the state that {verb} returns shares memory with its input: {', '.join(shared)}"
 
 
 def _memory(case: Case) -> Iterator[str]:
     """The results of a verb depend only on its arguments."""
-    with torch.no_grad():
-        first = case.init(capacity=case.x.shape[1])
-        before = _clone(first)
-        case.walk_in_place(case.x, first)
-        second = case.init(capacity=case.x.shape[1])
-        if changed := _differing(case, before, second):
-            yield f"init_state returns the same memory every time: {', '.join(changed)}"
-        for verb, call in _verbs(case).items():
-            state = case.warm()
-            x, other = case.x, case.example(*case.x.shape[:2])
-            y, _ = call(x, _clone(state))
-            call(other, case.warm())
-            if relative(call(x, _clone(state))[0], y) > case.limit:
-                yield f"{verb} remembers earlier calls: its state is not only in its arguments"
+    first = case.init(capacity=case.x.shape[1])
+    before = copied(first)
+    case.walk_in_place(case.x, first)
+    if changed := _differing(case, before, case.init(capacity=case.x.shape[1])):
+        yield f"init_state returns the same memory every time: {', '.join(changed)}"
+    for verb, call in _verbs(case).items():
+        state, x = case.warm(), case.x
+        y, _ = call(x, copied(state))
+        call(case.example(*x.shape[:2]), case.warm())
+        if relative(call(x, copied(state))[0], y) > case.limit:
+            yield f"{verb} remembers earlier calls: its state is not only in its arguments"
 
 
 def _future(case: Case) -> Iterator[str]:
-    length = case.x.shape[1]
     verbs: dict[str, Callable[[Tensor], Tensor]] = {
         "forward": case.layer,
         "forward_chunk": lambda x: case.layer.forward_chunk(x, case.init(len(x)))[0],
     }
-    with torch.no_grad():
-        other = case.example(*case.x.shape[:2])
-        for verb, call in verbs.items():
-            y = call(case.x)
-            for place in range(1, length):
-                x = case.x.clone()
-                x[:, place] = other[:, place]
-                moved = (call(x) - y).abs().flatten(2).amax(dim=(0, 2))[:place]
-                scale = float(y.abs().max()) or 1.0
-                if float(moved.max()) > case.limit * scale:
-                    seen = int(moved.argmax())
-                    yield f"{verb} at position t sees x[t+{place - seen}] (t = {seen})"
+    other = case.example(*case.x.shape[:2])
+    for verb, call in verbs.items():
+        y = call(case.x)
+        for place in range(1, case.x.shape[1]):
+            x = case.x.clone()
+            x[:, place] = other[:, place]
+            moved = _by_position(call(x), y)[:place]
+            if float(moved.max()) > case.limit * (float(y.abs().max()) or 1.0):
+                seen = int(moved.argmax())
+                yield f"{verb} at position t sees x[t+{place - seen}] (t = {seen})"
 
 
 def _rows(case: Case) -> Iterator[str]:
+    def continuing(call: Verb, state: Any) -> Callable[[Tensor], tuple[Tensor, Any]]:
+        return lambda x: call(x, copied(state))
+
     verbs: dict[str, Callable[[Tensor], tuple[Tensor, Any]]] = {
         "forward": lambda x: (case.layer(x), ()),
-        **{verb: partial(_of_warm, call, case.warm()) for verb, call in _verbs(case).items()},
+        **{verb: continuing(call, case.warm()) for verb, call in _verbs(case).items()},
     }
-    changed = case.x.clone()
+    changed, others = case.x.clone(), range(1, len(case.x))
     changed[0] = case.example(1, case.x.shape[1])[0]
-    with torch.no_grad():
-        for verb, call in verbs.items():
-            (y, after), (y_changed, after_changed) = call(case.x), call(changed)
-            if relative(y_changed[1:], y[1:]) > case.limit:
-                yield f"{verb} mixes rows: the outputs of a row depend on other rows"
-            rows = [pytree.tree_map(lambda leaf: leaf[1:], s) for s in (after, after_changed)]
-            if after and (mixed := _differing(case, *rows)):
-                yield f"{verb} mixes rows in its state: {', '.join(mixed)}"
-
-
-def _of_warm(call: Verb, state: Any, x: Tensor) -> tuple[Tensor, Any]:
-    return call(x, _clone(state))
+    for verb, call in verbs.items():
+        (y, after), (y_changed, after_changed) = call(case.x), call(changed)
+        if relative(y_changed[1:], y[1:]) > case.limit:
+            yield f"{verb} mixes rows: the outputs of a row depend on other rows"
+        rows = [select_rows(state, others) for state in (after, after_changed)]
+        if after and (mixed := _differing(case, *rows)):
+            yield f"{verb} mixes rows in its state: {', '.join(mixed)}"
 
 
 def _state_is_used(case: Case) -> Iterator[str]:
@@ -196,84 +178,72 @@ def _state_is_used(case: Case) -> Iterator[str]:
     head = case.chunks[0]
     x = case.x.clone()
     x[:, :head] = case.example(case.x.shape[0], head)
-    with torch.no_grad():
-        whole = case.layer(case.x)[:, head:], case.layer(x)[:, head:]
-        if relative(*whole) <= case.limit:
-            return
-        states = [case.layer.forward_chunk(own[:, :head], case.init())[1] for own in (case.x, x)]
-        for verb, call in _verbs(case).items():
-            start = case.init()
-            if not _differing(case, start, call(case.x, _clone(start))[1]):
-                yield f"{verb} returns its state as it was: nothing is carried on"
-            if not _differing(case, *states):
-                yield "forward_chunk returns a state that does not depend on its input"
-            outputs = [call(case.x[:, head:], _clone(state))[0] for state in states]
-            if relative(*outputs) <= case.limit:
-                yield f"{verb} ignores its state"
+    if relative(case.layer(case.x)[:, head:], case.layer(x)[:, head:]) <= case.limit:
+        return
+    states = [case.layer.forward_chunk(own[:, :head], case.init())[1] for own in (case.x, x)]
+    for verb, call in _verbs(case).items():
+        start = case.init()
+        if not _differing(case, start, call(case.x, copied(start))[1]):
+            yield f"{verb} returns its state as it was: nothing is carried on"
+        if not _differing(case, *states):
+            yield "forward_chunk returns a state that does not depend on its input"
+        outputs = [call(case.x[:, head:], copied(state))[0] for state in states]
+        if relative(*outputs) <= case.limit:
+            yield f"{verb} ignores its state"
 
 
 def _outputs(case: Case) -> Iterator[str]:
     x, head = case.x, case.chunks[0]
-    with torch.no_grad():
-        whole = case.layer(x)
-        once, wanted = case.layer.forward_chunk(x, case.init())
-        if relative(once, whole) > case.limit:
-            yield f"forward_chunk from an initial state is not forward, {_first(case, once, whole)}"
-        _, begun = case.layer.forward_chunk(x[:, :head], case.init())
-        rest, end = case.layer.forward_chunk(x[:, head:], begun)
-        fields = _differing(case, end, wanted)
-        if relative(rest, whole[:, head:]) > case.limit or fields:
-            state = f": {', '.join(fields)} of two chunks is not that of one" if fields else ""
-            yield f"forward_chunk does not go on where the chunk before ended{state}"
+    whole = case.layer(x)
+    once, wanted = case.layer.forward_chunk(x, case.init())
+    if relative(once, whole) > case.limit:
+        apart = _by_position(once, whole) / float(whole.abs().max() or 1.0)
+        places = (~(apart <= case.limit)).nonzero()
+        where = f"first at position {int(places[0])}" if len(places) else "though each is near"
+        yield f"forward_chunk from an initial state is not forward, {where}"
+    _, begun = case.layer.forward_chunk(x[:, :head], case.init())
+    rest, end = case.layer.forward_chunk(x[:, head:], begun)
+    fields = _differing(case, end, wanted)
+    if relative(rest, whole[:, head:]) > case.limit or fields:
+        state = f": {', '.join(fields)} of two chunks is not that of one" if fields else ""
+        yield f"forward_chunk does not go on where the chunk before ended{state}"
 
 
 def _steps(case: Case) -> Iterator[str]:
     x, head = case.x, case.chunks[0]
-    with torch.no_grad():
-        _, begun = case.layer.forward_chunk(x[:, :head], case.init(capacity=2))
-        donated = _clone(begun)
-        y, after = case.layer.step(x[:, head], begun)
-        y_chunk, after_chunk = case.layer.forward_chunk(x[:, head : head + 1], begun)
-        if relative(y, y_chunk[:, 0]) > case.limit:
-            yield "step returns another output than forward_chunk of one token"
-        if fields := _differing(case, after, after_chunk):
-            yield f"step returns another state than forward_chunk of one token: {', '.join(fields)}"
-        if relative(case.layer.step_(x[:, head], donated), y) > case.limit:
-            yield "step_ returns another output than step"
-        following = (case.layer.step(x[:, head + 1], own)[0] for own in (donated, after))
-        if relative(*following) > case.limit:
-            same = not _differing(case, donated, begun)
-            yield f"step_ leaves {'its state as it was' if same else 'another state than step'}"
-
-
-def _first(case: Case, found: Tensor, wanted: Tensor) -> str:
-    """Where two outputs begin to differ."""
-    apart = (found - wanted).abs().flatten(2).amax(dim=(0, 2)) / float(wanted.abs().max() or 1.0)
-    places = (~(apart <= case.limit)).nonzero()
-    return f"first at position {int(places[0])}" if len(places) else "though each position is near"
+    _, begun = case.layer.forward_chunk(x[:, :head], case.init(capacity=2))
+    donated = copied(begun)
+    y, after = case.layer.step(x[:, head], begun)
+    y_chunk, after_chunk = case.layer.forward_chunk(x[:, head : head + 1], begun)
+    if relative(y, y_chunk[:, 0]) > case.limit:
+        yield "step returns another output than forward_chunk of one token"
+    if fields := _differing(case, after, after_chunk):
+        yield f"step returns another state than forward_chunk of one token: {', '.join(fields)}"
+    if relative(case.layer.step_(x[:, head], donated), y) > case.limit:
+        yield "step_ returns another output than step"
+    following = (case.layer.step(x[:, head + 1], own)[0] for own in (donated, after))
+    if relative(*following) > case.limit:
+        same = not _differing(case, donated, begun)
+        yield f"step_ leaves {'its state as it was' if same else 'another state than step'}"
 
 
 def _ages(case: Case) -> Iterator[str]:
     head, rows = case.chunks[0], case.x.shape[0]
-    with torch.no_grad():
-        young = case.layer.forward_chunk(case.x[:, :head], case.init())[1]
-        old = case.layer.forward_chunk(case.x, case.init())[1]
-        alone = [case.layer.forward_chunk(case.x, _clone(own))[0] for own in (young, old)]
-        try:
-            joined = cat_states([young, old])
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
-            yield f"states of different ages cannot be joined (cat): {text}"
-            return
-        y, _ = case.layer.forward_chunk(case.x.repeat(2, *[1] * (case.x.ndim - 1)), joined)
-        wrong = [
-            relative(own, wanted) > case.limit
-            for own, wanted in zip(y.split(rows), alone, strict=True)
-        ]
-        if any(wrong):
-            which = {(1, 0): "younger", (0, 1): "older"}.get((wrong[0], wrong[1]), "all")
-            told = "rows of different ages are taken for equally old"
-            yield f"{told}: the {which} rows come out wrong"
+    young = case.layer.forward_chunk(case.x[:, :head], case.init())[1]
+    old = case.layer.forward_chunk(case.x, case.init())[1]
+    alone = [case.layer.forward_chunk(case.x, copied(own))[0] for own in (young, old)]
+    try:
+        joined = cat_states([young, old])
+    except Exception as error:
+        yield f"states of different ages cannot be joined (cat): {one_line(error)}"
+        return
+    y, _ = case.layer.forward_chunk(torch.cat([case.x, case.x]), joined)
+    pairs = zip(y.split(rows), alone, strict=True)
+    younger, older = (relative(own, wanted) > case.limit for own, wanted in pairs)
+    if younger or older:
+        which = "all" if younger and older else "younger" if younger else "older"
+        told = "rows of different ages are taken for equally old"
+        yield f"{told}: the {which} rows come out wrong"
 
 
 def _packed(case: Case) -> Iterator[str]:
@@ -285,21 +255,21 @@ def _packed(case: Case) -> Iterator[str]:
         "forward_chunk": lambda x: case.layer.forward_chunk(x, state, starts=starts),
     }
     other = torch.cat([case.example(*x.shape[:2])[:, :half], x[:, half:]], dim=1)
-    with torch.no_grad():
-        for verb, call in calls.items():
-            (y, after), (y_other, after_other) = call(x), call(other)
-            seen = (y - y_other)[:, half:].abs().flatten(2).amax(dim=(0, 2))
-            places = (seen > case.limit * float(y.abs().max())).nonzero()
-            if len(places):
-                told = f"first at its position {int(places[0])}"
-                yield f"{verb} with starts sees the document before, {told}"
-            if left := _differing(case, after, after_other):
-                yield f"{verb} with starts leaves the document before in {', '.join(left)}"
-            alone = case.layer(x[:, half:]) if verb == "forward" else None
-            if alone is None:
-                alone, _ = case.layer.forward_chunk(x[:, half:], case.init())
-            if relative(y[:, half:], alone) > case.limit:
-                yield f"{verb} with starts does not begin anew: positions or settings go on"
+    alone = {
+        "forward": case.layer(x[:, half:]),
+        "forward_chunk": case.layer.forward_chunk(x[:, half:], case.init())[0],
+    }
+    for verb, call in calls.items():
+        (y, after), (y_other, after_other) = call(x), call(other)
+        seen = _by_position(y, y_other)[half:]
+        places = (seen > case.limit * float(y.abs().max())).nonzero()
+        if len(places):
+            told = f"first at its position {int(places[0])}"
+            yield f"{verb} with starts sees the document before, {told}"
+        if left := _differing(case, after, after_other):
+            yield f"{verb} with starts leaves the document before in {', '.join(left)}"
+        if relative(y[:, half:], alone[verb]) > case.limit:
+            yield f"{verb} with starts does not begin anew: positions or settings go on"
 
 
 def _gradients(case: Case) -> Iterator[str]:
@@ -324,7 +294,7 @@ def _gradients(case: Case) -> Iterator[str]:
 
 def _gradients_through_states(case: Case) -> Iterator[str]:
     for verb, call in _verbs(case).items():
-        leaves, spec = pytree.tree_flatten(_clone(case.warm()))
+        leaves, spec = pytree.tree_flatten(copied(case.warm()))
         floats = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
         if not floats:
             return
@@ -340,6 +310,8 @@ def _gradients_through_states(case: Case) -> Iterator[str]:
             yield f"{verb} passes no gradient through the state that it returns"
 
 
+_WITH_GRADIENTS = (_gradients, _gradients_through_states)
+
 _EXPERIMENTS = (
     _state_has_rows,
     _raises,
@@ -352,6 +324,5 @@ _EXPERIMENTS = (
     _steps,
     _ages,
     _packed,
-    _gradients,
-    _gradients_through_states,
+    *_WITH_GRADIENTS,
 )

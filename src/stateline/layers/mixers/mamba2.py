@@ -1,6 +1,7 @@
 """Mamba-2: a selective state space model with one decay per head, computed like attention."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +14,7 @@ from stateline.errors import InputError
 from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents, mask_of
+from stateline.layers.keywords import keywords_from
 from stateline.layers.linear import scaled_linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
@@ -48,6 +50,68 @@ def default_head(inner: int) -> int:
     return max(size for size in range(1, min(inner, 64) + 1) if inner % size == 0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Settings:
+    r"""Settings of :class:`~stateline.layers.Mamba2`.
+
+    Attributes:
+        d_state: Rows of each head's state: the length of B and C.
+        d_conv: Taps of the convolution.
+        expand: Number of inner channels, as a multiple of ``d_model``.
+        d_head: Inner channels of a head; by default the largest number up to 64 that divides them.
+        n_groups: Groups of heads that share B, C and the norm; must divide the number of heads.
+        bias: Whether the first and the last map have biases.
+        conv_bias: Whether the convolution has biases.
+        norm_eps: Added to the mean square in the norm.
+        min_step: Smaller steps :math:`\Delta` are raised to this, as in Nemotron-H.
+        normalise: Whether there is a norm before the last map.
+        gate_scale: Constant factor of z, as in Falcon-H1.
+        input_scale: The same for u before the convolution.
+        b_scale: The same for B.
+        c_scale: The same for C.
+        step_scale: The same for :math:`\delta`.
+        out_scale: The same for the output.
+    """
+
+    d_state: int = 128
+    d_conv: int = 4
+    expand: float = 2.0
+    d_head: int | None = None
+    n_groups: int = 1
+    bias: bool = False
+    conv_bias: bool = True
+    norm_eps: float = 1e-5
+    min_step: float = 0.0
+    normalise: bool = True
+    gate_scale: float = 1.0
+    input_scale: float = 1.0
+    b_scale: float = 1.0
+    c_scale: float = 1.0
+    step_scale: float = 1.0
+    out_scale: float = 1.0
+
+    def of_width(self, d_model: int) -> "Mamba2Settings":
+        """The settings with the size of a head.
+
+        Raises:
+            InputError: If a size is not positive, or one does not divide the other.
+        """
+        inner, d_head = int(self.expand * d_model), self.d_head
+        if min(inner, self.d_state, self.n_groups) < 1:
+            raise InputError(
+                "d_state, n_groups and expand * d_model must be at least 1, "
+                f"got d_state={self.d_state}, n_groups={self.n_groups} and {inner}"
+            )
+        d_head = default_head(inner) if d_head is None else d_head
+        if d_head < 1 or inner % d_head or inner // d_head % self.n_groups:
+            raise InputError(
+                "d_head must divide expand * d_model, and n_groups the number of heads, "
+                f"got {d_head=}, n_groups={self.n_groups} and expand * d_model = {inner}"
+            )
+        return replace(self, d_head=d_head)
+
+
+@keywords_from(Mamba2Settings)
 class Mamba2(SequenceLayer[Mamba2State]):
     r"""Selective state space layer in the form dual to attention (SSD).
 
@@ -69,22 +133,7 @@ class Mamba2(SequenceLayer[Mamba2State]):
 
     Args:
         d_model: Width of input and output.
-        d_state: Rows of each head's state: the length of B and C.
-        d_conv: Taps of the convolution.
-        expand: Number of inner channels, as a multiple of ``d_model``.
-        d_head: Inner channels of a head; by default the largest number up to 64 that divides them.
-        n_groups: Groups of heads that share B, C and the norm; must divide the number of heads.
-        bias: Whether the first and the last map have biases.
-        conv_bias: Whether the convolution has biases.
-        norm_eps: Added to the mean square in the norm.
-        min_step: Smaller steps :math:`\Delta` are raised to this, as in Nemotron-H.
-        normalise: Whether there is a norm before the last map.
-        gate_scale: Constant factor of z, as in Falcon-H1.
-        input_scale: The same for u before the convolution.
-        b_scale: The same for B.
-        c_scale: The same for C.
-        step_scale: The same for :math:`\delta`.
-        out_scale: The same for the output.
+        **settings: See :class:`~stateline.layers.mixers.mamba2.Mamba2Settings`.
 
     Raises:
         InputError: If a size is not positive, or one does not divide the other.
@@ -103,66 +152,29 @@ class Mamba2(SequenceLayer[Mamba2State]):
         "skip": "no_decay",
     }
 
-    def __init__(  # noqa: PLR0913
-        self,
-        d_model: int,
-        *,
-        d_state: int = 128,
-        d_conv: int = 4,
-        expand: float = 2.0,
-        d_head: int | None = None,
-        n_groups: int = 1,
-        bias: bool = False,
-        conv_bias: bool = True,
-        norm_eps: float = 1e-5,
-        min_step: float = 0.0,
-        normalise: bool = True,
-        gate_scale: float = 1.0,
-        input_scale: float = 1.0,
-        b_scale: float = 1.0,
-        c_scale: float = 1.0,
-        step_scale: float = 1.0,
-        out_scale: float = 1.0,
-    ) -> None:
+    def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model)
-        self.d_conv, self.conv_bias = d_conv, conv_bias
-        self.expand, self.bias, self.min_step = expand, bias, min_step
-        self.gate_scale, self.input_scale, self.step_scale = gate_scale, input_scale, step_scale
-        self.b_scale, self.c_scale = b_scale, c_scale
-        inner = int(expand * d_model)
-        if min(inner, d_state, n_groups) < 1:
-            raise InputError(
-                "d_state, n_groups and expand * d_model must be at least 1, "
-                f"got {d_state=}, {n_groups=} and {inner}"
-            )
-        if d_head is None:
-            d_head = default_head(inner)
-        if d_head < 1 or inner % d_head or inner // d_head % n_groups:
-            raise InputError(
-                "d_head must divide expand * d_model, and n_groups the number of heads, "
-                f"got {d_head=}, {n_groups=} and expand * d_model = {inner}"
-            )
-        self.d_inner, self.d_state, self.d_head = inner, d_state, d_head
-        self.n_heads, self.n_groups = inner // d_head, n_groups
-        mixed = inner + 2 * n_groups * d_state
-        shared = n_groups * d_state
-        self.normalise, self.out_scale = normalise, out_scale
+        self.settings = its = Mamba2Settings(**settings).of_width(d_model)
+        self.d_state, self.n_groups, self.min_step = its.d_state, its.n_groups, its.min_step
+        assert its.d_head is not None
+        self.d_inner, self.d_head = int(its.expand * d_model), its.d_head
+        self.n_heads, shared = self.d_inner // self.d_head, its.n_groups * its.d_state
         self.in_proj = scaled_linear(
             d_model,
-            (inner, gate_scale),
-            (inner, input_scale),
-            (shared, b_scale),
-            (shared, c_scale),
-            (self.n_heads, step_scale),
-            bias=bias,
+            (self.d_inner, its.gate_scale),
+            (self.d_inner, its.input_scale),
+            (shared, its.b_scale),
+            (shared, its.c_scale),
+            (self.n_heads, its.step_scale),
+            bias=its.bias,
         )
-        self.conv = ShortConv(mixed, taps=d_conv, bias=conv_bias)
+        self.conv = ShortConv(self.d_inner + 2 * shared, taps=its.d_conv, bias=its.conv_bias)
         self.dt_bias = nn.Parameter(initial_step_bias(self.n_heads))
         self.a_log = nn.Parameter(torch.empty(self.n_heads).uniform_(1, 16).log())
         self.skip = nn.Parameter(torch.ones(self.n_heads))
-        self.norm_weight = nn.Parameter(torch.ones(inner)) if normalise else None
-        self.norm_eps = norm_eps
-        self.out_proj = scaled_linear(inner, (d_model, out_scale), bias=bias)
+        self.norm_weight = nn.Parameter(torch.ones(self.d_inner)) if its.normalise else None
+        self.norm_eps = its.norm_eps
+        self.out_proj = scaled_linear(self.d_inner, (d_model, its.out_scale), bias=its.bias)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Mamba2State:  # noqa: ARG002
         """Zero states."""

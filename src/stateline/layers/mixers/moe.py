@@ -1,12 +1,13 @@
 """Mixture of experts: each position passes through the few feed-forwards that a router chooses."""
 
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.keywords import check_choice, check_counts
+from stateline.layers.keywords import check_choice, check_counts, keywords_from
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.feed_forward import (
     FeedForward,
@@ -25,6 +26,68 @@ def default_expert(d_model: int, activation: str, top_k: int) -> int:
     return -(-default_hidden(d_model, activation) // (8 * top_k)) * 8
 
 
+@dataclass(frozen=True, kw_only=True)
+class MoESettings:
+    r"""Settings of :class:`~stateline.layers.MoE`, in its terms.
+
+    Attributes:
+        experts: Number of experts E.
+        top_k: Number k of experts that a position uses.
+        shared: Hidden width of :math:`f_0`, in units of ``d_hidden``.
+        d_shared: Hidden width of :math:`f_0`; by default ``shared * d_hidden``.
+        gate_shared: Whether :math:`f_0(x)` is multiplied by :math:`\sigma(w \cdot x)`.
+        activation: Activation of the experts, as in a feed-forward.
+        d_hidden: Hidden width of an expert; by default that of a feed-forward, divided by
+            ``top_k`` and rounded up to a multiple of 8.
+        scores: How p follows from :math:`W_r x`: by a softmax, or entry by entry by a sigmoid.
+        correction: Whether T are the experts of largest :math:`p_i + b_i`, where b is a constant
+            (a buffer) that begins at zero.
+        normalise: Whether the weights of the chosen experts are divided by their sum.
+        normalise_eps: Added to this sum.
+        scale: The factor :math:`\alpha`.
+        balance: Factor of the loss that balances the experts.
+    """
+
+    experts: int = 8
+    top_k: int = 2
+    shared: int = 0
+    d_shared: int | None = None
+    gate_shared: bool = False
+    activation: Activation = "swiglu"
+    d_hidden: int | None = None
+    scores: Scores = "softmax"
+    correction: bool = False
+    normalise: bool = True
+    normalise_eps: float = 0.0
+    scale: float = 1.0
+    balance: float = 0.01
+
+    def of_width(self, d_model: int) -> "MoESettings":
+        """The settings with the hidden widths.
+
+        Raises:
+            InputError: If a setting cannot be used.
+        """
+        check_choice("activation", self.activation, get_args(Activation))
+        check_choice("scores", self.scores, get_args(Scores))
+        top_k, experts, shared = self.top_k, self.experts, self.shared
+        check_counts(experts=experts, top_k=top_k)
+        d_hidden, d_shared, balance = self.d_hidden, self.d_shared, self.balance
+        if d_hidden is None:
+            d_hidden = default_expert(d_model, self.activation, top_k)
+        check_counts(d_hidden=d_hidden)
+        d_shared = shared * d_hidden if d_shared is None else d_shared
+        if top_k > experts or d_shared < 0 or balance < 0:
+            raise InputError(
+                "top_k must be at most experts, and shared, d_shared and balance at least 0, got "
+                f"{top_k=}, {experts=}, {shared=}, {d_shared=} and {balance=}"
+            )
+        if self.gate_shared and not d_shared:
+            raise InputError("gate_shared=True needs a shared expert: set shared or d_shared")
+        return replace(self, d_hidden=d_hidden, d_shared=d_shared, shared=d_shared // d_hidden)
+
+
+@keywords_from(MoESettings)
 class MoE(Positionwise):
     r"""A feed-forward whose hidden units are divided among experts, of which few are used.
 
@@ -46,21 +109,7 @@ class MoE(Positionwise):
 
     Args:
         d_model: Width of input and output.
-        experts: Number of experts E.
-        top_k: Number k of experts that a position uses.
-        shared: Hidden width of :math:`f_0`, in units of ``d_hidden``.
-        d_shared: Hidden width of :math:`f_0`; by default ``shared * d_hidden``.
-        gate_shared: Whether :math:`f_0(x)` is multiplied by :math:`\sigma(w \cdot x)`.
-        activation: Activation of the experts, as in a feed-forward.
-        d_hidden: Hidden width of an expert; by default that of a feed-forward, divided by
-            ``top_k`` and rounded up to a multiple of 8.
-        scores: How p follows from :math:`W_r x`: by a softmax, or entry by entry by a sigmoid.
-        correction: Whether T are the experts of largest :math:`p_i + b_i`, where b is a constant
-            (a buffer) that begins at zero.
-        normalise: Whether the weights of the chosen experts are divided by their sum.
-        normalise_eps: Added to this sum.
-        scale: The factor :math:`\alpha`.
-        balance: Factor of the loss that balances the experts.
+        **settings: See :class:`~stateline.layers.mixers.moe.MoESettings`.
 
     Raises:
         InputError: If the activation or the kind of scores is unknown, a size is not positive,
@@ -80,67 +129,35 @@ class MoE(Positionwise):
 
     correction: Tensor | None
 
-    def __init__(  # noqa: PLR0913
-        self,
-        d_model: int,
-        *,
-        experts: int = 8,
-        top_k: int = 2,
-        shared: int = 0,
-        d_shared: int | None = None,
-        gate_shared: bool = False,
-        activation: Activation = "swiglu",
-        d_hidden: int | None = None,
-        scores: Scores = "softmax",
-        correction: bool = False,
-        normalise: bool = True,
-        normalise_eps: float = 0.0,
-        scale: float = 1.0,
-        balance: float = 0.01,
-    ) -> None:
+    def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model)
-        check_choice("activation", activation, get_args(Activation))
-        check_choice("scores", scores, get_args(Scores))
-        check_counts(experts=experts, top_k=top_k)
-        if d_hidden is None:
-            d_hidden = default_expert(d_model, activation, top_k)
-        check_counts(d_hidden=d_hidden)
-        d_shared = shared * d_hidden if d_shared is None else d_shared
-        if top_k > experts or d_shared < 0 or balance < 0:
-            raise InputError(
-                "top_k must be at most experts, and shared, d_shared and balance at least 0, got "
-                f"{top_k=}, {experts=}, {shared=}, {d_shared=} and {balance=}"
-            )
-        if gate_shared and not d_shared:
-            raise InputError("gate_shared=True needs a shared expert: set shared or d_shared")
-        self.experts, self.top_k, self.d_hidden = experts, top_k, d_hidden
-        self.activation, self.scores, self.scale = activation, scores, scale
-        self.shared, self.d_shared = d_shared // d_hidden, d_shared
-        self.gate_shared = gate_shared
-        self.normalise, self.normalise_eps, self.balance = normalise, normalise_eps, balance
-        self.router = Linear(d_model, experts, bias=False)
-        one = FeedForward(d_model, activation=activation, d_hidden=d_hidden, bias=False)
-        self.in_weight = nn.Parameter(_drawn(d_model, experts, *one.in_proj.weight.shape))
-        self.out_weight = nn.Parameter(_drawn(d_model, experts, *one.out_proj.weight.shape))
-        self.register_buffer("correction", torch.zeros(experts) if correction else None)
+        self.settings = its = MoESettings(**settings).of_width(d_model)
+        self.experts, self.top_k, self.activation = its.experts, its.top_k, its.activation
+        self.router = Linear(d_model, its.experts, bias=False)
+        one = FeedForward(d_model, activation=its.activation, d_hidden=its.d_hidden, bias=False)
+        self.in_weight = nn.Parameter(_drawn(d_model, its.experts, *one.in_proj.weight.shape))
+        self.out_weight = nn.Parameter(_drawn(d_model, its.experts, *one.out_proj.weight.shape))
+        self.register_buffer("correction", torch.zeros(its.experts) if its.correction else None)
         self.always = None
-        if d_shared:
-            self.always = FeedForward(d_model, activation=activation, d_hidden=d_shared, bias=False)
-        self.gate = Linear(d_model, 1, bias=False) if gate_shared else None
+        if width := its.d_shared:
+            self.always = FeedForward(
+                d_model, activation=its.activation, d_hidden=width, bias=False
+            )
+        self.gate = Linear(d_model, 1, bias=False) if its.gate_shared else None
         self.share = 1.0  # of a call in the loss that balances, where an update has several calls
 
     def _forward(self, x: Tensor, **_: Any) -> Tensor:
-        rows = x.reshape(-1, self.d_model)
+        its, rows = self.settings, x.reshape(-1, self.d_model)
         scores = self.router(rows)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        scores = scores.softmax(dim=-1) if self.scores == "softmax" else scores.sigmoid()
+        scores = scores.softmax(dim=-1) if its.scores == "softmax" else scores.sigmoid()
         ranked = scores if self.correction is None else scores + self.correction
         chosen = ranked.topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, chosen)
-        if self.normalise:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + self.normalise_eps)
-        if self.scale != 1:
-            weights = self.scale * weights
+        if its.normalise:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + its.normalise_eps)
+        if its.scale != 1:
+            weights = its.scale * weights
         experts = torch.arange(self.experts, device=x.device)
         counts = (chosen.flatten()[:, None] == experts).sum(dim=0)
         order = chosen.flatten().argsort(stable=True)  # positions in the order of their experts
@@ -148,9 +165,9 @@ class MoE(Positionwise):
         found = grouped_linear(activated(hidden, self.activation), self.out_weight, counts)
         found = found[order.argsort()].unflatten(0, (-1, self.top_k))
         y = (weights.to(found.dtype)[..., None] * found).sum(dim=1)
-        if self.training and torch.is_grad_enabled() and self.balance and len(rows):
+        if self.training and torch.is_grad_enabled() and its.balance and len(rows):
             used = counts / counts.sum()
-            y = _AddsLoss.apply(y, self.share * self.balance * self._unbalance(used, scores))
+            y = _AddsLoss.apply(y, self.share * its.balance * self._unbalance(used, scores))
         y = y.to(x.dtype).view(x.shape)
         if self.always is None:
             return y

@@ -65,12 +65,7 @@ class Bidirectional(SequenceLayer[Any]):
         self.out_proj = Linear(2 * core.d_output, core.d_model) if project else None
 
     def _forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Read the rows in both directions.
-
-        Args:
-            x: Rows, padded at the end.
-            lengths: Number of positions of each row; all by default. Outputs beyond are arbitrary.
-        """
+        # Rows are padded at the end; outputs beyond their lengths are arbitrary.
         forward, backward = self.core(x), reverse(self.core(reverse(x, lengths)), lengths)
         if self.out_proj is not None:
             return self.out_proj(torch.cat([forward, backward], dim=-1))

@@ -15,9 +15,8 @@ from stateline.layers.base import AnyLayer, SequenceLayer
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.context import Context
 from stateline.layers.state import nbytes
-from stateline.layers.wrappers.context_links import ContextLink, context_links, mean_visible
-from stateline.layers.wrappers.phases import by_phase
-from stateline.layers.wrappers.staircase import climb, cut
+from stateline.layers.wrappers.context_links import context_links, mean_visible
+from stateline.layers.wrappers.staircase import by_phase, climb, cut
 from stateline.ops.kernel_op import values_at_hand
 
 Contexts = tuple[Context, ...]
@@ -105,7 +104,8 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
         self, core: AnyLayer, *, passes: int = 1, chunk_len: int = 4, steps: int | None = 16
     ) -> None:
         super().__init__(core.d_model)
-        context_links("cached_staircase", core)
+        self._links = context_links("cached_staircase", core)
+        self._attending = [link for link in self._links if link.attends]
         if passes < 0 or chunk_len < 1 or (steps is not None and steps < max(passes, 1)):
             raise InputError(
                 "passes must be at least 0, chunk_len at least 1, and steps at least passes and 1, "
@@ -123,7 +123,6 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
         )
 
     def _forward(self, x: Tensor) -> Tensor:
-        """Run all wavefronts."""
         return self._advance(x, self._blank(len(x)), 0)[0]
 
     def _forward_chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
@@ -164,16 +163,12 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
             earlier = chunk_len * mean_visible(chunks, steps - n)
             for link in self._links:
                 flops += link.attend_flops(partial(min, earlier), own)
-        return flops + sum(link.context_flops() for link in self._links if link.attends)
+        return flops + sum(link.context_flops() for link in self._attending)
 
     @property
     def _runs(self) -> int:
         """Calls of the core for each chunk."""
         return max(self.passes, 1)
-
-    @property
-    def _links(self) -> list[ContextLink]:
-        return context_links("cached_staircase", self.core)
 
     @property
     def _kept(self) -> int:
@@ -185,7 +180,7 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
         """State without tokens and without slots."""
         x = self.example_input(batch_size, 0)
         positions = torch.zeros(batch_size, 0, dtype=torch.int64, device=x.device)
-        contexts = tuple(link.project(x, positions) for link in self._links if link.attends)
+        contexts = tuple(link.project(x, positions) for link in self._attending)
         length = torch.zeros(batch_size, dtype=torch.int64, device=x.device)
         kind = GlobalCachedStaircaseState if self.steps is None else CachedStaircaseState
         return kind(length, contexts, (contexts,) * self._runs)
@@ -214,12 +209,10 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
             start = state.length + starts[oldest]
             positions = start[:, None] + torch.arange(h.shape[1], device=h.device)
             behind = max(0, (self._runs - 1 - s) * self.chunk_len + phase * (s < self._runs))
-            cached = self._visible(done, behind)
+            context = self._visible(done, behind)
             if behind:
                 live = (its.part(its.slots - behind, its.slots) for its in state.live[s])
-                context = tuple(a.then(b) for a, b in zip(cached, live, strict=True))
-            else:
-                context = cached
+                context = tuple(a.then(b) for a, b in zip(context, live, strict=True))
             y, seen = self.run(self._cross, h, positions, context, start)
             hidden = context[0].slots - behind
             after.append(tuple(its.part(hidden, its.slots) for its in seen))
@@ -259,8 +252,7 @@ class CachedStaircase(ActivationCheckpointing, SequenceLayer[State]):
 
     def _remember(self, done: Contexts, final: Tensor, positions: Tensor) -> Contexts:
         """Append final vectors to the cache, projected once for each link."""
-        links = [link for link in self._links if link.attends]
-        added = (link.project(final, positions) for link in links)
+        added = (link.project(final, positions) for link in self._attending)
         longer = tuple(a.then(b) for a, b in zip(done, added, strict=True))
         if self.steps is None:
             return longer

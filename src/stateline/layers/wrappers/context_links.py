@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer
-from stateline.layers.compose import Branch, Chain
+from stateline.layers.compose import Branch, Chain, inside
 from stateline.layers.context import AttendsToContext, Context
 from stateline.layers.mixers.feed_forward import FeedForward
 
@@ -17,16 +17,14 @@ class ContextLink:
 
     Args:
         link: A layer, alone or in a residual branch.
+
+    Attributes:
+        attends: Whether the layer has keys and values; a feed-forward has none.
     """
 
     def __init__(self, link: AnyLayer) -> None:
-        self.link = link
-        self.layer = link.layer if isinstance(link, Branch) else link
-
-    @property
-    def attends(self) -> bool:
-        """Whether the layer has keys and values; a feed-forward has none."""
-        return isinstance(self.layer, AttendsToContext)
+        self.link, self.layer = link, inside(link)
+        self.attends = isinstance(self.layer, AttendsToContext)
 
     def project(self, x: Tensor, positions: Tensor) -> Context:
         """Keys and values that the layer computes from vectors of the residual stream."""
@@ -81,14 +79,7 @@ def mean_visible(length: int | float, window: int | float) -> float:
 
 
 def context_links(wrapper: str, core: AnyLayer) -> list[ContextLink]:
-    """The links of a core of attention layers and feed-forwards.
-
-    Args:
-        wrapper: Name of the wrapper, for messages.
-        core: A layer, a stack, or a ladder of one.
-
-    Returns:
-        The links in order; a link of several passes occurs several times.
+    """The links of a core of a wrapper: a layer, a stack, or a ladder of one, whose links recur.
 
     Raises:
         InputError: If a layer of the core is neither attention nor a feed-forward, or no layer is

@@ -12,7 +12,7 @@ from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.context import Context
 from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.sliding_attention import SlidingAttention
-from stateline.layers.wrappers.context_links import ContextLink, context_links, mean_visible
+from stateline.layers.wrappers.context_links import context_links, mean_visible
 
 CHECKPOINTED = 16
 """Tokens per checkpoint under activation checkpointing."""
@@ -62,7 +62,9 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
         super().__init__(core.d_model)
         check_counts(window=window)
         self.core, self.window, self.shared = core, window, shared
-        links = self._attending
+        self._links = context_links("feedback", core)
+        links = [link for link in self._links if link.attends]
+        self._projecting = links[: 1 if shared else None]
         for link in links:
             if isinstance(link.layer, SlidingAttention):
                 if link.layer.window == 1 and link.layer.includes_self:
@@ -109,7 +111,8 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
             context = state.memory[0] if self.shared else next(given)
             h, _ = link.attend(h, positions, context, state.length, to_itself=False)
         levels.append(h)
-        made = self.project(self._mix(levels), positions)
+        mixed = torch.einsum("l,lbtd->btd", self.mixture.softmax(dim=0), torch.stack(levels))
+        made = self.project(mixed, positions)
         memory = tuple(
             old.then(new).with_slots(self.window)
             for old, new in zip(state.memory, made, strict=True)
@@ -127,8 +130,7 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
         self, memories: Float[Tensor, "batch length d_model"], positions: Int[Tensor, "batch _"]
     ) -> tuple[Context, ...]:
         """Keys and values of memories, per layer or shared."""
-        links = self._attending[: 1 if self.shared else None]
-        return tuple(link.project(memories, positions) for link in links)
+        return tuple(link.project(memories, positions) for link in self._projecting)
 
     def flops_per_token(self, length: int) -> float:
         """Operations of the core on the memories, of the mixture, and of projecting the memory.
@@ -141,17 +143,6 @@ class Feedback(ActivationCheckpointing, SequenceLayer[FeedbackState]):
             flops += link.attend_flops(
                 lambda most: mean_visible(length, min(most, self.window)), own=0
             )
-        for link in self._attending[: 1 if self.shared else None]:
+        for link in self._projecting:
             flops += 0 if isinstance(link.layer, SlidingAttention) else link.context_flops()
         return flops
-
-    def _mix(self, levels: list[Tensor]) -> Tensor:
-        return torch.einsum("l,lbtd->btd", self.mixture.softmax(dim=0), torch.stack(levels))
-
-    @property
-    def _links(self) -> list[ContextLink]:
-        return context_links("feedback", self.core)
-
-    @property
-    def _attending(self) -> list[ContextLink]:
-        return [link for link in self._links if link.attends]

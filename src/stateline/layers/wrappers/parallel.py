@@ -1,16 +1,16 @@
 """Mixers side by side: they share their input, and their outputs are added."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from stateline.layers.base import AnyLayer, SequenceLayer, require_same_width, row_inputs
-from stateline.layers.compose import Stack
+from stateline.layers.base import AnyLayer, require_same_width
+from stateline.layers.compose import Composite, Stack
 
 
-class Parallel(SequenceLayer[Any]):
+class Parallel(Composite):
     r"""Layers side by side in one residual branch, as the heads of Falcon-H1 and Hymba.
 
     .. math::
@@ -35,48 +35,24 @@ class Parallel(SequenceLayer[Any]):
 
     is_mixer: ClassVar[bool] = True
     takes_several: ClassVar[bool] = True
-    packs = True
 
     def __init__(self, core: AnyLayer, *, normalise: bool = False, norm_eps: float = 1e-6) -> None:
         super().__init__(core.d_model)
         self.core = core if isinstance(core, Stack) else Stack(core)
-        for layer in self.branches:
+        for layer in self.links:
             require_same_width(layer)
         self.normalise, self.norm_eps, self.causal = normalise, norm_eps, core.causal
-        norms = [nn.RMSNorm(core.d_model, eps=norm_eps) for _ in self.branches] if normalise else []
+        norms = [nn.RMSNorm(core.d_model, eps=norm_eps) for _ in self.links] if normalise else []
         self.norms = nn.ModuleList(norms)
 
     @property
-    def branches(self) -> Sequence[AnyLayer]:
+    def links(self) -> Sequence[AnyLayer]:
         """The layers."""
         return self.core.links
 
-    def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:
-        """One initial state per layer."""
-        return self.core.init_state(batch_size, capacity=capacity)
-
-    def _forward(self, x: Tensor, lengths: Tensor | None = None, **packed: Any) -> Tensor:
-        return self._join([b(*row_inputs(b, x, lengths), **packed) for b in self.branches])
-
-    def _forward_chunk(self, x: Tensor, state: Any, **packed: Any) -> tuple[Tensor, Any]:
-        pairs = zip(self.branches, state, strict=True)
-        found = [branch.forward_chunk(x, own, **packed) for branch, own in pairs]
-        return self._join([y for y, _ in found]), tuple(after for _, after in found)
-
-    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        found = [branch.step(x, own) for branch, own in zip(self.branches, state, strict=True)]
-        return self._join([y for y, _ in found]), tuple(after for _, after in found)
-
-    def _step_(self, x: Tensor, state: Any) -> Tensor:
-        pairs = zip(self.branches, state, strict=True)
-        return self._join([branch.step_(x, own) for branch, own in pairs])
-
-    def state_bytes(self, length: int) -> int:
-        """Bytes of all states."""
-        return self.core.state_bytes(length)
-
-    def _join(self, outputs: list[Tensor]) -> Tensor:
+    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
         """The sum of the outputs, or the mean of the normalised ones."""
+        outputs = [call(layer, x) for layer in self.links]
         if self.normalise:
             pairs = zip(self.norms, outputs, strict=True)
             return torch.stack([norm(y) for norm, y in pairs]).mean(dim=0)

@@ -1,48 +1,18 @@
 """A block that stands at several depths: shared weights, and a small adapter for each depth."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from stateline.layers.base import AnyLayer, require_same_width
-from stateline.layers.compose import Around, Chain, Stack
+from stateline.layers.base import AnyLayer, flops_inside, require_same_width
+from stateline.layers.compose import ActivationCheckpointing, Composite, Stack
 from stateline.layers.keywords import check_counts
-from stateline.layers.linear import Linear
+from stateline.layers.linear import LowRank
 
 
-class Adapted(Around):
-    r"""A layer at one of its depths: :math:`y = f(x + U V x)` with a map of low rank.
-
-    Args:
-        layer: The layer, which other depths have, too.
-        rank: Rank of the map.
-    """
-
-    layer: AnyLayer
-
-    def __init__(self, layer: AnyLayer, rank: int) -> None:
-        super().__init__(layer.d_model)
-        object.__setattr__(self, "layer", layer)  # its parameters belong to the wrapper
-        self.causal = layer.causal
-        self.down = Linear(layer.d_model, rank, bias=False)
-        self.up = Linear(rank, layer.d_model, bias=False)
-
-    @property
-    def inner(self) -> AnyLayer:
-        """The layer."""
-        return self.layer
-
-    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The input with its correction."""
-        return x + self.up(self.down(x)), x
-
-    def flops_per_token(self, length: int) -> float:
-        """Operations of the adapter and of the layer."""
-        return super().flops_per_token(length) + self.inner.flops_per_token(length)
-
-
-class Shared(Chain):
+class Shared(ActivationCheckpointing, Composite):
     r"""A block with the same weights before each of several other parts of the stack.
 
     .. math:: h \leftarrow \mathrm{part}_i(\mathrm{block}(h + U_i V_i h)), \qquad i = 1, ..., n
@@ -72,14 +42,28 @@ class Shared(Chain):
         check_counts(rank=rank)
         require_same_width(core)
         self.core, self.rank, self.causal = core, rank, core.causal
-        block, *parts = core.links if isinstance(core, Stack) else [core]
-        self.adapted = nn.ModuleList(Adapted(block, rank) for _ in parts or [block])
+        depths, width = max(1, len(self._parts[1:])), core.d_model
+        self.adapted = nn.ModuleList(LowRank(width, rank, width) for _ in range(depths))
+
+    @property
+    def _parts(self) -> Sequence[AnyLayer]:
+        """The block and the other parts."""
+        return self.core.links if isinstance(self.core, Stack) else [self.core]
 
     @property
     def links(self) -> Sequence[AnyLayer]:
         """The block at its depths, each before one of the parts."""
-        parts = self.core.links[1:] if isinstance(self.core, Stack) else []
-        found: list[Any] = []
-        for i, place in enumerate(self.adapted):
-            found += [place, *parts[i : i + 1]]
-        return found
+        block, *parts = self._parts
+        return [link for part in parts for link in (block, part)] or [block]
+
+    def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+        """Correct the input of the block at each depth."""
+        block, *parts = self._parts
+        for adapter, part in zip_longest(self.adapted, parts):
+            x = call(block, x + adapter(x))
+            x = x if part is None else call(part, x)
+        return x
+
+    def flops_per_token(self, length: int) -> float:
+        """Operations of the links and of the adapters."""
+        return super().flops_per_token(length) + flops_inside(self.adapted, length)

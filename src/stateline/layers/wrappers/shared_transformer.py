@@ -7,8 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from stateline.errors import InputError
-from stateline.layers.base import AnyLayer, require_same_width
-from stateline.layers.compose import Around, Branch, Stack, Walk, inside
+from stateline.layers.base import AnyLayer, flops_inside, require_same_width
+from stateline.layers.compose import (
+    ActivationCheckpointing,
+    Around,
+    Branch,
+    Composite,
+    Stack,
+    inside,
+)
 from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.attention import Attention
@@ -21,39 +28,33 @@ class Adapted(nn.Module):
     Args:
         base: The map W, which belongs to another module.
         rank: Rank of each :math:`U_i V_i`.
-        parts: Number of equal parts i of the output.
+        parts: Number of equal parts i of the output; with 0, the map is W.
     """
 
-    base: nn.Linear
-
-    def __init__(self, base: nn.Linear, rank: int, parts: int) -> None:
+    def __init__(self, base: nn.Linear, rank: int = 0, parts: int = 0) -> None:
         super().__init__()
-        object.__setattr__(self, "base", base)
-        self.down = Linear(base.in_features, parts * rank, bias=False)
-        rows = base.out_features // parts
+        self._base = (base,)  # in a tuple, so that it is no part of this module
+        self.down = Linear(base.in_features, parts * rank, bias=False) if parts else None
+        rows = base.out_features // max(parts, 1)
         self.up = nn.ModuleList(Linear(rank, rows, bias=False) for _ in range(parts))
 
     @property
     def weight(self) -> Tensor:
         """The matrix W."""
-        return self.base.weight
+        return self._base[0].weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the last axis."""
+        y: Tensor = self._base[0](x)
+        if self.down is None:
+            return y
         low = self.down(x).chunk(len(self.up), dim=-1)
         corrections = [up(part) for up, part in zip(self.up, low, strict=True)]
-        return self.base(x) + torch.cat(corrections, dim=-1)
+        return y + torch.cat(corrections, dim=-1)
 
 
 class TransformerWeights(nn.Module):
-    """The weights of a transformer that stands at several depths.
-
-    Args:
-        d_model: Width d of its output; its input is twice as wide.
-        d_hidden: Hidden width of its feed-forward.
-        bias: Whether the feed-forward has biases.
-        norm_eps: Added to the mean square in the norms.
-    """
+    """The weights of a transformer that stands at several depths; its input has 2 ``d_model``."""
 
     def __init__(self, d_model: int, d_hidden: int, *, bias: bool, norm_eps: float) -> None:
         super().__init__()
@@ -66,16 +67,7 @@ class TransformerWeights(nn.Module):
 
 
 class Place(Around):
-    """A transformer at one of its depths.
-
-    Args:
-        weights: Its weights, which belong to the wrapper.
-        attention: Keywords of the attention.
-        rank: Rank of the adapters.
-        adapts_attention: Whether queries, keys and values have adapters.
-    """
-
-    weights: TransformerWeights
+    """A transformer at one of its depths, with adapters; its weights belong to the wrapper."""
 
     def __init__(
         self,
@@ -87,46 +79,36 @@ class Place(Around):
     ) -> None:
         d_model, d_hidden = weights.out_proj.out_features, weights.down.in_features
         super().__init__(2 * d_model, d_output=d_model)
-        object.__setattr__(self, "weights", weights)
+        self._weights = (weights,)  # in a tuple, so that they are no part of this module
         with torch.device("meta"):  # maps that are replaced
             self.attention = Attention(2 * d_model, **attention)
             self.feed_forward = FeedForward(d_model, activation="geglu_exact", d_hidden=d_hidden)
         self.attention.d_output = d_model
-        _replace(self.attention, "out_proj", weights.out_proj)
-        _replace(self.attention, "qkv", weights.qkv)
-        if adapts_attention:
-            _replace(self.attention, "qkv", Adapted(weights.qkv, rank, 3), owned=True)
-        _replace(self.feed_forward, "in_proj", Adapted(weights.up, rank, 1), owned=True)
-        _replace(self.feed_forward, "out_proj", weights.down)
+        self.attention.register_module("qkv", Adapted(weights.qkv, rank, 3 * adapts_attention))
+        self.attention.register_module("out_proj", Adapted(weights.out_proj))
+        self.feed_forward.register_module("in_proj", Adapted(weights.up, rank, 1))
+        self.feed_forward.register_module("out_proj", Adapted(weights.down))
         self.out_proj = Linear(d_model, d_model, bias=False)
 
     @property
-    def inner(self) -> Attention:
-        """The attention, whose state is that of the transformer."""
+    def inner(self) -> AnyLayer:
+        """The attention; the transformer has its state."""
         return self.attention
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised input of attention."""
-        return self.weights.norm(x), x
+        return self._weights[0].norm(x), x
 
     def leave(self, kept: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
-        """The output, from that of attention."""
-        return self.out_proj(self.feed_forward(self.weights.feed_forward_norm(y)))
+        """The output of the feed-forward after attention."""
+        return self.out_proj(self.feed_forward(self._weights[0].feed_forward_norm(y)))
 
     def flops_per_token(self, length: int) -> float:
-        """Operations of the maps of this depth, and of those of all depths."""
-        common = [p.numel() for p in self.weights.parameters() if p.dim() == 2]
-        return super().flops_per_token(length) + 2.0 * sum(common)
+        """Operations of the adapters of this depth and of the common weights."""
+        return super().flops_per_token(length) + flops_inside(self._weights[0], length)
 
 
-def _replace(layer: nn.Module, name: str, module: nn.Module, *, owned: bool = False) -> None:
-    """Give a layer another module; one that is not owned belongs to another layer."""
-    layer._modules.pop(name, None)
-    layer.__dict__.pop(name, None)
-    setattr(layer, name, module) if owned else object.__setattr__(layer, name, module)
-
-
-class SharedTransformer(Walk):
+class SharedTransformer(ActivationCheckpointing, Composite):
     r"""Layers, and transformers that stand at several depths between them.
 
     .. math::

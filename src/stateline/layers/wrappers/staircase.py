@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -12,8 +12,9 @@ from stateline.errors import InputError
 from stateline.layers.base import AnyLayer, SequenceLayer, require_causal, require_same_width
 from stateline.layers.compose import ActivationCheckpointing
 from stateline.layers.keywords import check_counts
-from stateline.layers.state import overwrite_rows, replace_rows
-from stateline.layers.wrappers.phases import by_phase
+from stateline.layers.state import cat_states, overwrite_rows, replace_rows, select_rows
+
+StateT = TypeVar("StateT")
 
 
 class StaircaseState(NamedTuple):
@@ -82,7 +83,6 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
         return StaircaseState(phase, torch.full_like(phase, room), tuple(passes))
 
     def _forward(self, x: Tensor) -> Tensor:
-        """Run all wavefronts."""
         chunks = list(x.split(self.chunk_len, dim=1))
         return climb(chunks, self.passes, lambda _, h: self.run(self.core, h))
 
@@ -164,6 +164,31 @@ class Staircase(ActivationCheckpointing, SequenceLayer[StaircaseState]):
         return self.core.init_state(len(state.phase), capacity=room)
 
 
+def by_phase(
+    advance: Callable[[Tensor, StateT, int], tuple[Tensor, StateT]],
+    x: Float[Tensor, "batch length d_model"],
+    state: StateT,
+    phase: Int[Tensor, " batch"],
+) -> tuple[Float[Tensor, "batch length d_model"], StateT]:
+    """Run the rows of each phase, their offset in a chunk, together, and restore their order.
+
+    Reads the phases on the host, so it breaks the graph of ``torch.compile``. ``advance`` gives
+    outputs and state of the rows of one phase.
+    """
+    phases = phase.tolist()
+    if len(set(phases)) == 1:
+        return advance(x, state, phases[0])
+    outputs, states, order = [], [], []
+    for place in sorted(set(phases)):
+        rows = [row for row, its in enumerate(phases) if its == place]
+        y, after = advance(x[rows], select_rows(state, rows), place)
+        outputs.append(y)
+        states.append(after)
+        order += rows
+    back = torch.tensor(order).argsort().to(x.device)
+    return torch.cat(outputs)[back], select_rows(cat_states(states), back)
+
+
 def cut(
     x: Float[Tensor, "batch length d_model"], chunk_len: int, phase: int
 ) -> list[Float[Tensor, "batch chunk d_model"]]:
@@ -177,15 +202,9 @@ def climb(
     passes: int,
     wavefront: Callable[[int, Tensor], Tensor],
 ) -> Float[Tensor, "batch length d_model"]:
-    """Run all passes of all chunks.
+    """The joined outputs of all chunks after all passes.
 
-    Args:
-        chunks: The chunks in order.
-        passes: Number of passes of each chunk.
-        wavefront: ``(s, h) -> h``: wavefront s on the chunks in flight, the oldest first.
-
-    Returns:
-        The outputs of the last pass of all chunks, joined.
+    ``wavefront(s, h)`` is wavefront s on the chunks in flight, the oldest first.
     """
     h = list(chunks)
     for s in range(len(h) + passes - 1):

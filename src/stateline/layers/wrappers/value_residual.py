@@ -1,4 +1,4 @@
-"""Values of RWKV-7 that are mixed with those of its first layer."""
+"""RWKV-7 layers that mix the values of the first one into their own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -6,35 +6,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from stateline.layers.base import AnyLayer, require_same_width
-from stateline.layers.compose import Branch, Stack, Walk, inside
+from stateline.layers.base import AnyLayer, flops_inside, require_same_width
+from stateline.layers.compose import ActivationCheckpointing, Composite, Stack, inside
 from stateline.layers.keywords import check_counts
-from stateline.layers.linear import Linear
+from stateline.layers.linear import LowRank
 from stateline.layers.mixers.rwkv7 import RWKV7, Values
 
 
-class ValueMix(nn.Module):
-    r"""How much of a layer's values is replaced by those of the first layer.
-
-    .. math:: v \leftarrow v + \sigma(U V x_v + b) \odot (v_1 - v)
-
-    Args:
-        d_model: Width of the values.
-        rank: Rank of the map.
-    """
-
-    def __init__(self, d_model: int, rank: int) -> None:
-        super().__init__()
-        self.down = Linear(d_model, rank, bias=False)
-        self.up = Linear(rank, d_model)
-
-    def forward(self, first: list[Tensor], x: Tensor, v: Tensor) -> Tensor:
-        """The values of a layer after the first."""
-        return torch.lerp(v, first[0], self.up(self.down(x)).sigmoid())
-
-
-class ValueResidual(Walk):
-    r"""Layers in sequence, of which each ``rwkv7`` after the first mixes in the first one's values.
+class ValueResidual(ActivationCheckpointing, Composite):
+    r"""Layers in sequence; every later ``rwkv7`` mixes the values of the first into its own.
 
     .. math:: v^{(l)} \leftarrow v^{(l)} + \sigma(U_l V_l x_v^{(l)} + b_l) \odot (v^{(1)} - v^{(l)})
 
@@ -57,9 +37,9 @@ class ValueResidual(Walk):
         check_counts(rank=rank)
         require_same_width(core)
         self.core = core if isinstance(core, Stack) else Stack(core)
-        self.causal, self.rank = core.causal, rank
-        later = [link for link in self.core.links if isinstance(inside(link), RWKV7)][1:]
-        self.mixes = nn.ModuleList(ValueMix(core.d_model, rank) for _ in later)
+        self.causal, self.rank, width = core.causal, rank, core.d_model
+        later = [link for link in self.links if isinstance(inside(link), RWKV7)][1:]
+        self.mixes = nn.ModuleList(LowRank(width, rank, width, bias=True) for _ in later)
 
     @property
     def links(self) -> Sequence[AnyLayer]:
@@ -68,21 +48,14 @@ class ValueResidual(Walk):
 
     def flops_per_token(self, length: int) -> float:
         """Operations of the layers and of the maps."""
-        maps = sum(2.0 * p.numel() for p in self.mixes.parameters() if p.dim() == 2)
-        return super().flops_per_token(length) + maps
+        return super().flops_per_token(length) + flops_inside(self.mixes, length)
 
     def walk(self, x: Tensor, call: Callable[..., Tensor]) -> Tensor:
-        """The output, where ``call`` runs a layer, with a function of its values if it is one."""
+        """The output of the last layer; each ``rwkv7`` gets a function of its values."""
         values = self._values()
         for link in self.links:
-            layer = inside(link)
-            if not isinstance(layer, RWKV7):
-                x = call(link, x)
-            elif isinstance(link, Branch):
-                entered, kept = link.enter(x)
-                x = link.leave(kept, call(layer, entered, values=next(values)))
-            else:
-                x = call(layer, x, values=next(values))
+            own = {"values": next(values)} if isinstance(inside(link), RWKV7) else {}
+            x = call(link, x, **own)
         return x
 
     def _values(self) -> Iterator[Values]:
@@ -93,6 +66,9 @@ class ValueResidual(Walk):
             first[:] = [v]
             return v
 
+        def mixed(mix: nn.Module, x: Tensor, v: Tensor) -> Tensor:
+            return torch.lerp(v, first[0], mix(x).sigmoid())
+
         yield keep
         for mix in self.mixes:
-            yield partial(mix, first)
+            yield partial(mixed, mix)

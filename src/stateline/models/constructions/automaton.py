@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
@@ -50,40 +50,25 @@ class Automaton(SequenceLayer[AutomatonState]):
         """State 0 for every row."""
         return AutomatonState(self.output.new_zeros(batch_size))
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return self.forward_chunk(x, self.init_state(len(x)))[0]
-
     def _forward_chunk(self, x: Tensor, state: AutomatonState) -> tuple[Tensor, AutomatonState]:
         numbers = [state.number]
         for token in x.unbind(dim=1):
             numbers.append(self.update[numbers[-1], token])
         visited = torch.stack(numbers, dim=1)[:, 1:]
-        return self._logits(visited), AutomatonState(numbers[-1])
-
-    def _step(self, x: Tensor, state: AutomatonState) -> tuple[Tensor, AutomatonState]:
-        number = self.update[state.number, x]
-        return self._logits(number), AutomatonState(number)
+        logits = F.one_hot(self.output[visited], self.d_model).float()
+        return logits, AutomatonState(numbers[-1])
 
     def example_input(self, batch_size: int, length: int) -> Int[Tensor, "batch length"]:
         """Random tokens."""
         return torch.randint(self.d_model, (batch_size, length), device=self.output.device)
 
-    def _logits(self, number: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch token"]:
-        return F.one_hot(self.output[number], self.d_model).float()
-
 
 def queue_automaton(kept: int, *, n_letters: int = 26) -> Automaton:
     r"""An automaton that stores the first ``kept`` letters, repeats them, then outputs letter 0.
 
-    On uniform strings of L letters its error is :math:`1 - D^{m-L}` for m = ``kept``. It has
-    :math:`D^m` states after SEP, and no automaton with that many states has a lower error.
-
-    Args:
-        kept: m.
-        n_letters: D.
-
-    Returns:
-        An automaton on the tokens of the task ``copying``: letters, BOS, SEP, EOS and PAD.
+    On uniform strings of L letters its error is :math:`1 - D^{m-L}` for m = ``kept`` and D =
+    ``n_letters``. It has :math:`D^m` states after SEP, and no automaton with this number of states
+    has a lower error. Its tokens are those of the task ``copying``: letters, BOS, SEP, EOS and PAD.
 
     Raises:
         InputError: If the automaton would have no letter or too many states.

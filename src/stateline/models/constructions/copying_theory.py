@@ -11,14 +11,7 @@ def ngram_copy(letters: Sequence[int], n: int) -> list[int]:
 
     The first n letters are taken over. Each further letter is the one that follows the first place
     in the string where the last n letters of the copy stand. The copy is right if no n letters
-    occur twice in the string.
-
-    Args:
-        letters: The string.
-        n: Number of letters that are looked up.
-
-    Returns:
-        As many letters; the copy ends early if the last n letters have no successor.
+    occur twice in the string; it ends early if the last n letters have no successor.
 
     Raises:
         InputError: If n is below one.
