@@ -32,6 +32,39 @@ def over_time(step: Callable[..., tuple[Tensor, Tensor]], like: str) -> Callable
     return run
 
 
+def over_chunks(step: Callable[..., tuple[Tensor, Tensor]], size: int) -> Callable[..., Any]:
+    """The recurrence over whole sequences, one chunk of ``size`` tokens after the other.
+
+    Args:
+        step: ``step(*signals, state)`` returns the outputs and the new state, for the signals of a
+            chunk (batch, head, length, ...) in the dtype of the state.
+        size: Tokens of a chunk.
+    """
+
+    def run(x: Any, state: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if x.v.shape[1] == 0:
+            return x.v.clone(), state.clone()
+        signals = (signal.to(state.dtype).transpose(1, 2) for signal in x.reset(starts))
+        outputs = []
+        for chunk in zip(*(signal.split(size, dim=2) for signal in signals), strict=True):
+            y, state = step(*chunk, state)
+            outputs.append(y)
+        return torch.cat(outputs, dim=2).transpose(1, 2).to(x.v.dtype), state
+
+    return run
+
+
+def one_token(whole: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:
+    """A step, from the function of whole sequences, ``whole(*signals, weights, state)``."""
+
+    def step(*inputs: Any) -> tuple[Tensor, Any]:
+        *signals, weights, state = inputs
+        y, after = whole(*(x[..., None, :] for x in signals), weights, state)
+        return y[..., 0, :], after
+
+    return step
+
+
 def tokens(x: Any) -> Iterator[Any]:
     """The signals of one token after the other, from signals (batch, length, ...)."""
     for t in range(x[0].shape[1]):

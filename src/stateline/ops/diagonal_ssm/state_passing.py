@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stateline.ops.diagonal_ssm import triton_kernel as diagonal
 from stateline.ops.kernel_op import KernelOp
-from stateline.ops.planes import exponential, multiply
+from stateline.ops.planes import multiply, powers_of
 from stateline.ops.short_conv import triton_kernel as filters
 from stateline.ops.triton_common.launch import (
     PRECISION,
@@ -82,7 +82,8 @@ def tables(
     padding = round_up(b.shape[1]) - b.shape[1]
     log_a, b, c = (F.pad(t.float(), (0, 0, 0, padding)) for t in (log_a, b, c))
     log_a = log_a.expand(len(b), -1, -1)
-    powers, readouts = _powers(log_a, size, 1), c.unflatten(0, (-1, len(b)))
+    exponents = torch.arange(size + 1, device=log_a.device)
+    powers, readouts = powers_of(log_a, exponents).float(), c.unflatten(0, (-1, len(b)))
     response = multiply(multiply(readouts, b)[..., None, :], powers[..., :-1, :])
     impulse = 2 * response[..., 0].sum(dim=2).flatten(0, 1)
     if skip is not None:
@@ -90,7 +91,7 @@ def tables(
     into = multiply(b[..., None, :], powers[..., :-1, :].flip(-2))
     read = 2 * multiply(readouts[..., None, :], powers[..., 1:, :]).flatten(0, 1)
     out = read * read.new_tensor([1.0, -1.0])
-    leap = _powers(log_a, ROWS, size)
+    leap = powers_of(log_a, size * torch.arange(ROWS + 1, device=log_a.device)).float()
     into, out = into.permute(0, 3, 2, 1).contiguous(), out.permute(0, 3, 1, 2).contiguous()
     return Tables(impulse, into, out, leap.permute(0, 3, 2, 1).contiguous()), powers
 
@@ -106,12 +107,6 @@ def finish(before: Tensor, tail: Tensor, length: int, into: Tensor, powers: Tens
     rest = (length - 1) % size + 1
     driven = torch.einsum("bdj,dpjn->bdnp", tail[..., :rest], into[:, :, size - rest :])
     return multiply(powers[:, :, rest], before.mT) + driven
-
-
-def _powers(log_a: Tensor, count: int, stride: int) -> Tensor:
-    """Powers 0, stride, ..., count * stride: (channel, mode, power, 2)."""
-    exponents = stride * torch.arange(count + 1, device=log_a.device)
-    return exponential(log_a.double()[..., None, :] * exponents[:, None]).float()
 
 
 def _pointers(x: Signals) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stateline.ops.linear_attention import CHUNK, LinearSignals
 from stateline.ops.linear_attention.reference import linear_attention_step as linear_attention_step
+from stateline.ops.stepping import over_chunks
 
 SHORT = 16
 """Tokens of a chunk where each entry of a key decays by itself."""
@@ -25,12 +26,11 @@ def linear_attention(
     x: LinearSignals, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attend inside each chunk, and carry the state to the next."""
-    x = x.reset(starts)
-    if x.v.shape[1] == 0:
-        return x.v.clone(), state.clone()
     if x.decays_by_entry:
-        return _by_entry(x.with_own_keys(), state)
-    q, k, v, log_decay = x
+        return _by_entry(x.with_own_keys(), state, starts)
+    q, k, v, log_decay = x.reset(starts)
+    if v.shape[1] == 0:
+        return v.clone(), state.clone()
     groups = q.shape[2]
     if log_decay is None:
         log_decay = torch.zeros((), dtype=state.dtype, device=v.device).expand(v.shape[:3])
@@ -55,17 +55,22 @@ def linear_attention(
     return y.to(x.v.dtype), h.flatten(1, 2)
 
 
-def _by_entry(x: LinearSignals, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where each entry of a key decays by itself."""
-    signals = (t.to(state.dtype).transpose(1, 2) for t in x if t is not None)
-    outputs = []
-    for q_c, k_c, v_c, g_c in zip(*(t.split(SHORT, dim=2) for t in signals), strict=True):
-        between, since, until = decays(g_c.mT)  # (batch, head, entry, ...)
-        scores = torch.einsum("bhti,bhits,bhsi->bhts", q_c, between, k_c)
-        since, until = since.squeeze(-1).mT, until.squeeze(-1).mT
-        outputs.append(scores @ v_c + (since * q_c) @ state)
-        state = since[..., -1, :, None] * state + (until * k_c).mT @ v_c
-    return torch.cat(outputs, dim=2).transpose(1, 2).to(x.v.dtype), state
+def _chunk_by_entry(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A chunk where each entry of a key decays by itself."""
+    between, since, until = decays(log_decay.mT)  # (batch, head, entry, ...)
+    since, until = since.squeeze(-1).mT, until.squeeze(-1).mT
+    y = products(q, between, k) @ v + (since * q) @ state
+    return y, since[..., -1, :, None] * state + (until * k).mT @ v
+
+
+_by_entry = over_chunks(_chunk_by_entry, SHORT)
+
+
+def products(x: Tensor, decay: Tensor, w: Tensor) -> Tensor:
+    """Products of x at token t with w at token s that has decayed in between (..., t, s)."""
+    return torch.einsum("bhti,bhits,bhsi->bhts", x, decay, w)
 
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
