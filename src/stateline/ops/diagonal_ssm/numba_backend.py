@@ -46,8 +46,7 @@ def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     if function == "diagonal_ssm" and len(inputs) > 3 and inputs[2] is not None:
         return "documents begin anew from the zero state alone"
-    step = function == "diagonal_ssm_step"
-    return launch.can_step(*inputs) if step else launch.can_use(*inputs)
+    return launch.can_run(function, *inputs)
 
 
 def diagonal_ssm(

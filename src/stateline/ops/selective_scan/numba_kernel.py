@@ -20,6 +20,8 @@ from stateline.ops.numba_common.blocks import (
     flush,
     read_block,
     scratch,
+    states_in,
+    states_out,
     write_block,
 )
 from stateline.ops.numba_common.jit import kernel, summing_kernel
@@ -52,22 +54,6 @@ def _split(task, blocks, in_group, groups):
     in_blocks = blocks // groups
     group, inside = block // in_blocks, block % in_blocks * LANES
     return row, group, group * in_group + inside, min(LANES, in_group - inside)
-
-
-@kernel
-def _states_in(packed, at, h, first, d_state, lanes, factor):
-    """Rows of ``lanes`` channels as (state, LANES), padded by zeros."""
-    packed[at : at + (d_state + MODES - 1) // MODES * WIDE] = 0
-    for i in range(lanes):
-        for n in range(d_state):
-            packed[at + n * LANES + i] = factor * h[first + i * d_state + n]
-
-
-@kernel
-def _states_out(h, first, d_state, lanes, packed, at):
-    for i in range(lanes):
-        for n in range(d_state):
-            h[first + i * d_state + n] = packed[at + n * LANES + i]
 
 
 @kernel
@@ -127,8 +113,9 @@ def forward(
         for each in range(task, end):
             row, group, channel, lanes = _split(each, blocks, in_group, groups)
             at, where = (each - task) * size, (row * channels + channel) * d_state
-            _states_in(h, at, state, where, d_state, lanes, 1.0)
-            _states_in(rates, at, a, channel * d_state, d_state, lanes, LOG2_E)
+            states_in(h, at, state, where, d_state, lanes, 1)
+            states_in(rates, at, a, channel * d_state, d_state, lanes, 1)
+            rates[at : at + size] *= u.dtype.type(LOG2_E)
         for first in range(0, length, TIME):
             rows = min(TIME, length - first)
             for each in range(task, end):
@@ -148,7 +135,7 @@ def forward(
         for each in range(task, end):
             row, group, channel, lanes = _split(each, blocks, in_group, groups)
             where = (row * channels + channel) * d_state
-            _states_out(after, where, d_state, lanes, h, (each - task) * size)
+            states_out(after, where, d_state, lanes, 1, h, (each - task) * size)
         task = end
 
 
@@ -214,9 +201,10 @@ def backward(
         for block in range(begin, end):
             _, group, channel, lanes = _split(block, blocks, in_group, groups)
             at, where = (block - begin) * size, (row * channels + channel) * d_state
-            _states_in(kept, at * count, state, where, d_state, lanes, 1.0)
-            _states_in(lam, at, gafter, where, d_state, lanes, 1.0)
-            _states_in(rates, at, a, channel * d_state, d_state, lanes, LOG2_E)
+            states_in(kept, at * count, state, where, d_state, lanes, 1)
+            states_in(lam, at, gafter, where, d_state, lanes, 1)
+            states_in(rates, at, a, channel * d_state, d_state, lanes, 1)
+            rates[at : at + size] *= u.dtype.type(LOG2_E)
         for n in range(1, count):
             for block in range(begin, end):
                 _, group, channel, lanes = _split(block, blocks, in_group, groups)
@@ -262,8 +250,8 @@ def backward(
         for block in range(begin, end):
             _, group, channel, lanes = _split(block, blocks, in_group, groups)
             at, where = (block - begin) * size, (row * channels + channel) * d_state
-            _states_out(dstate, where, d_state, lanes, lam, at)
-            _states_out(da, where, d_state, lanes, total, at)
+            states_out(dstate, where, d_state, lanes, 1, lam, at)
+            states_out(da, where, d_state, lanes, 1, total, at)
 
 
 @summing_kernel
