@@ -31,7 +31,6 @@ from stateline.tasks import Text
 from stateline.train.config import TrainConfig
 from stateline.train.loop import Trainer
 from stateline.train.processes import Processes, join_processes, own_rows
-from stateline.train.resume import resume
 
 MIB = 1 << 20
 
@@ -97,7 +96,7 @@ def measure(pattern: str, home: Path) -> None:
         taken: list[float] = []
 
         def read() -> None:
-            taken.append(seconds(lambda: resume(again.update, again.defined_by, home)))
+            taken.append(seconds(again.resume))
 
         memory = peak_bytes(read) or 0
         lines.append(f"resume {taken[0]:.1f} s, +{memory / MIB:,.0f} MiB")

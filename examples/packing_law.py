@@ -69,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 findings(pattern, dtype, length=given.length, seed=seed)
                 for seed in range(given.seeds)
             ]
-            cells.append(f"{max(f.error for run in runs for f in run[:2]):.1e}")
-            worst = max((f for run in runs for f in run[2:]), key=lambda f: f.error / f.limit)
-            cells.append(f"{max(f.error for run in runs for f in run[2:]):.1e}")
+            found = [finding for run in runs for finding in run]
+            cells += [f"{max(f.error for f in found[part::2]):.1e}" for part in (0, 1)]
+            worst = max(found, key=lambda f: f.error / f.limit)
             said = f"{worst.error / worst.limit:.0%} of {worst.limit:.1e}"
-            if not all(f.ok for run in runs for f in run):
+            if not all(f.ok for f in found):
                 cells.append("BROKEN")
         print(f"| {' | '.join([*cells, said])} |", flush=True)
 

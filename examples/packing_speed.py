@@ -17,6 +17,7 @@ import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,16 +74,17 @@ def scored(task: Task, batches: int = 8) -> float:
     return float((targets != IGNORE).float().mean())
 
 
-def speeds(pattern: str, tasks: dict[Documents, Short], rounds: int, width: int) -> list[str]:
+def speeds(
+    pattern: str, tasks: dict[Documents, Short], config: TrainConfig, width: int
+) -> list[str]:
     """A line of the table: positions per second and targets per second, relative to joined."""
-    config = TrainConfig(steps=rounds + 1, warmup_steps=0)
     updates = {}
     for way, task in tasks.items():
         torch.manual_seed(0)
         model = make_model(configure(pattern, vocab_size=256, d_model=width)).train()
         updates[way] = Updater(model, task, config, ALONE), Batches(task, config, ALONE)
     seconds: dict[Documents, list[float]] = {way: [] for way in tasks}
-    for step in range(rounds + 1):  # the first round compiles kernels
+    for step in range(config.steps):  # the first round compiles kernels
         for way, (update, batches) in updates.items():
             micro_batches = batches.update(step)
             started = time.process_time()
@@ -110,8 +112,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--d_model", type=int, default=128, help="width")
     parser.add_argument("--rounds", type=int, default=7, help="updates that are timed")
     parser.add_argument("--names", action="store_true", help="names of functions alone")
+    parser.add_argument("--carry_state", action="store_true", help="rows continue the last batch")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    carry: dict[str, Any] = {"carry_state": True, "carry_cap": 1 << 20} if given.carry_state else {}
+    config = TrainConfig(steps=given.rounds + 1, warmup_steps=0, **carry)
     texts = documents_of_library(names=given.names)
     tasks = {way: Short(texts, way, given.length, given.rows) for way in WAYS}
     shares = ", ".join(f"{way} {scored(task):.1%}" for way, task in tasks.items())
@@ -121,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"| {' | '.join([*titles, 'packed / joined', 'its targets'])} |")
     print("|---" * 6 + "|")
     for pattern in given.patterns or ["h3*2", "mamba2*2", "gated_delta_net*2", "attention*2"]:
-        print(f"| {' | '.join(speeds(pattern, tasks, given.rounds, given.d_model))} |", flush=True)
+        print(f"| {' | '.join(speeds(pattern, tasks, config, given.d_model))} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,16 @@ from types import ModuleType
 import pytest
 
 from stateline.compare import Comparison, compare
+from stateline.compare.recipe import read_recipe
 from stateline.layers import LAYERS
 from stateline.layers.law import check_layer
+from stateline.models.config import ModelConfig
+from stateline.papers.table import RECIPES
 from stateline.reports import read_results
+from stateline.runs.job import Job
+from stateline.runs.train import run_job
+from stateline.train.config import TrainConfig
+from stateline.train.optimizer import learning_rate_share
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -132,7 +139,8 @@ def test_packed_rows_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_example_says_how_it_is_run() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
     assert files
-    silent = [f.name for f in files if f"Run it: python examples/{f.name}" not in f.read_text()]
+    runs = {f.name: (f.read_text().split("Run it:")[1:] or [""])[0] for f in files}
+    silent = [name for name, run in runs.items() if f"python examples/{name}" not in run]
     assert silent == []
 
 
@@ -169,3 +177,31 @@ def test_a_comparison_gets_scores_at_further_lengths(tmp_path: Path) -> None:
         assert after.by_length.keys() == {4, 8, 16, 24}
         assert after.by_length[8] == before.by_length[8]
         assert 0 <= after.by_length[24]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("task", "recipe"),
+    [("recall", "associative_recall_h3"), ("induction", "induction_head_h3")],
+)
+def test_official_code_is_trained_at_the_rates_of_our_recipe(task: str, recipe: str) -> None:
+    official = example("official_h3")
+    setting = official.SETTINGS[task]
+    given, spec = read_recipe(RECIPES / f"h3/paper/{recipe}.yaml", recipe)
+    ours = TrainConfig(**given.train)
+    assert f"(examples={official.EXAMPLES}, batch_size={official.BATCH}, " in spec
+    assert (ours.steps, ours.lr) == (setting.steps, official.RATE)
+    for step in (0, 1, ours.warmup_steps, ours.steps // 2, ours.steps - 1):
+        expected = learning_rate_share(ours, step)
+        assert official.share(setting, step) == pytest.approx(expected, abs=0.002)  # its 1e-6
+
+
+@pytest.mark.slow
+def test_errors_on_recall_are_shown_by_how_far_back_the_pair_lies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job("associative_recall", 1, ModelConfig("h3", 10, d_model=8), TrainConfig(steps=1))
+    run_job(job, tmp_path, lambda _: None)
+    example("recall_errors").main([tmp_path])
+    heads, line = capsys.readouterr().out.splitlines()
+    assert heads.endswith("6 to 9 back")
+    assert all(50 < float(own) <= 100 for own in line.split()[1:])

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 from stateline.errors import InputError
 from stateline.files import (
     append_line,
+    changed_file,
     check_writable,
-    has_hash,
     regular_file,
     sha256,
     write_atomically,
@@ -127,10 +127,10 @@ def test_what_cannot_be_what_was_written_is_not_read(tmp_path: Path) -> None:
     save_file({"a": np.ones(3)}, weights)
     record.write_text("{}")
     for path in (weights, record):
-        assert has_hash(path, sha256(path))
-        assert not has_hash(path, sha256(path)[::-1])
+        assert not changed_file(tmp_path, {path.name: sha256(path)})
+        assert changed_file(tmp_path, {path.name: sha256(path)[::-1]}) == path.name
         os.truncate(path, 1 << 40)  # a terabyte of zeros, without a block on the disk
-        assert not has_hash(path, "any")
+        assert changed_file(tmp_path, {path.name: "any"}) == path.name
 
 
 IRREGULAR: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -21,6 +21,7 @@ TRACKING = sorted(
     path.relative_to(FOLDER).as_posix()
     for task in ("random_walk", "algorithm")
     for path in (FOLDER / "staircase").glob(f"*/{task}_*.yaml")
+    if path.parent.name != "tables"
 )
 STREAMED = [path for path in TRACKING if "global" in path]
 

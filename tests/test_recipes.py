@@ -14,7 +14,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.pattern import parse_pattern
 from stateline.models.sequence_head import ClassifierConfig
 from stateline.models.size import count_parameters
-from stateline.tasks import TASKS, ClassificationTask
+from stateline.tasks import TASKS, RowsTask
 from stateline.train.config import TrainConfig
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -46,7 +46,7 @@ def check(pattern: str, spec: str, model: dict[str, Any], train: dict[str, Any])
     kind, settings = TASKS[task.name], dict(model)
     assert set(task.keywords) <= set(signature(kind).parameters)
     pooling = settings.pop("pooling", None)
-    if issubclass(kind, ClassificationTask):
+    if issubclass(kind, RowsTask):
         given_pooling = {} if pooling is None else {"pooling": pooling}
         config: ModelConfig = ClassifierConfig(pattern, 256, **settings, **given_pooling)
     else:

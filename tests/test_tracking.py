@@ -28,8 +28,6 @@ def successor_model() -> LanguageModel:
 class Successors(LabelledTask):
     """Asks for successors at all but the first position; of batch i, the last i are others."""
 
-    train_length = 8
-
     def train_batch(self, index: int) -> Batch:
         raise NotImplementedError
 
@@ -57,7 +55,7 @@ def test_all_labels_of_all_batches_weigh_the_same() -> None:
 
 def test_accuracies_come_by_position_in_buckets_that_double() -> None:
     """The first, of which nothing is asked, is left out."""
-    assert evaluate_by_position(successor_model(), Successors(), 8, batches=3) == {
+    assert evaluate_by_position(successor_model(), Successors(length=8), 8, batches=3) == {
         2: 1.0,
         4: 1.0,
         8: pytest.approx(1 - 3 / 12),

@@ -5,10 +5,11 @@ recorded tables (``benchmarks/papers``), which ``stateline reproduce NAME --reco
 verdicts follow from them (:mod:`stateline.papers.claim`).
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -20,7 +21,7 @@ from stateline.files import write_text
 from stateline.papers.chart import draw
 from stateline.papers.claim import RATE, Judged, Statement, judge_all, verdict
 from stateline.papers.record import RecordedRow, TableRecord, read_table
-from stateline.papers.show import cell, number, seeds, share
+from stateline.papers.show import figure, number, seeds
 from stateline.papers.table import Table, find_table
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,14 @@ VERDICTS = (
     *("reproduced", "in part", "contradicted", "no power"),
     *("needs a GPU", "needs data", "not run"),
 )
+
+WRITTEN = re.compile(r"\b(reproduced|in part|contradict\w*|no power)\b", re.IGNORECASE)
+"""A verdict that somebody wrote: no figure bears it out."""
+
+MEASURED = re.compile(r"(?<![\d.,])([\d,]*\.?\d+) ± ([\d,]*\.?\d+)")
+"""A mean and its deviation in a text."""
+
+NUMBER = re.compile(r"(?<![\w.])\d[\d,.]*(?<![,.])\b")
 
 BEGIN, END = "<!-- claims: made by make ledger -->", "<!-- end of claims -->"
 
@@ -60,8 +69,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         rows: Rows to show; by default all.
         columns: Columns to show; by default the first.
         guessing: By column, the score of a model that has learned nothing.
-        solved: By column, the score at which a seed has solved the task, where some do and others
-            do not: the table has the share of the seeds that do, and the scores of all.
         test: A test that shows it, ``FILE::NAME``, where it is exact.
     """
 
@@ -80,7 +87,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rows: list[str] = []
     columns: list[str] = []
     guessing: dict[str, float] = {}
-    solved: dict[str, float] = {}
     test: str = ""
 
     def __post_init__(self) -> None:
@@ -91,6 +97,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 "a claim has one of statements (on recorded figures), test (if it is exact) and "
                 "verdict (if nothing was measured)"
             )
+        if self.statements and not self.commands:
+            raise ValueError("figures need the command that gives them again: add table or command")
 
     @property
     def commands(self) -> str:
@@ -157,6 +165,8 @@ def entries(path: Path, records: Path = ROOT / RECORDS) -> list[Entry]:
 
 
 def _entry(claim: Claim, records: Path) -> Entry:
+    for words in (claim.why, claim.claim, *claim.lacks):
+        _refuse_written(words)
     table = find_table(claim.table, ROOT / "recipes")[1] if claim.table else None
     name = claim.record or (f"{claim.table}-{claim.size}" if claim.table else "")
     if not claim.statements:
@@ -164,7 +174,59 @@ def _entry(claim: Claim, records: Path) -> Entry:
     if not (records / f"{name}.json").exists():
         raise InputError(f"{claim.table or claim.place} has statements, but nothing is recorded")
     record = read_table(records / f"{name}.json")
-    return Entry(claim, table, record, judge_all(claim.statements, record))
+    entry = Entry(claim, table, record, judge_all(claim.statements, record))
+    _check_numbers(entry)
+    return entry
+
+
+def _check_numbers(entry: Entry) -> None:
+    """Refuse a claim of lengths, sizes or figures that are neither measured nor named as lacking.
+
+    Raises:
+        InputError: If a number of its sentence is in no row, column, statement and lack.
+    """
+    claim, record = entry.claim, entry.record
+    assert record is not None
+    known = [*claim.lacks, *(claim.columns or record.columns[:1]), *(r.name for r in record.rows)]
+    known += [number(n) for own in claim.statements for n in own.numbers]
+    missing = {*NUMBER.findall(entry.words)} - {*NUMBER.findall(" ".join(known))}
+    if missing:
+        raise InputError(
+            f"{entry.place}: the claim names {', '.join(sorted(missing))}, which is in no row, "
+            "column or statement: measure it, or say under lacks what was measured instead"
+        )
+
+
+def _refuse_written(words: str) -> None:
+    if found := WRITTEN.search(words):
+        around = words[max(0, found.start() - 40) : found.end() + 40].replace("\n", " ")
+        raise InputError(
+            f"verdicts are computed, but {found[0]!r} is written in {around!r}: give figures"
+        )
+
+
+def _check_figures(prose: str, path: Path) -> None:
+    """Refuse figures in a page's text that no record of its paper holds, to the digits shown.
+
+    Raises:
+        InputError: If there is one.
+    """
+    known = [
+        spread
+        for file in (ROOT / RECORDS / path.stem).glob("*.json")
+        for row in read_table(file).rows
+        for column in range(len(row.values))
+        if (spread := row.spread(column)) is not None
+    ]
+    papers = {found for claim in read_claims(path) for found in MEASURED.findall(claim.paper)}
+    for found in MEASURED.findall(prose):
+        shown = [text.replace(",", "") for text in found]
+        near = [0.501 * 10.0 ** -len(text.partition(".")[2]) for text in shown]
+        if found not in papers and not any(
+            all(abs(a - float(b)) <= c for a, b, c in zip(own, shown, near, strict=True))
+            for own in known
+        ):
+            raise InputError(f"the page of {path.stem} says {' ± '.join(found)}: no record does")
 
 
 def ledger(path: Path, records: Path = ROOT / RECORDS) -> str:
@@ -177,11 +239,16 @@ def ledger(path: Path, records: Path = ROOT / RECORDS) -> str:
     counts = Counter(entry.verdict for entry in found)
     total = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
     measured = [entry for entry in found if entry.record is not None]
-    overview = [(f"**{entry.verdict}**", entry.place, entry.words) for entry in measured]
+    sizes = " and ".join(dict.fromkeys(own.claim.size for own in measured))
+    overview = [
+        (f"**{own.verdict}**", f"[{own.place}](#{_slug(own)}): {own.words}", own.judged[0].words)
+        for own in measured
+    ]
     return "\n\n".join(
         [
-            f"{len(found)} claims: {total}.",
-            *([_grid(("verdict", "place", "claim"), overview)] if measured else []),
+            f"{len(found)} claims: {total} ([what the verdicts mean](index.md#verdicts)). "
+            f"The measured ones, at {sizes} size:",
+            _grid(("verdict", "claim", "its headline, in our figures"), overview),
             *map(_section, measured),
             *_rows("Exact, by tests", [entry for entry in found if entry.claim.test]),
             *_rows("Not measured", [entry for entry in found if entry.claim.verdict]),
@@ -195,7 +262,7 @@ def _section(entry: Entry) -> str:
     assert record is not None
     shown = [row for row in record.rows if not claim.rows or row.name in claim.rows]
     lines = [
-        f"### {_capital(entry.place)}: {entry.verdict}",
+        f"### {_title(entry)}",
         entry.words,
         _figures(claim, record, shown),
         _given(entry, shown),
@@ -205,15 +272,30 @@ def _section(entry: Entry) -> str:
     if (name := _chart(entry)) and (PAGES / name).exists():
         lines += [f"![{_capital(entry.place)}: our figures]({name})"]
     chances = ", ".join(f"{own.chance:.2g}" for own in entry.judged)
-    commit = str(record.environment.get("commit", ""))[:10] or "not recorded"
     how = (
-        f"{_capital(seeds(shown))}, {claim.size} size, {record.created}, commit {commit}. "
+        f"{_capital(seeds(shown))}, {claim.size} size, {record.created}, {_commits(record)}. "
         f"Chance of each difference between equal models: {chances} (decided below "
         f"{RATE / len(entry.judged):.2g})."
     )
     commands = f"```console\n{_lines(claim.commands)}\n```" if claim.commands else ""
     folded = _folded("How it was measured", f"{_capital(claim.why)}.", how, record.note, commands)
     return "\n\n".join([*filter(None, lines), folded])
+
+
+def _title(entry: Entry) -> str:
+    return f"{_capital(entry.place)}: {entry.verdict}"
+
+
+def _slug(entry: Entry) -> str:
+    """The anchor of a claim's heading."""
+    return re.sub(r"[^\w -]", "", _title(entry).lower()).replace(" ", "-")
+
+
+def _commits(record: TableRecord) -> str:
+    """The commits of the runs in words, and whether files differed from them."""
+    commits = str(record.environment.get("commit", "")).split(", ")
+    told = [f"{own[:10]} with changed files" if own.endswith("+") else own[:10] for own in commits]
+    return f"commit {', '.join(told)}" if commits != [""] else "commit not recorded"
 
 
 def _rows(title: str, found: Sequence[Entry]) -> list[str]:
@@ -224,13 +306,16 @@ def _rows(title: str, found: Sequence[Entry]) -> list[str]:
     for entry in found:
         here = "; ".join(filter(None, (entry.claim.why, *entry.claim.lacks)))
         figures = entry.claim.paper or _paper(entry)
-        rows.append((entry.place, entry.words, figures, f"**{entry.verdict}**: {here}"))
+        told = f" In the paper: {figures}." if figures else ""
+        rows.append(
+            (f"{_capital(entry.place)}: {entry.words}{told}", f"**{entry.verdict}**: {here}")
+        )
     commands = "\n".join(
         f"# {entry.place}\n{_lines(entry.claim.commands)}"
         for entry in found
         if entry.claim.commands
     )
-    grid = _grid(("place", "claim", "the paper", "here"), rows)
+    grid = _grid(("claim", "here"), rows)
     return [f"### {title}", grid, _folded("Commands", f"```console\n{commands}\n```")]
 
 
@@ -247,23 +332,16 @@ def _figures(claim: Claim, record: TableRecord, rows: Sequence[RecordedRow]) -> 
     """Our figures by row and column, the paper's in brackets."""
     columns = [record.columns.index(name) for name in claim.columns or record.columns[:1]]
     headings = [record.columns[column] for column in columns]
-    lines = [
-        (row.name, *(_cell(row, n, claim.solved.get(record.columns[n])) for n in columns))
-        for row in rows
-    ]
+    lines = [(row.name, *(_cell(record, row, n) for n in columns)) for row in rows]
     if claim.guessing:
         floor = [claim.guessing.get(heading) for heading in headings]
         lines.append(("guessing", *("" if own is None else number(own) for own in floor)))
     return _grid(("", *headings), lines)
 
 
-def _cell(row: RecordedRow, column: int, solved: float | None) -> str:
-    """Our figure, or the share of seeds that solve and the score of each, and the paper's."""
-    ours = cell(row, column)
-    if solved is not None:
-        found = [value for value in row.values[column] if value is not None]
-        each = ", ".join(map(number, sorted(found, reverse=True)))
-        ours = f"{share(sum(value >= solved for value in found), len(found))}: {each}"
+def _cell(record: TableRecord, row: RecordedRow, column: int) -> str:
+    """Our figure, and the paper's in brackets."""
+    ours = figure(record, row, column)
     paper = row.paper[column] if column < len(row.paper) else None
     return ours if paper is None else f"{ours} ({number(paper)})"
 
@@ -318,26 +396,26 @@ def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def with_ledger(page: str, table: str) -> str:
-    """A page with the table between its marks.
+def with_ledger(page: str, path: Path) -> str:
+    """The page of a paper with its claims of today between its marks.
 
     Raises:
-        InputError: If the page has no such marks.
+        InputError: If the page has no such marks, a verdict is written outside them, or a figure
+            that is not recorded.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise InputError(f"the page lacks {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+    _refuse_written(before + after)
+    _check_figures(before + after, path)
+    return f"{before}{BEGIN}\n\n{ledger(path)}\n\n{END}{after}"
 
 
 def pages() -> Mapping[Path, str]:
-    """Every page with its table of today."""
-    found: dict[Path, Any] = {}
-    for path in CLAIMS:
-        page = PAGES / f"{path.stem}.md"
-        found[page] = with_ledger(page.read_text(encoding="utf-8"), ledger(path))
-    return found
+    """Every page with its claims of today."""
+    found = {path: PAGES / f"{path.stem}.md" for path in CLAIMS}
+    return {p: with_ledger(p.read_text(encoding="utf-8"), path) for path, p in found.items()}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def _beside(path: Path) -> Iterator[Path]:
         yield temporary
     except (OSError, SafetensorError, InputError) as error:
         cause = error.__cause__ if isinstance(error, InputError) else error
-        if cause is None:
+        if not isinstance(cause, OSError | SafetensorError):
             raise
         raise cannot_write(path, cause) from error
     finally:
@@ -228,8 +228,20 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def has_hash(path: Path, wanted: str) -> bool:
-    """True if a file has this SHA-256 hash.
+def changed_file(folder: Path, hashes: Mapping[str, str]) -> str:
+    """The name of the first file that has not its SHA-256 hash; empty if all are as written.
+
+    Raises:
+        InputError: If one cannot be read.
+    """
+    for name, wanted in hashes.items():
+        if not _has_hash(regular_file(folder / Path(name).name, "file"), wanted):
+            return name
+    return ""
+
+
+def _has_hash(path: Path, wanted: str) -> bool:
+    """True if a file has this hash.
 
     A JSON file larger than ``JSON_BYTES``, or a safetensors file whose header does not fit its
     size, cannot be what was written: it is not read.

@@ -13,7 +13,7 @@ import pytest
 
 from stateline.charts import draw
 from stateline.charts.chart import Axis
-from stateline.charts.export import FORMATS, svg, write_charts
+from stateline.charts.export import FORMATS, image, write_charts
 from stateline.charts.labels import Box, mark_box, place_names, spread_out
 from stateline.charts.lines import Level, Line, Point, limits, line_chart
 from stateline.charts.scatter import Spot, front, trade_off_chart
@@ -93,7 +93,7 @@ def test_models_on_the_front_are_named_in_the_chart():
     axes = (Axis("bytes", "log10"), Axis("score"))
     best = front(SPOTS, less_cost=True, more_score=True)
     drawn = trade_off_chart("a", "a", [], SPOTS, best, axes, less_cost=True)
-    text = svg(drawn).partition("role-legend")[0]
+    text = image(drawn, "svg").decode().partition("role-legend")[0]
     assert all(f">{name}</text>" in text for name in "abd")
     assert not any(f">{name}</text>" in text for name in "ce")
 
@@ -135,7 +135,8 @@ def test_baselines_of_one_height_are_written_below_one_another():
 def test_the_place_of_a_value_on_an_axis_is_that_of_the_drawing(scale):
     axis = Axis("x", scale).over([2.0, 5.0, 40.0])
     spots = [Spot(m, (x, x, x), x, x, x) for m, x in zip(MODELS, (2.0, 5.0, 40.0), strict=True)]
-    drawn = svg(trade_off_chart("a", "a", [], spots, [], (axis, axis), less_cost=True))
+    chart = trade_off_chart("a", "a", [], spots, [], (axis, axis), less_cost=True)
+    drawn = image(chart, "svg").decode()
     marks = re.findall(r'translate\(([\d.]+),([\d.]+)\)" d="[^"]*" fill="#', drawn)
     places = [(WIDTH * axis.share(x, WIDTH), HEIGHT * (1 - axis.share(x, HEIGHT))) for x in (2, 5)]
     for place, mark in zip(places, marks, strict=False):
@@ -197,6 +198,7 @@ def test_a_chart_is_written_in_every_format(tmp_path):
     assert isinstance(alt.Chart.from_json(files[3].read_text()), alt.LayerChart)
 
 
+@pytest.mark.slow
 def test_the_same_chart_gives_the_same_bytes(tmp_path):
     for folder in "ab":
         draw._drawn.clear()

@@ -23,8 +23,12 @@ COMMANDS = [
     ),
     "generate run --prompt '1 2' --max_new_tokens 2",
     "evaluate run text",
-    f"capacity run --task '{TASK}' --batches 1 --length 2",
-    "bench layers --patterns h3 --d_model 8 --lengths 8 --seconds 0.01 --backends torch --force",
+    pytest.param(f"capacity run --task '{TASK}' --batches 1 --length 2", marks=pytest.mark.slow),
+    pytest.param(
+        "bench layers --patterns h3 --d_model 8 --lengths 8 --seconds 0.01 --backends torch "
+        "--force",
+        marks=pytest.mark.slow,
+    ),
 ]
 NAMES = ["train", "compare", "generate", "evaluate", "capacity", "bench"]
 

@@ -254,7 +254,7 @@ RUN = "run/checkpoints/step-00000004"
 RECORD, TENSORS = f"{RUN}/training.json", f"{RUN}/training.safetensors"
 BROKEN = f"the checkpoint {RUN} is damaged: "
 RESUMED = [
-    (gone(RECORD), f"{BROKEN}cannot read the file of the checkpoint {RECORD}: No such file or"),
+    (gone(RECORD), f"{BROKEN}cannot read the file {RECORD}: No such file or"),
     (cut(RECORD, 60), f"{BROKEN}training.json is not as it was written; remove it to go on"),
     (put(RECORD, NOISE), f"{BROKEN}training.json is not as it was written; remove it to go on"),
     (put(RECORD, DEEP), f"{BROKEN}training.json is not as it was written; remove it to go on"),
@@ -287,10 +287,7 @@ RESUMED = [
         put("run/metrics.jsonl", "{\n{}\n"),
         "line 1 of run/metrics.jsonl is not a line of metrics: r",
     ),
-    (
-        put("run/metrics.jsonl", NOISE + b"\n{}\n"),
-        "of run/metrics.jsonl is not a line of metrics: r",
-    ),
+    (put("run/metrics.jsonl", NOISE), "run/metrics.jsonl is damaged: it is not UTF-8 text"),
 ]
 
 TRAIN_TOKENS = 'train h3 --task "tokens(path=corpus, length=16)" --model.d_model 8 --out new'

@@ -72,7 +72,7 @@ MISTAKES = [
     (["compare", *TASKS], "the following arguments are required: patterns"),
     (["compare", "h3", "h33", *TASKS], "unknown layer 'h33': did you mean 'h3'?"),
     (["compare", "h3", *TASKS, "copyng"], "unknown task 'copyng': did you mean 'copying'?"),
-    (["compare", "h3", *TASKS, "--workers", "-1"], "workers must be at least 0, got -1"),
+    (["compare", "h3", *TASKS, "--workers", "-1"], "workers must be at least 0, got workers=-1"),
     (["compare", "h3", *TASKS, "--parameters", "-5"], "parameters must be at least 1, got -5"),
     (["compare", "h3", *TASKS, "--parameters", "9" * 20], "parameters must be at most 100,000,000"),
     (["compare", "h3", *TASKS, "--out", "file/run"], "cannot write file/run/report.html: "),

@@ -157,6 +157,7 @@ def test_an_encoding_without_some_character_is_no_error(tmp_path: Path) -> None:
     assert b"1 model trained with 1 seed" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_budget_limits_what_is_decided_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

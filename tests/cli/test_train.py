@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from stateline.cli import main
-from stateline.files import write_text
+from stateline.files import sha256, write_text
 from stateline.models.config import ModelConfig
 from stateline.models.size import meta_model, training_bytes
 from stateline.runs import read_results
 from stateline.runs.job import Job
-from stateline.train.checkpoint import MANIFEST
 from stateline.train.config import TrainConfig
-from stateline.train.folder import found
+from stateline.train.folder import MANIFEST, RECORD, found
 
 RECIPE = """
 pattern: h3
@@ -183,21 +182,19 @@ def test_an_interrupted_run_generates_text(recipe: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.startswith("abc")
 
 
-def test_resume_tells_of_another_environment(
-    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_tells_of_another_environment(recipe: str, caplog: pytest.LogCaptureFixture) -> None:
     main(["train", recipe])
     (kept,) = found(Path("run"))
-    record = json.loads((kept / "training.json").read_text())
+    record = json.loads((kept / RECORD).read_text())
     threads = record["environment"]["threads"]
     record["environment"]["threads"] = 99
-    write_text(kept / "training.json", json.dumps(record))
-    (kept / MANIFEST).unlink()
-    capsys.readouterr()
+    write_text(kept / RECORD, json.dumps(record))
+    manifest = json.loads((kept / MANIFEST).read_text())
+    manifest["sha256"][RECORD] = sha256(kept / RECORD)
+    write_text(kept / MANIFEST, json.dumps(manifest))
     assert main(["train", recipe, "--resume"]) == 0
-    shown = capsys.readouterr().out
-    assert "results may differ in the last bits from an uninterrupted run" in shown
-    assert f"threads 99 then, {threads} now" in shown
+    assert "results may differ in the last bits from an uninterrupted run" in caplog.text
+    assert f"threads 99 then, {threads} now" in caplog.text
 
 
 def test_metrics_go_to_tensorboard(recipe: str) -> None:

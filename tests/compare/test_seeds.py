@@ -75,7 +75,7 @@ UNEQUAL: dict[str, tuple[Draw, Draw]] = {
 }
 
 
-@pytest.mark.parametrize("models", [2, 4])
+@pytest.mark.parametrize("models", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_equal_models_are_told_apart_as_rarely_as_promised(models: int) -> None:
     """200 planted comparisons; more than 19 wrong ones have a chance below 0.3 % at 5 %."""
     wrong = 0

@@ -10,9 +10,11 @@ from safetensors.torch import save_file
 from stateline.compare.storage import Mirror, results_folder
 from stateline.errors import InputError
 from stateline.files import sha256
-from stateline.train.checkpoint import FILES, MANIFEST
+from stateline.train.folder import MANIFEST
 
 pytest.importorskip("fsspec")
+
+FILES = "config.json", "model.safetensors", "training.safetensors", "training.json"
 
 
 @pytest.fixture

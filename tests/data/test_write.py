@@ -166,7 +166,8 @@ def _wait_for_the_end(processes: list[str]) -> None:
 def test_what_a_killed_process_had_begun_is_cleared_away(source: Path, tmp_path: Path) -> None:
     whole = contents(make(source, tmp_path / "out").folder)
     for name in (".train-00001.bin.a1b2", ".train-00001.json.c3", ".index.json.d4"):
-        (tmp_path / "out" / name).write_text("half")
+        (tmp_path / "out" / name).mkdir()
+        (tmp_path / "out" / name / "half").write_text("half")
     assert contents(make(source, tmp_path / "out").folder) == whole
 
 

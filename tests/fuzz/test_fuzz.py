@@ -13,7 +13,7 @@ from tests.fuzz.cases import case
 from tests.fuzz.fixed import FIXED, WORKS
 
 ROOT = Path(__file__).parents[2]
-QUICK = 8
+QUICK = 3
 ALL = 300
 
 Ask = Callable[[str], dict[str, Any]]

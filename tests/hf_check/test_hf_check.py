@@ -50,6 +50,7 @@ WRONG = {
 
 PACKS = {
     *("gpt2", "gpt_neo", "gpt_neox", "llama", "granite", "qwen2", "qwen3", "mistral"),
+    "ministral",
     *("gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe"),
 }
 """The families that read packed rows right."""

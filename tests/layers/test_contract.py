@@ -99,6 +99,7 @@ OPTIONS = {
         {"activation": "geglu_exact"},
         {"d_hidden": 5},
     ],
+    "aft": [{"n_heads": 1, "window": 1}, {"n_heads": 2, "window": 5}],
     "gated_conv": [{"taps": 1}, {"taps": 4, "bias": True}],
     "gated_delta_net": [
         {"n_heads": 1, "d_conv": 1},

@@ -24,6 +24,18 @@ def test_every_channel_is_convolved_with_each_of_its_filters(n_filters: int) -> 
         torch.testing.assert_close(layer(x), wanted.flatten(2))
 
 
+def test_a_filter_is_a_window_times_a_network_of_the_position() -> None:
+    layer = filters(filter_len=6)
+    with torch.no_grad():
+        h = torch.sin(layer.frequency * (layer.features @ layer.w_in.T + layer.b_in))
+        for weight, bias in zip(layer.w_hidden, layer.b_hidden, strict=True):
+            h = torch.sin(layer.frequency * (h @ weight.T + bias))
+        decay = torch.exp(-torch.arange(6)[:, None] / 5 * layer.rates)
+        wanted = (decay * (h @ layer.w_out.T)).T
+        wanted[:, 0] += layer.skip
+        torch.testing.assert_close(layer.taps(), wanted)
+
+
 def test_it_sees_filter_len_inputs_and_no_more() -> None:
     impulse = torch.zeros(1, 9, 3, dtype=torch.float64)
     impulse[:, 0] = 1

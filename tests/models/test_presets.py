@@ -86,6 +86,7 @@ def test_presets_have_as_many_parameters_as_the_published_models() -> None:
     assert millions == pytest.approx(H3_MILLIONS, rel=4e-4)
 
 
+@pytest.mark.slow
 def test_every_other_preset_is_about_as_large_as_its_name_says() -> None:
     for name in sorted(PRESETS.keys() - PARAMETERS.keys()):
         number, unit = name.split("-")[1][:-1], name.split("-")[1][-1]

@@ -404,6 +404,7 @@ DECAYING = {
     "step": "linear_attention_step",
 }
 REACHED = {
+    "aft": dict.fromkeys(("forward", "forward_chunk", "step"), ""),
     "attention": dict.fromkeys(("forward", "forward_chunk", "step"), "attention"),
     "block_recurrent": dict.fromkeys(("forward", "forward_chunk", "step"), "local_attention"),
     "block_state": {

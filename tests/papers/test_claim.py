@@ -68,6 +68,33 @@ def test_a_statement_is_decided_by_its_seeds(
     assert outcome(**statement) == expected
 
 
+@pytest.mark.parametrize(
+    ("solved", "statement", "expected"),
+    [
+        ([10, 0], {"of": "a", "above": "b"}, "holds"),
+        ([0, 10], {"of": "a", "above": "b"}, "opposite"),
+        ([3, 0], {"of": "a", "above": "b"}, "undecided"),
+        ([3, 0], {"of": "a", "above": 0.5}, "undecided"),
+        ([1, 0], {"of": "a", "above": 0.5}, "opposite"),
+        ([10, 0], {"of": "a", "above": 0.5}, "holds"),
+    ],
+)
+def test_shares_of_seeds_that_solve_are_compared(
+    solved: list[int], statement: dict[str, object], expected: Outcome
+) -> None:
+    rows = [
+        RecordedRow(label=name, seeds=[*range(10)], values=[[99.0] * n + [60.0] * (10 - n)])
+        for name, n in zip("ab", solved, strict=True)
+    ]
+    ten = msgspec.structs.replace(record(), columns=["score"], rows=rows, solved={"score": 97.0})
+    said = msgspec.convert({**statement, "share": True}, Statement)
+    judged = judge(said, ten)
+    assert judged.outcome == expected
+    assert f"a ({solved[0]} of 10 seeds" in judged.words
+    with pytest.raises(InputError, match="does not say from which score a seed has solved"):
+        judge(said, msgspec.structs.replace(ten, solved={}))
+
+
 def test_figures_of_one_row_are_paired() -> None:
     """Losses of 1 to 1.2 in every seed are clear, although seeds differ by tens."""
     row = RecordedRow(
@@ -82,7 +109,7 @@ def test_figures_of_one_row_are_paired() -> None:
 def test_the_words_hold_both_figures() -> None:
     said = Statement(of="good", above="bad", times=1.5, by=2.0)
     assert judge(said, record()).words == (
-        "good (98.20 ± 0.20), score (%), above 1.5 x bad (61.3 ± 1.5) + 2"
+        "score (%): good (98.20 ± 0.20) above 1.5 x bad (61.3 ± 1.5) + 2"
     )
 
 
@@ -106,7 +133,8 @@ def test_the_rate_is_shared_among_statements() -> None:
         (["holds", "opposite"], [], "in part"),
         (["opposite", "holds"], [], "contradicted"),
         (["undecided", "opposite"], [], "contradicted"),
-        (["undecided", "holds"], [], "in part"),
+        (["undecided", "holds"], [], "no power"),
+        (["undecided", "holds", "opposite"], [], "no power"),
         (["undecided", "undecided"], [], "no power"),
     ],
 )

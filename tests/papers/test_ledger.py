@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 from stateline.cli import COMMANDS, Parser, _underscored
@@ -103,12 +104,25 @@ def test_every_recorded_table_is_shown() -> None:
         ("{verdict: not run, why: x, claim: c}", "without a table needs place and claim"),
         (
             "{statements: [{of: Transformer, above: 1}], why: x, place: p, claim: c, "
-            "record: h3/books_hybrid}",
+            "record: h3/books_hybrid, command: make}",
             "has no figure of Transformer, bits per byte at 512",
         ),
+        (
+            "{statements: [{of: H3, above: 1}], why: x, place: p, claim: c, record: h3/table_12}",
+            "figures need the command that gives them again",
+        ),
+        (
+            "{statements: [{of: H3, above: 5}], why: x, table: h3/table_12, claim: It recalls 80.}",
+            "the claim names 80, which is in no row, column or statement",
+        ),
+        (
+            "{statements: [{of: H3, above: 50}], why: reproduced with 3 seeds, table: h3/table_12}",
+            "verdicts are computed, but 'reproduced' is written in 'reproduced with 3 seeds'",
+        ),
+        ("{test: 'a.py::b', why: x, place: p, claim: c, lacks: [no power at 9]}", "'no power' is"),
     ],
 )
-def test_a_verdict_needs_a_result(claim: str, message: str, tmp_path: Path) -> None:
+def test_a_wrong_claim_is_refused(claim: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "claims.yaml"
     path.write_text(f"- {claim}\n")
     with pytest.raises(InputError) as error:
@@ -134,9 +148,17 @@ def test_a_wrong_sentence_is_not_reproduced() -> None:
 
 def test_one_seed_decides_nothing() -> None:
     for entry in measured():
-        rows = {row.name: row for row in entry.record.rows}
-        if all(len(rows[own.of].seeds) == 1 for own in entry.claim.statements):
-            assert entry.verdict == "no power"
+        seeds = {row.name: len(row.seeds) for row in entry.record.rows}
+        for own, judged in zip(entry.claim.statements, entry.judged, strict=True):
+            if judged.outcome != "undecided":
+                assert min(seeds[own.of], seeds.get(own.other, 2)) > 1
+
+
+def test_a_section_says_from_which_commits_its_figures_are() -> None:
+    record = measured()[0].record
+    commits = {"commit": f"{'a' * 40}, {'b' * 40}+"}
+    told = ledger._commits(msgspec.structs.replace(record, environment=commits))
+    assert told == "commit aaaaaaaaaa, bbbbbbbbbb with changed files"
 
 
 def test_charts_of_claims_are_drawn() -> None:
@@ -145,6 +167,14 @@ def test_charts_of_claims_are_drawn() -> None:
             assert (ledger.PAGES / name).is_file(), "run make ledger"
 
 
-def test_a_page_without_marks_is_refused() -> None:
-    with pytest.raises(InputError, match="the page lacks"):
-        ledger.with_ledger("# A page", "table")
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("# A page", "the page lacks"),
+        (f"{ledger.BEGIN}{ledger.END} So table 2 is contradicted.", "'contradicted' is written"),
+        (f"{ledger.BEGIN}{ledger.END} H3 has 98.97 ± 0.66.", "says 98.97 ± 0.66: no record does"),
+    ],
+)
+def test_a_wrong_page_is_refused(page: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ledger.with_ledger(page, ledger.PAGES / "claims" / "h3.yaml")

@@ -1,8 +1,10 @@
 """``stateline reproduce`` from end to end, on tables of seconds."""
 
 import csv
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stateline.cli import main
@@ -80,6 +82,13 @@ def test_a_table_is_run_once_and_recorded(capsys: pytest.CaptureFixture[str]) ->
     assert begun == {p: p.stat().st_mtime_ns for p in Path("runs/papers/runs").rglob("*.*")}
     assert recorded().rows == first.rows
 
+    for path, commit in zip(Path("runs/papers/runs").rglob("result.json"), "abba", strict=True):
+        run = json.loads(path.read_text())
+        run["environment"]["commit"] = f"{commit}+" if commit == "b" else commit
+        path.write_text(json.dumps(run))
+    assert reproduce() == 0
+    assert recorded().environment["commit"] == "a, b+"
+
 
 @pytest.mark.slow
 def test_runs_of_train_are_taken_over(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +103,7 @@ def test_runs_of_train_are_taken_over(capsys: pytest.CaptureFixture[str]) -> Non
     assert recorded().rows[0].values[0][0] == 100 * (one.by_length[3]["string_accuracy"] or 0.0)
 
 
+@pytest.mark.slow
 def test_a_record_is_verified_by_new_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Runs of the same seeds are equal; a figure that was changed in the record is outside."""
     assert reproduce("--record") == 0
@@ -114,8 +124,7 @@ def test_a_record_is_verified_by_new_runs(capsys: pytest.CaptureFixture[str]) ->
     ("options", "message"),
     [
         (["--verify"], "nothing to verify: benchmarks/papers/nobody/one-laptop.json is missing"),
-        (["--record", "--verify"], "leave out --verify and --rows"),
-        (["--record", "--rows", "LSTM"], "leave out --verify and --rows"),
+        (["--record", "--verify"], "take one of both"),
     ],
 )
 def test_a_record_is_not_lost(
@@ -124,6 +133,23 @@ def test_a_record_is_not_lost(
     assert reproduce(*options) == 2
     assert message in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_some_rows_are_recorded_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("--record") == 0
+    path = RECORDS / "nobody/one-laptop.json"
+    first, old = read_table(path), read_table(path)
+    old = msgspec.structs.replace(old, note="as it was", environment={"commit": "a, b"})
+    old.rows[1].values[0][:] = [1.0, 2.0]
+    write_table(path, old)
+    assert reproduce("--record", "--rows", "LSTM") == 0
+    now = read_table(path)
+    assert now.rows == first.rows
+    assert now.note == "as it was"
+    assert {*str(now.environment["commit"]).split(", ")} >= {"a", "b"}
+    write_table(path, msgspec.structs.replace(old, columns=["score", "x", "parameters"]))
+    assert reproduce("--record", "--rows", "LSTM") == 2
+    assert "record all rows again, without --rows" in capsys.readouterr().err
 
 
 def test_some_rows_are_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from stateline.papers.plan import check_columns, resolve
 from stateline.papers.record import measure
 from stateline.papers.table import Column, Row, Table, find_table, find_tables, make_table
 from stateline.runs.results import CurvePoint, RunRecord, TaskRecord
-from stateline.tasks import TASKS, ClassificationTask, GeneratedTask, LabelledTask, Task, make_task
+from stateline.tasks import TASKS, GeneratedTask, LabelledTask, RowsTask, Task, make_task
 from stateline.train.config import TrainConfig
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -36,7 +36,7 @@ def resolved(name: str) -> Iterator[tuple[Row, list[Column], Recipe, str]]:
 
 
 def config(recipe: Recipe, kind: type[Task]) -> ModelConfig:
-    made = ClassifierConfig if issubclass(kind, ClassificationTask) else ModelConfig
+    made = ClassifierConfig if issubclass(kind, RowsTask) else ModelConfig
     return made(recipe.pattern, 256, **recipe.model)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stateline.layers import AnyLayer, Branch, SlidingAttention
 from stateline.layers.compose import Chain
+from stateline.layers.context import Context
 from stateline.layers.wrappers.cached_staircase import CachedStaircaseState
 from stateline.layers.wrappers.feedback import FeedbackState
 from stateline.layers.wrappers.staircase import StaircaseState
@@ -228,19 +229,19 @@ def test_feedback(case: Case) -> None:
     (feedback,) = official.model.stack.links
     first = feedback._projecting[0].link
     made: list[Tensor] = []
-    mix = feedback._mix
+    project = feedback.project
 
-    def recorded(levels: list[Tensor]) -> Tensor:
-        made.append(mix(levels))
-        return made[-1]
+    def recorded(memory: Tensor, positions: Tensor) -> tuple[Context, ...]:
+        made.extend([memory] if memory.shape[1] else [])
+        return project(memory, positions)
 
-    feedback._mix = recorded
+    feedback.project = recorded
 
     def states(carried: list[Tensor]) -> tuple[FeedbackState]:
         (memory,) = carried
         length = torch.full((len(memory),), memory.shape[1])
         positions = torch.arange(memory.shape[1]).expand(memory.shape[:2])
-        return (FeedbackState(length, feedback.project(memory, positions)),)
+        return (FeedbackState(length, project(memory, positions)),)
 
     def keep(carried: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
         both = torch.cat([carried[0], *(first.enter(memory)[0] for memory in made)], dim=1)

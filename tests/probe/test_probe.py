@@ -427,6 +427,7 @@ def test_padding_is_used_only_if_the_model_allows_it(fault: str, batching: str) 
     assert _batching(toy(fault)) == batching
 
 
+@pytest.mark.slow
 def test_all_probes_run_from_the_command_line(
     sources: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -530,6 +531,7 @@ def test_code_in_the_folder_of_a_model_is_never_run(
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_real_data_gives_prompts_of_every_default_length(data: Path) -> None:
     tokenizer = load_tokenizer(data / "tokenizer" / "gpt-neox-20b" / "20B_tokenizer.json")
     material, tokens = Material(data), {}

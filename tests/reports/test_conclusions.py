@@ -68,6 +68,11 @@ def test_without_a_solution_none_is_scored_beyond_the_training_length(make):
     assert not any("40" in sentence for sentence in said)
 
 
+def test_a_model_that_few_seeds_solve_is_not_called_unsolved(make):
+    said = concluded(*planted(make, {"h3*2": [0.2, 0.21, 0.99]}, make.task()))
+    assert said[0].startswith("No model solved it from most of its seeds (string accuracy")
+
+
 def test_beyond_the_training_length_only_models_that_solved_it_are_judged(make):
     scores = {"h3*2": [0.2, 0.21, 0.22], "lstm*2": [0.97, 0.98, 0.99]}
     said = concluded(*planted(make, scores, make.task()))

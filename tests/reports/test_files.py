@@ -37,6 +37,7 @@ def test_a_full_disk_leaves_the_old_report_and_nothing_else(make, tmp_path, full
     assert contents(tmp_path) == old
 
 
+@pytest.mark.slow
 def test_every_chart_of_the_page_is_exported(make, tmp_path):
     results = make.results()
     files = export_charts(typed(results), tmp_path, ["csv", "json"])

@@ -104,7 +104,10 @@ def test_only_the_seeds_that_solved_are_scored_beyond(make):
 
 
 def test_a_model_of_which_most_seeds_fail_is_not_scored_beyond(make):
-    assert cells(main_table(copying(make, 1.0, 0.2, 0.3)), "at 40")[MODEL].text == "not solved"
+    table = main_table(copying(make, 1.0, 0.2, 0.3))
+    beyond, trained = cells(table, "at 40")[MODEL], cells(table, "at 10 (trained)")[MODEL]
+    assert (beyond.text, beyond.note) == ("not solved", "1/3 solved")
+    assert (trained.text, trained.note) == ("0.300", f"0.200{DASH}1.000, 1/3 solved")
 
 
 @pytest.mark.parametrize(

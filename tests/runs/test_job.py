@@ -1,13 +1,18 @@
 """Jobs: names of their folders, and tasks that cannot score a model."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.generate import load_run
 from stateline.models.config import ModelConfig
 from stateline.runs.folder import slug
 from stateline.runs.job import Job, check_job, digest
+from stateline.runs.train import run_job
 from stateline.tasks import make_task
 from stateline.train.config import TrainConfig
 
@@ -48,3 +53,17 @@ def test_learned_positions_that_are_too_few_are_named_before_training() -> None:
     job = Job("copying", 1, ModelConfig("attention", 30, max_len=20), TrainConfig())
     with pytest.raises(InputError, match=r"but max_len is 20: set max_len to at least \d+"):
         check_job(job, make_task("copying"))
+
+
+@pytest.mark.slow
+def test_runs_share_their_initial_weights_and_differ_in_the_rest(tmp_path: Path) -> None:
+    def weights(seed: int, init_seed: int | None) -> Tensor:
+        training = TrainConfig(steps=1, lr=1e-9, seed=seed, init_seed=init_seed)
+        folder = tmp_path / f"{seed} {init_seed}"
+        job = Job("associative_recall(length=2, vocab_size=4)", 1, MODEL, training)
+        run_job(job, folder, lambda _: None)
+        return load_run(folder)[0].state_dict()["embedding.weight"]
+
+    same, shared, other = weights(1, None), weights(0, 1), weights(0, None)
+    torch.testing.assert_close(shared, same)
+    assert not torch.allclose(other, same)

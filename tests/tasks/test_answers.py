@@ -62,7 +62,7 @@ def test_an_epoch_reads_every_training_example_once_and_its_answer_alone_is_scor
 ) -> None:
     task = task_of(path, documents=documents, batch_size=1)
     facts, read = task.describe(), list[str]()
-    count = len(task._packed_rows) if documents == "pack" else facts["training_examples"]
+    count = len(task._rows) if documents == "pack" else facts["training_examples"]
     for index in range(int(str(count))):
         batch = task.train_batch(index)
         for text, scored in examples_of(batch.tokens[0], batch.targets[0]):

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from stateline.errors import InputError
-from stateline.tasks import ClassificationTask, make_task
+from stateline.tasks import RowsTask, make_task
 from stateline.tasks.objective import Classes, Ranked
 from stateline.tasks.signals.pathfinder import Pathfinder, read_grey
 from tests.tasks.small_data import grey_png, task_on
 
 
-def made(name: str, folder: Path, seed: int = 0, **keywords: object) -> ClassificationTask:
+def made(name: str, folder: Path, seed: int = 0, **keywords: object) -> RowsTask:
     folder.mkdir(exist_ok=True)
     task = make_task(task_on(name, folder, **keywords), seed=seed)
-    assert isinstance(task, ClassificationTask)
+    assert isinstance(task, RowsTask)
     return task
 
 
@@ -25,7 +25,7 @@ def test_a_pair_is_two_texts_and_a_separator(tmp_path: Path) -> None:
     row, label = task.training_rows.inputs[3], task.training_rows.labels[3]
     assert bytes(row[row < 256].tolist()).decode() == "ré0 ré0 "
     assert row.tolist().index(256) == 5
-    assert (label, task.vocab_size, task.classes[1]) == (1, 257, "cited")
+    assert (label, task.vocab_size, task.objective.describe()["classes"][1]) == (1, 257, "cited")
     assert len(task.held_out_rows.inputs) == 8
 
 

@@ -20,7 +20,7 @@ from stateline.models.factory import make_model
 from stateline.models.presets import configure
 from stateline.tasks import IGNORE, PackedBatch, Text, Tokens
 from stateline.tasks.text.corpus import TextTask
-from stateline.tasks.text.packing import best_fit
+from stateline.tasks.text.windows import best_fit
 from stateline.train.batches import MicroBatch, positions_after
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train
@@ -72,7 +72,7 @@ def test_best_fit_fills_rows_and_no_row_overflows(lengths: list[int]) -> None:
 @given(sizes=sizes_of_documents, seed=st.integers(0, 3))
 def test_an_epoch_of_packed_rows_reads_every_target_once(sizes: list[int], seed: int) -> None:
     task = Numbered(*sizes, rows=1, seed=seed)
-    count = len(task._packed_rows)
+    count = len(task._rows)
     batches = [task.train_batch(count * seed + index) for index in range(count)]
     assert sorted(targets_of(batches)) == expected(sizes)
 
@@ -128,7 +128,7 @@ def test_short_documents_leave_few_positions_unscored() -> None:
     drawn = random.Random(0)
     sizes = [max(2, int(drawn.gammavariate(1.2, 200))) for _ in range(2000)]
     task = Numbered(*sizes, length=2048)
-    batches = [task.train_batch(index) for index in range(len(task._packed_rows) // 2)]
+    batches = [task.train_batch(index) for index in range(len(task._rows) // 2)]
     scored = torch.cat([batch.targets.flatten() for batch in batches]) != IGNORE
     assert scored.float().mean() > 0.98
 

@@ -5,7 +5,8 @@ as the settings say.
 ``forked.py kill HOME``: a run of two processes, one of which is killed again and again, beside one
 that is not. ``forked.py reshard HOME``: a checkpoint of two processes is read and written by one,
 and then by four, some of which hold copies. ``forked.py full HOME``: one of two processes cannot
-write its second checkpoint.
+write its second checkpoint. ``forked.py slow HOME``: two processes write to a disk that is slower
+than their next updates.
 """
 
 import json
@@ -26,10 +27,10 @@ from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.language_model import LanguageModel
 from stateline.tasks import Answers, Task, Text
+from stateline.train import checkpoint
 from stateline.train.config import TrainConfig
 from stateline.train.loop import Trainer, train
 from stateline.train.processes import Processes, join_processes
-from stateline.train.resume import resume
 
 torch.set_num_threads(1)
 STEPS, KILLS = 200, 20
@@ -141,6 +142,29 @@ def full(home: Path) -> list[list[int]]:
     ]
 
 
+def slow(home: Path) -> list[list[int]]:
+    """Save once; files are written after two more updates."""
+
+    def work(processes: Processes) -> None:
+        updated, write = threading.Event(), checkpoint.write_tensors
+
+        def written(*given: Any) -> str:
+            assert updated.wait(120)
+            return write(*given)
+
+        checkpoint.write_tensors = written
+        run = Trainer(*parts(home / "run", parallel="fsdp"), processes, home / "run", None)
+        for step in range(4):
+            run._update()
+            run.progress.steps += 1
+            if step == 1:
+                run.save()
+        updated.set()
+        run.commit()
+
+    return [together(2, work)]
+
+
 def reshard(home: Path) -> list[list[int]]:
     """Train with two processes; then one reads the checkpoint and writes it, and then four do."""
     return [
@@ -153,7 +177,7 @@ def reshard(home: Path) -> list[list[int]]:
 def copied(source: Path, target: Path, processes: Processes, **settings: Any) -> None:
     """Read the newest checkpoint of a run, and write it as one of another."""
     run = Trainer(*parts(source, steps=4, **settings), processes, source, None)
-    run.progress, run.curve = resume(run.update, run.defined_by, source)
+    run.resume()
     run.folder = target
     run.save()
     run.commit()
@@ -162,5 +186,7 @@ def copied(source: Path, target: Path, processes: Processes, **settings: Any) ->
 if __name__ == "__main__":
     home = Path(sys.argv[2])
     (home / "text.txt").write_bytes(bytes(97 + n * n % 23 for n in range(2000)))
-    ends = {"kill": kill, "mesh": mesh, "reshard": reshard, "full": full}[sys.argv[1]](home)
+    ends = {"kill": kill, "mesh": mesh, "reshard": reshard, "full": full, "slow": slow}[
+        sys.argv[1]
+    ](home)
     sys.stdout.write(json.dumps(ends))

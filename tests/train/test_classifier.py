@@ -13,7 +13,7 @@ from stateline.errors import InputError
 from stateline.evaluate import evaluate
 from stateline.models.checkpoint import load_classifier
 from stateline.models.sequence_head import SequenceClassifier
-from stateline.tasks import IGNORE, ClassificationTask, make_task
+from stateline.tasks import IGNORE, RowsTask, make_task
 from stateline.train.config import TrainConfig
 from stateline.train.loop import train
 from tests.tasks.small_data import task_on
@@ -22,9 +22,9 @@ CONFIG = TrainConfig(steps=6, lr=0.01, eval_every=0, log_every=1, save_every=3)
 
 
 @pytest.fixture(params=["spoken_digits", "byte_text"])
-def task(request: pytest.FixtureRequest, tmp_path: Path) -> ClassificationTask:
+def task(request: pytest.FixtureRequest, tmp_path: Path) -> RowsTask:
     made = make_task(task_on(request.param, tmp_path))
-    assert isinstance(made, ClassificationTask)
+    assert isinstance(made, RowsTask)
     return made
 
 
@@ -32,13 +32,13 @@ PATTERNS = ["s4d", "bidirectional(s4d)"]
 
 
 def new_model(
-    task: ClassificationTask, seed: int = 0, pattern: str = "s4d", **settings: Any
+    task: RowsTask, seed: int = 0, pattern: str = "s4d", **settings: Any
 ) -> SequenceClassifier:
     torch.manual_seed(seed)
     return SequenceClassifier(task.model_config(pattern, {"d_model": 8, **settings}))
 
 
-def answers(model: SequenceClassifier, task: ClassificationTask) -> list[tuple[int, int]]:
+def answers(model: SequenceClassifier, task: RowsTask) -> list[tuple[int, int]]:
     """Class and answer of every held-out row, each read by itself."""
     rows = task.held_out_rows
     with torch.inference_mode():
@@ -50,7 +50,7 @@ def answers(model: SequenceClassifier, task: ClassificationTask) -> list[tuple[i
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_first_loss_is_that_of_the_classes_of_the_first_batch(
-    task: ClassificationTask, pattern: str, recompute: bool
+    task: RowsTask, pattern: str, recompute: bool
 ) -> None:
     model = new_model(task, pattern=pattern)
     x, targets = map(torch.as_tensor, task.train_batch(0))
@@ -64,9 +64,7 @@ def test_the_first_loss_is_that_of_the_classes_of_the_first_batch(
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_score_is_the_share_of_all_held_out_rows(
-    task: ClassificationTask, pattern: str
-) -> None:
+def test_the_score_is_the_share_of_all_held_out_rows(task: RowsTask, pattern: str) -> None:
     task.batch_size = 3  # the last batch is a smaller one
     model = new_model(task, pattern=pattern).eval()
     with torch.no_grad():
@@ -77,15 +75,13 @@ def test_the_score_is_the_share_of_all_held_out_rows(
     assert evaluate(model, task, task.train_length, batches=1) == {"accuracy": pytest.approx(right)}
 
 
-def test_it_learns_small_data_by_heart(task: ClassificationTask) -> None:
+def test_it_learns_small_data_by_heart(task: RowsTask) -> None:
     model = new_model(task)
     result = train(model, task, dataclasses.replace(CONFIG, steps=80, warmup_steps=5))
     assert result.curve[-1].loss < 0.3 * result.curve[0].loss
 
 
-def test_a_run_that_goes_on_ends_with_the_same_weights(
-    task: ClassificationTask, tmp_path: Path
-) -> None:
+def test_a_run_that_goes_on_ends_with_the_same_weights(task: RowsTask, tmp_path: Path) -> None:
     whole, stopped, resumed = (new_model(task, seed) for seed in (0, 0, 1))
     train(whole, task, CONFIG)
     train(stopped, task, CONFIG, folder=tmp_path, interrupted=iter([False, False, True]).__next__)
@@ -94,7 +90,7 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(
         assert one.equal(other)
 
 
-def test_segments_do_not_change_a_loss(task: ClassificationTask) -> None:
+def test_segments_do_not_change_a_loss(task: RowsTask) -> None:
     losses = [
         train(new_model(task), task, dataclasses.replace(CONFIG, steps=1, segment_len=length))
         for length in (None, 3)
@@ -103,7 +99,7 @@ def test_segments_do_not_change_a_loss(task: ClassificationTask) -> None:
     assert cut == pytest.approx(first, rel=1e-5)
 
 
-def test_nothing_is_carried_from_row_to_row(task: ClassificationTask) -> None:
+def test_nothing_is_carried_from_row_to_row(task: RowsTask) -> None:
     with pytest.raises(InputError, match="carry_state needs a task whose batches continue"):
         train(new_model(task), task, dataclasses.replace(CONFIG, carry_state=True))
 

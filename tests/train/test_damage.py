@@ -183,6 +183,7 @@ RECORDS: list[tuple[Change, str]] = [
     (progress(more=1), "its progress is incomplete"),
     (lambda record: record.pop("progress"), "'progress' is missing"),
     (lambda record: record.pop("train"), "'train' is missing"),
+    (lambda record: record.pop("environment"), "'environment' is missing"),
 ]
 
 
@@ -215,17 +216,21 @@ def test_if_no_checkpoint_is_whole_the_message_says_so(text: Text, folder: Path)
     assert refused(text, folder).endswith("no older one is whole: remove all to begin again")
 
 
-def test_a_checkpoint_without_a_manifest_is_read(text: Text, folder: Path) -> None:
-    (newest(folder) / MANIFEST).unlink()
-    run(text, folder)
-    assert newest(folder).name == "step-00000008"
+@pytest.mark.parametrize("manifest", ["", "{}", '{"sha256": {}}', '{"sha256": 3}'])
+def test_a_checkpoint_whose_files_are_not_listed_is_refused(
+    text: Text, folder: Path, manifest: str
+) -> None:
+    (newest(folder) / MANIFEST).write_text(manifest)
+    told = refused(text, folder)
+    assert "step-00000004 is damaged: " in told
+    assert told.endswith("remove it to go on from step-00000002, which is whole")
 
 
 def test_a_setting_that_an_older_version_did_not_have_counts_as_its_default(
     text: Text, folder: Path
 ) -> None:
     record_changed(newest(folder), lambda record: record["train"].pop("beta2"))
-    (newest(folder) / MANIFEST).unlink()
+    rehash(newest(folder))
     run(text, folder)
     assert newest(folder).name == "step-00000008"
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.testing import assert_close
 
 from stateline.errors import InputError
 from stateline.layers import MoE
@@ -16,6 +17,7 @@ from stateline.models.language_model import LanguageModel
 from stateline.train.config import TrainConfig
 from stateline.train.optimizer import (
     OPTIMIZERS,
+    AdafactorWithMomentum,
     Muon,
     learning_rate_share,
     make_optimizer,
@@ -183,6 +185,24 @@ def test_adafactor_has_the_rates_of_the_groups(model: LanguageModel) -> None:
             TrainConfig(optimizer="adafactor", **settings)
 
 
+def test_momentum_averages_the_changes_of_adafactor() -> None:
+    """Of a gradient that stays, so that the change of the first step is known from PyTorch's."""
+    plain, averaged = (nn.Parameter(torch.full((2, 3), 1.0)) for _ in range(2))
+    groups = [{"params": [averaged]}]
+    mine = AdafactorWithMomentum(groups, lr=0.1, beta1=0.75)
+    theirs = torch.optim.Adafactor([plain], lr=0.1)
+    wanted, mean = averaged.detach().clone(), torch.zeros(2, 3)
+    for _ in range(3):
+        with torch.no_grad():
+            plain.copy_(wanted)  # Adafactor's change depends on the size of the parameter
+        plain.grad = averaged.grad = torch.full((2, 3), 0.5)
+        theirs.step()
+        mine.step()
+        mean = 0.75 * mean + 0.25 * (plain.detach() - wanted)
+        wanted = wanted + mean
+        assert_close(averaged.detach(), wanted)
+
+
 def test_every_optimizer_of_the_table_can_be_chosen() -> None:
     assert get_args(TrainConfig.__annotations__["optimizer"]) == tuple(OPTIMIZERS)
 
@@ -215,6 +235,7 @@ def test_muon_updates_the_linear_maps_of_blocks_and_nothing_else(model: Language
 
 def test_muon_moves_matrices_by_the_polar_factor_of_the_momentum() -> None:
     """From zero, the singular values of the first update lie around 0.2 sqrt(width) lr."""
+    torch.manual_seed(0)
     linear = nn.Linear(32, 32, bias=False)
     made = nn.Module()
     made.stack = nn.Sequential(linear)

@@ -235,6 +235,7 @@ def test_weights_that_are_no_numbers_are_not_kept(text: Text, tmp_path: Path) ->
     ("optimizer", "kept"),
     [
         ("adafactor", {"step", "row_var", "col_var", "variance"}),
+        ("adafactor_momentum", {"step", "row_var", "col_var", "variance", "momentum"}),
         ("muon", {"step", "exp_avg", "exp_avg_sq", "momentum_buffer"}),
     ],
 )

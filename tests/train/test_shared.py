@@ -59,3 +59,11 @@ def test_a_process_that_cannot_write_ends_the_run_and_the_older_checkpoint_stays
     assert sorted(names) == ["step-00000002", "step-00000004"]
     error = (tmp_path / "error").read_text()
     assert re.fullmatch(r"cannot write .*step-00000006: File too large; choose another.*", error)
+
+
+@pytest.mark.slow
+def test_no_process_waits_for_the_disk(tmp_path: Path) -> None:
+    """The files are written after two more updates of all processes."""
+    assert forked("slow", tmp_path) == [[0, 0]]
+    assert [path.name for path in found(tmp_path / "run")] == ["step-00000002"]
+    assert not (tmp_path / "error").exists()

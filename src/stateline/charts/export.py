@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,6 @@ def _numbered(text: str) -> str:
     return re.sub(r'(id="|#)(clip\d+)', lambda m: f"{m[1]}clip-{ids.index(m[2])}", text)
 
 
-def svg(chart: Chart) -> str:
-    """A chart as an SVG document."""
-    return pictures([chart.spec()])[0]
-
-
 def table(chart: Chart) -> str:
     """The data of a chart as CSV, with the titles of its axes as headings."""
     text = io.StringIO()
@@ -51,34 +47,33 @@ def table(chart: Chart) -> str:
     return text.getvalue()
 
 
-def png(chart: Chart) -> bytes:
-    """A chart as a PNG of 300 dots per inch."""
-    return base64.b64decode(draw([_png_call(chart)])[0])
-
-
-def _png_call(chart: Chart) -> Call:
-    return "vegalite_to_png", {"vl_spec": chart.spec(), "scale": SCALE, "ppi": 72}
-
-
-def _svg_call(chart: Chart) -> Call:
-    return "vegalite_to_svg", {"vl_spec": chart.spec()}
-
-
 def specification(chart: Chart) -> str:
     """A chart as a Vega-Lite specification in JSON, with its data inside."""
     return json.dumps(chart.spec(), indent=1) + "\n"
 
 
-FORMATS: dict[str, Callable[[Chart], str | bytes]] = {
-    "png": png,
-    "svg": svg,
-    "csv": table,
-    "json": specification,
+def image(chart: Chart, form: str) -> bytes:
+    """A chart as a PNG of 300 dots per inch, or as an SVG document.
+
+    Raises:
+        CannotDrawError: If nothing can be drawn here.
+    """
+    (drawn,) = draw([_call(chart, form)])
+    return base64.b64decode(drawn) if form == "png" else _numbered(drawn).encode()
+
+
+def _call(chart: Chart, form: str) -> Call:
+    more = {"scale": SCALE, "ppi": 72} if form == "png" else {}
+    return f"vegalite_to_{form}", {"vl_spec": chart.spec(), **more}
+
+
+FORMATS: dict[str, Callable[[Chart], bytes]] = {
+    "png": partial(image, form="png"),
+    "svg": partial(image, form="svg"),
+    "csv": lambda chart: table(chart).encode(),
+    "json": lambda chart: specification(chart).encode(),
 }
 """How a chart is written, by the suffix of the file."""
-
-
-_CALLS = {"png": _png_call, "svg": _svg_call}
 
 
 def write_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -96,17 +91,15 @@ def write_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) 
         InputError: If a file cannot be written, or images cannot be drawn.
     """
     charts, written = list(charts), []
-    calls = [_CALLS[form] for form in formats if form in _CALLS]
+    images = [form for form in formats if form in ("png", "svg")]
     try:
-        draw(call(chart) for chart in charts for call in calls)  # all in one process
+        draw(_call(chart, form) for chart in charts for form in images)  # all in one process
     except CannotDrawError as error:
         raise InputError(f"{error}; the formats csv and json need nothing") from error
     for chart in charts:
         for form in formats:
-            content = FORMATS[form](chart)
             path = folder / f"{chart.name}.{form}"
-            data = content if isinstance(content, bytes) else content.encode()
-            write_atomically(path, methodcaller("write_bytes", data))
+            write_atomically(path, methodcaller("write_bytes", FORMATS[form](chart)))
             written.append(path)
     return written
 

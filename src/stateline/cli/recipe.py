@@ -1,7 +1,6 @@
 """Reading a training recipe: a YAML file of settings, which the command line overrides."""
 
 import argparse
-import dataclasses
 import glob
 import os
 from collections.abc import Sequence
@@ -53,12 +52,12 @@ def read_recipe(arguments: Sequence[str], parser: Parser) -> Any:
         raise InputError("--pattern replaces the pattern of a recipe file: give one of the two")
     else:
         given.pattern = given.recipe
-    from stateline.runs.initial import initial_config
+    from stateline.generate.runs import read_model_config
+    from stateline.runs.initial import settings_of
 
     init = init or given.init
-    if (start := initial_config(init) if init else find_preset(given.pattern)) is not None:
-        settings = dataclasses.asdict(start)
-        del settings["pattern"], settings["vocab_size"]  # the vocabulary is the task's
+    if (start := read_model_config(init) if init else find_preset(given.pattern)) is not None:
+        settings = settings_of(start)
         parser.set_defaults({f"model.{name}": value for name, value in settings.items()})
         given = parser.parse_args(arguments)
         given.pattern, given.init = start.pattern, init

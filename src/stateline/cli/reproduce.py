@@ -44,7 +44,10 @@ def add_arguments(parser: Parser) -> None:
     about = "folders with finished runs of stateline train or compare, which are taken over"
     option("from", list[str], [], about)
     switch("as_is", "train nothing: show the runs that are there")
-    switch("record", f"also keep the table in {RECORDS}, from which the papers' pages are made")
+    about = (
+        f"also keep the table in {RECORDS}, from which the papers' pages are made; with --rows, "
+    )
+    switch("record", about + "these rows replace those of the record")
     about = f"train anew in OUT/verify, and compare each figure with the table in {RECORDS}"
     switch("verify", about)
     option("recipes", str, None, "folder of the recipes; by default Stateline's own")
@@ -61,7 +64,7 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
 
     from stateline.cli.progress import show_news
     from stateline.compare.pool import local
-    from stateline.papers.record import read_table, write_table
+    from stateline.papers.record import read_table, with_rows, write_table
     from stateline.papers.reproduce import reproduce
     from stateline.papers.table import RECIPES, find_table
     from stateline.reports import check_report, write_report
@@ -70,10 +73,8 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
     if given.name is None:
         _list_tables(recipes, len(given.seeds))
         return 0
-    if given.record and (given.verify or given.rows):
-        raise InputError(
-            "--record keeps a whole table of new figures: leave out --verify and --rows"
-        )
+    if given.record and given.verify:
+        raise InputError("--record replaces figures, --verify compares with them: take one of both")
     engine = local(given.device, given.jobs)
     name, _ = find_table(given.name, recipes)
     recorded = RECORDS / f"{name}-{given.size}.json"
@@ -99,7 +100,10 @@ def run(arguments: Sequence[str], parser: Parser) -> int:
         )
     write_report(found.results, found.folder / "report.html")
     if given.record:
-        write_table(recorded, found.record)
+        partly = given.rows and recorded.exists()
+        write_table(
+            recorded, with_rows(read_table(recorded), found.record) if partly else found.record
+        )
     _show(found)
     return 0 if record is None else _verify(record, found.record)
 

@@ -44,7 +44,7 @@ def add_arguments(parser: Parser) -> None:
     parser.argument("recipe", 'a YAML file, a pattern such as "attention h3*2", or a preset')
     option, switch = parser.option, parser.switch
     option("pattern", str, None, "in place of the recipe's")
-    about = "folder of a model, ours or published, whose layers and weights the run starts from"
+    about = "folder of a model, of any kind or published, whose layers and weights the run takes"
     option("init", str, None, about)
     option("task", str, "text", 'for example "text(path=books)"')
     option("out", str, "runs/train", "folder for the run")

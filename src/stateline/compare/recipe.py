@@ -3,19 +3,19 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stateline.errors import InputError, unknown_name
 from stateline.files import read_yaml
-from stateline.generate.runs import find_model
+from stateline.generate.runs import find_model, read_model_config
 from stateline.models.checkpoint import CONFIG
 from stateline.models.config import ModelConfig
 from stateline.models.pattern import canonical_pattern
 from stateline.models.presets import find_preset
 from stateline.plugins import import_code
-from stateline.runs.initial import initial_config
+from stateline.runs.initial import settings_of
 from stateline.settings import check_keywords
 from stateline.train.config import TrainConfig
 
@@ -117,14 +117,12 @@ def _read_model(given: str | Recipe) -> Recipe:
         given = Recipe(pattern, name)
     start, init = find_preset(given.pattern), ""
     if start is None and _is_model(given.pattern):
-        start, init = initial_config(given.pattern), given.pattern
+        start, init = read_model_config(given.pattern), given.pattern
     if start is None:
         pattern = canonical_pattern(given.pattern)
         return replace(given, pattern=pattern, name=given.name or pattern)
-    settings = asdict(start)
-    del settings["pattern"], settings["vocab_size"]  # the vocabulary is the task's
     name = given.name or (Path(init).name if init else given.pattern)
-    return Recipe(start.pattern, name, {**settings, **given.model}, given.train, init)
+    return Recipe(start.pattern, name, {**settings_of(start), **given.model}, given.train, init)
 
 
 def _is_model(text: str) -> bool:

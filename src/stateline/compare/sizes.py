@@ -12,7 +12,7 @@ from stateline.layers import LAYERS
 from stateline.models.config import ModelConfig, feed_forward_of
 from stateline.models.pattern import Item, parse_pattern
 from stateline.models.size import count_parameters, match_width, meta_model
-from stateline.runs.initial import as_in_folder, initial_config
+from stateline.runs.initial import as_in_folder
 from stateline.runs.protocol_records import MATCHED, TOLERANCE, MatchedBy
 from stateline.tasks import Task
 
@@ -116,7 +116,7 @@ def _config(model: Recipe, task: Task, size: Size, options: Mapping[str, Any]) -
             f"{model.name} starts from the weights in {model.init}, which fix its width: leave out "
             "d_model and parameters"
         )
-    return as_in_folder(config, initial_config(model.init), model.init)
+    return as_in_folder(config, model.init)
 
 
 def _sized(

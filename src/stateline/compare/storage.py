@@ -11,9 +11,7 @@ from stateline.errors import InputError, reason
 from stateline.runs.folder import RESULT, RESULTS
 from stateline.runs.job import Job
 from stateline.runs.results import RunRecord
-from stateline.train.checkpoint import MANIFEST
-from stateline.train.folder import found
-from stateline.train.restore import check_manifest, files
+from stateline.train.folder import MANIFEST, found, is_whole
 
 _LAST = (MANIFEST, RESULT, RESULTS)
 """Files that show that a folder is complete; they are written after all other files."""
@@ -65,7 +63,7 @@ class Mirror(News):
                 self.storage.get_file(path, str(target))
                 self._same[name] = _stamp(target)
         for run in {path.parents[1] for path in self.folder.rglob("checkpoints/step-*")}:
-            for broken in [path for path in found(run) if not _whole(path)]:
+            for broken in [path for path in found(run) if not is_whole(path)]:
                 shutil.rmtree(broken)
 
     def push(self) -> None:
@@ -137,13 +135,3 @@ def _stamp(path: Path) -> tuple[int, int]:
     """Changes whenever a file is written."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def _whole(path: Path) -> bool:
-    """Whether all files of a checkpoint have arrived."""
-    try:
-        names = files(path)
-        check_manifest(path, names, names)
-    except (OSError, ValueError):
-        return False
-    return (path / MANIFEST).exists()

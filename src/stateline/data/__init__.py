@@ -3,16 +3,8 @@
 from stateline.data.corpus import Corpus, Split, open_corpus
 from stateline.data.load import load_tokenizer
 from stateline.data.plan import CorpusSettings
-from stateline.data.tokenizer import (
-    ByteTokenizer,
-    CharacterTokenizer,
-    Decoder,
-    Tokenizer,
-)
+from stateline.data.tokenizer import ByteTokenizer, CharacterTokenizer, Decoder, Tokenizer
 from stateline.data.write import Progress, write_corpus
-
-Recipe = CorpusSettings
-"""The former name of :class:`CorpusSettings`."""
 
 __all__ = [
     "ByteTokenizer",
@@ -21,7 +13,6 @@ __all__ = [
     "CorpusSettings",
     "Decoder",
     "Progress",
-    "Recipe",
     "Split",
     "Tokenizer",
     "load_tokenizer",

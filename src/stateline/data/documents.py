@@ -93,25 +93,12 @@ class LineDocument(Document):
 
 
 def field_of_line(line: bytes, key: str, place: str) -> bytes:
-    """The text in a line of JSON.
-
-    Args:
-        line: The line.
-        key: Name of the field with the text.
-        place: Name of the line, for messages.
-
-    Raises:
-        InputError: If the line is not JSON, or has no text in that field.
-    """
+    """The text in a field of a line of JSON, which messages call ``place``."""
     return field_of_row(row_of_line(line, place), key, place)
 
 
 def row_of_line(line: bytes, place: str) -> Any:
-    """A line of JSON.
-
-    Raises:
-        InputError: If it is not JSON.
-    """
+    """A line of JSON, or an InputError."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -119,17 +106,7 @@ def row_of_line(line: bytes, place: str) -> Any:
 
 
 def field_of_row(row: Any, key: str, place: str, option: str = "--text_key") -> bytes:
-    """The text in a row.
-
-    Args:
-        row: The row.
-        key: Name of the field with the text.
-        place: Name of the row, for messages.
-        option: What names the field, for messages.
-
-    Raises:
-        InputError: If there is none.
-    """
+    """The text in a field of a row, or an InputError that says which ``option`` names the field."""
     wanted = f"{place} must have text in the field {key!r}"
     if not isinstance(row, dict):
         raise InputError(f"{wanted}, but it has no fields: {row!r:.40}; correct it or leave it out")

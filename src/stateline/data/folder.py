@@ -8,13 +8,7 @@ from pathlib import Path
 def list_folder(root: Path, suffix: str = "", passed_over: Collection[str] = ()) -> list[str]:
     """Sorted relative paths of the regular files below a folder, without hidden ones.
 
-    Args:
-        root: The folder.
-        suffix: What the names must end in.
-        passed_over: Names of subfolders to skip.
-
-    Raises:
-        OSError: If a folder cannot be read.
+    Names end in ``suffix``; subfolders that are ``passed_over`` are not read.
     """
 
     def fail(error: OSError) -> None:

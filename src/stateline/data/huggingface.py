@@ -152,14 +152,7 @@ class _WindowDecoder(Decoder):
 
 
 def load_pair(folder: Path) -> HuggingFaceTokenizer:
-    """Read the byte-level BPE of a folder that has GPT-2's two files.
-
-    Args:
-        folder: The folder.
-
-    Raises:
-        InputError: If one is missing or damaged, or the package is missing.
-    """
+    """Read the byte-level BPE of a folder that has GPT-2's two files."""
     vocabulary, merges = (
         next((folder / name for name in names if (folder / name).is_file()), None)
         for names in (_VOCABULARY, _MERGES)

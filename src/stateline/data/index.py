@@ -58,11 +58,7 @@ class ShardDocuments(msgspec.Struct, frozen=True):
     bytes: list[Count]
 
     def check(self, entry: ShardEntry) -> None:
-        """Check the sizes against the sizes in the index.
-
-        Raises:
-            ValueError: If they differ, or there are tokens but no bytes.
-        """
+        """Raise ValueError if the sizes differ from those in the index, or tokens have no bytes."""
         if not len(self.names) == len(self.tokens) == len(self.bytes) == entry.documents:
             raise ValueError("the number of documents differs from the number in the index")
         if sum(self.tokens) != entry.tokens or sum(self.bytes) != entry.bytes:
@@ -88,16 +84,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 def parse(value: Any, kind: type[T], path: Path) -> T:
-    """Convert parsed JSON to a type.
-
-    Args:
-        value: The parsed JSON.
-        kind: The type.
-        path: Where it was read, for messages.
-
-    Raises:
-        InputError: If something is missing, or of the wrong type or size.
-    """
+    """Parsed JSON of a file as a type, or an InputError if it does not have that form."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:

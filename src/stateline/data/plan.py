@@ -94,10 +94,6 @@ class Plan(NamedTuple):
 def make_plan(paths: Sequence[Path], settings: CorpusSettings) -> Plan:
     """Read the sources once, and assign documents to splits and shards.
 
-    Args:
-        paths: The sources.
-        settings: How the corpus is made.
-
     Raises:
         InputError: If a source, the tokenizer or the splits cannot be used.
     """
@@ -164,16 +160,7 @@ def _units(split: str, documents: Sequence[Document], size: float) -> Iterator[U
 def encode_pieces(
     tokenizer: Tokenizer, pieces: Iterable[str], document: Document
 ) -> Iterator[Int[np.ndarray, " length"]]:
-    """Encode the text of a document.
-
-    Args:
-        tokenizer: The tokenizer.
-        pieces: The text.
-        document: The document that it comes from, for messages.
-
-    Raises:
-        InputError: If the text cannot be encoded, or its file cannot be read.
-    """
+    """Encode the text of a document, whose name is in the message if that fails."""
     try:
         yield from tokenizer.encode_pieces(pieces)
     except InputError as error:

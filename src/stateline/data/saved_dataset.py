@@ -13,11 +13,7 @@ _ONE, _SEVERAL = "state.json", "dataset_dict.json"
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether a folder was written by ``save_to_disk`` of a data set, or of a dictionary of them.
-
-    Args:
-        folder: The folder.
-    """
+    """Whether ``save_to_disk`` of a data set, or of a dictionary of them, wrote a folder."""
     return (folder / _SEVERAL).is_file() or (
         (folder / _ONE).is_file() and (folder / "dataset_info.json").is_file()
     )
@@ -42,11 +38,7 @@ class RowDocument(Document):
 
 
 def split_folder(folder: Path, split: str) -> Path:
-    """The folder of one split, or the folder itself if it has no splits.
-
-    Raises:
-        InputError: If there is no such split.
-    """
+    """The folder of one split, which must be there, or the folder itself if it has no splits."""
     if not (folder / _SEVERAL).is_file():
         return folder
     if not is_saved_dataset(folder / split):
@@ -59,16 +51,7 @@ def split_folder(folder: Path, split: str) -> Path:
 
 
 def rows(folder: Path, name: str, key: str) -> Iterator[RowDocument]:
-    """A document for each row of a data set.
-
-    Args:
-        folder: Folder of one data set.
-        name: Name of the data set.
-        key: Name of the field with the text.
-
-    Raises:
-        InputError: If it cannot be read, a row has no text, or the package is missing.
-    """
+    """A document for each row of the data set of this name, whose text is in the field ``key``."""
     path = str(folder)
     _open.cache_clear()  # the files may have changed since
     for number in range(len(_open(path))):

@@ -24,12 +24,7 @@ def read_sources(sources: Sequence[Path], text_key: str, split_name: str) -> Sou
 
     A document is a file, a line of a file ``*.jsonl``, or a row of a saved data set. Hidden, empty
     and binary files (a zero byte in the first kilobyte) of a folder are skipped, as are empty lines
-    and rows.
-
-    Args:
-        sources: Files and folders.
-        text_key: Name of the field with the text of a row.
-        split_name: Which data set to read if several were saved together.
+    and rows. The text of a row is in the field ``text_key``.
 
     Raises:
         InputError: If a source cannot be read, has no text, or is given twice.

@@ -42,11 +42,8 @@ def held_out_by_hash(names: Sequence[str], share: float) -> list[int]:
 def split_by_hash(documents: Sequence[Document], share: float) -> Splits:
     """Hold out a share of the documents, chosen by the hash of their names.
 
-    At least one document is on either side. If there is one document, its last part is held out.
-
-    Args:
-        documents: At least one.
-        share: From 0 (nothing is held out) to less than 1.
+    At least one document is on either side. If there is one document, its last part is held out;
+    with a share of 0, nothing is.
     """
     if share == 0:
         return {"train": documents}
@@ -81,11 +78,7 @@ def _divides(around: bytes) -> bool:
 
 
 def split_by_bytes(documents: Sequence[Document], parts: Sequence[int]) -> Splits:
-    """Cut a single document into consecutive parts.
-
-    Args:
-        documents: One document.
-        parts: Bytes to train on, to hold out and, optionally, to test on.
+    """Cut a single document into consecutive parts of so many bytes, in the order of ``SPLITS``.
 
     Raises:
         InputError: If there is more than one document, or the parts do not add up to it.
@@ -105,14 +98,10 @@ def split_by_bytes(documents: Sequence[Document], parts: Sequence[int]) -> Split
 
 
 def split_by_names(documents: Sequence[Document], file: Path) -> Splits:
-    """Split as a JSON file says, which has a list of names for each split.
+    """Split as a JSON file says: lists "train", "held_out" (or "valid") and optionally "test".
 
     A name is the end of a file's path; rows of one file stay together. Documents in no list are
     left out.
-
-    Args:
-        documents: The documents.
-        file: A JSON object with lists "train", "held_out" (or "valid") and optionally "test".
 
     Raises:
         InputError: If the file is not such an object, or a name does not name exactly one file.

@@ -35,11 +35,6 @@ class TokenText:
         self._ends, self._load = np.cumsum(sizes), load
         self._sizes, self.borders = sizes, borders
 
-    @classmethod
-    def of(cls, tokens: Integer[np.ndarray, " length"]) -> "TokenText":
-        """Make a single document from tokens in memory."""
-        return cls([len(tokens)], lambda _: tokens, np.array([0, len(tokens)]))
-
     def __len__(self) -> int:
         return int(self.borders[-1])
 

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -28,7 +29,7 @@ from stateline.data.index import (
 from stateline.data.load import load_tokenizer
 from stateline.data.plan import CorpusSettings, Plan, Unit, encode_pieces, make_plan
 from stateline.data.splits import SPLITS
-from stateline.data.tokenizer import FILE, Tokenizer, utf8
+from stateline.data.tokenizer import FILE, utf8
 from stateline.errors import InputError
 from stateline.files import read_json_object, sha256, user_path, write_atomically, write_text
 from stateline.workers import cores, serve_parent
@@ -265,9 +266,7 @@ def _write_unit(unit: Unit, order: _Order) -> ShardEntry:
     return _entry(path, described)
 
 
-@lru_cache(maxsize=1)
-def _load_tokenizer(file: Path) -> Tokenizer:
-    return load_tokenizer(file)
+_load_tokenizer = lru_cache(maxsize=1)(load_tokenizer)
 
 
 def _finish(folder: Path, plan: Plan, dtype: np.dtype[Any], done: Mapping[str, ShardEntry]) -> None:
@@ -289,4 +288,4 @@ def _finish(folder: Path, plan: Plan, dtype: np.dtype[Any], done: Mapping[str, S
     (folder / UNFINISHED).unlink(missing_ok=True)
     for name in (INDEX, FILE, UNFINISHED, *(f"{unit.name}.*" for unit in plan.units)):
         for temporary in folder.glob(f".{name}.*"):  # of a process that was killed
-            temporary.unlink(missing_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)

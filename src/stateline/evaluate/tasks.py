@@ -134,18 +134,23 @@ def _labelled(
 def _corpus(
     task: CorpusTask, model: LanguageModel, length: int, batches: range
 ) -> dict[str, float]:
-    buckets = Buckets(length, length)
-    if isinstance(task, TextTask) and task.carried:
-        buckets = _read_on(model, task, buckets, batches)
-    else:
-        buckets = _read(model, task, buckets, batches)
+    return _text_scores(task, _read(model, task, Buckets(length, length), batches))
+
+
+@score_task.register
+def _text(task: TextTask, model: LanguageModel, length: int, batches: range) -> dict[str, float]:
+    read = _read_on if task.carried else _read
+    return _text_scores(task, read(model, task, Buckets(length, length), batches))
+
+
+def _text_scores(task: CorpusTask, buckets: Buckets) -> dict[str, float]:
     perplexity = float(torch.tensor(buckets.mean, dtype=torch.float64).exp())
     return {task.metric: buckets.mean / task.unit, "perplexity": perplexity}
 
 
 @score_task.register
 def _answers(task: Answers, model: LanguageModel, length: int, batches: range) -> dict[str, float]:
-    scores, examples = _corpus(task, model, length, batches), task.questions()
+    scores, examples = _text(task, model, length, batches), task.questions()
 
     def right(rows: Tensor) -> Tensor:
         asked = [examples[row] for row in rows.tolist()]
@@ -171,7 +176,7 @@ def _rows(task: RowsTask, model: SequenceHead, length: int, batches: range) -> d
 
     tallies = [
         task.objective.tally(by_rows(outputs, x, targets), targets)
-        for x, targets in task.held_out()
+        for x, targets in task.scored_batches()
     ]
     return task.objective.score(task.objective.total(tallies))
 

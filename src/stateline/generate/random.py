@@ -25,7 +25,7 @@ def uniform(random: Int[Tensor, "batch 3"], count: int) -> Float[Tensor, "batch 
     Example:
         >>> uniform(torch.tensor([[0, 0, 0], [0, 0, 1]]), 2)
         tensor([[0.9885, 0.4976],
-                [0.4976, 0.1034]], dtype=torch.float64)
+                [0.4976, 0.7462]], dtype=torch.float64)
 
     References:
         Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011 (Philox4x64-10).

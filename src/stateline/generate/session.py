@@ -18,7 +18,7 @@ from stateline.generate.sampling import GREEDY, Sampling, choose
 from stateline.layers import cat_states, select_rows
 from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
-from stateline.layers.state import trim
+from stateline.layers.state import State, trim
 from stateline.layers.stored_state import stored
 from stateline.models.language_model import LanguageModel, LanguageModelState
 from stateline.ops.kernel_op import values_at_hand
@@ -410,7 +410,7 @@ def first_token(model: LanguageModel, token: Int[Tensor, " batch"]) -> SessionSt
     )
 
 
-def _kinds(state: NamedTuple) -> list[tuple[torch.dtype, torch.device, int]]:
+def _kinds(state: State) -> list[tuple[torch.dtype, torch.device, int]]:
     """Dtype, device and number of axes of every tensor of a state."""
     return [(leaf.dtype, leaf.device, leaf.ndim) for leaf in pytree.tree_leaves(state)]
 

@@ -19,6 +19,7 @@ from stateline.layers.compose import (
     Residual,
     Stack,
 )
+from stateline.layers.mixers.aft import AFT
 from stateline.layers.mixers.attention import Attention
 from stateline.layers.mixers.block_recurrent import BlockRecurrent
 from stateline.layers.mixers.block_state import BlockState
@@ -80,6 +81,7 @@ LAYERS: Registry[type[AnyLayer]] = Registry(
     SequenceLayer,
     "d_model",
     {
+        "aft": AFT,
         "attention": Attention,
         "block_recurrent": BlockRecurrent,
         "block_state": BlockState,
@@ -170,6 +172,7 @@ def register_layer(name: str, cls: type[Any] | None = None) -> Any:
 
 
 __all__ = [
+    "AFT",
     "ATTENTION_WRAPPERS",
     "DSS",
     "GSS",

@@ -202,8 +202,11 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
             old.copy_(new)
         return y
 
-    def begins_anew(self, x: Tensor) -> bool:  # noqa: ARG002
-        """Whether ``_forward`` takes ``starts`` for this input, though a chunk's are cut out."""
+    def begins_anew(self, x: Tensor, state: StateT | None = None) -> bool:  # noqa: ARG002
+        """Whether ``_forward``, or ``_forward_chunk`` with a state, takes ``starts`` for an input.
+
+        For layers that do not ``pack`` on every backend.
+        """
         return False
 
     def example_input(self, batch_size: int, length: int) -> Tensor:

@@ -233,6 +233,8 @@ def read_chunk(
     """Outputs for packed rows that a state continues, and the state after the last documents."""
     if not documents.starts.any():
         return layer._forward_chunk(x, state, **options)
+    if layer.begins_anew(x, state):
+        return layer._forward_chunk(x, state, starts=documents, **options)
     # States that begin get the room of the given one: callers may go on in place.
     states = cat_states([state, layer.init_state(len(x))])
     begun = select_rows(states, range(len(x), 2 * len(x)))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stateline.errors import InputError
 from stateline.files import (
-    has_hash,
+    changed_file,
     read_json_object,
     regular_file,
     sha256,
@@ -53,7 +53,7 @@ def save_model(
     Raises:
         InputError: If the folder cannot be written to.
     """
-    hashes = Path(folder) / HASHES
+    folder = Path(folder)
 
     def replace(file: Path) -> None:
         if write is not None:
@@ -61,39 +61,27 @@ def save_model(
         else:
             tensors = model.state_dict()
             save_file({name: x.detach().contiguous() for name, x in tensors.items()}, file)
-        hashes.unlink(missing_ok=True)  # they are of the model that is about to be replaced
+        (folder / HASHES).unlink(missing_ok=True)  # of the model that is about to be replaced
 
-    write_atomically(Path(folder) / WEIGHTS, replace)
-    write_text(Path(folder) / CONFIG, model.config.to_json())
-    write_manifest(Path(folder), (CONFIG, WEIGHTS))
-
-
-def write_manifest(folder: Path, names: Iterable[str]) -> None:
-    """Write the SHA-256 hashes of files of a folder into its ``hashes.json``.
-
-    Raises:
-        InputError: If the folder cannot be written to.
-    """
-    hashes = {name: sha256(folder / name) for name in names}
+    write_atomically(folder / WEIGHTS, replace)
+    write_text(folder / CONFIG, model.config.to_json())
+    hashes = {name: sha256(folder / name) for name in (CONFIG, WEIGHTS)}
     write_text(folder / HASHES, json.dumps(hashes, indent=1) + "\n")
 
 
 def check_manifest(folder: Path) -> None:
-    """Compare the files of a folder with their hashes, if :func:`write_manifest` wrote any.
+    """Compare the files of a folder with their hashes, if ``hashes.json`` has any.
 
     Raises:
         InputError: If a file is missing or differs from its hash.
     """
     if not os.path.exists(folder / HASHES):
         return
-    for name, wanted in read_json_object(folder / HASHES, "list of hashes").items():
-        path = folder / Path(name).name
-        regular_file(path, "file")
-        if not has_hash(path, wanted):
-            raise InputError(
-                f"{path} is damaged or was changed: its hash is not that in {HASHES}; restore it, "
-                f"or remove {HASHES} to use it as it is"
-            )
+    if name := changed_file(folder, read_json_object(folder / HASHES, "list of hashes")):
+        raise InputError(
+            f"{folder / name} is damaged or was changed: its hash is not that in {HASHES}; restore "
+            f"it, or remove {HASHES} to use it as it is"
+        )
 
 
 def load_model(folder: str | Path, *, device: torch.device | str = "cpu") -> LanguageModel:

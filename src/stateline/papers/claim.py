@@ -5,21 +5,24 @@ Welch's t-test of the difference of the means over seeds, two-sided, at the erro
 divided by the number of its statements (Bonferroni). Figures of one row in two columns come from
 the same runs, so the differences of each seed are tested. One seed decides nothing.
 
+A statement may be about the share of seeds that solve a task (``share``). Then the chance is that
+of Barnard's exact test, or against a number that of the exact binomial test.
+
 In tables of updates, a seed without a figure has never reached the score. It counts with the number
 of its updates, which is a lower bound.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from stateline.errors import InputError
-from stateline.papers.record import RecordedRow, TableRecord
-from stateline.papers.show import cell, number
-from stateline.runs.verdict import two_sided
+from stateline.papers.record import TableRecord
+from stateline.papers.show import cell, number, share
+from stateline.runs.verdict import barnard, two_sided
 
 RATE = 0.05
 """Probability that a claim of equal models has a statement that is decided."""
@@ -42,6 +45,8 @@ class Statement(
         against: Heading of the other figure's column; by default the same.
         times: Factor of the other figure.
         by: What is added to it.
+        share: Compare the shares of seeds that have solved the task, from 0 to 1, instead of the
+            figures; the record says for the column what counts as solved.
     """
 
     of: str
@@ -51,12 +56,15 @@ class Statement(
     against: str = ""
     times: float = 1.0
     by: float = 0.0
+    share: bool = False
 
     def __post_init__(self) -> None:
         if (self.above is None) == (self.below is None):
             raise ValueError("a statement needs one of above and below")
         if self.other == self.of and not self.against:
             raise ValueError("a row is compared to itself only in another column: add against")
+        if self.share and (self.times, self.by, self.against) != (1.0, 0.0, ""):
+            raise ValueError("shares are compared as they are: leave out times, by and against")
 
     @property
     def other(self) -> str | float:
@@ -64,6 +72,11 @@ class Statement(
         found = self.below if self.above is None else self.above
         assert found is not None
         return found
+
+    @property
+    def numbers(self) -> list[float]:
+        """The numbers of the statement."""
+        return [self.times, self.by, *([self.other] if isinstance(self.other, float) else [])]
 
     @property
     def reversed(self) -> "Statement":
@@ -105,14 +118,13 @@ def judge(statement: Statement, record: TableRecord, rate: float = RATE) -> Judg
     Raises:
         InputError: If the record has no row or column of a name.
     """
-    rows = {row.name: row for row in record.rows}
-    first = _Figures.of(rows, statement.of, record.columns, statement.column)
+    first = _Figures.of(record, statement.of, statement.column, shares=statement.share)
     sign = 1.0 if statement.below is None else -1.0
     heading = statement.against or statement.column
     second = None
     told = number(statement.other) if isinstance(statement.other, float) else ""
     if isinstance(statement.other, str):
-        second = _Figures.of(rows, statement.other, record.columns, heading)
+        second = _Figures.of(record, statement.other, heading, shares=statement.share)
         told = f"{statement.other} ({second.words})"
         told = told if statement.times == 1 else f"{number(statement.times)} x {told}"
     if statement.by:
@@ -128,7 +140,7 @@ def judge(statement: Statement, record: TableRecord, rate: float = RATE) -> Judg
     place = statement.column or record.columns[0]
     if statement.against:
         told += f", {statement.against}"
-    said = f"{statement.of} ({first.words}), {place}, {side} {told}"
+    said = f"{place}: {statement.of} ({first.words}) {side} {told}"
     return Judged(said, outcome, chance)
 
 
@@ -137,9 +149,9 @@ def verdict(judged: Sequence[Judged], lacks: Sequence[str] = ()) -> Verdict:
 
     - contradicted: the opposite of the headline holds, or that of another statement while none
       holds;
+    - no power: otherwise, if the headline is not decided;
     - reproduced: all statements hold, and the record lacks no part of the claim;
-    - in part: some of them hold;
-    - no power: nothing is decided.
+    - in part: the headline holds, and not all of the others, or a part was not measured.
 
     Args:
         judged: The statements of the claim.
@@ -148,27 +160,34 @@ def verdict(judged: Sequence[Judged], lacks: Sequence[str] = ()) -> Verdict:
     outcomes = [own.outcome for own in judged]
     if "opposite" in outcomes and (outcomes[0] == "opposite" or "holds" not in outcomes):
         return "contradicted"
-    if "holds" not in outcomes:
+    if outcomes[0] == "undecided":
         return "no power"
     return "in part" if lacks or {*outcomes} != {"holds"} else "reproduced"
 
 
 class _Figures(NamedTuple):
-    """The figures of a row over its seeds; ``reached`` says that none is a lower bound."""
+    """The figures of a row over its seeds, or for each whether it has solved the task (0 or 1).
+
+    ``reached`` says that none is a lower bound.
+    """
 
     values: list[float]
     reached: bool
     words: str
 
     @classmethod
-    def of(
-        cls, rows: Mapping[str, RecordedRow], name: str, columns: Sequence[str], heading: str
-    ) -> "_Figures":
-        heading = heading or columns[0]
-        if name not in rows or heading not in columns:
+    def of(cls, record: TableRecord, name: str, heading: str, *, shares: bool) -> "_Figures":
+        rows = {row.name: row for row in record.rows}
+        heading = heading or record.columns[0]
+        if name not in rows or heading not in record.columns:
             raise InputError(f"the record has no figure of {name}, {heading}")
-        row, column = rows[name], columns.index(heading)
+        row, column = rows[name], record.columns.index(heading)
         found = row.values[column]
+        if shares:
+            if heading not in record.solved:
+                raise InputError(f"the record does not say from which {heading} a seed has solved")
+            good = [float((value or 0.0) >= record.solved[heading]) for value in found]
+            return cls(good, True, share(int(sum(good)), len(good)))
         bound = row.updates if heading.startswith("updates") else None
         missing = math.nan if bound is None else float(bound)
         values = [missing if value is None else value for value in found]
@@ -179,12 +198,24 @@ def _compare(
     statement: Statement, first: Sequence[float], second: Sequence[float] | None
 ) -> tuple[float, float]:
     """How far the figures are above the others on average, and the chance of that."""
+    if statement.share:
+        return _test_shares(first, float(statement.other) if second is None else second)
     if second is None:
         return _test([value - float(statement.other) - statement.by for value in first])
     goal = [statement.times * value + statement.by for value in second]
     if statement.of == statement.other:
         return _test([a - b for a, b in zip(first, goal, strict=True)])
     return _test(first, goal)
+
+
+def _test_shares(first: Sequence[float], second: Sequence[float] | float) -> tuple[float, float]:
+    """The difference of two shares, or of a share and a number, and its chance if it were zero."""
+    solved, n = int(sum(first)), len(first)
+    if not isinstance(second, float):
+        difference = fmean(first) - fmean(second)
+        return difference, barnard((solved, n), (int(sum(second)), len(second)))
+    ways = [math.comb(n, k) * second**k * (1 - second) ** (n - k) for k in range(n + 1)]
+    return solved / n - second, sum(way for way in ways if way <= ways[solved] * (1 + 1e-9))
 
 
 def _test(*samples: Sequence[float]) -> tuple[float, float]:

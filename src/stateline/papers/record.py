@@ -72,9 +72,12 @@ class TableRecord(Record, frozen=True, kw_only=True):
         size: ``laptop`` or ``paper``.
         command: How to run it again.
         created: The day of the last run, ISO 8601.
-        environment: Versions, machine and device.
+        environment: Versions, machine and device of the first run, and the commits of all runs. A
+            commit ends with ``+`` if files of the library differed from it.
         columns: Headings.
         rows: The rows that are complete.
+        solved: By heading, the figure from which a seed has solved the task, where some seeds do
+            and others do not.
         note: What differs from what the command does today.
         format: :data:`FORMAT`.
     """
@@ -86,6 +89,7 @@ class TableRecord(Record, frozen=True, kw_only=True):
     environment: dict[str, Any]
     columns: list[str]
     rows: list[RecordedRow]
+    solved: dict[str, float] = field(default_factory=dict)
     note: str = ""
     format: str = FORMAT
 
@@ -152,14 +156,49 @@ def record_table(name: str, table: Table, size: Size, results: Results) -> Table
         size=size,
         command=results.command,
         created=datetime.now(UTC).date().isoformat(),
-        environment=results.runs[0].environment if results.runs else results.environment,
+        environment=_environment(results),
         columns=[column.heading for column in columns],
         rows=[
             _row(row, columns, own, tasks[own[0].task])
             for row in table.rows_of(size)
             if (own := runs.get(row.name))
         ],
+        solved={c.heading: c.solved for c in columns if c.solved is not None},
     )
+
+
+def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
+    """A record with newer rows, each in place of the row of its name.
+
+    Args:
+        record: The record.
+        fresh: The same table, or some of its rows, of other runs. The record then holds its day and
+            its environment, and the commits of both.
+
+    Raises:
+        InputError: If its columns are not those of the record.
+    """
+    if record.columns != fresh.columns:
+        raise InputError(
+            f"the record has the columns {', '.join(record.columns)}, but the table now has "
+            f"{', '.join(fresh.columns)}: record all rows again, without --rows"
+        )
+    rows = {row.name: row for row in (*record.rows, *fresh.rows)}
+    both = (own.environment.get("commit", "") for own in (record, fresh))
+    commits = sorted({commit for own in both for commit in str(own).split(", ") if commit})
+    return msgspec.structs.replace(
+        record,
+        created=fresh.created,
+        environment=fresh.environment | ({"commit": ", ".join(commits)} if commits else {}),
+        rows=[*rows.values()],
+        solved=fresh.solved,
+    )
+
+
+def _environment(results: Results) -> dict[str, Any]:
+    found = results.runs[0].environment if results.runs else results.environment
+    commits = {str(own) for run in results.runs if (own := run.environment.get("commit"))}
+    return found | ({"commit": ", ".join(sorted(commits))} if commits else {})
 
 
 def _row(

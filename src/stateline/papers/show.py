@@ -13,6 +13,38 @@ NONE = "-"
 """Stands for a missing figure."""
 
 
+def figure(record: TableRecord, row: RecordedRow, column: int) -> str:
+    """A figure of a record in words.
+
+    Where some seeds solve the task and others do not, the figures of both kinds stand apart, in the
+    column that decides with the share of the seeds that solve it.
+    """
+    if not record.solved:
+        return cell(row, column)
+    heading = record.columns[column]
+    decides = heading if heading in record.solved else next(iter(record.solved))
+    scores = row.values[record.columns.index(decides)]
+    solved = [(score or 0.0) >= record.solved[decides] for score in scores]
+    words = kinds(row.values[column], solved)
+    return f"{share(sum(solved), len(solved))}: {words}" if heading == decides else words
+
+
+def kinds(values: Sequence[float | None], solved: Sequence[bool]) -> str:
+    """The figures of the seeds that have solved a task, and of the others.
+
+    Example:
+        >>> kinds([99.9, 95.5, 99.2], [True, False, True])
+        '99.2 to 99.9; others 95.5'
+    """
+    found = {
+        kind: [v for v, s in zip(values, solved, strict=True) if s == kind and v is not None]
+        for kind in (True, False)
+    }
+    shown = [_ends(found[True])] if found[True] else []
+    shown += [("others " if shown else "") + _ends(found[False])] if found[False] else []
+    return "; ".join(shown) or NONE
+
+
 def cell(row: RecordedRow, column: int) -> str:
     """Mean and standard deviation of a figure: ``98.40 ± 0.32``; or how many seeds have one."""
     if (spread := row.spread(column)) is not None:
@@ -20,8 +52,11 @@ def cell(row: RecordedRow, column: int) -> str:
     found = [value for value in row.values[column] if value is not None]
     if not found:
         return NONE
-    ends = " to ".join(dict.fromkeys((number(min(found)), number(max(found)))))
-    return f"{ends}, {len(found)} of {len(row.seeds)} seeds"
+    return f"{_ends(found)}, {len(found)} of {len(row.seeds)} seeds"
+
+
+def _ends(values: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys((number(min(values)), number(max(values)))))
 
 
 def with_deviation(mean: float, deviation: float) -> str:
@@ -75,11 +110,15 @@ def print_table(record: TableRecord, console: Console) -> None:
     for row in record.rows:
         figures = []
         for column, paper in enumerate(row.paper):
-            figures.append(cell(row, column) + ("" if paper is None else f" ({number(paper)})"))
+            ours = figure(record, row, column)
+            figures.append(ours + ("" if paper is None else f" ({number(paper)})"))
         counts = (row.parameters, row.updates, row.seconds)
         grid.add_row(row.name, *figures, *(NONE if n is None else f"{n:,.0f}" for n in counts))
     console.print(grid)
-    console.print(f"{seeds(record.rows)}: mean and standard deviation; in brackets, the paper.")
+    shown = "mean and standard deviation"
+    if record.solved:
+        shown = "how many solve the task, with the interval of 95 % for the share, and their scores"
+    console.print(f"{seeds(record.rows)}: {shown}; in brackets, the paper.")
 
 
 def seeds(rows: Sequence[RecordedRow]) -> str:

@@ -53,6 +53,8 @@ class Column(_Part, frozen=True, kw_only=True):
         count: ``parameters``, ``seconds`` (of the updates) or ``needed_bits`` (per number of the
             state) instead.
         form: ``percent`` multiplies by 100; ``error`` gives the percentage that is missing to 1.
+        solved: The figure from which a seed has solved the task, where some seeds do and others do
+            not: the share of seeds that do is then the result.
         title: Heading; by default made of the others.
     """
 
@@ -62,6 +64,7 @@ class Column(_Part, frozen=True, kw_only=True):
     updates_to: float | None = None
     count: Literal["", "parameters", "seconds", "needed_bits"] = ""
     form: Literal["plain", "percent", "error"] = "plain"
+    solved: float | None = None
     title: str = ""
 
     def __post_init__(self) -> None:

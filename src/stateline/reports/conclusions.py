@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from stateline.reports.costs import STATE, Cost, Measured, common_lengths, disturbance, speed
 from stateline.reports.format import count, listing, short_number, words
 from stateline.reports.records import (
-    kind_of,
-    looks,
+    judged,
     runs_of,
-    score,
-    scored_runs,
+    scores_of,
     solved_runs,
+    steps_to_solve,
     task_label,
 )
 from stateline.reports.sentences import differing_sizes, goal, size_groups
 from stateline.runs.results import Results, TaskRecord
-from stateline.runs.verdict import Verdict, judge
+from stateline.runs.verdict import Verdict
 
 JUDGED = (speed("decode"), speed("prefill"), speed("train"))
 """Speeds that are judged, at the largest length at which all models were measured."""
@@ -42,7 +41,9 @@ def task_conclusion(results: Results, task: TaskRecord) -> list[str]:
     solved = [m for m in trained if solved_runs(runs_of(results, m, task), task)]
     sentences = []
     if task.solved_at is not None:
-        sentences.append(_solved(trained, solved, task))
+        runs = [run for model in trained for run in runs_of(results, model, task)]
+        some = any(steps_to_solve(run, task) is not None for run in runs)
+        sentences.append(_solved(trained, solved, task, some=some))
     longest = max(task.eval_lengths)
     lengths = [task.train_length, *([longest] if longest != task.train_length and solved else [])]
     for length in lengths:
@@ -52,9 +53,10 @@ def task_conclusion(results: Results, task: TaskRecord) -> list[str]:
     return sentences
 
 
-def _solved(trained: Sequence[str], solved: Sequence[str], task: TaskRecord) -> str:
+def _solved(trained: Sequence[str], solved: Sequence[str], task: TaskRecord, *, some: bool) -> str:
     if not solved:
-        return f"No model solved it ({goal(task)}), so none is scored at other lengths."
+        most = " from most of its seeds" if some else ""
+        return f"No model solved it{most} ({goal(task)}), so none is scored at other lengths."
     if len(solved) == len(trained) == 1:
         return f"It was solved: {goal(task)}."
     which = "All" if len(solved) == len(trained) else f"{len(solved)} of"
@@ -65,10 +67,7 @@ def _judged(
     results: Results, task: TaskRecord, length: int, models: Sequence[str], at: str
 ) -> list[str]:
     """The sentences on the scores of models that may be compared, at one length."""
-    scores = {}
-    for model in models:
-        if runs := scored_runs(results, model, task, length):
-            scores[model] = [score(run, task, length) for run in runs]
+    scores = scores_of(results, task, length, models)
     if not scores:
         return []
     if len(scores) == 1:
@@ -76,7 +75,7 @@ def _judged(
         alone = "" if len(results.models) == 1 else f"only “{model}” is scored: "
         seeds = f" ({count(len(own), 'seed')})" if len(own) > 1 else ""
         return [f"{at}{seeds}, {alone}{words(task.metric)} {_spread(own)}."]
-    found = judge(scores, kind_of(task, length), looks=looks(results))
+    found = judged(results, task, length, scores)
     metric = words(task.metric)
     numbers = {len(own) for own in scores.values()}
     if len(numbers) == 1 and max(numbers) > 1:

@@ -13,18 +13,16 @@ from stateline.errors import InputError
 from stateline.reports.costs import FLOPS, STATE, Cost, Measured, common_lengths, speed
 from stateline.reports.format import DASH, count, listing, short_bytes, short_number, words
 from stateline.reports.records import (
-    kind_of,
-    looks,
+    judged,
     middle,
     runs_of,
     score,
-    scored_runs,
+    scores_of,
     solved_runs,
     task_label,
 )
 from stateline.reports.sentences import size_groups
-from stateline.runs.results import Results, RunRecord, SpeedRecord, TaskRecord
-from stateline.runs.verdict import judge
+from stateline.runs.results import Results, RunRecord, TaskRecord
 
 COSTS = {
     "state": STATE,
@@ -65,9 +63,9 @@ class Budget(NamedTuple):
     length: int | None
     bound: float
 
-    def allows(self, results: Results, entry: SpeedRecord | None) -> bool:
+    def allows(self, results: Results, model: str) -> bool:
         """Whether a model is within the limit; without a measured cost it is not."""
-        paid = cost_at(results, entry, self.cost, self.length)
+        paid = cost_at(results, model, self.cost, self.length)
         if paid is None:
             return False
         higher = self.cost.higher_is_better
@@ -156,10 +154,9 @@ def above_chance(task: TaskRecord, scores: Sequence[float]) -> bool:
     return middle(scores) > guess + max(0.02, 4 * error)
 
 
-def cost_at(
-    results: Results, entry: SpeedRecord | None, cost: Cost, length: int | None = None
-) -> Measured | None:
+def cost_at(results: Results, model: str, cost: Cost, length: int | None = None) -> Measured | None:
     """A cost of a model at a length, by default at the longest at which all models have it."""
+    entry = next((entry for entry in results.speed if entry.model == model), None)
     lengths = common_lengths(results, cost)
     if entry is None or not lengths:
         return None
@@ -170,11 +167,8 @@ def _scores(
     results: Results, task: TaskRecord, length: int, models: Sequence[str]
 ) -> dict[str, list[float]]:
     """The scores of each model; a model whose seeds all diverged has none."""
-    found = {
-        model: [score(run, task, length) for run in scored_runs(results, model, task, length)]
-        for model in models
-    }
-    return {model: own for model, own in found.items() if middle(own) == middle(own)}
+    found = scores_of(results, task, length, models)
+    return {model: own for model, own in found.items() if not math.isnan(middle(own))}
 
 
 def _decide(
@@ -186,19 +180,18 @@ def _decide(
     budgets: Sequence[Budget],
 ) -> Decision:
     scores = _scores(results, task, length, models)
-    entries = {entry.model: entry for entry in results.speed}
-    found = judge(scores, kind_of(task, length), looks=looks(results))
+    found = judged(results, task, length, scores)
     side = 1 if task.higher_is_better else -1
     order = sorted(scores, key=lambda model: side * middle(scores[model]), reverse=True)
-    allowed = [m for m in order if all(b.allows(results, entries.get(m)) for b in budgets)]
+    allowed = [m for m in order if all(b.allows(results, m) for b in budgets)]
     at = f"{length:,}" + (" (trained)" if length == task.train_length else "")
     if not allowed:
-        first = f"without it {_offer(results, entries, scores, order[0])}"
+        first = f"without it {_offer(results, scores, order[0])}"
         return Decision(label, at, "", DASH, DASH, "no model is within the budget", first)
 
     def state(model: str) -> float:
-        paid = cost_at(results, entries.get(model), STATE)
-        return float("inf") if paid is None else paid.middle
+        paid = cost_at(results, model, STATE)
+        return math.inf if paid is None else paid.middle
 
     leader = allowed[0]
     close = CLOSE * (1.0 if task.problems else abs(middle(scores[leader])))
@@ -216,9 +209,9 @@ def _decide(
         at,
         best,
         f"{middle(scores[best]):.3f} {words(task.metric)}{share}",
-        _costs(results, entries.get(best)),
+        _costs(results, best),
         sure if above_chance(task, scores[best]) else "no better than a guess",
-        "" if following is None else _offer(results, entries, scores, following, best),
+        "" if following is None else _offer(results, scores, following, best),
     )
 
 
@@ -239,25 +232,19 @@ def _sure(
     return f"not told apart from {listing([f'“{model}”' for model in same])} ({seeds})"
 
 
-def _costs(results: Results, entry: SpeedRecord | None) -> str:
-    state, decode = (cost_at(results, entry, COSTS[name]) for name in ("state", "decode"))
+def _costs(results: Results, model: str) -> str:
+    state, decode = (cost_at(results, model, COSTS[name]) for name in ("state", "decode"))
     told = [DASH if state is None else short_bytes(state.middle)]
     told += [] if decode is None else [f"{short_number(decode.middle)} tok/s"]
     return ", ".join(told)
 
 
-def _offer(
-    results: Results,
-    entries: Mapping[str, SpeedRecord],
-    scores: Mapping[str, list[float]],
-    model: str,
-    best: str = "",
-) -> str:
+def _offer(results: Results, scores: Mapping[str, list[float]], model: str, best: str = "") -> str:
     """A model with its score, the difference to the best model's score, and its costs."""
     value = middle(scores[model])
     change = f" ({value - middle(scores[best]):+.3f})" if best else ""
     change = change.replace("-", "\N{MINUS SIGN}")
-    return f"“{model}” {value:.3f}{change}, {_costs(results, entries.get(model))}"
+    return f"“{model}” {value:.3f}{change}, {_costs(results, model)}"
 
 
 def outlook(results: Results, task: TaskRecord) -> list[str]:

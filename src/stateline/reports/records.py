@@ -6,11 +6,11 @@ generalise, so it is not scored at any other length.
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stateline.charts.style import Model, styled
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
-from stateline.runs.verdict import Kind
+from stateline.runs.verdict import Kind, Verdict, judge
 
 
 def task_label(results: Results, task: TaskRecord) -> str:
@@ -57,6 +57,21 @@ def scored_runs(results: Results, model: str, task: TaskRecord, length: int) -> 
     """The runs of a model that may be scored at a length."""
     runs = runs_of(results, model, task)
     return runs if length == task.train_length else solved_runs(runs, task)
+
+
+def scores_of(
+    results: Results, task: TaskRecord, length: int, models: Sequence[str]
+) -> dict[str, list[float]]:
+    """The scores of models at a length, one per seed that may be scored; none of other models."""
+    runs = {model: scored_runs(results, model, task, length) for model in models}
+    return {m: [score(run, task, length) for run in own] for m, own in runs.items() if own}
+
+
+def judged(
+    results: Results, task: TaskRecord, length: int, scores: Mapping[str, list[float]]
+) -> Verdict:
+    """Which models are clearly better than others at a length."""
+    return judge(scores, kind_of(task, length), looks=looks(results))
 
 
 def solved_runs(runs: Sequence[RunRecord], task: TaskRecord) -> list[RunRecord]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from stateline.charts.lines import Point
-from stateline.reports.records import measured, runs_of, score, scored_runs
+from stateline.reports.records import measured, runs_of, scores_of
 from stateline.runs.results import CurvePoint, Results, RunRecord, TaskRecord
 
 STEPS = 60
@@ -15,11 +15,9 @@ STEPS = 60
 
 def by_length(results: Results, model: str, task: TaskRecord) -> list[Point]:
     """The metric by length; beyond the training length, only seeds that solved the task count."""
-    points = []
-    for length in sorted(task.eval_lengths):
-        if runs := scored_runs(results, model, task, length):
-            points.append(Point(length, [score(run, task, length) for run in runs]))
-    return points
+    lengths = sorted(task.eval_lengths)
+    found = [(n, scores_of(results, task, n, [model]).get(model)) for n in lengths]
+    return [Point(length, scores) for length, scores in found if scores]
 
 
 def by_position(results: Results, model: str, task: TaskRecord) -> list[Point]:

@@ -15,8 +15,7 @@ from stateline.reports.conclusions import ranked
 from stateline.reports.costs import Cost, Measured, best_costs
 from stateline.reports.format import DASH, short_number
 from stateline.reports.records import (
-    kind_of,
-    looks,
+    judged,
     measured,
     runs_of,
     score,
@@ -27,7 +26,6 @@ from stateline.reports.records import (
 from stateline.reports.sentences import size_groups
 from stateline.runs.protocol_records import TOLERANCE
 from stateline.runs.results import CapacityRecord, Results, RunRecord, TaskRecord
-from stateline.runs.verdict import judge
 
 
 class Cell(NamedTuple):
@@ -68,12 +66,14 @@ def score_cells(results: Results, task: TaskRecord, length: int) -> list[Cell]:
     for model in results.models:
         runs, scored = runs_of(results, model, task), scored_runs(results, model, task, length)
         values = [score(run, task, length) for run in scored]
-        cells[model] = _score_cell(values, len(runs))
+        missed = [run for run in runs if steps_to_solve(run, task) is None]
+        solved = len(runs) - (0 if task.solved_at is None else len(missed))
+        cells[model] = _score_cell(values, solved, len(runs))
         scores |= {model: values} if values else {}
     best: list[str] = []
     for group in size_groups(results).values():
         own = {model: scores[model] for model in group if model in scores}
-        found = judge(own, kind_of(task, length), looks=looks(results))
+        found = judged(results, task, length, own)
         same, worse = ranked(found) if found.groups else ([], [])
         best += same if worse else []
     return [cell._replace(best=model in best) for model, cell in cells.items()]
@@ -171,13 +171,13 @@ def setting_cell(runs: Sequence[RunRecord], name: str) -> Cell:
     return Cell(", ".join(texts), value=number) if texts else MISSING
 
 
-def _score_cell(values: Sequence[float], seeds: int) -> Cell:
-    """Median and spread of the scored seeds, and their number if some are not scored."""
+def _score_cell(values: Sequence[float], solved: int, seeds: int) -> Cell:
+    """Median and spread of the scored seeds, and how many solve the task if some do not."""
+    partial = f"{solved}/{seeds} solved" if 0 < solved < seeds else ""
     if not values:
-        return NOT_SOLVED if seeds else MISSING
+        return NOT_SOLVED._replace(note=partial) if seeds else MISSING
     value = statistics.median(values)
     spread = f"{min(values):.3f}{DASH}{max(values):.3f}" if min(values) < max(values) else ""
-    partial = f"{len(values)}/{seeds} solved" if len(values) < seeds else ""
     note = ", ".join(filter(None, [spread, partial]))
     return Cell(f"{value:.3f}", note, value if math.isfinite(value) else None)
 

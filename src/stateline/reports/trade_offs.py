@@ -4,9 +4,9 @@ from stateline.charts.chart import Chart
 from stateline.charts.scatter import Spot, front, trade_off_chart
 from stateline.reports.axes import cost_axis, score_axis
 from stateline.reports.costs import FLOPS, STATE, Cost, common_lengths, disturbance, speed
-from stateline.reports.decision import decided_lengths
+from stateline.reports.decision import cost_at, decided_lengths
 from stateline.reports.format import listing, words
-from stateline.reports.records import drawn_models, middle, runs_of, score, scored_runs, task_label
+from stateline.reports.records import drawn_models, middle, runs_of, scores_of, task_label
 from stateline.runs.folder import slug
 from stateline.runs.results import Results, TaskRecord
 
@@ -68,10 +68,8 @@ def _chart(results: Results, task: TaskRecord, cost: Cost, name: str) -> Chart |
 def _spots(results: Results, task: TaskRecord, cost: Cost, length: int, scored: int) -> list[Spot]:
     """The models that have both a score and a cost."""
     look, spots = drawn_models(results), []
-    costs = {entry.model: cost.values(entry).get(length) for entry in results.speed}
-    for model in results.models:
-        scores = [score(run, task, scored) for run in scored_runs(results, model, task, scored)]
-        finite, paid = [s for s in scores if s == s], costs.get(model)
+    for model, scores in scores_of(results, task, scored, results.models).items():
+        finite, paid = [s for s in scores if s == s], cost_at(results, model, cost, length)
         if finite and paid is not None and paid.low > 0:
             spots.append(Spot(look[model], paid, middle(finite), min(finite), max(finite)))
     return spots

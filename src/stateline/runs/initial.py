@@ -2,23 +2,29 @@
 
 import dataclasses
 import hashlib
+from typing import Any
+
+import torch
 
 from stateline.errors import InputError
 from stateline.files import sha256
 from stateline.generate.runs import find_model, read_model_config
+from stateline.models.checkpoint import load_any
 from stateline.models.config import ModelConfig
+from stateline.models.convert.table import is_published, load_pretrained
+from stateline.models.factory import AnyModel, make_model, meta_model
+
+FREE: tuple[str, ...] = ("embedding_dropout", "residual_dropout", "init")
+"""Settings that may differ from those of the first weights: they do not change the function."""
+
+OF_OUTPUTS = ("tie_embeddings", "head_bias", "logits_divisor", "logits_soft_cap")
+"""Settings that only a language model has a use for."""
 
 
-def initial_config(folder: str) -> ModelConfig:
-    """The configuration of the model that a run starts from.
-
-    Raises:
-        InputError: If there is none, or it is no language model.
-    """
-    config = read_model_config(folder)
-    if type(config) is not ModelConfig:
-        raise InputError(f"a run can start from a language model, but {folder} is a {config.kind}")
-    return config
+def settings_of(config: ModelConfig) -> dict[str, Any]:
+    """The settings of a model for another task; the task sets its inputs and outputs."""
+    shared = {field.name for field in dataclasses.fields(ModelConfig)} - {"pattern", "vocab_size"}
+    return {name: value for name, value in dataclasses.asdict(config).items() if name in shared}
 
 
 def weights_hash(folder: str) -> str:
@@ -31,23 +37,70 @@ def weights_hash(folder: str) -> str:
     return hashlib.sha256("".join(sha256(path) for path in files).encode()).hexdigest()
 
 
-def as_in_folder(config: ModelConfig, source: ModelConfig, folder: str) -> ModelConfig:
-    """The configuration with the vocabulary of the model that the run starts from.
+def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
+    """The configuration of a model for a task that starts from the model in a folder.
+
+    A language model gets the vocabulary of that language model. For any other pair of kinds, the
+    task sets inputs and outputs.
 
     Raises:
-        InputError: If that model cannot be trained on the task, or the options change it.
+        InputError: If there is no model, or the layers would be others than its layers.
     """
-    if type(config) is ModelConfig and config.vocab_size > source.vocab_size:
-        raise InputError(
-            f"the task has {config.vocab_size:,} tokens, but the model in {folder} "
-            f"{source.vocab_size:,}: choose a tokenizer with fewer"
-        )
-    if (
-        type(config) is not ModelConfig
-        or dataclasses.replace(config, vocab_size=source.vocab_size) != source
-    ):
-        raise InputError(
-            f"the run would have another model than that in {folder}: leave out options of the "
-            "model, and choose a task for language models"
-        )
-    return source
+    source, free = read_model_config(folder), FREE
+    if type(config) is type(source) is ModelConfig:
+        if config.vocab_size > source.vocab_size:
+            raise InputError(
+                f"the task has {config.vocab_size:,} tokens, but the model in {folder} "
+                f"{source.vocab_size:,}: choose a tokenizer with fewer"
+            )
+        config = dataclasses.replace(config, vocab_size=source.vocab_size)
+    else:
+        free += OF_OUTPUTS
+        if type(config) is not type(source) and (
+            source.embedding_norm or source.embedding_multiplier != 1
+        ):
+            raise InputError(
+                f"the model in {folder} scales or normalises its embeddings, which a "
+                f"{config.kind.replace('_', ' ')} does not: choose a task for a "
+                f"{source.kind.replace('_', ' ')}"
+            )
+    for name, there in (settings_of(source) | {"pattern": source.pattern}).items():
+        if name not in free and (own := getattr(config, name)) != there:
+            raise InputError(
+                f"{name} would be {own!r}, but in the model in {folder} it is {there!r}: leave out "
+                "options that change its layers"
+            )
+    return config
+
+
+def new_tensors(config: ModelConfig, folder: str) -> list[str]:
+    """Names of the weights that the model in a folder lacks or has in another shape.
+
+    A head of another kind or with another pooling computes something else: there it is new.
+    """
+    source = read_model_config(folder)
+    shapes = {n: t.shape for n, t in meta_model(source).state_dict().items()}
+    if any(getattr(source, n, None) != getattr(config, n, None) for n in ("kind", "pooling")):
+        shapes = {n: shape for n, shape in shapes.items() if not n.startswith("head.")}
+    return [n for n, t in meta_model(config).state_dict().items() if shapes.get(n) != t.shape]
+
+
+def start_from(config: ModelConfig, folder: str) -> AnyModel:
+    """A model in float32 with the weights of the model in a folder, and new ones where none fits.
+
+    Args:
+        config: The model, from :func:`as_in_folder`.
+        folder: A model of any kind, ours or published.
+
+    Raises:
+        InputError: If its files are missing or damaged.
+    """
+    home = find_model(folder)
+    published = is_published(home)
+    source = load_pretrained(home, dtype=torch.float32) if published else load_any(home).float()
+    if source.config == config:
+        return source
+    model, new = make_model(config), new_tensors(config, folder)
+    weights = source.state_dict()
+    model.load_state_dict({n: weights[n] for n in model.state_dict() if n not in new}, strict=False)
+    return model

@@ -8,7 +8,7 @@ from stateline.errors import InputError
 from stateline.files import check_writable, write_text
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
-from stateline.runs.initial import as_in_folder, initial_config
+from stateline.runs.initial import as_in_folder, new_tensors
 from stateline.runs.job import Job, check_job
 from stateline.runs.results import RunRecord
 from stateline.runs.store import write_single, writing
@@ -19,7 +19,6 @@ from stateline.train.folder import found
 from stateline.train.loop import ALONE
 from stateline.train.metrics import Metrics
 from stateline.train.processes import Processes
-from stateline.train.restore import other_environment
 
 CONFIG = "config.yaml"
 """Name of the file that keeps the recipe of a run."""
@@ -52,7 +51,7 @@ def single_job(
     """
     config = task.model_config(pattern, model or {})
     if init:
-        config = as_in_folder(config, initial_config(init), init)
+        config = as_in_folder(config, init)
     settings: dict[str, Any] = {**task.training}
     job = Job(
         spec,
@@ -114,8 +113,7 @@ def run_single(  # noqa: PLR0913
     """
     folder = Path(folder)
     with writing(folder, processes):
-        here = processes.environment()
-        processes.on_main(lambda: _begin(folder, recipe, resume, here, tell))
+        processes.on_main(lambda: _begin(job, folder, recipe, resume, tell))
         if processes.main:
             tell(f"training {job.model.pattern} on {job.task} in {folder}")
         own = task if job.training.seed == 0 else None
@@ -128,11 +126,7 @@ def run_single(  # noqa: PLR0913
 
 
 def _begin(
-    folder: Path,
-    recipe: str,
-    resume: bool,
-    here: Mapping[str, str | int],
-    tell: Callable[[str], object],
+    job: Job, folder: Path, recipe: str, resume: bool, tell: Callable[[str], object]
 ) -> None:
     """Begin a run's folder, or check that its run can continue."""
     kept = found(folder)
@@ -149,7 +143,8 @@ def _begin(
         write_text(folder / CONFIG, recipe)
         if resume:
             tell(f"no checkpoint in {folder}: training from the beginning")
+        if job.init:
+            new = ", ".join(new_tensors(job.model, job.init)) or "none"
+            tell(f"starting from the weights in {job.init}; new weights: {new}")
         return
     tell(f"continuing from {kept[-1]}")
-    if changes := other_environment(kept[-1], here):
-        tell(f"results may differ in the last bits from an uninterrupted run: {changes}")

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from stateline.data.tokenizer import FILE
 from stateline.files import write_text
-from stateline.generate import load_run
 from stateline.models.factory import AnyModel, make_model
 from stateline.plugins import imported
 from stateline.runs.folder import RESULT
+from stateline.runs.initial import start_from
 from stateline.runs.job import Job
 from stateline.runs.results import CurvePoint, RunRecord, to_json
 from stateline.runs.score import needed_bits, sample_text, score_by_length, score_by_position
@@ -70,10 +70,11 @@ def train_and_score(
     task = task or make_task(job.task, seed=job.training.seed)
     if job.trial:
         task.hold_out_validation()
-    torch.manual_seed(job.training.seed)
+    seed, own = job.training.seed, job.training.init_seed
+    torch.manual_seed(seed if own is None else own)
     fresh = not found(folder)
-    start = load_run(job.init, dtype=torch.float32)[0] if job.init and fresh else None
-    model = (start or make_model(job.model)).to(processes.device)
+    begun = start_from(job.model, job.init) if job.init and fresh else make_model(job.model)
+    model = begun.to(processes.device)
     processes.on_main(lambda: _note(task, folder, fresh=fresh))
     ended = _train(job, task, model, folder, on_log, processes, interrupted)
     good = ended.stopped in ("finished", "solved") and not job.trial

@@ -164,7 +164,7 @@ def _chance(
 ) -> float:
     """Probability of such a difference, or a larger one, between equal models."""
     if by_share:
-        return _barnard(*((len(kind.solved(own)), len(own)) for own in (first, second)))
+        return barnard(*((len(kind.solved(own)), len(own)) for own in (first, second)))
     difference = abs(fmean(first) - fmean(second))
     free = [len(own) - 1 for own in (first, second)]
     squares = [_deviation(own, kind.problems) ** 2 for own in (first, second)]
@@ -175,7 +175,7 @@ def _chance(
     return two_sided(difference / error, sum(free))
 
 
-def _barnard(first: tuple[int, int], second: tuple[int, int]) -> float:
+def barnard(first: tuple[int, int], second: tuple[int, int]) -> float:
     """Barnard's test: the largest chance, over all shares, of as large a difference of shares.
 
     Args:
@@ -183,7 +183,7 @@ def _barnard(first: tuple[int, int], second: tuple[int, int]) -> float:
         second: The same of another model.
 
     Example:
-        >>> round(_barnard((6, 6), (0, 6)), 6) == round(2 * 0.5**12, 6)
+        >>> round(barnard((6, 6), (0, 6)), 6) == round(2 * 0.5**12, 6)
         True
     """
     (solved, n), (others, m) = first, second

@@ -24,7 +24,6 @@ from stateline.tasks.base import (
     Task,
     generator,
 )
-from stateline.tasks.classification import ClassificationTask
 from stateline.tasks.rows import Rows, RowsTask
 from stateline.tasks.signals.eeg import EEG
 from stateline.tasks.signals.pathfinder import Pathfinder
@@ -43,9 +42,11 @@ from stateline.tasks.synthetic.ngram_lookup import NgramLookup
 from stateline.tasks.synthetic.object_collision import ObjectCollision
 from stateline.tasks.synthetic.random_walk import RandomWalk
 from stateline.tasks.synthetic.stream import Episode, StreamTask
+from stateline.tasks.synthetic.strings import StringTask
 from stateline.tasks.synthetic.word_problem import WordProblem
 from stateline.tasks.text.answers import Answers
 from stateline.tasks.text.byte_text import ByteText
+from stateline.tasks.text.corpus import LongTextTask
 from stateline.tasks.text.listops import ListOps
 from stateline.tasks.text.retrieval import Retrieval
 from stateline.tasks.text.text import Text
@@ -60,7 +61,6 @@ __all__ = [
     "AssociativeRecall",
     "Batch",
     "ByteText",
-    "ClassificationTask",
     "ConsecutiveBatch",
     "Copying",
     "CorpusTask",
@@ -72,6 +72,7 @@ __all__ = [
     "InductionHead",
     "LabelledTask",
     "ListOps",
+    "LongTextTask",
     "MultiQueryRecall",
     "NgramLookup",
     "ObjectCollision",
@@ -87,6 +88,7 @@ __all__ = [
     "SpeechCommands",
     "SpokenDigits",
     "StreamTask",
+    "StringTask",
     "Task",
     "Text",
     "Tokens",

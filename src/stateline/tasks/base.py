@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,12 +17,15 @@ from stateline.data import Tokenizer
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.presets import configure
+from stateline.settings import at_least
 
 IGNORE = -100
 """Target of a position that no loss or score counts (``ignore_index`` in PyTorch)."""
 
 DRAWN = "problems drawn from another seed"
 """Problems on which a drawn task is scored when settings are chosen."""
+
+Settings = Mapping[str, float | str]
 
 Inputs = Int[Tensor, "batch length"] | Float[Tensor, "batch length channels"]
 """Tokens, or numbers."""
@@ -81,6 +85,11 @@ class Problems(NamedTuple):
     answers: Int[Tensor, "batch answer"]
 
 
+def train_settings(of: "type[Task] | None" = None, **settings: float | str) -> Settings:
+    """Settings of a training configuration, with those of another kind of task below them."""
+    return {**(of.training if of else {}), **settings}
+
+
 class Task(ABC):
     """Something a model can be trained on and scored at.
 
@@ -115,7 +124,7 @@ class Task(ABC):
     metric: str
     higher_is_better: bool = True
     solved_at: ClassVar[float | None] = None
-    training: ClassVar[Mapping[str, float | str]] = {}
+    training: ClassVar[Settings] = {}
     drawn: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
     carries_state: ClassVar[bool] = False
@@ -278,29 +287,49 @@ class GeneratedTask(Task):
         return {"accuracy": right.all(dim=1).float().mean().item()}
 
 
+@dataclass(eq=False, kw_only=True)
 class ExampleTask(GeneratedTask):
     """A task of short examples, each with a target at every position.
 
+    Most targets are random, as in the official code, so the loss stays far above zero.
+
+    Args:
+        seed: Fixes every batch.
+        length: Tokens of a training example before its common ending.
+        batch_size: Examples in a training batch.
+        examples: Number of training examples, reshuffled for every epoch; by default new ones are
+            drawn for every batch.
+        drop_last: Whether each epoch leaves out the examples that do not fill a batch. Official
+            code trains on them, too, in a smaller batch.
+
+    Raises:
+        InputError: If a setting is out of range, or the examples do not fill a batch.
+
     Attributes:
-        examples: Number of training examples, which are reshuffled for every epoch. ``None`` draws
-            new examples for every batch.
-        drop_last: Whether an epoch leaves out the examples that do not fill a batch.
         answer_len: Tokens of the answer, with which an example ends.
     """
 
     metric = "accuracy"
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 1e-3,
-        "schedule": "constant",
-        "eval_every": 100,
-        "stop_at": 0.99,
-    }
+    training = train_settings(
+        steps=3000, lr=1e-3, schedule="constant", eval_every=100, stop_at=0.99
+    )
     problems_per_batch: ClassVar[int] = 128
-    seed: int
+    answer_len = 1
+    seed: int = field(default=0, kw_only=False)
+    length: int = 32
+    batch_size: int = 64
     examples: int | None = None
     drop_last: bool = True
-    answer_len: int = 1
+
+    def __post_init__(self) -> None:
+        at_least(1, batch_size=self.batch_size)
+        if self.examples is not None and self.examples < self.batch_size:
+            raise InputError(
+                f"examples must be at least batch_size={self.batch_size}, or none to draw new ones "
+                f"for every batch, got examples={self.examples}"
+            )
+        self.train_length = self.length
+        self.eval_lengths = (self.length, 2 * self.length, 4 * self.length)
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, count: int, length: int) -> Int[Tensor, "count total"]:
@@ -324,44 +353,50 @@ class ExampleTask(GeneratedTask):
             drawn = self._fixed[epoch_rows(self.seed, *sizes, index, drop_last=self.drop_last)]
         return Batch(tokens=drawn[:, :-1], targets=drawn[:, 1:])
 
-    def _set_sizes(
-        self, length: int, batch_size: int, examples: int | None, *, drop_last: bool
-    ) -> None:
-        """Set how long examples are, and how many; check that they fill a batch."""
-        if examples is not None and examples < batch_size:
-            raise InputError(
-                f"examples must be at least batch_size={batch_size}, or none to draw new ones for "
-                f"every batch, got examples={examples}"
-            )
-        self.batch_size, self.examples, self.drop_last = batch_size, examples, drop_last
-        self.train_length, self.eval_lengths = length, (length, 2 * length, 4 * length)
-
     @cached_property
     def _fixed(self) -> Int[Tensor, "count total"]:
         assert self.examples is not None
         return self.draw(generator(self.seed, "examples"), self.examples, self.train_length)
 
 
+@dataclass(eq=False, kw_only=True)
 class LabelledTask(Task):
     """A task with a label at every position, which depends on the input up to that position.
 
     The target is not the next token. Inputs and labels share one vocabulary, inputs first. Lengths
     count tokens.
+
+    Args:
+        seed: Fixes every batch.
+        length: Tokens in a training row.
+        batch_size: Rows in a training batch.
+
+    Raises:
+        InputError: If a setting is out of range, also here and in the methods of all such tasks.
+
+    Attributes:
+        shortest: Least length of a row.
+        times: Lengths to score at, in training lengths.
     """
 
     drawn = True
     metric = "accuracy"
     solved_at = 0.97
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 2e-3,
-        "schedule": "constant",
-        "weight_decay": 0.0,
-        "eval_every": 100,
-        "stop_at": 0.999,
-    }
+    training = train_settings(
+        steps=3000, lr=2e-3, schedule="constant", weight_decay=0.0, eval_every=100, stop_at=0.999
+    )
     problems_per_batch: ClassVar[int] = 64
-    seed: int
+    shortest: ClassVar[int] = 1
+    times: ClassVar[tuple[int, ...]] = (1, 2, 4)
+    seed: int = field(default=0, kw_only=False)
+    length: int = 32
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        at_least(self.shortest, length=self.length)
+        at_least(1, batch_size=self.batch_size)
+        self.train_length = self.length
+        self.eval_lengths = tuple(n * self.length for n in self.times)
 
     def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:
         """Draw rows of ``length`` tokens, to train on or to score."""

@@ -1,7 +1,9 @@
-"""Objectives: the outputs that a data set asks of a model, how they are trained and scored."""
+"""Objectives: the outputs that a data set asks of a model, how they are trained and scored.
+
+Tallies are sums over the targets of a batch; ``total`` adds them up, ``score`` gives the scores.
+"""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -21,58 +23,14 @@ Loss = Literal["cross_entropy", "l1", "l2"]
 ClassMetric = Literal["accuracy", "auroc"]
 
 
-class Objective(ABC):
-    """Classes or values: the targets of a data set.
-
-    Attributes:
-        metric: Name of the score that tables show.
-        higher_is_better: Whether a larger score is better.
-        scores: Names of all scores.
-    """
-
-    metric: str
-    scores: ClassVar[tuple[str, ...]]
-    higher_is_better: ClassVar[bool]
-
-    @abstractmethod
-    def model_config(self, pattern: str, settings: Mapping[str, Any]) -> ModelConfig:
-        """Configuration of a model with these outputs."""
-
-    @abstractmethod
-    def no_targets(self, rows: int, length: int) -> np.ndarray:
-        """Targets of a batch, all of them missing."""
-
-    @abstractmethod
-    def asked(self, targets: Targets) -> Tensor:
-        """Which targets count."""
-
-    @abstractmethod
-    def loss(self, outputs: Float[Tensor, "batch length outputs"], targets: Targets) -> Tensor:
-        """Training loss summed over the targets that count."""
-
-    @abstractmethod
-    def tally(
-        self, outputs: Float[Tensor, "batch length outputs"], targets: Targets
-    ) -> Float[Tensor, "..."]:
-        """Sums over the targets that count, from which ``score`` computes the scores."""
-
-    def total(self, tallies: Sequence[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
-        """The sum of the tallies of all batches, which ``score`` takes."""
-        return torch.stack([*tallies]).sum(dim=0)
-
-    @abstractmethod
-    def score(self, totals: Float[Tensor, "..."]) -> dict[str, float]:
-        """Scores from the sum of all tallies."""
-
-
-class Classes(Objective):
+class Classes:
     """One of several classes, trained by cross entropy and scored by accuracy.
 
     Args:
         names: Names of the classes.
     """
 
-    metric = "accuracy"
+    metric: str = "accuracy"
     scores: ClassVar[tuple[str, ...]] = ("accuracy",)
     higher_is_better = True
 
@@ -102,10 +60,18 @@ class Classes(Objective):
         right, asked = outputs.argmax(dim=2) == targets, self.asked(targets)
         return torch.stack([right[asked].sum(), asked.sum()]).double()
 
+    def total(self, tallies: Sequence[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
+        """The sums over all batches."""
+        return torch.stack([*tallies]).sum(dim=0)
+
     def score(self, totals: Float[Tensor, "..."]) -> dict[str, float]:
         """Share of targets whose most likely class is correct."""
         right, count = totals.tolist()
         return {"accuracy": right / count}
+
+    def describe(self) -> Mapping[str, object]:
+        """The classes."""
+        return {"classes": self.names}
 
 
 class Ranked(Classes):
@@ -152,7 +118,7 @@ class Ranked(Classes):
         return {"auroc": area, "accuracy": accuracy}
 
 
-class Values(Objective):
+class Values:
     r"""Continuous values, trained by L1 or L2 loss on normalised targets.
 
     Scores are in the original unit, averaged over all values: ``l1``, the mean absolute error;
@@ -206,6 +172,10 @@ class Values(Objective):
         parts = (asked.double(), difference.abs(), difference**2, wanted, wanted**2)
         return torch.stack([part.sum(dim=(0, 1)) for part in parts])
 
+    def total(self, tallies: Sequence[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
+        """The sums over all batches."""
+        return torch.stack([*tallies]).sum(dim=0)
+
     def score(self, totals: Float[Tensor, "..."]) -> dict[str, float]:
         """Errors in the original unit, and R2."""
         count, absolute, squared, total, total_squares = totals
@@ -218,3 +188,10 @@ class Values(Objective):
         if moving.any():
             scores["r2"] = (1 - squared / spread)[moving].mean().item()
         return scores
+
+    def describe(self) -> Mapping[str, object]:
+        """The number of values."""
+        return {"values": len(self.mean)}
+
+
+Objective = Classes | Values

@@ -1,7 +1,9 @@
 """Tasks on the rows of a data set that lies on disk."""
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -12,7 +14,8 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
-from stateline.tasks.base import Batch, Targets, Task, epoch_rows, generator
+from stateline.settings import at_least
+from stateline.tasks.base import Batch, Targets, Task, epoch_rows, generator, train_settings
 from stateline.tasks.objective import Objective
 
 HeldOut = Literal["test", "valid"]
@@ -32,6 +35,7 @@ class Rows(NamedTuple):
     labels: list[Any]
 
 
+@dataclass(eq=False, kw_only=True)
 class RowsTask(Task):
     """Predict classes or values for sequences; scored on all held-out rows.
 
@@ -44,53 +48,49 @@ class RowsTask(Task):
 
     Args:
         seed: Fixes the order.
+        path: The file or folder.
         batch_size: Rows in a training batch.
-        training: Rows to train on.
-        held_out: Rows to score.
-        objective: Kind of targets, loss and scores.
-        vocab_size: Number of tokens; 1 if rows are numbers.
+        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
 
     Raises:
-        InputError: If there are fewer training rows than in a batch, or no rows to score.
+        InputError: If the data at ``path`` are missing, damaged or not arranged as ``layout`` says,
+            if there are fewer training rows than in a batch, or no rows to score.
 
     Attributes:
         name: Name in ``TASKS``.
         layout: What is read, in a few words, for messages.
+        vocab_size: Number of tokens; 1 if rows are numbers.
         n_channels: Numbers per position; 0 if rows are tokens.
     """
 
     name: ClassVar[str]
     layout: ClassVar[str]
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 1000,
-        "lr": 4e-3,
-        "schedule": "cosine",
-        "eval_every": 250,
-    }
+    training = train_settings(steps=1000, lr=4e-3, schedule="cosine", eval_every=250)
+    metric = "accuracy"
+    vocab_size = 1
+    seed: int = field(default=0, kw_only=False)
+    path: str = ""
+    batch_size: int = 16
+    held_out: HeldOut = "test"
 
-    def __init__(
-        self,
-        seed: int,
-        batch_size: int,
-        *,
-        training: Rows,
-        held_out: Rows,
-        objective: Objective,
-        vocab_size: int = 1,
-    ) -> None:
-        if not 1 <= batch_size <= len(training.inputs) or not held_out.inputs:
+    def __post_init__(self) -> None:
+        training, held_out, objective = self.load(self.find(self.path))
+        if not 1 <= self.batch_size <= len(training.inputs) or not held_out.inputs:
             raise InputError(
-                f"the task {self.name} needs at least batch_size={batch_size} rows to train on "
-                f"and 1 to score, got {len(training.inputs)} and {len(held_out.inputs)}: it reads "
-                f"{self.layout}"
+                f"the task {self.name} needs at least batch_size={self.batch_size} rows to train "
+                f"on and 1 to score, got {len(training.inputs)} and {len(held_out.inputs)}: it "
+                f"reads {self.layout}"
             )
-        self.seed, self.batch_size, self.vocab_size = seed, batch_size, vocab_size
         self.training_rows, self.held_out_rows, self.objective = training, held_out, objective
         self.metric, self.higher_is_better = objective.metric, objective.higher_is_better
         first = training.inputs[0]
         self.n_channels = first.shape[1] if first.ndim == 2 else 0
         self.train_length = max(map(len, [*training.inputs, *held_out.inputs]))
         self.eval_lengths = (self.train_length,)
+
+    @abstractmethod
+    def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
+        """Rows to train on, rows to score, and the kind of targets."""
 
     @classmethod
     def find(cls, path: str) -> Path:
@@ -144,7 +144,7 @@ class RowsTask(Task):
         which = epoch_rows(self.seed, len(rows.inputs), self.batch_size, index)
         return self._batch(rows, which)
 
-    def held_out(self) -> Iterator[Batch]:
+    def scored_batches(self) -> Iterator[Batch]:
         """All held-out rows once, the shortest first, to keep padding short."""
         rows = self.held_out_rows
         order = np.argsort([len(row) for row in rows.inputs], kind="stable")
@@ -185,7 +185,7 @@ class RowsTask(Task):
         return self.objective.loss(outputs, targets)
 
     def describe(self) -> Mapping[str, object]:
-        """Sizes, and the hash of all rows."""
+        """Sizes, the hash of all rows, and classes or the number of values."""
         digest = hashlib.sha256()
         for rows in (self.training_rows, self.held_out_rows):
             for row, label in zip(rows.inputs, rows.labels, strict=True):
@@ -197,6 +197,7 @@ class RowsTask(Task):
             "longest": self.train_length,
             "numbers_at_a_position": self.n_channels,
             "sha256": digest.hexdigest(),
+            **self.objective.describe(),
         }
 
     def _batch(self, rows: Rows, which: np.ndarray) -> Batch:
@@ -211,3 +212,30 @@ class RowsTask(Task):
             each = label.ndim == targets.ndim - 1
             targets[place, slice(0, len(values)) if each else len(values) - 1] = label
         return Batch(torch.from_numpy(x), torch.from_numpy(targets))
+
+
+def in_frames(training: Rows, held_out: Rows, frame: int) -> tuple[Rows, Rows]:
+    """Group normalised numbers into frames of ``frame`` numbers, one frame per position.
+
+    Numbers are normalised by the mean and standard deviation of all training rows. The last
+    position is padded with zeros. A linear map of a frame is a convolution with stride ``frame``:
+    it makes sequences shorter and time coarser.
+
+    Raises:
+        InputError: If ``frame`` is not positive.
+
+    Example:
+        >>> rows = Rows([np.array([0.0, 2.0, 2.0, 0.0])], [1])
+        >>> in_frames(rows, Rows([np.array([0.0, 1.0, 3.0])], [0]), 2)[1].inputs[0].tolist()
+        [[-1.0, 0.0], [2.0, 0.0]]
+    """
+    at_least(1, frame=frame)
+    numbers = np.concatenate(training.inputs or [np.zeros(1)])
+    mean, deviation = numbers.mean(dtype=np.float64), numbers.std(dtype=np.float64) or 1.0
+
+    def cut(row: np.ndarray) -> np.ndarray:
+        scaled = (row - mean) / deviation
+        return np.pad(scaled, (0, -len(row) % frame)).reshape(-1, frame).astype(np.float32)
+
+    whole, scored = ([cut(row) for row in rows.inputs] for rows in (training, held_out))
+    return Rows(whole, training.labels), Rows(scored, held_out.labels)

@@ -22,25 +22,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.files import (
-    cannot_write,
-    sha256,
-    sync,
-    write_text,
-)
+from stateline.files import cannot_write, sha256, sync, write_text
 from stateline.models.checkpoint import CONFIG, HASHES, INDEX, WEIGHTS, save_model
 from stateline.models.factory import AnyModel
-from stateline.train.folder import CHECKPOINTS, found
+from stateline.train.folder import CHECKPOINTS, MANIFEST, RECORD, found
 from stateline.train.parts import Copies, Part, memory_for
 from stateline.train.processes import Processes
 from stateline.train.tensor_files import ordered, write_tensors
 
-TENSORS, RECORD, MANIFEST = "training.safetensors", "training.json", "manifest.json"
-FILES = (CONFIG, WEIGHTS, TENSORS, RECORD)
+TENSORS = "training.safetensors"
 
 
 class Save:
@@ -275,14 +268,11 @@ def save_whole(model: AnyModel, folder: Path, processes: Processes) -> None:
         InputError: If the folder cannot be written to.
     """
     weights = model.state_dict()
-    if not any(isinstance(tensor, DTensor) for tensor in weights.values()):
-        return save_model(model, folder) if processes.main else None
-
     parts = [Part.of(tensor, 0, processes.rank) for _, tensor in ordered(weights)]
     if not processes.main:
         for part in parts:
             part.send(0)()
-        return None
+        return
     memory, left = memory_for(parts), iter(parts)
 
     def write(file: Path) -> None:
@@ -294,4 +284,3 @@ def save_whole(model: AnyModel, folder: Path, processes: Processes) -> None:
     finally:
         for part in left:  # those that could not be written, or the others could not finish
             part.whole(0, memory)
-    return None

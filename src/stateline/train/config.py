@@ -17,10 +17,10 @@ _LEAST = {
         "schedule_steps",
         "shard",
     ),
-    0: ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed"),
+    0: ("weight_decay", "warmup_steps", "clip", "eval_every", "save_every", "seed", "init_seed"),
 }
 
-COUNTS = (*_LEAST[1], "warmup_steps", "eval_every", "save_every", "seed")
+COUNTS = (*_LEAST[1], "warmup_steps", "eval_every", "save_every", "seed", "init_seed")
 """Settings that are integers."""
 
 
@@ -35,7 +35,8 @@ class TrainConfig:
             layers; by default the smaller of ``lr`` and 0.001, as in the official H3
             configurations.
         optimizer: ``adamw``; or PyTorch's ``adafactor``, which has no momentum and multiplies
-            ``lr`` by the size of each parameter; or PyTorch's ``muon`` for the matrices of the
+            ``lr`` by the size of each parameter; or ``adafactor_momentum``, which averages the
+            changes of ``adafactor`` by ``beta1``; or PyTorch's ``muon`` for the matrices of the
             blocks, each expert's on its own, with ``adamw`` for embeddings, heads, vectors and
             state spaces. ``beta1`` and ``beta2`` are as for ``adamw``.
         muon_lr: Highest learning rate of the matrices that Muon updates; by default ``lr``, at
@@ -81,7 +82,9 @@ class TrainConfig:
         shard: How many processes hold one copy of the model together, each a part of every
             parameter: 1 is ``ddp``, all of them are ``fsdp``, and a number between makes several
             sharded copies (HSDP). By default as ``parallel`` says.
-        seed: Seed of the initial weights and of the data.
+        seed: Seed of the data, of the masks of dropout, and of the initial weights.
+        init_seed: Another seed of the initial weights, so that runs can share them and differ in
+            the rest, or differ in them alone.
 
     Raises:
         InputError: If a setting is of the wrong type or out of range.
@@ -90,7 +93,7 @@ class TrainConfig:
     steps: int = 1000
     lr: float = 1e-3
     ssm_lr: float | None = None
-    optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adafactor", "adafactor_momentum", "muon"] = "adamw"
     muon_lr: float | None = None
     weight_decay: float = 0.1
     decay_vectors: bool = False
@@ -117,6 +120,7 @@ class TrainConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     shard: int | None = None
     seed: int = 0
+    init_seed: int | None = None
 
     def __post_init__(self) -> None:
         check_settings("the training configuration", self)
@@ -143,7 +147,8 @@ class TrainConfig:
                 f"muon_lr is for optimizer=muon, got optimizer={self.optimizer}: leave it out, or "
                 "take muon"
             )
-        if self.optimizer == "adafactor" and (self.shard or self.parallel) not in (1, "ddp"):
+        adafactor = self.optimizer.startswith("adafactor")
+        if adafactor and (self.shard or self.parallel) not in (1, "ddp"):
             raise InputError("adafactor works with whole parameters: take parallel=ddp")
 
     def _check_ranges(self) -> None:

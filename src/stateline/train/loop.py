@@ -28,11 +28,12 @@ from stateline.train.metrics import (
     Progress,
     TrainingDiverged,
     TrainResult,
+    cut_metrics,
 )
 from stateline.train.optimizer import set_learning_rate
 from stateline.train.parts import Copies
 from stateline.train.processes import Processes, own_rows
-from stateline.train.resume import resume
+from stateline.train.restore import read
 from stateline.train.same_run import settings_that_count
 from stateline.train.update import Updater
 from stateline.train.usage import Usage
@@ -84,8 +85,7 @@ def train(
     processes = processes or Processes(device=next(model.parameters()).device)
     trainer = Trainer(model, task, config, processes, folder, run)
     with closing(trainer.batches), _in_training(model, config):
-        if folder is not None:
-            trainer.progress, trainer.curve = resume(trainer.update, trainer.defined_by, folder)
+        trainer.resume()
         trainer.run(on_log, interrupted)
     return TrainResult(**_result(trainer.progress), curve=trainer.curve)
 
@@ -129,6 +129,19 @@ class Trainer:
         self.copies = Copies()
         precision = getattr(torch, config.precision)
         self.usage = Usage(model, task.train_length, precision, processes.device)
+
+    def resume(self) -> None:
+        """Continue from the newest checkpoint in the folder, or begin.
+
+        Raises:
+            InputError: If the folder cannot be written to, or its checkpoint cannot be used; then
+                nothing was written.
+        """
+        if self.folder is None:
+            return
+        if kept := found(self.folder):
+            self.progress = read(kept[-1], self.update, self.defined_by)
+        self.curve = cut_metrics(self.folder / METRICS, self.progress.steps, self.processes)
 
     def run(self, on_log: Callable[[Metrics], None], interrupted: Callable[[], bool]) -> None:
         """Update, score, log and save until the end."""

@@ -1,13 +1,14 @@
 """Metrics of a training run, and the ways it can end."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from stateline.errors import InputError
-from stateline.files import regular_file
+from stateline.files import read_text, write_text
 from stateline.settings import check_settings
+from stateline.train.processes import Processes
 
 METRICS = "metrics.jsonl"
 
@@ -104,29 +105,29 @@ class TrainResult:
     curve: list[Metrics] = field(default_factory=list)
 
 
-def read_metrics(file: Path) -> list[Metrics]:
-    """Read lines of metrics; an incomplete last line, left by a kill, is skipped.
+def cut_metrics(file: Path, steps: int, processes: Processes) -> list[Metrics]:
+    """Read the lines of metrics up to a step, and remove all others from the file.
+
+    All processes must call this. An incomplete last line, left by a kill, is skipped.
 
     Raises:
-        InputError: If another line is malformed, or the file cannot be read.
+        InputError: If another line is malformed, or the file cannot be read or written.
     """
-    if not file.exists():
-        return []
-    regular_file(file, "file of metrics")
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}; make it readable") from error
+    lines = read_text(file, "file of metrics").splitlines() if steps and file.exists() else []
     found = []
     for number, line in enumerate(lines, start=1):
         try:
             metrics = Metrics(**json.loads(line))
             check_settings("a line of metrics", metrics)
-            found.append(metrics)
         except (ValueError, TypeError, RecursionError) as error:
             if number < len(lines):
                 raise InputError(
                     f"line {number} of {file} is not a line of metrics: restore it, or remove the "
                     "file"
                 ) from error
+            break
+        if metrics.step <= steps:
+            found.append(metrics)
+    text = "".join(json.dumps(asdict(metrics)) + "\n" for metrics in found)
+    processes.on_main(lambda: write_text(file, text))
     return found

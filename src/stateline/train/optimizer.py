@@ -110,6 +110,50 @@ def _adafactor_moments(_: str, parameter: Tensor) -> Moments:
     return {"step": _count(), "row_var": rows, "col_var": columns}
 
 
+class AdafactorWithMomentum(torch.optim.Adafactor):
+    r"""PyTorch's Adafactor, whose changes are averaged over the steps.
+
+    With the change :math:`\Delta_t` of a parameter that Adafactor makes, learning rate included,
+
+    .. math:: m_t = \beta_1 m_{t-1} + (1 - \beta_1) \Delta_t, \qquad p_t = p_{t-1} + m_t
+
+    Args:
+        groups: Parameter groups.
+        lr: Learning rate.
+        beta1: Decay rate of the mean.
+
+    References:
+        Shazeer and Stern, "Adafactor", ICML 2018, section 7; the mean begins at zero and is not
+        corrected, as in T5X.
+    """
+
+    # Differs from T5X, where weight decay is not averaged.
+
+    def __init__(self, groups: Groups, lr: float, beta1: float) -> None:
+        super().__init__(groups, lr=lr)
+        self.beta1 = beta1
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Make a step."""
+        before = {
+            p: p.clone() for g in self.param_groups for p in g["params"] if p.grad is not None
+        }
+        loss = super().step(closure)
+        for p, old in before.items():
+            mean = self.state[p].setdefault("momentum", torch.zeros_like(p))
+            p.copy_(old + mean.lerp_(p - old, 1 - self.beta1))
+        return loss
+
+
+def _adafactor_momentum(groups: Groups, config: TrainConfig) -> torch.optim.Optimizer:
+    return AdafactorWithMomentum(groups, config.lr, config.beta1)
+
+
+def _adafactor_momentum_moments(group: str, parameter: Tensor) -> Moments:
+    return {**_adafactor_moments(group, parameter), "momentum": parameter}
+
+
 def _muon_moments(group: str, parameter: Tensor) -> Moments:
     if group == MATRICES:
         return {"momentum_buffer": parameter}
@@ -192,6 +236,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 OPTIMIZERS = {
     "adamw": Kind(_adamw, _adamw_moments),
     "adafactor": Kind(_adafactor, _adafactor_moments),
+    "adafactor_momentum": Kind(_adafactor_momentum, _adafactor_momentum_moments),
     "muon": Kind(MuonWithAdamW, _muon_moments, matrices=True),
 }
 """The values of ``TrainConfig.optimizer``."""

@@ -3,208 +3,135 @@
 Checks raise ValueError with what is wrong.
 """
 
+import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
-from stateline.files import has_hash, read_json_object, regular_file
 from stateline.generate.state_files import state_fault
 from stateline.layers.state import cat_states, select_rows, to
-from stateline.models.checkpoint import CONFIG, WEIGHTS
+from stateline.models.checkpoint import WEIGHTS
 from stateline.models.factory import AnyModel, meta_model
 from stateline.settings import check_settings
-from stateline.train.checkpoint import MANIFEST, RECORD, TENSORS, part_name
-from stateline.train.folder import found
+from stateline.train.checkpoint import TENSORS
+from stateline.train.folder import BROKEN, MANIFEST, found, is_whole, opened
 from stateline.train.metrics import Ending, Progress
 from stateline.train.optimizer import Moments, moments_like, set_moments
-from stateline.train.processes import Processes, own_rows
-from stateline.train.same_run import Wanted
+from stateline.train.processes import own_rows
+from stateline.train.same_run import difference
 from stateline.train.tensor_files import Entry, entries
+from stateline.train.update import Updater
+
+_log = logging.getLogger("stateline")
 
 
-def read(
-    path: Path,
-    model: AnyModel,
-    optimizer: torch.optim.Optimizer,
-    wanted: Wanted,
-    processes: Processes,
-) -> tuple[Progress, Any]:
-    """Restore model, optimizer and random state from a checkpoint.
+def read(path: Path, update: Updater, defined_by: Mapping[str, Any]) -> Progress:
+    """Restore model, optimizer, carried and random state from a checkpoint.
 
-    The whole checkpoint is checked first: hashes, names, shapes, dtypes and ranges. Model and
-    optimizer are not changed if it is damaged. All processes must call this: each checks some of
-    the files, and then reads its own part of every tensor.
+    The whole checkpoint is checked first: hashes, names, shapes, dtypes and ranges. Nothing is
+    changed if it is damaged. All processes must call this: each checks some of the files, and then
+    reads its own part of every tensor.
 
     Args:
         path: Folder of the checkpoint.
-        model: A model of the same configuration.
-        optimizer: Optimizer of the model.
-        wanted: What the checkpoint must fit.
-        processes: The processes.
+        update: The model, its optimizer and the state that it carries.
+        defined_by: What defines the run, as plain data.
 
     Returns:
-        The progress, and the carried state of this process's rows, on the model's device.
+        The progress.
 
     Raises:
-        InputError: If the checkpoint is damaged, with the newest older one that is whole; or if
-            it is of another run.
+        InputError: If the checkpoint is damaged, with the newest older one that is whole; or if it
+            is of another run.
     """
+    problem, different, contents, processes = "", "", None, update.processes
     try:
-        contents = _checked(path, model, optimizer, wanted, processes)
-    except _Damage as damage:
-        way_out = "no older one is whole: remove all to begin again"
-        for older in reversed(found(path.parents[1])):
-            if older.name < path.name and _is_whole(older, model, optimizer, wanted, processes):
-                way_out = f"remove it to go on from {older.name}, which is whole"
-                break
-        raise InputError(f"the checkpoint {path} is damaged: {damage}; {way_out}") from damage
-    optimizer.zero_grad()
-    for name, tensor in model.state_dict().items():  # before the parameters are asked for, since
-        # FSDP leaves the outermost module's parameters gathered, which the optimizer does not know
-        contents.weights[name].fill(*own_rows(tensor))
-    for name, likes in moments_like(model, optimizer, wanted.optimizer).items():
-        if moments := _moments(contents.moments, name, likes):
-            set_moments(optimizer, model.get_parameter(name), moments)
-    torch.set_rng_state(contents.random)
-    return contents.progress, _own_state(contents.blocks, model, wanted.rows, processes)
-
-
-class _Contents(NamedTuple):
-    """A checkpoint that has been checked, of which nothing but the random state is in memory."""
-
-    progress: Progress
-    weights: Mapping[str, Entry]
-    moments: Mapping[str, Entry]
-    blocks: list[dict[str, Entry]]  # of the carried state, by the process that wrote it
-    random: Tensor
-
-
-class _Damage(ValueError):
-    """A fault of a checkpoint."""
-
-
-_BROKEN = OSError, SafetensorError, ValueError, KeyError, TypeError
-"""Exceptions that a damaged checkpoint may cause."""
-
-
-def _is_whole(path: Path, *fit: Any) -> bool:
-    try:
-        _checked(path, *fit)
-    except (_Damage, InputError):
-        return False
-    return True
-
-
-def _checked(
-    path: Path,
-    model: AnyModel,
-    optimizer: torch.optim.Optimizer,
-    wanted: Wanted,
-    processes: Processes,
-) -> _Contents:
-    """Check all of a checkpoint; nothing is changed. All processes find the same.
-
-    Raises:
-        _Damage: If it is damaged.
-        InputError: If it is of another run.
-    """
-    try:
-        names = files(path)
-        check_manifest(path, names, [name for name in names if name.endswith(".json")])
-        record = read_json_object(path / RECORD, "record of the checkpoint")
-        different = wanted.difference(record)
-    except _BROKEN as error:
-        raise _Damage(_line(error)) from error
-    if different:
+        files, record = opened(path, processes.rank, processes.count)
+        elsewhere = _elsewhere(record["environment"], processes.environment())
+        different = difference(record, defined_by, update.model.config, update.config)
+        if not different:
+            contents = _examined(path, files, record, update)
+    except BROKEN as error:
+        name = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        problem = " ".join(name.split())
+    if problems := [told for told in processes.share(problem) if told]:
+        older = [old.name for old in found(path.parents[1]) if old.name < path.name]
+        whole = next((old for old in reversed(older) if is_whole(path.with_name(old))), "")
+        way_out = f"remove it to go on from {whole}, which is whole"
+        if not whole:
+            way_out = "no older one is whole: remove all to begin again"
+        raise InputError(f"the checkpoint {path} is damaged: {problems[0]}; {way_out}")
+    if contents is None:
         raise InputError(
             f"{path} comes from a run with other settings: {different}; give the same, or choose "
             "another folder"
         )
-    problem, contents = "", None
-    try:
-        contents = _examined(path, record["progress"], model, optimizer, wanted, processes)
-    except _BROKEN as error:
-        problem = _line(error)
-    problems = [found for found in processes.share(problem) if found]
-    if problems or contents is None:
-        raise _Damage(problems[0])
-    return contents
+    if elsewhere and processes.main:
+        _log.warning("results may differ in the last bits from an uninterrupted run: %s", elsewhere)
+    return _restored(contents, update)
 
 
-def files(path: Path) -> list[str]:
-    """The files of a checkpoint, all of which are there."""
-    names = [CONFIG, *_in_parts(path, WEIGHTS), *_in_parts(path, TENSORS), RECORD]
-    for name in names:
-        regular_file(path / name, "file of the checkpoint")
-    return names
+class _Contents(NamedTuple):
+    """A checkpoint that has been checked; weights and moments are not in memory."""
 
-
-def _in_parts(path: Path, name: str) -> list[str]:
-    """The file of this name, or the files into which several processes have divided it."""
-    stem, _, ending = name.rpartition(".")
-    parts = sorted(part.name for part in path.glob(f"{stem}-*-of-*.{ending}"))
-    if not parts or (path / name).exists():
-        return [name]
-    count = int(parts[0].rpartition(".")[0].rpartition("-")[2])
-    return [part_name(name, rank, count) for rank in range(count)]
+    progress: Progress
+    weights: Mapping[str, Entry]
+    moments: Mapping[str, Entry]
+    likes: Mapping[str, Moments]  # tensors like the moments of each parameter
+    state: Any  # that this process's rows carry
+    random: Tensor
 
 
 def _examined(
-    path: Path,
-    progress: Any,
-    model: AnyModel,
-    optimizer: torch.optim.Optimizer,
-    wanted: Wanted,
-    processes: Processes,
+    path: Path, files: list[str], record: Mapping[str, Any], update: Updater
 ) -> _Contents:
     """Check names, shapes and dtypes of all tensors, and the numbers in this process's files."""
-    done = _checked_progress(path, progress, wanted.steps)
-    weight_files, files = _in_parts(path, WEIGHTS), _in_parts(path, TENSORS)
-    own = [*weight_files, *files][processes.rank :: processes.count]
-    check_manifest(path, own, own)
-    weights = _joined([entries(path / name) for name in weight_files])
-    tensors = [entries(path / name) for name in files]
-    _check_tensors("weights", weights, model.state_dict())
-    moments = _joined([_below(part, "moments/") for part in tensors])
-    _check_moments(moments, moments_like(model, optimizer, wanted.optimizer), done.steps)
-    random = tensors[0]["random"].read()
-    _check_random(random)
-    blocks = [_below(part, "carried/") for part in tensors]
-    for name in {name for part in tensors for name in part}:
+    model, processes = update.model, update.processes
+    progress = _checked_progress(path, record["progress"], update.config.steps)
+    of_weights, parts = (
+        [entries(path / name) for name in files if name.startswith(kind.partition(".")[0])]
+        for kind in (WEIGHTS, TENSORS)
+    )
+    if not parts:
+        raise ValueError(f"{MANIFEST} does not list its files")
+    for name in {name for part in parts for name in part}:
         if name != "random" and not name.startswith(("moments/", "carried/")):
             raise ValueError(f"{TENSORS} has {name!r}, which no checkpoint has")
-    for kind, found_tensors in (("weights", weights), ("moments", moments)):
-        ours = {n: e for n, e in found_tensors.items() if e.file.name in own}
-        _check_values(kind, ours, done.steps)
-    for name, block in zip(files, blocks, strict=True):
-        if name in own:
-            _block(block, model, wanted.rows, len(blocks))
-    return _Contents(done, weights, moments, blocks, random)
+    weights = _joined(of_weights)
+    _check_tensors("weights", weights, model.state_dict())
+    moments = _joined([_below(part, "moments/") for part in parts])
+    likes = moments_like(model, update.optimizer, update.config.optimizer)
+    _check_moments(moments, likes, progress.steps)
+    own = files[processes.rank :: processes.count]
+    for kind, tensors in (("weights", weights), ("moments", moments)):
+        ours = {name: entry for name, entry in tensors.items() if entry.file.name in own}
+        _check_values(kind, ours, progress.steps)
+    state = _own_state([_below(part, "carried/") for part in parts], update)
+    random = parts[0]["random"].read()
+    _check_random(random)
+    return _Contents(progress, weights, moments, likes, state, random)
 
 
-def check_manifest(folder: Path, names: Collection[str], checked: Iterable[str]) -> None:
-    """Compare files with their hashes; checkpoints of older versions have no manifest.
-
-    Args:
-        folder: The checkpoint.
-        names: The files that the manifest must list.
-        checked: The files to be compared, some of which others may compare.
-    """
-    if not (folder / MANIFEST).exists():
-        return
-    hashes = read_json_object(folder / MANIFEST, "manifest").get("sha256")
-    if not isinstance(hashes, dict) or not set(names) <= set(hashes):
-        raise ValueError(f"{MANIFEST} does not list its files")
-    for name in checked:
-        if not has_hash(folder / name, hashes[name]):
-            raise ValueError(f"{name} is not as it was written")
+def _restored(contents: _Contents, update: Updater) -> Progress:
+    """Fill the model, its optimizer, the carried and the random state."""
+    model, optimizer = update.model, update.optimizer
+    optimizer.zero_grad()
+    for name, tensor in model.state_dict().items():  # before the parameters are asked for, since
+        # FSDP leaves the outermost module's parameters gathered, which the optimizer does not know
+        contents.weights[name].fill(*own_rows(tensor))
+    for name, likes in contents.likes.items():
+        if moments := _moments(contents.moments, name, likes):
+            set_moments(optimizer, model.get_parameter(name), moments)
+    torch.set_rng_state(contents.random)
+    if contents.state is not None:
+        update.carry(contents.state)
+    return contents.progress
 
 
 def _checked_progress(path: Path, kept: Any, steps: int) -> Progress:
@@ -284,54 +211,44 @@ def _check_random(random: Tensor) -> None:
         raise ValueError("its random state is invalid") from error
 
 
-def _block(entries: Mapping[str, Entry], model: AnyModel, rows: int | None, blocks: int) -> Any:
-    """The carried state of the rows of one of the processes that wrote it."""
-    if rows is None:
-        if entries:
-            raise ValueError("it has a carried state, but the run carries none")
-        return None
-    like = meta_model(model.config).to(next(model.parameters()).dtype)
-
-    def template(capacity: int) -> Any:
-        return like.init_state(1, capacity=capacity)
-
-    return _checked_carried(entries, template, rows // blocks)
-
-
-def _checked_carried(
-    tensors: Mapping[str, Entry], template: Callable[[int], Any], rows: int
-) -> Any:
-    """The carried state of some rows.
+def _own_state(blocks: list[dict[str, Entry]], update: Updater) -> Any:
+    """The carried state of this process's rows, from the blocks that hold them.
 
     Args:
-        tensors: Its leaves by number.
-        template: Returns a state of one row of the model, with room for some steps.
-        rows: Their number.
+        blocks: Its leaves by number, of the rows of each process that wrote it.
+        update: Has the model, and its device.
     """
+    if not update.config.carry_state:
+        if any(blocks):
+            raise ValueError("it has a carried state, but the run carries none")
+        return None
+    rows = update.processes.rows(update.task.batch_size)
+    size = update.task.batch_size // len(blocks)
+    first, last = rows.start // size, -(-rows.stop // size)
+    weight = next(update.model.parameters())
+    like = meta_model(update.model.config).to(weight.dtype)
+    states = [_state(block, like, size) for block in blocks[first:last]]
+    whole = cat_states(states) if len(states) > 1 else states[0]
+    place = range(rows.start - first * size, rows.stop - first * size)
+    if len(place) < size * len(states):
+        whole = select_rows(whole, place)
+    return to(whole, device=weight.device)
+
+
+def _state(leaves: Mapping[str, Entry], model: AnyModel, rows: int) -> Any:
+    """The carried state of some rows, of a model without memory."""
+
+    def template(capacity: int) -> Any:
+        return model.init_state(1, capacity=capacity)
+
     structure = pytree.tree_structure(template(0))
-    if tensors.keys() != {str(number) for number in range(structure.num_leaves)}:
+    if leaves.keys() != {str(number) for number in range(structure.num_leaves)}:
         raise ValueError(f"its carried state must have {structure.num_leaves} tensors")
-    leaves = [tensors[str(number)].read() for number in range(structure.num_leaves)]
-    state = pytree.tree_unflatten(leaves, structure)
+    tensors = [leaves[str(number)].read() for number in range(structure.num_leaves)]
+    state = pytree.tree_unflatten(tensors, structure)
     if fault := state_fault(state, template, rows=rows):
         raise ValueError(f"of its carried state, {fault}")
     return state
-
-
-def _own_state(
-    blocks: list[dict[str, Entry]], model: AnyModel, rows: int | None, processes: Processes
-) -> Any:
-    """The carried state of this process's rows, from the blocks that hold them."""
-    if rows is None:
-        return None
-    own, size = processes.rows(rows), rows // len(blocks)
-    first, last = own.start // size, -(-own.stop // size)
-    states = [_block(block, model, rows, len(blocks)) for block in blocks[first:last]]
-    whole = cat_states(states) if len(states) > 1 else states[0]
-    place = range(own.start - first * size, own.stop - first * size)
-    if len(place) < size * len(states):
-        whole = select_rows(whole, place)
-    return to(whole, device=next(model.parameters()).device)
 
 
 def _moments(found: Mapping[str, Entry], name: str, likes: Moments) -> Moments:
@@ -359,17 +276,7 @@ def _below(tensors: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
     return {n.removeprefix(prefix): e for n, e in tensors.items() if n.startswith(prefix)}
 
 
-def _line(error: BaseException) -> str:
-    """An error in one line."""
-    name = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-    return " ".join(name.split())
-
-
-def other_environment(path: Path, now: Mapping[str, str | int]) -> str:
+def _elsewhere(then: Mapping[str, str | int], now: Mapping[str, str | int]) -> str:
     """How the machine or PyTorch differs from where a checkpoint was written, in words."""
     names = ("torch", "cpu", "threads", "device", "processes")
-    try:
-        then = read_json_object(path / RECORD, "record of the checkpoint")["environment"]
-        return ", ".join(f"{n} {then[n]} then, {now[n]} now" for n in names if then[n] != now[n])
-    except (ValueError, KeyError, TypeError):
-        return ""  # ``read`` reports what is wrong
+    return ", ".join(f"{n} {then[n]} then, {now[n]} now" for n in names if then[n] != now[n])

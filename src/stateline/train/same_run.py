@@ -4,10 +4,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
-from typing import Any, NamedTuple
+from typing import Any
 
-from stateline.models.factory import AnyModel
-from stateline.tasks.base import Task
+from stateline.models.config import ModelConfig
 from stateline.train.config import TrainConfig
 
 FREE = ("save_every", "keep", "parallel", "shard", "compile")
@@ -19,48 +18,35 @@ def settings_that_count(config: TrainConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name not in FREE}
 
 
-class Wanted(NamedTuple):
-    """Requirements on a checkpoint from which a run can continue.
+def difference(
+    record: Mapping[str, Any],
+    defined_by: Mapping[str, Any],
+    model: ModelConfig,
+    config: TrainConfig,
+) -> str:
+    """The first setting that differs in a checkpoint's record, in words; empty if none does.
 
-    Attributes:
-        run: What defines the run, as plain data.
-        defaults: Values of settings that are missing in checkpoints of older versions.
-        optimizer: Name of the optimizer.
-        steps: Planned number of updates.
-        rows: Rows of the carried state; ``None`` if the run carries none.
+    A run may be continued for more steps. Settings that an older version did not have count as
+    their defaults.
+
+    Args:
+        record: The record.
+        defined_by: What defines the run, as plain data.
+        model: Configuration of its model.
+        config: Its training.
+
+    Raises:
+        KeyError: If the record lacks what defines the run.
     """
-
-    run: Mapping[str, Any]
-    defaults: Mapping[str, Any]
-    optimizer: str
-    steps: int
-    rows: int | None
-
-    @classmethod
-    def by(
-        cls, model: AnyModel, task: Task, config: TrainConfig, defined_by: Mapping[str, Any]
-    ) -> "Wanted":
-        """The requirements of a run that ``defined_by`` defines."""
-        defaults: dict[str, Any] = {"train": _defaults(config)}
-        run = defined_by["run"]
-        if isinstance(run, dict) and "model" in run:
-            defaults["run"] = {"model": _defaults(model.config)}
-        rows = task.batch_size if config.carry_state else None
-        return cls(defined_by, defaults, config.optimizer, config.steps, rows)
-
-    def difference(self, record: Mapping[str, Any]) -> str:
-        """The first setting that differs in a checkpoint's record, in words; empty if none does.
-
-        A run may be continued for more steps.
-
-        Raises:
-            KeyError: If the record lacks what defines the run.
-        """
-        before = _filled({name: record[name] for name in self.run}, self.defaults)
-        now = json.loads(json.dumps(self.run))
-        if _planned(before) <= _planned(now):
-            now["train"]["steps"] = before["train"]["steps"]
-        return _difference(before, now)
+    defaults: dict[str, Any] = {"train": _defaults(config)}
+    run = defined_by["run"]
+    if isinstance(run, dict) and "model" in run:
+        defaults["run"] = {"model": _defaults(model)}
+    before = _filled({name: record[name] for name in defined_by}, defaults)
+    now = json.loads(json.dumps(defined_by))
+    if _planned(before) <= _planned(now):
+        now["train"]["steps"] = before["train"]["steps"]
+    return _difference(before, now)
 
 
 def _defaults(settings: Any) -> dict[str, Any]:

@@ -14,23 +14,32 @@ D, L = 3, 4
 BOS, SEP = D, D + 1
 
 
-def copy_error(automaton: Automaton) -> tuple[Fraction, set[int], set[int]]:
-    """Share of all strings that it does not copy, the states it visits, and those after SEP."""
-    letters = torch.tensor(list(itertools.product(range(D), repeat=L)))
-    ends = [torch.full((len(letters), 1), token) for token in (BOS, SEP)]
-    prompt = torch.cat([ends[0], letters, ends[1]], dim=1)
-    state = automaton.init_state(len(letters))
+LETTERS = torch.tensor(list(itertools.product(range(D), repeat=L)))
+"""All strings."""
+
+
+def answered(automaton: Automaton) -> tuple[Tensor, Tensor, set[int]]:
+    """What it writes after each string, its states after SEP, and all states that it visits."""
+    ends = [torch.full((len(LETTERS), 1), token) for token in (BOS, SEP)]
+    prompt = torch.cat([ends[0], LETTERS, ends[1]], dim=1)
+    state = automaton.init_state(len(LETTERS))
     visited: set[int] = set(state.number.tolist())
     for token in prompt.T:
         logits, state = automaton.step(token, state)
         visited |= set(state.number.tolist())
-    after, said = set(state.number.tolist()), []
+    after, said = state.number, []
     for _ in range(L):
         said.append(logits.argmax(dim=1))
         logits, state = automaton.step(said[-1], state)
         visited |= set(state.number.tolist())
-    right = (torch.stack(said, dim=1) == letters).all(dim=1)
-    return Fraction(int((~right).sum()), len(right)), visited, after
+    return torch.stack(said, dim=1), after, visited
+
+
+def copy_error(automaton: Automaton) -> tuple[Fraction, set[int], set[int]]:
+    """Share of all strings that it does not copy, the states it visits, and those after SEP."""
+    said, after, visited = answered(automaton)
+    right = (said == LETTERS).all(dim=1)
+    return Fraction(int((~right).sum()), len(right)), visited, set(after.tolist())
 
 
 @pytest.mark.parametrize("kept", range(L + 1))
@@ -53,6 +62,16 @@ def test_no_random_automaton_beats_the_bound(n_states: int) -> None:
         automaton = Automaton(drawn(n_states, n_states, D + 4), drawn(D, n_states))
         error, visited, after = copy_error(automaton)
         assert error >= 1 - Fraction(len(after), D**L) >= 1 - Fraction(len(visited), D**L)
+
+
+def test_what_is_written_follows_from_the_state_after_the_prompt() -> None:
+    """Lemma D.1: prompts that lead to one state have one answer."""
+    generator = torch.Generator().manual_seed(0)
+    update = torch.randint(5, (5, D + 4), generator=generator)
+    automaton = Automaton(update, torch.randint(D, (5,), generator=generator))
+    said, after, _ = answered(automaton)
+    answers = {(state, *row) for state, row in zip(after.tolist(), said.tolist(), strict=True)}
+    assert 1 < len(answers) == len(set(after.tolist())) < len(LETTERS)
 
 
 def test_it_streams() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from stateline import check_layer, load_model, save_model
 from stateline.errors import InputError
 from stateline.generate import generate
-from stateline.models.constructions import ngram_copier
+from stateline.models.constructions import bits_for_half, ngram_copier, ngram_for_error
 from stateline.models.constructions.ngram_copier import token_codes
 from stateline.models.constructions.zero_model import places
 
@@ -140,6 +141,38 @@ def test_a_repeat_can_be_fatal() -> None:
     string = torch.tensor([[0, 1, 2, 3, 0, 1, 4, 5]])  # 0 1 is followed by 2, then by 4
     assert not copied(2, 26, string).any()
     assert copied(3, 26, string).all()
+
+
+@pytest.mark.parametrize("n_letters", [2, 3, 26, 1000])
+def test_codes_of_tokens_are_unit_vectors_apart(n_letters: int) -> None:
+    """Lemma C.2: entries of at most 1, products below 1 - 1/d, special tokens orthogonal to all."""
+    codes = token_codes(n_letters).double()
+    products = codes @ codes.T
+    assert_close(products.diagonal(), torch.ones(n_letters + 2, dtype=torch.float64))
+    others = products - products.diag().diag()
+    assert codes.abs().max() <= 1
+    assert others.max() < 1 - 1 / codes.shape[1]
+    assert not others[n_letters:].any()
+
+
+@pytest.mark.parametrize("length", [8, 64])
+def test_eight_bits_of_mantissa_are_enough(length: int) -> None:
+    letters = uniform(26, length, 50)
+    model = ngram_copier(4, longest=length).bfloat16()
+    with torch.inference_mode():
+        scores = model(torch.cat([prompts(26, letters), letters[:, :-1]], dim=1))[:, -length:]
+    right = (scores.argmax(dim=2) == letters).all(dim=1)
+    assert right[~repeats(letters, 4)].all()
+
+
+def test_its_memory_is_a_logarithm_above_the_bound() -> None:
+    """Its cache, over the L log D bits that any copier needs, grows as n, which is log L."""
+    shares = []
+    for length in (2**6, 2**9, 2**12):
+        n = ngram_for_error(length, 0.01)
+        cache = ngram_copier(n, longest=length).state_bytes(2 * length + 2) / 4
+        shares.append(cache / bits_for_half(length, 26) / n)
+    assert max(shares) < 1.5 * min(shares)
 
 
 @pytest.mark.parametrize("n", [1, 3, 8])

@@ -71,16 +71,24 @@ def example_input(layer: AnyLayer, batch_size: int, length: int, dtype: torch.dt
     return x.to(dtype) if x.is_floating_point() else x
 
 
-def rounded_once(
+def change_by_rounding(
     case: Case,
     state: State | None,
-    run: Callable[[Case, Tensor, State | None], Tensor],
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor]:
-    """A result in float64 after one rounding of weights, input and state, and without it.
+    run: Callable[[Case, State | None], Tensor],
+    measure: Callable[[Tensor, Tensor], float],
+    dtype: torch.dtype,
+    *,
+    weights: bool,
+) -> float:
+    """The largest change of a result in float64 by one rounding of what it is made from.
 
-    ``run`` computes it from a case in float64, its input and the state; roundings to ``dtype`` are
-    drawn at random.
+    Args:
+        case: The layer and its input.
+        state: The state.
+        run: Gives the result of a case in float64 and its state.
+        measure: Compares the result with the exact one.
+        dtype: Precision whose roundings are drawn, three times.
+        weights: Whether weights are rounded, too, and not the input and the state alone.
     """
 
     def result(size: float) -> Tensor:
@@ -91,13 +99,14 @@ def rounded_once(
 
         layer = copy.deepcopy(case.layer).double()
         with torch.no_grad():
-            for parameter in layer.parameters():
+            for parameter in layer.parameters() if weights else ():
                 parameter.copy_(moved(parameter))
             own = None if state is None else pytree.tree_map(moved, state)
             x = moved(case.x)
-        return run(Case(layer, x, case.chunks, torch.float64), x, own)
+        return run(Case(layer, x, case.chunks, torch.float64), own)
 
-    return result(torch.finfo(dtype).eps), result(0.0)
+    exact = result(0.0)
+    return max(measure(result(torch.finfo(dtype).eps), exact) for _ in range(3))
 
 
 def relative(a: Tensor, b: Tensor) -> float:

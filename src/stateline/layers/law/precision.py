@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stateline.layers.base import LOW_PRECISION
-from stateline.layers.law.case import Case, relative, rounded_once
+from stateline.layers.law.case import Case, change_by_rounding, relative
 from stateline.layers.law.report import Finding
 from stateline.layers.state import accumulators
 
@@ -53,7 +53,9 @@ def precision(case: Case) -> Iterator[Finding]:
     error = max(measure(outputs["forward"], exact), measure(y_chunk, exact))
     limit = LOW_PRECISION_LIMIT
     if error > limit:
-        limit = max(limit, ROUNDINGS * _change_by_rounding(Case(full, x, case.chunks, case.dtype)))
+        rounded = Case(full, x, case.chunks, case.dtype)
+        change = change_by_rounding(rounded, None, _outputs, relative, torch.bfloat16, weights=True)
+        limit = max(limit, ROUNDINGS * change)
     yield Finding(
         "bfloat16 runs, accumulators float32",
         float("inf") if note else error,
@@ -62,15 +64,10 @@ def precision(case: Case) -> Iterator[Finding]:
     )
 
 
-def _change_by_rounding(case: Case) -> float:
-    """The largest change of the outputs by one rounding in bfloat16, of three draws."""
-
-    def outputs(case: Case, x: Tensor, _: Any) -> Tensor:
-        with torch.no_grad():
-            y: Tensor = case.layer(x)
-        return y
-
-    return max(relative(*rounded_once(case, None, outputs, torch.bfloat16)) for _ in range(3))
+def _outputs(case: Case, _: Any) -> Tensor:
+    with torch.no_grad():
+        y: Tensor = case.layer(case.x)
+    return y
 
 
 def _at_half_of_the_positions(found: Tensor, exact: Tensor) -> float:

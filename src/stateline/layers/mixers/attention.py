@@ -153,11 +153,11 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
         length = torch.zeros(batch_size, dtype=torch.int64, device=free.device)
         return AttentionState(free, free.clone(), length)
 
-    def begins_anew(self, x: Tensor) -> bool:
-        """Whether ``_forward`` takes documents: other kernels skip no scores between them."""
+    def begins_anew(self, x: Tensor, state: AttentionState | None = None) -> bool:
+        """Whether the kernel skips scores between documents; a cache keeps the last one alone."""
         plain = self.n_kv_heads == self.n_heads and not self.dropout.rate
         runs = plain and numba_runs(OP, x.device.type)
-        return runs or preferred("attention") == "flex"
+        return state is None and (runs or preferred("attention") == "flex")
 
     def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         positions, first = torch.arange(x.shape[1], device=x.device)[None], None

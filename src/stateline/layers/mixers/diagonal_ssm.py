@@ -98,8 +98,11 @@ class ChannelSSM(SequenceLayer[DiagonalSSMState]):
         y = self.operators.every(x, self.weights(), stride)
         return y + skipped(x[..., stride - 1 :: stride, :], self.skip)
 
-    def _forward_chunk(self, x: Tensor, state: DiagonalSSMState) -> tuple[Tensor, DiagonalSSMState]:
-        y, h = self.operators.response(x, self.weights(), state.h)
+    def _forward_chunk(
+        self, x: Tensor, state: DiagonalSSMState, starts: Documents | None = None
+    ) -> tuple[Tensor, DiagonalSSMState]:
+        packed = {} if starts is None else {"starts": starts.mask}
+        y, h = self.operators.response(x, self.weights(), state.h, **packed)
         return y + skipped(x, self.skip), DiagonalSSMState(h)
 
     def _step(self, x: Tensor, state: DiagonalSSMState) -> tuple[Tensor, DiagonalSSMState]:
@@ -123,8 +126,8 @@ class DiagonalRecurrence(ChannelSSM):
     def weights(self) -> DiagonalWeights:
         """Logarithm of the transition, input vector and output vector of the recurrence."""
 
-    def begins_anew(self, x: Tensor) -> bool:
-        """Whether ``_forward`` takes documents."""
+    def begins_anew(self, x: Tensor, state: DiagonalSSMState | None = None) -> bool:  # noqa: ARG002
+        """Whether the kernels take documents."""
         return numba_runs(OP, x.device.type)
 
     def _step_(self, x: Tensor, state: DiagonalSSMState) -> Tensor:

@@ -53,8 +53,8 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
         parameter = next(self.parameters())
         return FiniteFilterState(zeros(parameter, batch_size, self.filter_len - 1, self.d_model))
 
-    def begins_anew(self, x: Tensor) -> bool:
-        """Whether ``_forward`` takes documents: long filters are cut, for they convolve by FFT."""
+    def begins_anew(self, x: Tensor, state: FiniteFilterState | None = None) -> bool:  # noqa: ARG002
+        """Whether the kernels take documents: long filters convolve by FFT."""
         return self.filter_len <= MOST_TAPS and numba_runs(OP, x.device.type)
 
     def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:

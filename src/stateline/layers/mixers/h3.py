@@ -80,8 +80,8 @@ class H3(SequenceLayer[H3State]):
         h = products.unflatten(0, (batch_size, self.d_head, self.d_head))
         return H3State(self.shift.init_state(batch_size), DiagonalSSMState(h))
 
-    def begins_anew(self, x: Tensor) -> bool:
-        """Whether ``_forward`` takes documents."""
+    def begins_anew(self, x: Tensor, state: H3State | None = None) -> bool:  # noqa: ARG002
+        """Whether the kernels take documents."""
         return numba_runs(DIAGONAL, x.device.type)
 
     def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
@@ -89,9 +89,11 @@ class H3(SequenceLayer[H3State]):
         y, _ = h3_core(q, k, v, self.weights(), starts=mask_of(starts))
         return from_adjacent(self.out_proj, y)
 
-    def _forward_chunk(self, x: Tensor, state: H3State) -> tuple[Tensor, H3State]:
+    def _forward_chunk(
+        self, x: Tensor, state: H3State, starts: Documents | None = None
+    ) -> tuple[Tensor, H3State]:
         q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)
-        y, (past, h) = h3_core(q, k, v, self.weights(), _inner(state))
+        y, (past, h) = h3_core(q, k, v, self.weights(), _inner(state), starts=mask_of(starts))
         after = H3State(FiniteFilterState(past), DiagonalSSMState(h))
         return from_adjacent(self.out_proj, y), after
 

@@ -90,8 +90,9 @@ def diagonal_ssm(
     Args:
         u: Input signal.
         weights: Weights.
-        starts: True where a document begins, to which earlier inputs are zeros. Only the numba
-            kernels are faster with it than with documents that are cut out.
+        starts: True where a document begins, to which earlier inputs are zeros; a state continues
+            the document that a row begins with, unless another begins there. Only the numba kernels
+            are faster with it than with documents that are cut out.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input: ``None`` if no

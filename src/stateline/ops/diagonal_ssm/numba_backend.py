@@ -1,6 +1,6 @@
 """Diagonal state space model by its recurrence, in kernels compiled by numba for the CPU."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,8 +44,6 @@ Array = NDArray[Any]
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    if function == "diagonal_ssm" and len(inputs) > 3 and inputs[2] is not None:
-        return "documents begin anew from the zero state alone"
     return launch.can_run(function, *inputs)
 
 
@@ -57,6 +55,7 @@ def diagonal_ssm(
     readouts = len(c) // channels
     if (
         state is not None
+        and starts is None
         and u.shape[-2] == 1
         and not can_use("diagonal_ssm_step", u, *weights, state)
     ):
@@ -100,6 +99,43 @@ def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
     return step
 
 
+class _Ends(NamedTuple):
+    """Of packed rows, the documents with which each begins and ends.
+
+    Attributes:
+        documents: Number of all documents.
+        first: Numbers of those that rows begin with.
+        last: Numbers of those that rows end with.
+        goes_on: Whether a state continues the first one (row, 1).
+    """
+
+    documents: int
+    first: Array
+    last: Array
+    goes_on: Array
+
+    def spread(self, rows: Array, places: Array) -> Array:
+        """States of rows at these documents, and zeros at all others."""
+        states = np.zeros((self.documents, rows.size // len(places)), rows.dtype)
+        states[places] = rows.reshape(len(places), -1)
+        return states
+
+    def entering(self, state: Array) -> Array:
+        """States before all documents."""
+        states = self.spread(state, self.first)
+        states[self.first] *= self.goes_on
+        return states.reshape(-1)
+
+
+def _ends(borders: Array, starts: Tensor | None) -> _Ends | None:
+    if starts is None or not starts.numel():
+        return None
+    rows = starts.shape[:-1].numel()
+    first = np.searchsorted(borders, np.arange(rows) * starts.shape[-1])
+    last = np.append(first[1:], len(borders) - 1) - 1
+    return _Ends(len(borders) - 1, first, last, ~starts[..., :1].reshape(rows, 1).numpy())
+
+
 class _Call:
     """A call in the layout of the kernels: coefficients, signal, states, and borders of rows.
 
@@ -119,7 +155,10 @@ class _Call:
         self.packed = np.empty(self.size * PLANES, self.b.dtype)
         pack(self.packed, self.a, self.b, self.c, *self.sizes, self.fold)
         self.signal, self.borders = flat(u, self.dtype), borders_of(u.shape[:-1], starts)
+        self.ends = None if state is None else _ends(self.borders, starts)
         self.state = None if state is None else flat(state, self.dtype)
+        if self.ends and self.state is not None:
+            self.state = self.ends.entering(self.state)
         self.rows, self.work = len(self.borders) - 1, self.signal.size * modes
 
     def unpack(self, gradients: Array) -> tuple[Array, ...]:
@@ -136,11 +175,15 @@ def _forward(
     """Outputs, and the state after them; an empty tensor if no state is given."""
     call = _Call(u, weights, state, starts)
     y = torch.empty(u.shape, dtype=call.dtype)
-    after = torch.empty(0 if state is None else state.shape, dtype=call.dtype)
-    states = call.state, None if state is None else flat(after, call.dtype)
-    arguments = call.signal, flat(y, call.dtype), call.packed, *states, call.borders, *call.sizes
+    after = None if call.state is None else np.empty_like(call.state)
+    states = call.packed, call.state, after
+    arguments = call.signal, flat(y, call.dtype), *states, call.borders, *call.sizes
     fan_out(forward, arguments, call.rows * call.blocks, call.work * FORWARD)
-    return y.to(u.dtype), after if state is None else after.to(state.dtype)
+    if state is None or after is None:
+        return y.to(u.dtype), y.new_empty(0)
+    if call.ends:
+        after = after.reshape(call.ends.documents, -1)[call.ends.last]
+    return y.to(u.dtype), torch.from_numpy(after).view(state.shape).to(state.dtype)
 
 
 def _backward(
@@ -157,10 +200,14 @@ def _backward(
     end = before = None
     if call.state is not None:
         end, before = flat(grad_after, call.dtype), np.empty_like(call.state)
+        if call.ends:
+            end = call.ends.spread(end, call.ends.last).reshape(-1)
     signals = flat(grad, call.dtype), end, call.signal, du
     places = call.rows, call.borders, np.diff(call.borders).max(initial=0)
     arguments = (*signals, call.packed, call.state, before, packed, *places, *call.sizes, pieces)
     fan_out(backward, arguments, pieces * call.blocks, call.work * BACKWARD)
+    if before is not None and call.ends:
+        before = before.reshape(call.ends.documents, -1)[call.ends.first] * call.ends.goes_on
     return du, call.unpack(packed), before
 
 

@@ -1,6 +1,6 @@
 """Finding the sequences of a data set, their targets and their split in the user's files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from stateline.tasks.signals.tables import (
 PARTS = ("train", "valid", "test")
 TABLES = ("labels.csv", "labels.parquet")
 MAX_FILES = 1_000_000
+ARRAY = "it must have an array"
 
 
 class Example(NamedTuple):
@@ -53,49 +54,33 @@ class Wanted(NamedTuple):
 
 
 def read_examples(path: Path, wanted: Wanted) -> list[Example]:
-    """Read a data set, in whichever layout it has.
-
-    Raises:
-        OSError: If something cannot be read.
-        ValueError: If something is missing or malformed; the message names the file.
-    """
+    """Read a data set, in whichever layout it has; a ValueError names the file that has none."""
     if path.is_file():
         return list(_table_of_rows(path, wanted, ""))
     parts = {part: path / part for part in PARTS if (path / part).is_dir()}
-    files = {part: _file_of_part(path, part) for part in PARTS}
+    named = ((part, path / f"{part}{suffix}") for part in PARTS for suffix in reversed(SUFFIXES))
+    files = {part: file for part, file in named if file.is_file()}
     if parts:
         return [e for part, folder in parts.items() for e in _folder(folder, wanted, part)]
-    if any(files.values()):
-        return [
-            example
-            for part, file in files.items()
-            if file is not None
-            for example in _located(file, _table_of_rows(file, wanted, part))
-        ]
-    return _folder(path, wanted, "")
+    if not files:
+        return _folder(path, wanted, "")
+    return [
+        example
+        for part, file in files.items()
+        for example in _located(file, _table_of_rows(file, wanted, part))
+    ]
 
 
 def split_examples(
     examples: Sequence[Example], scored: str, share: float
 ) -> tuple[list[Example], list[Example]]:
-    """Examples to train on, and examples to score.
-
-    Args:
-        examples: All of them: either each names its part, or none does.
-        scored: The part to score: ``"valid"`` or ``"test"``.
-        share: Share that is held out if no example names its part.
-    """
+    """Examples to train on, and those of the ``scored`` part, or a share if none names its part."""
     if any(example.part for example in examples):
         training = [example for example in examples if example.part == "train"]
         return training, [example for example in examples if example.part == scored]
     chosen = set(held_out_by_hash([example.name for example in examples], share))
     training = [e for number, e in enumerate(examples) if number not in chosen]
     return training, [examples[number] for number in sorted(chosen)]
-
-
-def _file_of_part(folder: Path, part: str) -> Path | None:
-    files = (folder / f"{part}{suffix}" for suffix in SUFFIXES)
-    return next((file for file in files if file.is_file()), None)
 
 
 def _folder(folder: Path, wanted: Wanted, part: str) -> list[Example]:
@@ -125,7 +110,7 @@ def _located(path: Path, examples: Iterator[Example]) -> list[Example]:
 def _labelled_files(folder: Path, table: Path, wanted: Wanted, part: str) -> Iterator[Example]:
     columns = read_columns(table)
     for name in ("file", *wanted.target):
-        _column(columns, name, table.name)
+        _part(columns, name, f"{table.name} must have a column")
     parts = columns.get("split", [part] * len(columns["file"]))
     for row, (name, own) in enumerate(zip(columns["file"], parts, strict=True)):
         label = _target_of_row(columns, wanted.target, row)
@@ -165,35 +150,29 @@ def _arrays(path: Path, wanted: Wanted, with_target: bool) -> tuple[np.ndarray, 
     with_target = with_target and wanted.target != ("next",)
     if path.suffix in (".npy", ".npz"):
         arrays = read_arrays(path)
-        x = check_finite(_array(arrays, "x"), "x")
-        return x, _array(arrays, "y") if with_target else None
+        x = check_finite(_part(arrays, "x", ARRAY), "x")
+        return x, _part(arrays, "y", ARRAY) if with_target else None
     columns = read_columns(path)
     targets = wanted.target if with_target else ()
     x = np.stack([to_numbers(columns[c], c) for c in _inputs(columns, wanted, targets)], axis=1)
     if not targets:
         return x, None
-    return x, np.stack([np.array(_column(columns, name, "it")) for name in targets], axis=1)
+    return x, np.stack([np.array(_part(columns, name)) for name in targets], axis=1)
 
 
 def _inputs(columns: Columns, wanted: Wanted, targets: Sequence[str]) -> list[str]:
     names = list(wanted.columns) or [n for n in columns if n not in (*targets, "split")]
     for name in names:
-        _column(columns, name, "it")
+        _part(columns, name)
     if not names:
         raise ValueError("it must have at least one column of inputs")
     return names
 
 
-def _column(columns: Columns, name: str, owner: str) -> Sequence[Any]:
-    if name not in columns:
-        raise ValueError(f"{owner} must have a column {name!r}, got {', '.join(columns) or 'none'}")
-    return columns[name]
-
-
-def _array(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
-    if name not in arrays:
-        raise ValueError(f"it must have an array {name!r}, got {', '.join(arrays) or 'none'}")
-    return arrays[name]
+def _part(parts: Mapping[str, Any], name: str, wanted: str = "it must have a column") -> Any:
+    if name not in parts:
+        raise ValueError(f"{wanted} {name!r}, got {', '.join(parts) or 'none'}")
+    return parts[name]
 
 
 def _table_of_rows(path: Path, wanted: Wanted, part: str) -> Iterator[Example]:
@@ -208,12 +187,12 @@ def _table_of_rows(path: Path, wanted: Wanted, part: str) -> Iterator[Example]:
 
 def _rows_of_arrays(path: Path, wanted: Wanted, part: str) -> Iterator[Example]:
     arrays = read_arrays(path)
-    x = check_finite(_array(arrays, "x"), "x")
+    x = check_finite(_part(arrays, "x", ARRAY), "x")
     x = x[:, :, None] if x.ndim == 2 else x
     following = wanted.target == ("next",)
     if x.ndim != 3 or not x.size or (following and x.shape[1] < 2):
         raise ValueError(f"x must be (rows, length, channels) or (rows, length), got {x.shape}")
-    y = x[:, 1:] if following else _array(arrays, "y")
+    y = x[:, 1:] if following else _part(arrays, "y", ARRAY)
     x = x[:, :-1] if following else x
     parts = arrays.get("split", np.full(len(x), part))
     if not y.ndim or not parts.ndim or not len(x) == len(y) == len(parts):
@@ -228,7 +207,7 @@ def _rows_of_columns(path: Path, wanted: Wanted, part: str) -> Iterator[Example]
     following = wanted.target == ("next",)
     targets = () if following else wanted.target
     for name in targets:
-        _column(columns, name, "it")
+        _part(columns, name)
     names = _inputs(columns, wanted, targets)
     parts = columns.get("split", [part] * len(columns[names[0]]))
     for row, own in enumerate(parts):

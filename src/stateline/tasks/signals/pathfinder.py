@@ -1,27 +1,24 @@
 """Pathfinder: do two dots in an image lie on one dashed path?"""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import UInt8
 
 from stateline.errors import InputError
-from stateline.tasks.base import generator
-from stateline.tasks.classification import ClassificationTask, HeldOut, Rows, in_frames
+from stateline.tasks.base import generator, train_settings
+from stateline.tasks.objective import Classes, Objective
+from stateline.tasks.rows import Rows, RowsTask, in_frames
 
 LARGEST = 1 << 24
 """Pixels that an image may have."""
 
-_LAYOUT = (
-    "Pathfinder as the Long Range Arena has it (a folder with metadata/0.npy ..., lines of text, "
-    "and the PNG images that these name, such as pathfinder32/curv_contour_length_14)"
-)
 _PARTS = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}
 
 
-class Pathfinder(ClassificationTask):
+@dataclass(eq=False, kw_only=True)
+class Pathfinder(RowsTask):
     """Read the pixels of an image row by row, and say whether a path joins its two dots.
 
     Images of 32 x 32 pixels are Pathfinder, images of 128 x 128 are Path-X. In a line of the
@@ -30,17 +27,12 @@ class Pathfinder(ClassificationTask):
 
     As in the Long Range Arena, 80 % of the images are trained on, and 10 % each are for validation
     and test. The files do not say which: here a random order, the same for all seeds, divides them,
-    so the parts differ from other code's.
+    so the parts differ from other code's. The path is the folder of one level of difficulty; the
+    Arena uses ``curv_contour_length_14``.
 
     Args:
-        seed: Fixes the order.
-        path: Folder of one level of difficulty; the Arena uses ``curv_contour_length_14``.
         frame: Pixels per position.
-        batch_size: Images in a training batch.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
-
-    Raises:
-        InputError: If there are no images at ``path``, or one cannot be read.
+        **options: See :class:`~stateline.tasks.RowsTask`.
 
     References:
         Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent
@@ -48,25 +40,22 @@ class Pathfinder(ClassificationTask):
     """
 
     name = "pathfinder"
-    layout = _LAYOUT
+    layout = (
+        "Pathfinder as the Long Range Arena has it (a folder with metadata/0.npy ..., lines of "
+        "text, and the PNG images that these name, such as pathfinder32/curv_contour_length_14)"
+    )
     title = "Pathfinder"
     about = (
         "Half of the images are connected, so 50 % is chance, and most models stay there for a "
         "long time before they learn anything."
     )
-    training: ClassVar[Mapping[str, float | str]] = {**ClassificationTask.training, "lr": 1e-3}
+    training = train_settings(RowsTask, lr=1e-3)
+    batch_size: int = 32
+    frame: int = 1
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        path: str = "",
-        frame: int = 1,
-        batch_size: int = 32,
-        held_out: HeldOut = "test",
-    ) -> None:
-        folder = self.find(path)
-        named = self.read(folder, _read_metadata)
+    def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
+        """Read the images of two parts."""
+        named = self.read(path, _read_metadata)
         order = generator(0, "pathfinder").permutation(len(named))
 
         def part(name: str) -> Rows:
@@ -75,9 +64,8 @@ class Pathfinder(ClassificationTask):
             images = [self.read(file, read_grey).ravel() for file, _ in chosen]
             return Rows(images, [label for _, label in chosen])
 
-        whole, scored = in_frames(part("train"), part(held_out), frame)
-        classes = ["apart", "connected"]
-        super().__init__(seed, batch_size, training=whole, held_out=scored, classes=classes)
+        parts = in_frames(part("train"), part(self.held_out), self.frame)
+        return *parts, Classes(["apart", "connected"])
 
 
 def _read_metadata(folder: Path) -> list[tuple[Path, int]]:
@@ -91,13 +79,7 @@ def _read_metadata(folder: Path) -> list[tuple[Path, int]]:
 
 
 def read_grey(path: Path) -> UInt8[np.ndarray, "rows columns"]:
-    """The pixels of a PNG image in grey.
-
-    Raises:
-        OSError: If it cannot be read, is another image, or is damaged.
-        ValueError: If it is too large or has colours.
-        InputError: If Pillow is not installed.
-    """
+    """The pixels of a PNG image in grey; anything else is refused."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -2,29 +2,25 @@
 
 import gzip
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
 
 from stateline.tasks.base import generator
-from stateline.tasks.classification import ClassificationTask, HeldOut, Rows, in_frames
+from stateline.tasks.objective import Classes, Objective
+from stateline.tasks.rows import Rows, RowsTask, in_frames
 from stateline.tasks.signals.tables import check_size
 
-_LAYOUT = (
-    "images in grey: a folder with MNIST (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, "
-    "t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz; or the last two alone) or CIFAR-10 "
-    "(train_gray.bin, valid_gray.bin, test_gray.bin: a byte for the class, then the pixels)"
-)
 _CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 _CIFAR_PIXELS = 32 * 32
 _CLASSES = 10
 _NAMES = ("train", "valid", "test")
 
-Splits = dict[str, Rows]
 
-
-class SequentialImage(ClassificationTask):
+@dataclass(eq=False, kw_only=True)
+class SequentialImage(RowsTask):
     """Classify a grey-scale image, reading its pixels row by row.
 
     MNIST has a test part; the last twelfth of its training images is the validation part. If there
@@ -32,15 +28,9 @@ class SequentialImage(ClassificationTask):
     be compared with published ones. CIFAR-10 is split as its files are.
 
     Args:
-        seed: Fixes the order of the images.
-        path: Folder of the images.
         permuted: Whether the pixels are read in a random order, which is the same for all seeds.
         frame: Pixels per position.
-        batch_size: Images in a training batch.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
-
-    Raises:
-        InputError: If there are no images at ``path``, or they are damaged.
+        **options: See :class:`~stateline.tasks.RowsTask`.
 
     References:
         Le et al., "A Simple Way to Initialize Recurrent Networks of Rectified Linear Units", 2015;
@@ -48,39 +38,38 @@ class SequentialImage(ClassificationTask):
     """
 
     name = "sequential_image"
-    layout = _LAYOUT
+    layout = (
+        "images in grey: a folder with MNIST (train-images-idx3-ubyte.gz, "
+        "train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz; or the "
+        "last two alone) or CIFAR-10 (train_gray.bin, valid_gray.bin, test_gray.bin: a byte for "
+        "the class, then the pixels)"
+    )
     title = "Sequential images"
     about = (
         "Neighbouring pixels are an image's width apart, or at any distance if the pixels are "
         "permuted. Scores compare only between runs on the same images."
     )
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        path: str = "",
-        permuted: bool = False,
-        frame: int = 1,
-        batch_size: int = 32,
-        held_out: HeldOut = "test",
-    ) -> None:
-        folder = self.find(path)
-        splits: Splits = self.read(folder, _read_images)
-        training, scored = splits["train"], splits[held_out]
-        if permuted:
+    batch_size: int = 32
+    permuted: bool = False
+    frame: int = 1
+
+    def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
+        """Read the images of two parts."""
+        parts: dict[str, Rows] = self.read(path, _read_images)
+        training, scored = parts["train"], parts[self.held_out]
+        if self.permuted:
             order = generator(0, "pixels").permutation(len(training.inputs[0]))
             training, scored = (
                 Rows([image[order] for image in rows.inputs], rows.labels)
                 for rows in (training, scored)
             )
-        whole, scored = in_frames(training, scored, frame)
-        cifar = (folder / "train_gray.bin").exists()
-        classes = _CIFAR if cifar else [str(digit) for digit in range(_CLASSES)]
-        super().__init__(seed, batch_size, training=whole, held_out=scored, classes=classes)
+        cifar = (path / "train_gray.bin").exists()
+        classes = Classes(_CIFAR if cifar else "0123456789")
+        return *in_frames(training, scored, self.frame), classes
 
 
-def _read_images(folder: Path) -> Splits:
+def _read_images(folder: Path) -> dict[str, Rows]:
     if (folder / "train_gray.bin").exists():
         return {name: _read_records(folder / f"{name}_gray.bin") for name in _NAMES}
     if not (folder / "t10k-images-idx3-ubyte.gz").exists():

@@ -1,6 +1,7 @@
 """Signals: predict classes or values for sequences in the user's files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,19 +9,8 @@ import numpy as np
 from stateline.errors import InputError
 from stateline.tasks.objective import Classes, Loss, Objective, Values
 from stateline.tasks.rows import HeldOut, Rows, RowsTask
-from stateline.tasks.signals.layout import (
-    PARTS,
-    Example,
-    Wanted,
-    read_examples,
-    split_examples,
-)
+from stateline.tasks.signals.layout import PARTS, Example, Wanted, read_examples, split_examples
 from stateline.tasks.signals.tables import check_finite
-
-_LAYOUT = (
-    "sequences in .npy, .npz, .csv or .parquet files: one file with a sequence per row, or a "
-    "folder with a file per sequence and a table labels.csv, or with a folder per class"
-)
 
 
 class Signals(RowsTask):
@@ -41,28 +31,24 @@ class Signals(RowsTask):
     the split. Without these, a share is held out by the hash of the names.
 
     Args:
-        seed: Fixes the order.
-        path: File or folder.
         target: Name of the column with the target, ``"a,b"`` for several, or ``next``.
         loss: ``cross_entropy`` for classes, ``l1`` or ``l2`` for values.
         columns: Names of the columns with inputs, as ``"a,b"``; by default all others.
         normalise: Whether inputs, and target values, are normalised by the mean and standard
             deviation of each channel in the training rows. Scores are in the original unit.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
         share: Share of the sequences to hold out if the data have no split.
-        batch_size: Sequences in a training batch.
-
-    Raises:
-        InputError: If the data at ``path`` are missing, damaged or not arranged like this.
+        **options: See :class:`~stateline.tasks.RowsTask`.
     """
 
     name = "signals"
-    layout = _LAYOUT
+    layout = (
+        "sequences in .npy, .npz, .csv or .parquet files: one file with a sequence per row, or a "
+        "folder with a file per sequence and a table labels.csv, or with a folder per class"
+    )
     title = "Signals"
     about = (
         "Files of your own. Scores compare only between runs on the same files and the same split."
     )
-    metric = "accuracy"
 
     def __init__(  # noqa: PLR0913
         self,
@@ -79,33 +65,24 @@ class Signals(RowsTask):
     ) -> None:
         if not 0 < share < 1:
             raise InputError(f"share must be above 0 and below 1, got {share}")
-        wanted = Wanted(_names(target), _names(columns))
-        if not wanted.target:
+        self.wanted, self.loss_name = Wanted(_names(target), _names(columns)), loss
+        if not self.wanted.target:
             raise InputError("target must name a column, or be next, got nothing")
-        self.forecasts = wanted.target == ("next",)
-        found = self.find(path)
-        examples = self.read(found, lambda place: _checked(read_examples(place, wanted)))
-        training, scored = split_examples(examples, held_out, share)
-        objective, labels = self.read(
-            found, lambda _: _objective(training, [*training, *scored], loss, normalise)
-        )
-        inputs = _inputs(training, [*training, *scored], normalise)
-        count = len(training)
-        super().__init__(
-            seed,
-            batch_size,
-            training=Rows(inputs[:count], labels[:count]),
-            held_out=Rows(inputs[count:], labels[count:]),
-            objective=objective,
-        )
+        self.forecasts = self.wanted.target == ("next",)
+        self.normalise, self.share = normalise, share
+        super().__init__(seed, path=path, batch_size=batch_size, held_out=held_out)
 
-    def describe(self) -> Mapping[str, object]:
-        """Sizes, classes or number of values, and the hash of all rows."""
-        objective = self.objective
-        if isinstance(objective, Values):
-            return {**super().describe(), "values": len(objective.mean)}
-        assert isinstance(objective, Classes)
-        return {**super().describe(), "classes": objective.names}
+    def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
+        """Read all sequences, and keep those of two parts."""
+        examples = self.read(path, lambda place: _checked(read_examples(place, self.wanted)))
+        training, scored = split_examples(examples, self.held_out, self.share)
+        both = [*training, *scored]
+        objective, labels = self.read(
+            path, lambda _: _objective(training, both, self.loss_name, self.normalise)
+        )
+        inputs, count = _inputs(training, both, self.normalise), len(training)
+        training_rows = Rows(inputs[:count], labels[:count])
+        return training_rows, Rows(inputs[count:], labels[count:]), objective
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,62 +1,56 @@
 """Spoken digits: classify digits from their sound."""
 
 import re
+from dataclasses import dataclass
+from pathlib import Path
 
-from stateline.tasks.classification import ClassificationTask, HeldOut, Rows, in_frames
+from stateline.tasks.objective import Classes, Objective
+from stateline.tasks.rows import Rows, RowsTask, in_frames
 from stateline.tasks.signals.waves import read_wave
 
-_LAYOUT = "the recordings of the Free Spoken Digit Dataset (a folder of DIGIT_SPEAKER_NUMBER.wav)"
 _NAME = re.compile(r"(\d)_([^_]+)_(\d+)\.wav\Z")
 
 
-class SpokenDigits(ClassificationTask):
+@dataclass(eq=False, kw_only=True)
+class SpokenDigits(RowsTask):
     """Predict the spoken digit from raw sound at 8 kHz.
 
     The Free Spoken Digit Dataset defines the split: recordings 0 to 4 of each speaker and digit
     are the test part, all others are for training. With ``held_out=valid``, for choosing settings,
-    recordings 5 to 9 are scored instead. The same speakers are in all parts.
+    recordings 5 to 9 are scored instead. The same speakers are in all parts. The path is the folder
+    of the recordings, or the one that has them in ``recordings``.
 
     Args:
-        seed: Fixes the order.
-        path: Folder of the recordings, or the one that has them in ``recordings``.
         frame: Samples per position; 8 are a millisecond.
-        batch_size: Recordings in a training batch.
-        held_out: ``test`` or ``valid``.
-
-    Raises:
-        InputError: If there are no recordings at ``path``, or one cannot be read.
+        **options: See :class:`~stateline.tasks.RowsTask`.
     """
 
     name = "spoken_digits"
-    layout = _LAYOUT
+    layout = (
+        "the recordings of the Free Spoken Digit Dataset (a folder of DIGIT_SPEAKER_NUMBER.wav)"
+    )
     title = "Spoken digits"
     about = (
         "Ten digits by few speakers, the same in training and test: shows whether a layer finds "
         "patterns in raw sound, not whether it generalises to other speakers."
     )
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        path: str = "",
-        frame: int = 8,
-        batch_size: int = 32,
-        held_out: HeldOut = "test",
-    ) -> None:
-        folder = self.find(path)
-        folder = folder / "recordings" if (folder / "recordings").is_dir() else folder
-        splits: dict[str, Rows] = {name: Rows([], []) for name in ("train", "valid", "test")}
-        for file in sorted(folder.glob("*.wav")):
+    batch_size: int = 32
+    frame: int = 8
+
+    def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
+        """Read all recordings."""
+        inside = path / "recordings"
+        parts: dict[str, Rows] = {name: Rows([], []) for name in ("train", "valid", "test")}
+        for file in sorted((inside if inside.is_dir() else path).glob("*.wav")):
             if name := _NAME.match(file.name):
                 number = int(name[3])
-                split = "test" if number < 5 else "valid" if number < 10 else "train"
-                splits[split].inputs.append(self.read(file, read_wave))
-                splits[split].labels.append(int(name[1]))
-        training = splits["train"]
-        if held_out == "test":
-            more = splits["valid"]
+                part = "test" if number < 5 else "valid" if number < 10 else "train"
+                parts[part].inputs.append(self.read(file, read_wave))
+                parts[part].labels.append(int(name[1]))
+        training = parts["train"]
+        if self.held_out == "test":
+            more = parts["valid"]
             training = Rows(training.inputs + more.inputs, training.labels + more.labels)
-        whole, scored = in_frames(training, splits[held_out], frame)
-        digits = [str(digit) for digit in range(10)]
-        super().__init__(seed, batch_size, training=whole, held_out=scored, classes=digits)
+        parts_in_frames = in_frames(training, parts[self.held_out], self.frame)
+        return *parts_in_frames, Classes("0123456789")

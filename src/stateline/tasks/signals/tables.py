@@ -1,4 +1,7 @@
-"""Reading numbers from files: NumPy arrays, CSV and Parquet."""
+"""Reading numbers from files: NumPy arrays, CSV and Parquet.
+
+Files that cannot be read raise OSError; damaged, too large or malformed ones raise ValueError.
+"""
 
 import csv
 import zipfile
@@ -26,12 +29,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a NumPy file by name; the array of a ``.npy`` file has the name ``x``.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is damaged, too large, or holds Python objects.
-    """
+    """The arrays of a NumPy file by name; the array of a ``.npy`` file has the name ``x``."""
     check_size(path.stat().st_size)
     if path.suffix == ".npy":
         return {"x": _numbers(np.load(path, mmap_mode="r", allow_pickle=False))}
@@ -45,15 +43,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_columns(path: Path) -> Columns:
-    """The columns of a CSV file with a header, or of a Parquet file, by name.
-
-    Values of a CSV file are text.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is damaged or too large, or has rows of different lengths.
-        InputError: If it is a Parquet file and pyarrow is not installed.
-    """
+    """The columns of a CSV file with a header (texts), or of a Parquet file, by name."""
     check_size(path.stat().st_size)
     return _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
 
@@ -81,7 +71,8 @@ def _read_parquet(path: Path) -> Columns:
         ) from error
     try:
         with parquet.ParquetFile(path) as file:
-            check_size(sum(map(_least_bytes, _chunks(file.metadata))))
+            chunks = _chunks(file.metadata)
+            check_size(sum(max(c.total_uncompressed_size, c.num_values * _VALUE) for c in chunks))
             names, n_bytes = file.schema_arrow.names, 0
             _check_names(names)
             columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -111,16 +102,8 @@ def _decoded(column: Any) -> Any:
     return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
 
 
-def _least_bytes(chunk: Any) -> int:
-    return max(chunk.total_uncompressed_size, chunk.num_values * _VALUE)
-
-
 def to_numbers(values: Sequence[Any], name: str) -> np.ndarray:
-    """A column as float32.
-
-    Raises:
-        ValueError: If a value is missing, not a number, or not finite.
-    """
+    """A column as float32, whose values must be finite numbers."""
     numbers = np.empty(len(values), np.float32)
     for row, value in enumerate(values, start=1):
         try:
@@ -131,11 +114,7 @@ def to_numbers(values: Sequence[Any], name: str) -> np.ndarray:
 
 
 def check_finite(numbers: np.ndarray, what: str) -> np.ndarray:
-    """The numbers as float32.
-
-    Raises:
-        ValueError: If they are not numbers, or one is not finite in float32.
-    """
+    """The numbers as float32, in which they must be finite."""
     with np.errstate(over="ignore"):
         values = _numbers(numbers).astype(np.float32)
     if not np.isfinite(values).all():
@@ -151,11 +130,7 @@ def _numbers(array: np.ndarray) -> np.ndarray:
 
 
 def check_size(n_bytes: int) -> None:
-    """Check a size that a file declares, before it is read.
-
-    Raises:
-        ValueError: If it is more than a quarter of the memory of this machine.
-    """
+    """Refuse a size that a file declares, before it is read, above a quarter of this memory."""
     if n_bytes > MAX_BYTES:
         raise ValueError(
             f"unpacked it would take {n_bytes:,} bytes, and may take {MAX_BYTES:,}, a quarter of "

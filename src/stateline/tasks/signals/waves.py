@@ -7,11 +7,7 @@ import numpy as np
 
 
 def read_wave(path: Path) -> np.ndarray:
-    """Samples of a wave file (one channel, 16 bits), as fractions of full scale.
-
-    Raises:
-        ValueError: If the file is something else, or has no samples.
-    """
+    """Samples of a wave file (one channel, 16 bits), as fractions of full scale."""
     try:
         with wave.open(str(path)) as file:
             if (file.getnchannels(), file.getsampwidth()) != (1, 2):

@@ -1,6 +1,7 @@
 """Algorithm: run a program and predict what it prints."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ _END = "END"
 Item = TypeVar("Item")
 
 
+@dataclass(eq=False, kw_only=True)
 class Algorithm(StreamTask):
     """Track the variables of a program, and predict what each ``print`` prints.
 
@@ -44,16 +46,9 @@ class Algorithm(StreamTask):
     The id of a word is its index in :attr:`words`. The values come last; labels are values.
 
     Args:
-        seed: Fixes every batch.
         variables: Number of variables, 1 to 5; the paper's are 3 and 5.
         statements: Statements in a program.
-        length: Tokens in a training row.
-        batch_size: Rows in a training batch.
-        reset: With carried state, begin each program from an empty state at the start of a segment.
-        episodes: Different programs in training; by default new ones without end.
-
-    Raises:
-        InputError: If a size is out of range.
+        **options: See :class:`~stateline.tasks.StreamTask`; a program is an episode.
 
     Example:
         >>> task = Algorithm(statements=4)
@@ -75,30 +70,22 @@ class Algorithm(StreamTask):
         "set to, but not the later changes, still gets some labels right."
     )
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        variables: int = 3,
-        statements: int = 100,
-        length: int = 128,
-        batch_size: int = 32,
-        reset: bool = False,
-        episodes: int | None = None,
-    ) -> None:
-        if not 1 <= variables <= len(_NAMES):
-            raise InputError(f"variables must be from 1 to {len(_NAMES)}, got {variables=}")
-        at_least(2, statements=statements)
-        at_least(8, length=length)
-        at_least(1, batch_size=batch_size, episodes=episodes)
-        self.seed, self.batch_size, self.reset, self.episodes = seed, batch_size, reset, episodes
-        self.names, self.statements = _NAMES[:variables], statements
+    shortest = 8
+    variables: int = 3
+    statements: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.variables <= len(_NAMES):
+            raise InputError(
+                f"variables must be from 1 to {len(_NAMES)}, got variables={self.variables}"
+            )
+        at_least(2, statements=self.statements)
+        self.names, self.least_row = _NAMES[: self.variables], self.statements
         values = (str(value + 1) for value in range(LARGEST))
         self.words = (*_OPERATIONS, ":", ";", "<", ">", _END, *self.names, *values)
         self._ids = {word: number for number, word in enumerate(self.words)}
         self.vocab_size = len(self.words)
-        self.train_length, self.least_row = length, statements
-        self.eval_lengths = (length, 2 * length, 4 * length)
 
     def episode(self, rng: np.random.Generator) -> Episode:
         """Draw a program."""

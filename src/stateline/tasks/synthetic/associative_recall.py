@@ -1,5 +1,7 @@
 """Associative recall: give the value that was paired with a key."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -15,6 +17,7 @@ DOT = 0
 """The answer for an absent key."""
 
 
+@dataclass(eq=False, kw_only=True)
 class AssociativeRecall(ExampleTask):
     """Read pairs of a key and a value, then give the value of one of the keys.
 
@@ -32,23 +35,11 @@ class AssociativeRecall(ExampleTask):
     Of the V token ids, 0 is ".", the next ``V/2 - 1`` are key tokens, the ``V/2 - 1`` after them
     are value tokens, and ``V - 1`` is "=>".
 
-    Every position is a training target, as in the official code. Most targets are random, so the
-    loss stays far above zero; a causal model cannot predict all of them.
-
     Args:
-        seed: Fixes every batch.
         vocab_size: V, even. The default, 4 keys and 4 values, is the setting of the paper.
-        length: Tokens in the pairs of a training example.
         key_length: Tokens in a key.
-        batch_size: Examples in a training batch.
-        examples: Number of training examples, reshuffled for every epoch; by default new ones are
-            drawn for every batch.
-        drop_last: Whether each epoch leaves out the examples that do not fill a batch. Official
-            code trains on them, too, in a smaller batch.
         allow_dot: Whether the last key may be absent from the pairs.
-
-    Raises:
-        InputError: If the sizes leave no key, no value or no pair, or make too many keys.
+        **options: See :class:`~stateline.tasks.ExampleTask`.
 
     Example:
         >>> prompts, answers = AssociativeRecall().problems(length=8, index=0)
@@ -68,36 +59,29 @@ class AssociativeRecall(ExampleTask):
     )
     solved_at = 0.97
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        vocab_size: int = 10,
-        length: int = 20,
-        key_length: int = 1,
-        batch_size: int = 64,
-        examples: int | None = None,
-        drop_last: bool = True,
-        allow_dot: bool = False,
-    ) -> None:
-        if vocab_size < 4 or vocab_size % 2:
+    vocab_size: int = 10
+    length: int = 20
+    key_length: int = 1
+    allow_dot: bool = False
+
+    def __post_init__(self) -> None:
+        size, key_length = self.vocab_size, self.key_length
+        if size < 4 or size % 2:
             raise InputError(
                 "vocab_size must be even and at least 4, for two special tokens and as many key "
-                f"as value tokens, got vocab_size={vocab_size}"
+                f"as value tokens, got vocab_size={size}"
             )
-        at_least(1, key_length=key_length, batch_size=batch_size)
-        self.seed, self.vocab_size = seed, vocab_size
-        self.key_length, self.allow_dot = key_length, allow_dot
-        self.n_key_tokens = vocab_size // 2 - 1
+        at_least(1, key_length=key_length)
+        self.n_key_tokens = size // 2 - 1
         self.n_keys = self.n_key_tokens ** min(key_length, 17)  # larger tables are refused anyway
         if self.n_keys > _MAX_KEYS:
             raise InputError(
                 f"an example can have a table of {_MAX_KEYS} keys at most, which "
-                f"vocab_size={vocab_size} and key_length={key_length} exceed: lower one of them"
+                f"vocab_size={size} and key_length={key_length} exceed: lower one of them"
             )
         self.least_row = self.n_keys
-        self._n_pairs(length)
-        self._set_sizes(length, batch_size, examples, drop_last=drop_last)
+        self._n_pairs(self.length)
+        super().__post_init__()
 
     def _n_pairs(self, length: int) -> int:
         if length <= self.key_length:

@@ -1,5 +1,6 @@
 """Copying: repeat a string."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,9 +19,8 @@ class CopyTask(StringTask):
 
     answer_len: int | None
 
-    @property
-    def _least(self) -> int:
-        return self._size(self.min_len)
+    def _sizes(self) -> tuple[int, int]:
+        return self._size(self.min_len), self._size(self.max_len)
 
     def _size(self, letters: int) -> int:
         """Number of tokens in an example, given the letters of its string."""
@@ -49,6 +49,7 @@ class CopyTask(StringTask):
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
+@dataclass(eq=False, kw_only=True)
 class Copying(CopyTask):
     """Read a string of random letters and repeat it.
 
@@ -57,34 +58,13 @@ class Copying(CopyTask):
         example := BOS letter{l} SEP letter{l} EOS      the same letters twice
         row     := example example ... , cut after context_len tokens
 
-    Training rows are packed: each holds as many complete examples as fit, and the beginning of
-    another one. The length l of each example is uniform from ``min_len`` to ``max_len``. The loss
-    counts the second string and EOS of every complete example. Neither attention nor the state is
-    reset between examples; BOS marks the beginning of each.
-
-    Letters have the ids 0 to ``n_letters - 1``, followed by BOS, SEP, EOS and PAD. PAD never
-    occurs; it makes the vocabulary equal to the vocabulary of the paper's code.
-
     Args:
-        seed: Fixes every batch.
-        n_letters: Number of different letters, 1 to 26.
-        min_len: Letters in the shortest training string.
-        max_len: Letters in the longest training string.
-        context_len: Tokens in a training row. Inputs and targets have one token fewer, since the
-            first token is not a target and the last is not an input.
-        batch_size: Rows in a training batch.
         answer_len: Letters to repeat; by default all.
-        longest: Score at ``max_len``, at its doublings up to this length, and at it; by default at
-            lengths up to four times ``max_len``.
-        teacher_forcing: Predict each letter of the answer from the true letters before it, instead
-            of the decoded ones.
         mixed: Score the training length on strings whose lengths are spread evenly over the
             training's, one length for each batch, as the paper does in its first figure, instead
             of on the longest.
         metric: ``string_accuracy`` or ``character_accuracy``.
-
-    Raises:
-        InputError: If a size is out of range, or the longest example does not fit a row.
+        **options: See :class:`~stateline.tasks.StringTask`, which says what rows are.
 
     Example:
         >>> prompts, answers = Copying().problems(length=3, index=0)
@@ -102,26 +82,13 @@ class Copying(CopyTask):
         "for models that have solved the training length."
     )
 
-    def __init__(  # noqa: PLR0913
-        self,
-        seed: int = 0,
-        *,
-        n_letters: int = 26,
-        min_len: int = 3,
-        max_len: int = 10,
-        context_len: int = 40,
-        batch_size: int = 16,
-        answer_len: int | None = None,
-        longest: int | None = None,
-        teacher_forcing: bool = False,
-        mixed: bool = False,
-        metric: Literal["string_accuracy", "character_accuracy"] = "string_accuracy",
-    ) -> None:
-        sizes = (n_letters, min_len, max_len, context_len, batch_size, longest)
-        super().__init__(seed, *sizes, teacher_forcing)
-        at_least(1, answer_len=answer_len)
-        self.answer_len, self.mixed, self.metric = answer_len, mixed, metric
-        self._check_context(self._size(max_len))
+    answer_len: int | None = None
+    mixed: bool = False
+    metric: Literal["string_accuracy", "character_accuracy"] = "string_accuracy"
+
+    def __post_init__(self) -> None:
+        at_least(1, answer_len=self.answer_len)
+        super().__post_init__()
 
     def problems(self, length: int, index: int) -> Problems:
         """Evaluation batch number ``index``; with ``mixed``, of any training length."""

@@ -1,5 +1,7 @@
 """Duplicated n-grams: copy a string that contains the same n letters twice."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Int
 
@@ -8,6 +10,7 @@ from stateline.tasks.synthetic.copying import CopyTask
 from stateline.tasks.synthetic.strings import Examples
 
 
+@dataclass(eq=False, kw_only=True)
 class DuplicateNgram(CopyTask):
     """Train on copying; score on strings that contain the same n letters twice.
 
@@ -23,20 +26,8 @@ class DuplicateNgram(CopyTask):
     of the string; if the two overlap, no duplicate may remain.
 
     Args:
-        seed: Fixes every batch.
         n: Length of the duplicated part; each scored length must be at least 2 n.
-        n_letters: Number of different letters, 1 to 26.
-        min_len: Letters in the shortest training string.
-        max_len: Letters in the longest training string, at least 2 n.
-        context_len: Tokens in a training row.
-        batch_size: Rows in a training batch.
-        longest: Score at ``max_len``, at its doublings up to this length, and at it; by default at
-            lengths up to four times ``max_len``.
-        teacher_forcing: Predict each letter of the answer from the true letters before it, instead
-            of the decoded ones.
-
-    Raises:
-        InputError: If a size is out of range, or the longest example does not fit a row.
+        **options: See :class:`~stateline.tasks.StringTask`.
 
     Example:
         >>> DuplicateNgram(n=3).problems(length=8, index=0).answers[0]
@@ -53,24 +44,11 @@ class DuplicateNgram(CopyTask):
     )
     answer_len = None
 
-    def __init__(  # noqa: PLR0913
-        self,
-        seed: int = 0,
-        *,
-        n: int = 2,
-        n_letters: int = 26,
-        min_len: int = 3,
-        max_len: int = 10,
-        context_len: int = 40,
-        batch_size: int = 16,
-        longest: int | None = None,
-        teacher_forcing: bool = False,
-    ) -> None:
-        sizes = (n_letters, min_len, max_len, context_len, batch_size, longest)
-        super().__init__(seed, *sizes, teacher_forcing)
-        self.n = n
-        self._check_length(max_len)
-        self._check_context(self._size(max_len))
+    n: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_length(self.max_len)
 
     def _check_length(self, length: int) -> None:
         if self.n < 1 or length < 2 * self.n:

@@ -1,18 +1,18 @@
 """Flip-flop: give the bit that was written last."""
 
-from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from stateline.errors import InputError
 from stateline.settings import at_least
-from stateline.tasks.base import IGNORE, Batch, LabelledTask
+from stateline.tasks.base import IGNORE, Batch, LabelledTask, train_settings
 
 WRITE, READ, PASS = 2, 3, 4
 
 
+@dataclass(eq=False, kw_only=True)
 class FlipFlop(LabelledTask):
     """Read and write a one-bit memory.
 
@@ -28,15 +28,10 @@ class FlipFlop(LabelledTask):
     The bits have the ids 0 and 1, followed by "write", "read" and "ignore".
 
     Args:
-        seed: Fixes every batch.
-        length: Tokens in a training row.
         p_ignore: Probability of "ignore" in training.
         eval_p_ignore: Probability of "ignore" in evaluation; by default as in training. The higher
             it is, the further back the last "write" lies.
-        batch_size: Rows in a training batch.
-
-    Raises:
-        InputError: If a size or a probability is out of range.
+        **options: See :class:`~stateline.tasks.LabelledTask`.
 
     Example:
         >>> tokens, targets = FlipFlop(length=9, p_ignore=0.5).train_batch(0)
@@ -57,40 +52,31 @@ class FlipFlop(LabelledTask):
         "much fits into a state. Attention can look the bit up, but errs at rare distances."
     )
     solved_at = 0.99
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 2000,
-        "lr": 2e-3,
-        "schedule": "linear",
-        "eval_every": 100,
-        "stop_at": 0.9999,
-    }
+    training = train_settings(
+        steps=2000, lr=2e-3, schedule="linear", eval_every=100, stop_at=0.9999
+    )
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        length: int = 64,
-        p_ignore: float = 0.8,
-        eval_p_ignore: float | None = None,
-        batch_size: int = 32,
-    ) -> None:
-        at_least(3, length=length)  # a write and a read
-        at_least(1, batch_size=batch_size)
-        self.p_ignore = p_ignore
-        self.eval_p_ignore = p_ignore if eval_p_ignore is None else eval_p_ignore
-        if not (0 <= self.p_ignore <= 1 and 0 <= self.eval_p_ignore <= 1):
+    shortest = 3  # a write and a read
+    times = (1, 2, 4, 8)
+    vocab_size = 5
+    length: int = 64
+    p_ignore: float = 0.8
+    eval_p_ignore: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(p is None or 0 <= p <= 1 for p in (self.p_ignore, self.eval_p_ignore)):
             raise InputError(
                 "p_ignore and eval_p_ignore must be from 0 to 1, "
-                f"got p_ignore={p_ignore} and eval_p_ignore={eval_p_ignore}"
+                f"got p_ignore={self.p_ignore} and eval_p_ignore={self.eval_p_ignore}"
             )
-        self.seed, self.batch_size, self.vocab_size = seed, batch_size, 5
-        self.train_length = length
-        self.eval_lengths = (length, 2 * length, 4 * length, 8 * length)
 
     def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:
         """Draw rows of ``length`` tokens."""
-        at_least(3, length=length)
-        p_ignore = self.p_ignore if training else self.eval_p_ignore
+        at_least(self.shortest, length=length)
+        p_ignore = self.p_ignore
+        if not training and self.eval_p_ignore is not None:
+            p_ignore = self.eval_p_ignore
         shape = (count, (length + 1) // 2)
         active = rng.choice([WRITE, READ], size=shape)
         instructions = np.where(rng.random(shape) < p_ignore, PASS, active)

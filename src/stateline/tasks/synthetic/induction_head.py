@@ -1,5 +1,7 @@
 """Induction head: repeat what followed a mark."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -10,6 +12,7 @@ from stateline.settings import at_least
 from stateline.tasks.base import ExampleTask
 
 
+@dataclass(eq=False, kw_only=True)
 class InductionHead(ExampleTask):
     """Find a mark in random tokens, and repeat the tokens that follow it.
 
@@ -25,23 +28,11 @@ class InductionHead(ExampleTask):
 
     Of the V token ids, 0 is "." (never used), 1 to ``V - 2`` are ordinary and ``V - 1`` is "=>".
 
-    Every position is a training target, as in the official code. Most targets are random, so the
-    loss stays far above zero; a causal model cannot predict all of them.
-
     Args:
-        seed: Fixes every batch.
         vocab_size: V.
-        length: Tokens before the final "=>" of a training example.
         induction_length: Tokens to repeat.
         n_triggers: Largest number of marks in an example.
-        batch_size: Examples in a training batch.
-        examples: Number of training examples, reshuffled for every epoch; by default new ones are
-            drawn for every batch.
-        drop_last: Whether each epoch leaves out the examples that do not fill a batch. Official
-            code trains on them, too, in a smaller batch.
-
-    Raises:
-        InputError: If there are no two ordinary tokens, or no room for a mark and its answer.
+        **options: See :class:`~stateline.tasks.ExampleTask`.
 
     Example:
         >>> prompts, answers = InductionHead().problems(length=8, index=0)
@@ -60,26 +51,17 @@ class InductionHead(ExampleTask):
     )
     solved_at = 0.95
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        vocab_size: int = 20,
-        length: int = 30,
-        induction_length: int = 1,
-        n_triggers: int = 1,
-        batch_size: int = 64,
-        examples: int | None = None,
-        drop_last: bool = True,
-    ) -> None:
-        at_least(4, vocab_size=vocab_size)  # two special and two ordinary tokens
-        at_least(1, induction_length=induction_length, n_triggers=n_triggers, batch_size=batch_size)
-        self.seed, self.vocab_size = seed, vocab_size
-        self.induction_length = self.answer_len = induction_length
-        self.n_triggers = n_triggers
-        self.least_row = n_triggers
-        self._n_places(length)
-        self._set_sizes(length, batch_size, examples, drop_last=drop_last)
+    vocab_size: int = 20
+    length: int = 30
+    induction_length: int = 1
+    n_triggers: int = 1
+
+    def __post_init__(self) -> None:
+        at_least(4, vocab_size=self.vocab_size)  # two special and two ordinary tokens
+        at_least(1, induction_length=self.induction_length, n_triggers=self.n_triggers)
+        self.answer_len, self.least_row = self.induction_length, self.n_triggers
+        self._n_places(self.length)
+        super().__post_init__()
 
     def _n_places(self, length: int) -> int:
         """Number of positions for a mark; the last one is unused, as in the official code."""

@@ -1,18 +1,18 @@
 """Multi-query recall: many pairs of a key and a value, and a query for each."""
 
-from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from stateline.errors import InputError
 from stateline.settings import at_least
-from stateline.tasks.base import IGNORE, Batch, LabelledTask
+from stateline.tasks.base import IGNORE, Batch, LabelledTask, train_settings
 
 FILLER = 0
 
 
+@dataclass(eq=False, kw_only=True)
 class MultiQueryRecall(LabelledTask):
     """Read a list of pairs, then give the value of every key, in random order.
 
@@ -28,14 +28,9 @@ class MultiQueryRecall(LabelledTask):
     "." has the id 0, followed by ``n_keys`` keys and ``n_values`` values.
 
     Args:
-        seed: Fixes every batch.
         n_keys: Number of different keys; at least a quarter of the longest row.
         n_values: Number of different values.
-        length: Tokens in a training row.
-        batch_size: Rows in a training batch.
-
-    Raises:
-        InputError: If a size is out of range, or there are fewer keys than pairs.
+        **options: See :class:`~stateline.tasks.LabelledTask`.
 
     Example:
         >>> tokens, targets = MultiQueryRecall(n_keys=9, n_values=9, length=8).train_batch(0)
@@ -55,33 +50,18 @@ class MultiQueryRecall(LabelledTask):
         "Shows how many pairs a model can hold: the score falls where they no longer fit into its "
         "state. Attention holds all pairs. Guessing is right once in n_values answers."
     )
-    solved_at = 0.97
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 3000,
-        "lr": 2e-3,
-        "schedule": "linear",
-        "eval_every": 100,
-        "stop_at": 0.999,
-    }
+    training = train_settings(steps=3000, lr=2e-3, schedule="linear", eval_every=100, stop_at=0.999)
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        n_keys: int = 64,
-        n_values: int = 64,
-        length: int = 32,
-        batch_size: int = 32,
-    ) -> None:
-        at_least(1, n_values=n_values, batch_size=batch_size)
-        self.seed, self.batch_size = seed, batch_size
-        self.n_keys, self.n_values, self.least_row = n_keys, n_values, n_keys
-        self.vocab_size = 1 + n_keys + n_values
-        self._n_pairs(length)
-        self.train_length = length
-        self.eval_lengths = tuple(
-            times * length for times in (1, 2, 4, 8) if times * length // 4 <= n_keys
-        )
+    times = (1, 2, 4, 8)
+    n_keys: int = 64
+    n_values: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, n_values=self.n_values)
+        self.least_row, self.vocab_size = self.n_keys, 1 + self.n_keys + self.n_values
+        self._n_pairs(self.length)
+        self.eval_lengths = tuple(n for n in self.eval_lengths if n // 4 <= self.n_keys)
 
     def _n_pairs(self, length: int) -> int:
         if not 1 <= length // 4 <= self.n_keys:

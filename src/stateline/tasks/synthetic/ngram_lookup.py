@@ -1,6 +1,7 @@
 """N-gram lookup: find letters in a string and give the letters that follow."""
 
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -12,6 +13,7 @@ _TRIES = 100
 """Draws after which the search for a string with a unique key is given up."""
 
 
+@dataclass(eq=False, kw_only=True)
 class NgramLookup(StringTask):
     """Find n letters in a string, and give the letters that follow.
 
@@ -25,25 +27,15 @@ class NgramLookup(StringTask):
     letters after the key, or all letters after it. With the key first, a state needs to hold only
     the key and the answer; with the key last, it must hold all of x.
 
-    Training rows are packed as for ``copying``. The loss counts the answer and EOS.
-
     Differs from the official code, where a key may occur more than once (3 % of the keys of two
     letters, for 26 letters and strings of 30) and is never at the last possible place.
 
     Args:
-        seed: Fixes every batch.
         n: Letters of the key.
         key: ``suffix`` (after the string) or ``prefix`` (before it).
-        answer_len: Letters to give; by default all up to the end of the string.
-        n_letters: Number of different letters, 1 to 26.
-        min_len: Letters in the shortest training string; more than key and answer together.
-        max_len: Letters in the longest training string.
-        context_len: Tokens in a training row.
-        batch_size: Rows in a training batch.
-        longest: Score at ``max_len``, at its doublings up to this length, and at it; by default at
-            lengths up to four times ``max_len``.
-        teacher_forcing: Predict each letter of the answer from the true letters before it, instead
-            of the decoded ones.
+        answer_len: Letters to give; ``none`` for all up to the end of the string. A string must
+            hold more than key and answer.
+        **options: See :class:`~stateline.tasks.StringTask`, which says what rows are.
 
     Raises:
         InputError: If a size is out of range, the longest example does not fit a row, or no string
@@ -64,38 +56,23 @@ class NgramLookup(StringTask):
         "can wait for the key. A model that solves only the second task lacks memory."
     )
 
-    def __init__(  # noqa: PLR0913
-        self,
-        seed: int = 0,
-        *,
-        n: int = 2,
-        key: Literal["suffix", "prefix"] = "suffix",
-        answer_len: int | None = 3,
-        n_letters: int = 26,
-        min_len: int = 8,
-        max_len: int = 15,
-        context_len: int = 64,
-        batch_size: int = 16,
-        longest: int | None = None,
-        teacher_forcing: bool = False,
-    ) -> None:
-        sizes = (n_letters, min_len, max_len, context_len, batch_size, longest)
-        super().__init__(seed, *sizes, teacher_forcing)
-        if key not in get_args(Literal["suffix", "prefix"]):
-            raise unknown_name("key", key, ("suffix", "prefix"))
-        self.n, self.key, self.answer_len = n, key, answer_len
-        self._check_sizes(min_len)
-        longest_answer = max_len - n if answer_len is None else answer_len
-        self._check_context(self._around + max_len + longest_answer)
+    n: int = 2
+    key: Literal["suffix", "prefix"] = "suffix"
+    answer_len: int | None = 3
+    min_len: int = 8
+    max_len: int = 15
+    context_len: int = 64
 
-    @property
-    def _around(self) -> int:
-        """Number of tokens of an example besides the string and the answer."""
-        return self.n + (3 if self.key == "suffix" else 4)
+    def __post_init__(self) -> None:
+        if self.key not in ("suffix", "prefix"):
+            raise unknown_name("key", self.key, ("suffix", "prefix"))
+        self._check_sizes(self.min_len)
+        super().__post_init__()
 
-    @property
-    def _least(self) -> int:
-        return self._around + self.min_len + (self.answer_len or 1)
+    def _sizes(self) -> tuple[int, int]:
+        around = self.n + (3 if self.key == "suffix" else 4)
+        answer = self.answer_len or self.max_len - self.n
+        return around + self.min_len + (self.answer_len or 1), around + self.max_len + answer
 
     def _check_sizes(self, length: int) -> None:
         answer_len = 1 if self.answer_len is None else self.answer_len

@@ -1,8 +1,10 @@
 """Object collision: find where particles of two colours met last."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from stateline.errors import InputError
@@ -15,6 +17,7 @@ STEP = 8
 _SPEED, _RECOLOUR, _LATEST = 0.5, 0.05, 0.4
 
 
+@dataclass(eq=False, kw_only=True)
 class ObjectCollision(LabelledTask):
     """Follow two particles that change colour, and give the place where two colours met last.
 
@@ -39,14 +42,9 @@ class ObjectCollision(LabelledTask):
     upper left, upper right, lower left, lower right.
 
     Args:
-        seed: Fixes every batch.
         grid: Cells along a side.
         n_colors: Number of colours.
-        length: Tokens in a training row, a multiple of 8.
-        batch_size: Rows in a training batch.
-
-    Raises:
-        InputError: If a size is out of range, or a length is no multiple of 8.
+        **options: See :class:`~stateline.tasks.LabelledTask`; lengths are multiples of 8.
 
     Example:
         >>> tokens, targets = ObjectCollision(grid=4, n_colors=2, length=64).train_batch(0)
@@ -66,26 +64,19 @@ class ObjectCollision(LabelledTask):
         "smaller grid is learned faster. A guess is right once in four."
     )
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        grid: int = 16,
-        n_colors: int = 5,
-        length: int = 512,
-        batch_size: int = 32,
-    ) -> None:
-        at_least(2, grid=grid)
-        at_least(1, n_colors=n_colors, batch_size=batch_size)
-        self.seed, self.batch_size = seed, batch_size
-        self.grid, self.n_colors = grid, n_colors
-        self._first_color, self._first_asked = 2 * grid, 2 * grid + n_colors
-        self.n_inputs = 2 * (grid + n_colors)
+    grid: int = 16
+    n_colors: int = 5
+    length: int = 512
+
+    def __post_init__(self) -> None:
+        _check_length(self.length)
+        super().__post_init__()
+        at_least(2, grid=self.grid)
+        at_least(1, n_colors=self.n_colors)
+        self._first_color, self._first_asked = 2 * self.grid, 2 * self.grid + self.n_colors
+        self.n_inputs = 2 * (self.grid + self.n_colors)
         self.vocab_size = self.n_inputs + 4
-        _check_length(length)
-        self.train_length = length
-        self.eval_lengths = (length, 2 * length, 4 * length)
-        self.least_row = length // STEP * n_colors**2  # when each pair of colours met last
+        self.least_row = self.length // STEP * self.n_colors**2  # when each pair met last
 
     def targets(self, tokens: Int[Tensor, "rows length"]) -> Int[Tensor, "rows length"]:
         """Labels of rows of tokens."""
@@ -134,7 +125,7 @@ class ObjectCollision(LabelledTask):
         color = rng.integers(self.n_colors, size=(count, 2))
         tokens = np.empty((count, steps, 2, 3), dtype=np.int64)
         for step in range(steps):
-            while (out := _is_outside(place + velocity, border)).any():
+            while (out := ((to := place + velocity) <= 0).any(2) | (to >= border).any(2)).any():
                 velocity[out] = rng.normal(scale=_SPEED, size=(out.sum(), 2))
             place += velocity
             drawn = rng.integers(self.n_colors, size=color.shape)
@@ -142,11 +133,6 @@ class ObjectCollision(LabelledTask):
             tokens[:, step, :, :2] = np.rint(place) + offsets
             tokens[:, step, :, 2] = self._first_color + color
         return tokens.reshape(count, steps, 6)
-
-
-def _is_outside(places: Float[np.ndarray, "count 2 2"], border: int) -> Bool[np.ndarray, "count 2"]:
-    row, column = ((places <= 0) | (places >= border)).transpose(2, 0, 1)
-    return row | column
 
 
 def _check_length(length: int) -> None:

@@ -1,5 +1,6 @@
 """Random walk: predict the cell that each action leads to."""
 
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -12,6 +13,7 @@ FORWARD, LEFT, RIGHT, RESET = range(4)
 _HEADINGS = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)])  # east, south, west, north
 
 
+@dataclass(eq=False, kw_only=True)
 class RandomWalk(StreamTask):
     """Follow an agent that turns and walks in a square grid, and give its cell at every token.
 
@@ -34,17 +36,10 @@ class RandomWalk(StreamTask):
     the grid, the start, the walls, and the token that begins a new walk.
 
     Args:
-        seed: Fixes every batch.
         grid: Cells along a side.
-        length: Tokens in a training row.
         reset_every: Actions in a walk.
-        batch_size: Rows in a training batch.
         heading: Ask for the heading, too.
-        reset: With carried state, begin each walk from an empty state at the start of a segment.
-        episodes: Different walks in training; by default new ones without end.
-
-    Raises:
-        InputError: If a size is out of range.
+        **options: See :class:`~stateline.tasks.StreamTask`; a walk is an episode.
 
     Example:
         >>> tokens, targets = RandomWalk(grid=3, length=8).train_batch(0)
@@ -61,30 +56,19 @@ class RandomWalk(StreamTask):
         "heading. Walls reveal the place, so in a small grid a short memory may suffice."
     )
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        grid: int = 8,
-        length: int = 128,
-        reset_every: int = 400,
-        batch_size: int = 32,
-        heading: bool = False,
-        reset: bool = False,
-        episodes: int | None = None,
-    ) -> None:
-        at_least(2, grid=grid)
-        at_least(1, length=length, reset_every=reset_every, batch_size=batch_size)
-        at_least(1, episodes=episodes)
-        self.seed, self.batch_size, self.reset, self.episodes = seed, batch_size, reset, episodes
-        self.grid, self.reset_every, self.heading = grid, reset_every, heading
-        self.vocab_size = 4 + grid**2 * (len(_HEADINGS) if heading else 1)
-        self.train_length, self.least_row = length, reset_every
-        lengths: tuple[int, ...] = (length, 2 * length, 4 * length)
-        if reset:  # a row in evaluation holds one walk: the longest is scored whole
-            whole = max(length, reset_every + 1)
-            lengths = (*(n for n in lengths if n < whole), whole)
-        self.eval_lengths = lengths
+    grid: int = 8
+    reset_every: int = 400
+    heading: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(2, grid=self.grid)
+        at_least(1, reset_every=self.reset_every)
+        self.vocab_size = 4 + self.grid**2 * (len(_HEADINGS) if self.heading else 1)
+        self.least_row = self.reset_every
+        if self.reset:  # a row in evaluation holds one walk: the longest is scored whole
+            whole = max(self.length, self.reset_every + 1)
+            self.eval_lengths = (*(n for n in self.eval_lengths if n < whole), whole)
 
     def episode(self, rng: np.random.Generator) -> Episode:
         """Draw a walk."""

@@ -1,12 +1,14 @@
 """An endless sequence of episodes, cut into rows."""
 
 from abc import abstractmethod
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
+from stateline.settings import at_least
 from stateline.tasks.base import IGNORE, Batch, ConsecutiveBatch, LabelledTask, generator
 
 SEGMENTS = 64
@@ -28,21 +30,31 @@ class SegmentedRows(NamedTuple):
     fresh: Bool[np.ndarray, "rows segments"]
 
 
+@dataclass(eq=False, kw_only=True)
 class StreamTask(LabelledTask):
     """An endless sequence of episodes, in which the state carries over from one to the next.
 
-    Every row begins with a new episode and is cut when it is full. With ``reset``, every episode
-    begins at the start of a segment and from an empty state, and the rest of the segment before it
-    is padded, with ``IGNORE`` as targets. An independent row, as in evaluation, then holds a
-    single episode. With ``episodes``, training draws from this number of episodes; evaluation
-    always draws new ones.
+    Every row begins with a new episode and is cut when it is full.
+
+    Args:
+        reset: Begin every episode at the start of a segment and from an empty state; the rest of
+            the segment before it is padded, with ``IGNORE`` as targets. An independent row, as in
+            evaluation, then holds a single episode.
+        episodes: Different episodes in training; by default new ones without end. Evaluation always
+            draws new ones.
+        **options: See :class:`~stateline.tasks.LabelledTask`.
     """
 
     carries_state = True
-    reset: bool
+    length: int = 128
+    reset: bool = False
     episodes: int | None = None
-    _epoch: tuple[int, SegmentedRows] | None = None
+    _epoch: tuple[int, SegmentedRows] | None = field(default=None, init=False, repr=False)
     """Number and contents of the epoch that was read last."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, episodes=self.episodes)
 
     @abstractmethod
     def episode(self, rng: np.random.Generator) -> Episode:

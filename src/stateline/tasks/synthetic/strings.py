@@ -1,8 +1,9 @@
 """Vocabulary, packed rows and scores of the tasks on strings of random letters."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from stateline.errors import InputError
 from stateline.settings import at_least
-from stateline.tasks.base import IGNORE, Batch, GeneratedTask, Problems, generator
+from stateline.tasks.base import IGNORE, Batch, GeneratedTask, Problems, generator, train_settings
 from stateline.tasks.text.corpus import eval_lengths
 
 Numbers = Int[np.ndarray, "..."]
@@ -27,6 +28,7 @@ class Examples(NamedTuple):
     lengths: Int[np.ndarray, "*examples"]
 
 
+@dataclass(eq=False, kw_only=True)
 class StringTask(GeneratedTask):
     """Base of the tasks on strings of random letters.
 
@@ -37,42 +39,64 @@ class StringTask(GeneratedTask):
     another one. Lengths are uniform from ``min_len`` to ``max_len``. The loss counts the answer and
     EOS of every complete example. Neither attention nor the state is reset between examples; BOS
     marks the beginning of each.
+
+    Args:
+        seed: Fixes every batch.
+        n_letters: Number of different letters, 1 to 26.
+        min_len: Letters in the shortest training string.
+        max_len: Letters in the longest training string.
+        context_len: Tokens in a training row. Inputs and targets have one token fewer, since the
+            first token is not a target and the last is not an input.
+        batch_size: Rows in a training batch.
+        longest: Score at ``max_len``, at its doublings up to this length, and at it; by default at
+            lengths up to four times ``max_len``.
+        teacher_forcing: Predict each letter of the answer from the true letters before it, instead
+            of the decoded ones.
+
+    Raises:
+        InputError: If a size is out of range, or the longest example does not fit a row.
     """
 
     metric = "string_accuracy"
     solved_at = 0.95
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 1600,
-        "lr": 4e-3,
-        "schedule": "linear",
-    }
+    training = train_settings(steps=1600, lr=4e-3, schedule="linear")
 
-    def __init__(
-        self,
-        seed: int,
-        n_letters: int,
-        min_len: int,
-        max_len: int,
-        context_len: int,
-        batch_size: int,
-        longest: int | None,
-        teacher_forcing: bool,
-    ) -> None:
+    seed: int = field(default=0, kw_only=False)
+    n_letters: int = 26
+    min_len: int = 3
+    max_len: int = 10
+    context_len: int = 40
+    batch_size: int = 16
+    longest: int | None = None
+    teacher_forcing: bool = False
+
+    def __post_init__(self) -> None:
+        n_letters, longest = self.n_letters, self.max_len
         if not 1 <= n_letters <= 26:
             raise InputError(f"n_letters must be from 1 to 26, got n_letters={n_letters}")
-        if not 1 <= min_len <= max_len:
+        if not 1 <= self.min_len <= longest:
             raise InputError(
                 "min_len must be at least 1 and at most max_len, "
-                f"got min_len={min_len} and max_len={max_len}"
+                f"got min_len={self.min_len} and max_len={longest}"
             )
-        at_least(1, batch_size=batch_size)
-        self.seed, self.batch_size, self.teacher_forcing = seed, batch_size, teacher_forcing
-        self.n_letters, self.vocab_size = n_letters, n_letters + 4
+        at_least(1, batch_size=self.batch_size)
+        self.vocab_size, self.train_length = n_letters + 4, longest
         self.bos, self.sep, self.eos, self.pad = range(n_letters, n_letters + 4)
-        self.min_len, self.max_len, self.context_len = min_len, max_len, context_len
-        self.train_length = max_len
-        near = tuple(sorted({max_len * halves // 2 for halves in (2, 3, 4, 6, 8)}))
-        self.eval_lengths = near if longest is None else eval_lengths(max_len, longest)
+        near = tuple(sorted({longest * halves // 2 for halves in (2, 3, 4, 6, 8)}))
+        self.eval_lengths = near if self.longest is None else eval_lengths(longest, self.longest)
+        shortest, longest = self._sizes()
+        self._most = 1 + self.context_len // shortest
+        """Examples that a training row can contain in part."""
+        self.least_row = max(self.context_len, self._most * longest)
+        if self.context_len < longest:
+            raise InputError(
+                f"context_len must hold the longest example, {longest} tokens, "
+                f"got context_len={self.context_len}"
+            )
+
+    @abstractmethod
+    def _sizes(self) -> tuple[int, int]:
+        """Tokens in the shortest and in the longest training example."""
 
     @abstractmethod
     def _examples(
@@ -83,11 +107,6 @@ class StringTask(GeneratedTask):
     @abstractmethod
     def _asked(self, rng: np.random.Generator, lengths: Int[np.ndarray, " row"]) -> Examples:
         """Evaluation examples, whose prompts have the same length."""
-
-    @property
-    def _most(self) -> int:
-        """Examples that a training row can contain in part."""
-        return 1 + self.context_len // self._least
 
     def train_batch(self, index: int) -> Batch:
         """Training batch number ``index``: rows of ``context_len - 1`` tokens and their targets."""
@@ -122,20 +141,6 @@ class StringTask(GeneratedTask):
             "string_accuracy": (right | ~asked).all(dim=1).float().mean().item(),
             "character_accuracy": (right.sum(dim=1) / asked.sum(dim=1)).mean().item(),
         }
-
-    def _check_context(self, longest: int) -> None:
-        """Raise InputError if the longest example does not fit a row."""
-        self.least_row = max(self.context_len, self._most * longest)
-        if self.context_len < longest:
-            raise InputError(
-                f"context_len must hold the longest example, {longest} tokens, "
-                f"got context_len={self.context_len}"
-            )
-
-    @property
-    @abstractmethod
-    def _least(self) -> int:
-        """Number of tokens in the shortest training example."""
 
     def _special(self, token: int, shape: Sequence[int]) -> Piece:
         """A part of one token, the same in every example."""

@@ -1,16 +1,15 @@
 """Word problem: predict the product of all group elements so far."""
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int
 
 from stateline.errors import InputError
-from stateline.settings import at_least
-from stateline.tasks.base import Batch, LabelledTask
+from stateline.tasks.base import Batch, LabelledTask, train_settings
 
 Permutation = tuple[int, ...]
 
@@ -22,6 +21,7 @@ _GENERATORS: dict[str, list[Permutation]] = {
 _LARGEST_CYCLE = 256
 
 
+@dataclass(eq=False, kw_only=True)
 class WordProblem(LabelledTask):
     r"""Multiply the elements of a group, and give the product so far at every token.
 
@@ -37,14 +37,9 @@ class WordProblem(LabelledTask):
     in lexicographic order.
 
     Args:
-        seed: Fixes every batch.
         group: ``s3``, ``s5``, ``a5`` or ``z<n>``, such as ``z60``, n up to 256.
         inputs: What the factors are drawn from: ``"generators"`` or all ``"elements"``.
-        length: Factors in a training row.
-        batch_size: Rows in a training batch.
-
-    Raises:
-        InputError: If the group is unknown, or a size is not positive.
+        **options: See :class:`~stateline.tasks.LabelledTask`; a factor is a token.
 
     Example:
         >>> task = WordProblem(length=6)
@@ -64,33 +59,22 @@ class WordProblem(LabelledTask):
         "depth, accuracy falls with the position, so the last quarter shows more than the mean. "
         "For a group of n elements, a guess is right once in n."
     )
-    training: ClassVar[Mapping[str, float | str]] = {
-        **LabelledTask.training,
-        "steps": 1500,
-        "lr": 4e-3,
-    }
+    training = train_settings(LabelledTask, steps=1500, lr=4e-3)
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        group: str = "s3",
-        inputs: Literal["generators", "elements"] = "generators",
-        length: int = 32,
-        batch_size: int = 64,
-    ) -> None:
-        at_least(1, length=length, batch_size=batch_size)
-        self.seed, self.batch_size = seed, batch_size
-        generators = _generators(group)
+    group: str = "s3"
+    inputs: Literal["generators", "elements"] = "generators"
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        generators = _generators(self.group)
         identity = tuple(range(len(generators[0])))
         self.elements = _closure(identity, generators)
-        factors = [*generators, identity] if inputs == "generators" else self.elements
+        factors = [*generators, identity] if self.inputs == "generators" else self.elements
         self.n_inputs = len(factors)
         number = {element: index for index, element in enumerate(self.elements)}
         self._after = np.array([[number[_product(e, f)] for f in factors] for e in self.elements])
         self.vocab_size = self.n_inputs + len(self.elements)
-        self.train_length = length
-        self.eval_lengths = (length, 2 * length, 4 * length)
 
     def draw(self, rng: np.random.Generator, count: int, length: int, *, training: bool) -> Batch:  # noqa: ARG002
         """Draw rows of ``length`` factors."""

@@ -1,7 +1,7 @@
 """Answers: predict the answers to prompts, from examples of both."""
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Int
@@ -12,8 +12,8 @@ from stateline.data.splits import held_out_by_hash
 from stateline.errors import InputError
 from stateline.files import sha256, user_path
 from stateline.settings import at_least
-from stateline.tasks.base import Batch, PackedBatch, epoch_rows, generator
-from stateline.tasks.text.corpus import Segments, TextTask, windows
+from stateline.tasks.base import Batch, PackedBatch, generator, train_settings
+from stateline.tasks.text.corpus import TextTask
 
 TooLong = Literal["refuse", "drop", "cut"]
 
@@ -60,11 +60,7 @@ class Answers(TextTask):
     )
     metric = "answer_loss"
     unit = 1.0
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 600,
-        "lr": 1e-3,
-        "schedule": "cosine",
-    }
+    training = train_settings(TextTask, lr=1e-3)
 
     def __init__(  # noqa: PLR0913
         self,
@@ -115,12 +111,7 @@ class Answers(TextTask):
 
     def train_batch(self, index: int) -> Batch | PackedBatch:
         """Training batch number ``index``: whole examples, shuffled in every epoch."""
-        if self.documents == "pack":
-            return super().train_batch(index)
-        text, length = self._training, self.train_length
-        rows = Segments(text.borders[:-1], text.borders[1:], length)
-        numbers = epoch_rows(self.seed, len(rows), self.batch_size, index)
-        return windows(text, *rows.places(numbers)[:2], length)
+        return self._shuffled(index)
 
     def held_out(self, length: int) -> Iterator[Batch | PackedBatch]:
         """The held-out examples once, in rows of ``length``, which must not be below training."""

@@ -3,22 +3,21 @@
 import csv
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from stateline.errors import InputError
 from stateline.settings import at_least
-from stateline.tasks.classification import ClassificationTask, HeldOut, Rows
-
-_LAYOUT = (
-    "labelled texts: JSON lines (text, label, and split or fold), a CSV file (text, label, "
-    "is_valid), or the folder of the IMDb reviews (train/pos/*.txt ...)"
-)
+from stateline.tasks.base import train_settings
+from stateline.tasks.objective import Classes, Objective
+from stateline.tasks.rows import Rows, RowsTask
 
 
-class ByteText(ClassificationTask):
+@dataclass(eq=False, kw_only=True)
+class ByteText(RowsTask):
     """Predict the class of a text from its bytes, for example the sentiment of a review.
 
     The layout says which texts are held out: in JSON lines a ``split`` (train, valid, test), or a
@@ -26,57 +25,42 @@ class ByteText(ClassificationTask):
     the folder ``test``.
 
     Args:
-        seed: Fixes the order.
-        path: The file or folder.
         max_len: Bytes of a text that are read.
-        batch_size: Texts in a training batch.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
-
-    Raises:
-        InputError: If there are no texts at ``path``, or they are not arranged like this.
+        **options: See :class:`~stateline.tasks.RowsTask`.
 
     References:
         Tay et al., "Long Range Arena", ICLR 2021, which takes the IMDb reviews (Maas et al., 2011).
     """
 
     name = "byte_text"
-    layout = _LAYOUT
+    layout = (
+        "labelled texts: JSON lines (text, label, and split or fold), a CSV file (text, label, "
+        "is_valid), or the folder of the IMDb reviews (train/pos/*.txt ...)"
+    )
     title = "Text by bytes"
     about = (
         "A model must first learn words from letters, for which a thousand texts are few; with so "
         "few, counting words does better."
     )
-    training: ClassVar[Mapping[str, float | str]] = {
-        **ClassificationTask.training,
-        "lr": 1e-3,
-    }
+    training = train_settings(RowsTask, lr=1e-3)
+    vocab_size = 256
+    max_len: int = 4096
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        path: str = "",
-        max_len: int = 4096,
-        batch_size: int = 16,
-        held_out: HeldOut = "test",
-    ) -> None:
-        at_least(1, max_len=max_len)
-        place = self.find(path)
-        kind = "folder" if place.is_dir() else place.suffix
+    def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
+        """Read all texts, and keep those of two parts."""
+        at_least(1, max_len=self.max_len)
+        kind = "folder" if path.is_dir() else path.suffix
         if kind not in _READERS:
-            raise InputError(f"the task {self.name} reads {self.layout}, got {path!r}")
-        texts: list[tuple[str, str, str]] = self.read(place, _READERS[kind])
+            raise InputError(f"the task {self.name} reads {self.layout}, got {self.path!r}")
+        texts: list[tuple[str, str, str]] = self.read(path, _READERS[kind])
         classes = sorted({label for _, label, _ in texts})
-        splits = {"train": Rows([], []), held_out: Rows([], [])}
-        for split, label, text in texts:
-            if split in splits and text:
-                data = text.encode(errors="replace")[:max_len]
-                splits[split].inputs.append(np.frombuffer(data, dtype=np.uint8).astype(np.int64))
-                splits[split].labels.append(classes.index(label))
-        training, scored = splits["train"], splits[held_out]
-        super().__init__(
-            seed, batch_size, training=training, held_out=scored, classes=classes, vocab_size=256
-        )
+        parts = {"train": Rows([], []), self.held_out: Rows([], [])}
+        for part, label, text in texts:
+            if part in parts and text:
+                data = text.encode(errors="replace")[: self.max_len]
+                parts[part].inputs.append(np.frombuffer(data, dtype=np.uint8).astype(np.int64))
+                parts[part].labels.append(classes.index(label))
+        return parts["train"], parts[self.held_out], Classes(classes)
 
 
 def _read_lines(path: Path) -> list[tuple[str, str, str]]:

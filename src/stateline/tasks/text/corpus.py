@@ -3,33 +3,29 @@
 import gzip
 import lzma
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Int
 
 from stateline.data.token_text import TokenText
 from stateline.data.tokenizer import utf8
 from stateline.errors import InputError
 from stateline.settings import at_least
 from stateline.tasks.base import (
-    IGNORE,
     Batch,
     ConsecutiveBatch,
     CorpusTask,
     PackedBatch,
     epoch_rows,
     generator,
+    train_settings,
 )
-from stateline.tasks.text.packing import PackedRows, Stream, packed_batch, read_window
+from stateline.tasks.text.windows import Numbers, PackedRows, Segments, Stream, windows
 
 TOKENS_PER_BATCH = 16_384
 """Approximate number of tokens in a batch of the held-out text."""
-
-Numbers = Int[np.ndarray, " n"]
-
 
 Documents = Literal["join", "separate", "pack"]
 
@@ -48,13 +44,14 @@ class TextTask(CorpusTask):
 
     metric = "bits_per_byte"
     higher_is_better = False
-    carried: bool = False
+    training = train_settings(steps=600, lr=4e-3, schedule="cosine")
     documents: Documents = "join"
+    carried: bool = False
     seed: int
     _training: TokenText
     _held_out: TokenText
-    _epoch: "tuple[int, Segments | Stream, int] | None" = None
-    """Number, segments or stream, and where it begins, of the epoch that was read last."""
+    _epoch: tuple[int, Segments | Stream, int] | None = None
+    """Number, rows, and the number of the first one to read, of the epoch that was read last."""
 
     def train_batch(self, index: int) -> Batch | PackedBatch:
         """Training batch number ``index``: windows at random places, or packed rows.
@@ -62,12 +59,9 @@ class TextTask(CorpusTask):
         For a window, a document is drawn in proportion to its length, then a place in it. Packed
         rows are shuffled in every epoch; the incomplete last batch is skipped.
         """
-        text, length = self._training, self.train_length
         if self.documents == "pack":
-            rows = self._packed_rows
-            numbers = epoch_rows(self.seed, len(rows), self.batch_size, index).tolist()
-            return packed_batch(text, map(rows.pieces, numbers), length)
-        rng = generator(self.seed, "train", index)
+            return self._shuffled(index)
+        rng, text, length = generator(self.seed, "train", index), self._training, self.train_length
         begins, ends = text.borders[:-1], text.borders[1:]
         if len(begins) == 1:
             starts = rng.integers(len(text) - length, size=self.batch_size)
@@ -77,9 +71,14 @@ class TextTask(CorpusTask):
         starts = begins[drawn] + rng.integers(np.maximum(ends - begins - length, 1)[drawn])
         return windows(text, starts, np.minimum(starts + length, ends[drawn] - 1), length)
 
+    def _shuffled(self, index: int) -> Batch | PackedBatch:
+        """Rows that each begin with an empty state, in the order of the epoch."""
+        numbers = epoch_rows(self.seed, len(self._rows), self.batch_size, index)
+        return self._rows.read(self._training, numbers)
+
     @cached_property
-    def _packed_rows(self) -> PackedRows:
-        rows = self._pack(self._training, self.train_length)
+    def _rows(self) -> Segments | PackedRows:
+        rows = self._rows_of(self._training, self.train_length)
         if len(rows) < self.batch_size:
             raise InputError(
                 f"packed rows of length={self.train_length} must be at least "
@@ -87,6 +86,10 @@ class TextTask(CorpusTask):
                 "or batch_size"
             )
         return rows
+
+    def _rows_of(self, text: TokenText, length: int) -> Segments | PackedRows:
+        segments = Segments(text.borders[:-1], text.borders[1:], length)
+        return PackedRows(segments) if self.documents == "pack" else segments
 
     @cached_property
     def _targets_before(self) -> Numbers:
@@ -105,27 +108,20 @@ class TextTask(CorpusTask):
         Raises:
             InputError: If the text is too short for a segment per row.
         """
-        epoch, step = divmod(index, self._batches_per_epoch)
+        count = self._batches_per_epoch
+        epoch, step = divmod(index, count)
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, *self._cut(epoch))
-        _, source, offset = self._epoch
-        rows = np.arange(self.batch_size) * self._batches_per_epoch + step
-        if isinstance(source, Stream):
-            places = offset + rows * self.train_length
-            return _next_rows(self._training, source, places, self.train_length, begun=step == 0)
-        starts, stops, first = source.places(offset + rows)
-        tokens, targets = windows(self._training, starts, stops, self.train_length)
-        return ConsecutiveBatch(tokens, targets, torch.from_numpy(first | (step == 0)))
+            rng = generator(self.seed, "epoch", epoch)
+            rows = self._in_turn(rng)
+            first = int(rng.integers(rows.full - self.batch_size * count + 1))
+            self._epoch = epoch, rows, first
+        _, rows, first = self._epoch
+        numbers = first + np.arange(self.batch_size) * count + step
+        return rows.read_on(self._training, numbers, begun=step == 0)
 
     @cached_property
     def _batches_per_epoch(self) -> int:
-        begins, ends = self._training.borders[:-1], self._training.borders[1:]
-        if self.documents == "pack":
-            segments = len(Stream(begins, ends)) // self.train_length
-        else:
-            if len(begins) == 1:  # cutting from the latest possible place gives the fewest segments
-                begins = np.minimum(begins + self.train_length - 1, ends)
-            segments = len(Segments(begins, ends, self.train_length))
+        segments = self._in_turn(None).full
         if segments < self.batch_size:
             raise InputError(
                 f"consecutive batches need a segment of length={self.train_length} for each of "
@@ -134,21 +130,17 @@ class TextTask(CorpusTask):
             )
         return segments // self.batch_size
 
-    def _cut(self, epoch: int) -> tuple["Segments | Stream", int]:
-        """The segments of an epoch and the first one to read, or all documents and the place."""
-        rng = generator(self.seed, "epoch", epoch)
+    def _in_turn(self, rng: np.random.Generator | None) -> Segments | Stream:
+        """The training text in rows that continue each other; the fewest if nothing is drawn."""
         begins, ends = self._training.borders[:-1], self._training.borders[1:]
         if len(begins) == 1 and self.documents != "pack":
-            begins = begins + rng.integers(self.train_length)
-        else:
+            last = self.train_length - 1  # cutting from there gives the fewest
+            begins = begins + (last if rng is None else rng.integers(self.train_length))
+        elif rng is not None:
             order = rng.permutation(len(begins))
             begins, ends = begins[order], ends[order]
-        read = self.batch_size * self._batches_per_epoch
-        if self.documents == "pack":
-            source = Stream(begins, ends)
-            return source, int(rng.integers(len(source) - read * self.train_length + 1))
-        segments = Segments(begins, ends, self.train_length)
-        return segments, int(rng.integers(len(segments) - read + 1))
+        kind = Stream if self.documents == "pack" else Segments
+        return kind(begins, ends, self.train_length)
 
     def held_out(self, length: int) -> Iterator[Batch | PackedBatch]:
         """The held-out text once, in windows of ``length``, about 16,000 tokens per batch.
@@ -158,51 +150,22 @@ class TextTask(CorpusTask):
         packed.
         """
         at_least(1, length=length)
-        text, rows = self._held_out, max(1, TOKENS_PER_BATCH // length)
-        if self.documents == "pack":
-            packed = self._pack(text, length)
-            return (
-                packed_batch(text, map(packed.pieces, numbers.tolist()), length)
-                for numbers in _in_runs(len(packed), rows)
-            )
-        segments = Segments(text.borders[:-1], text.borders[1:], length)
-        return (
-            windows(text, *segments.places(numbers)[:2], length)
-            for numbers in _in_runs(len(segments), rows)
-        )
-
-    def _pack(self, text: TokenText, length: int) -> PackedRows:
-        segments = Segments(text.borders[:-1], text.borders[1:], length)
-        starts, stops, _ = segments.places(np.arange(len(segments)))
-        return PackedRows(starts, stops, length)
+        rows, size = self._rows_of(self._held_out, length), max(1, TOKENS_PER_BATCH // length)
+        runs = (np.arange(n, min(n + size, len(rows))) for n in range(0, len(rows), size))
+        return (rows.read(self._held_out, numbers) for numbers in runs)
 
     def held_out_rows(self, length: int) -> Iterator[ConsecutiveBatch | PackedBatch]:
         """The held-out text once, in ``batch_size`` rows that each batch continues by ``length``.
 
         The first batch, and each document, begin with an empty state.
         """
-        if self.documents == "pack":
-            yield from self._held_out_stream(length)
-            return
-        segments = Segments(self._held_out.borders[:-1], self._held_out.borders[1:], length)
-        rows = min(self.batch_size, len(segments))
-        steps = -(-len(segments) // rows)
+        borders, kind = self._held_out.borders, Stream if self.documents == "pack" else Segments
+        rows = kind(borders[:-1], borders[1:], length)
+        count = min(self.batch_size, len(rows))
+        steps = -(-len(rows) // count)
         for step in range(steps):
-            numbers = np.arange(rows) * steps + step
-            left_over = numbers >= len(segments)
-            starts, stops, first = segments.places(np.minimum(numbers, len(segments) - 1))
-            tokens, targets = windows(self._held_out, starts, stops, length)
-            targets[torch.from_numpy(left_over)] = IGNORE
-            yield ConsecutiveBatch(tokens, targets, torch.from_numpy(first | (step == 0)))
-
-    def _held_out_stream(self, length: int) -> Iterator[PackedBatch]:
-        stream = Stream(self._held_out.borders[:-1], self._held_out.borders[1:])
-        count = -(-len(stream) // length)
-        rows = min(self.batch_size, count)
-        steps = -(-count // rows)
-        for step in range(steps):
-            places = (np.arange(rows) * steps + step) * length
-            yield _next_rows(self._held_out, stream, places, length, begun=step == 0)
+            numbers = np.arange(count) * steps + step
+            yield rows.read_on(self._held_out, numbers, begun=step == 0)
 
     def hold_out_validation(self) -> str:
         """Score the end of the training text: a tenth of it, but no more than is held out.
@@ -232,46 +195,54 @@ class TextTask(CorpusTask):
         return {name: 8 * len(result) / len(text) for name, result in packed.items()}
 
 
-class Segments:
-    """Documents cut into segments of one length, starting at the beginning of each.
-
-    A segment is defined by its targets. The first token of a document is not a target, so a
-    document of ``length + 1`` tokens has one segment.
+@dataclass(eq=False, kw_only=True)
+class LongTextTask(TextTask):
+    """A task on a long text, or on many documents.
 
     Args:
-        begins: Index of the first token of each document.
-        ends: Index after the last token of each document.
-        length: Tokens in a segment.
-
-    Example:
-        >>> segments = Segments(np.array([0, 7]), np.array([7, 10]), 4)
-        >>> segments.places(np.arange(len(segments)))
-        Places(starts=array([0, 4, 7]), stops=array([4, 6, 9]), first=array([ True, False,  True]))
+        seed: Fixes every batch; what is held out does not depend on it.
+        length: Tokens in a training window.
+        batch_size: Windows in a training batch.
+        documents: ``"join"`` reads the documents as one long text. With ``"separate"``, windows end
+            with their document, and carried state is reset at the start of each document. With
+            ``"pack"``, too, but a row holds several documents, or parts of them, so that few
+            positions are empty: they are packed by best fit, or with carried state one follows the
+            other.
+        longest: Score at ``length``, at its doublings up to this length, and at it; by default at
+            ``length`` and four times ``length``.
+        carried: Score the held-out text in ``batch_size`` rows with carried state, as models with a
+            memory are scored, instead of in windows that each begin with an empty state.
     """
 
-    def __init__(self, begins: Numbers, ends: Numbers, length: int) -> None:
-        self.begins, self.ends, self.length = begins, ends, length
-        counts = np.maximum(-((begins + 1 - ends) // length), 0)
-        self.before = np.concatenate([[0], np.cumsum(counts)])
+    seed: int = field(default=0, kw_only=False)
+    length: int = 256
+    batch_size: int = 16
+    documents: Documents = "join"
+    longest: int | None = None
+    carried: bool = False
 
-    def __len__(self) -> int:
-        return int(self.before[-1])
+    def __post_init__(self) -> None:
+        at_least(1, length=self.length, batch_size=self.batch_size)
+        self.train_length = self.length
+        self.eval_lengths = eval_lengths(self.length, self.longest)
 
-    def places(self, numbers: Numbers) -> "Places":
-        """Places of the segments with these numbers."""
-        document = np.searchsorted(self.before, numbers, side="right") - 1
-        nth = numbers - self.before[document]
-        starts = self.begins[document] + nth * self.length
-        stops = np.minimum(starts + self.length, self.ends[document] - 1)
-        return Places(starts, stops, nth == 0)
+    def set_texts(self, training: TokenText, held_out: TokenText, source: str, unit: str) -> None:
+        """Keep the text to train on and the text to score.
 
-
-class Places(NamedTuple):
-    """Start and end of segments, and whether each begins a document."""
-
-    starts: Int[np.ndarray, " n"]
-    stops: Int[np.ndarray, " n"]
-    first: Bool[np.ndarray, " n"]
+        Raises:
+            InputError: If a window does not fit.
+        """
+        if self.documents == "join":
+            training, held_out = training.joined(), held_out.joined()
+        self._training, self._held_out = training, held_out
+        windows = np.diff(training.borders)
+        needed = self.length + 1 if len(windows) == 1 and self.documents != "pack" else 2
+        scored = int(np.diff(held_out.borders).max(initial=0))
+        if windows.max() < needed or scored < 2:
+            raise InputError(
+                f"{source} must give {needed} {unit} in a row to train on and 2 to hold out, got "
+                f"{windows.max()} and {scored}: give more text or lower length"
+            )
 
 
 def eval_lengths(length: int, longest: int | None) -> tuple[int, ...]:
@@ -293,26 +264,3 @@ def eval_lengths(length: int, longest: int | None) -> tuple[int, ...]:
         )
     doublings = (length << power for power in range((longest // length).bit_length()))
     return tuple(dict.fromkeys((*doublings, longest)))
-
-
-def _in_runs(count: int, size: int) -> Iterator[Numbers]:
-    return (np.arange(start, min(start + size, count)) for start in range(0, count, size))
-
-
-def _next_rows(
-    text: TokenText, stream: Stream, places: Numbers, length: int, *, begun: bool
-) -> PackedBatch:
-    """What the rows of a stream read from these places; at first, all begin with an empty state."""
-    batch = packed_batch(text, (stream.pieces(place, length) for place in places.tolist()), length)
-    batch.starts[:, 0] |= begun
-    return batch
-
-
-def windows(text: TokenText, starts: Numbers, stops: Numbers, length: int) -> Batch:
-    """Tokens from each start up to each stop, padded to one length, and their next tokens."""
-    tokens = np.zeros((len(starts), length), dtype=np.int64)
-    targets = np.full_like(tokens, IGNORE)
-    for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-        width = stop - start
-        tokens[row, :width], targets[row, :width] = read_window(text, start, stop)
-    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))

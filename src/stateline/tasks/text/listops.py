@@ -1,23 +1,21 @@
 """ListOps: evaluate nested operations on digits."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
-from stateline.tasks.classification import ClassificationTask, HeldOut, Rows
+from stateline.tasks.base import train_settings
+from stateline.tasks.objective import Classes, Objective
+from stateline.tasks.rows import Rows, RowsTask
 
-_LAYOUT = (
-    "ListOps as the Long Range Arena has it (a folder with basic_train.tsv, basic_val.tsv and "
-    "basic_test.tsv, columns Source and Target)"
-)
 _WORDS = [*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]"]
 _NUMBERS = {word: number for number, word in enumerate(_WORDS)}
 _FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
 
 
-class ListOps(ClassificationTask):
+@dataclass(eq=False, kw_only=True)
+class ListOps(RowsTask):
     """Evaluate nested minima, maxima, medians and sums modulo 10: the answer is one of ten digits.
 
     As in the Long Range Arena, the parentheses of the files are dropped, since operators open and
@@ -25,13 +23,7 @@ class ListOps(ClassificationTask):
     ``[MIN``, ``[MAX``, ``[MED``, ``[SM`` and ``]``.
 
     Args:
-        seed: Fixes the order.
-        path: Folder of the three files.
-        batch_size: Expressions in a training batch.
-        held_out: The part to score: ``test``, or ``valid`` while choosing settings.
-
-    Raises:
-        InputError: If the files are not at ``path``, or something else is in them.
+        **options: See :class:`~stateline.tasks.RowsTask`.
 
     References:
         Nangia and Bowman, "ListOps: A Diagnostic Dataset for Latent Tree Learning", 2018; Tay et
@@ -39,41 +31,32 @@ class ListOps(ClassificationTask):
     """
 
     name = "listops"
-    layout = _LAYOUT
+    layout = (
+        "ListOps as the Long Range Arena has it (a folder with basic_train.tsv, basic_val.tsv and "
+        "basic_test.tsv, columns Source and Target)"
+    )
     title = "ListOps"
     about = (
         "Requires a hierarchy over some 2,000 tokens. The ten answers are not equally frequent, so "
         "10 % is not chance. With few expressions to train on, models learn little more than the "
         "first operator."
     )
-    training: ClassVar[Mapping[str, float | str]] = {
-        **ClassificationTask.training,
-        "lr": 1e-3,
-    }
+    training = train_settings(RowsTask, lr=1e-3)
+    vocab_size = len(_WORDS)
 
-    def __init__(
-        self, seed: int = 0, *, path: str = "", batch_size: int = 16, held_out: HeldOut = "test"
-    ) -> None:
-        folder = self.find(path)
-        training, scored = (
-            Rows(*self.read(folder / _FILES[split], _read_file)) for split in ("train", held_out)
-        )
-        super().__init__(
-            seed,
-            batch_size,
-            training=training,
-            held_out=scored,
-            classes=_WORDS[:10],
-            vocab_size=len(_WORDS),
-        )
+    def load(self, path: Path) -> tuple[Rows, Rows, Objective]:
+        """Read the files of two parts."""
+        files = (path / _FILES[part] for part in ("train", self.held_out))
+        training, scored = (self.read(file, _read_file) for file in files)
+        return training, scored, Classes(_WORDS[:10])
 
 
-def _read_file(path: Path) -> tuple[list[np.ndarray], list[int]]:
+def _read_file(path: Path) -> Rows:
     """Token numbers and answer of every line except the first."""
-    inputs, labels = [], []
+    rows = Rows([], [])
     for line in path.read_text(encoding="ascii").splitlines()[1:]:
         source, target = line.split("\t")
         words = source.replace("(", " ").replace(")", " ").split()
-        inputs.append(np.array([_NUMBERS[word] for word in words]))
-        labels.append("0123456789".index(target))
-    return inputs, labels
+        rows.inputs.append(np.array([_NUMBERS[word] for word in words]))
+        rows.labels.append("0123456789".index(target))
+    return rows

@@ -5,18 +5,18 @@ import os
 import platform
 import sysconfig
 from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 
-from stateline.data import ByteTokenizer, Tokenizer
+from stateline.data import ByteTokenizer
 from stateline.data.folder import is_text, list_folder
 from stateline.data.splits import held_out_by_hash
 from stateline.data.token_text import TokenText
 from stateline.errors import InputError
 from stateline.files import user_path
 from stateline.settings import at_least
-from stateline.tasks.text.corpus import Documents, TextTask, eval_lengths
+from stateline.tasks.text.corpus import LongTextTask
 
 # Not part of the library though in its folder, or not code (pydoc_data).
 _PASSED_OVER = {"site-packages", "dist-packages", "__pycache__", "pydoc_data"}
@@ -26,7 +26,8 @@ HELD_OUT = 26 / 256
 """Share of the files to hold out."""
 
 
-class Text(TextTask):
+@dataclass(eq=False, kw_only=True)
+class Text(LongTextTask):
     """Predict the next byte of a file or of the files in a folder.
 
     The split is by file: about one file in ten is held out as a whole, chosen by the hash of its
@@ -38,17 +39,9 @@ class Text(TextTask):
     whole text is kept in memory.
 
     Args:
-        seed: Fixes every batch; the split does not depend on it.
         path: File or folder. By default the standard library (``*.py``) of the running Python.
-        length: Bytes in a training window.
         held_out_bytes: Largest number of bytes to score.
-        batch_size: Windows in a training batch.
-        documents: ``"join"`` reads the files as one long text. With ``"separate"``, windows end
-            with their file. With ``"pack"``, too, but a row holds several files, or parts of them.
-        longest: Score at ``length``, at its doublings up to this length, and at it; by default at
-            ``length`` and four times ``length``.
-        carried: Score the held-out text in ``batch_size`` rows with carried state, as models with a
-            memory are scored, instead of in windows that each begin with an empty state.
+        **options: See :class:`~stateline.tasks.LongTextTask`; a document is a file.
 
     Raises:
         InputError: If there is no text at ``path``, if it cannot be read, or if it is shorter
@@ -66,50 +59,24 @@ class Text(TextTask):
         "the baselines to beat. Scores compare only between runs on the same text (same sha256): "
         "the default text is the library of the running Python and differs between versions."
     )
-    training: ClassVar[Mapping[str, float | str]] = {
-        "steps": 600,
-        "lr": 4e-3,
-        "schedule": "cosine",
-    }
-    tokenizer: Tokenizer = ByteTokenizer()
+    tokenizer = ByteTokenizer()
     vocab_size = tokenizer.vocab_size
 
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        path: str | None = None,
-        length: int = 256,
-        held_out_bytes: int = 262_144,
-        batch_size: int = 16,
-        documents: Documents = "join",
-        longest: int | None = None,
-        carried: bool = False,
-    ) -> None:
-        at_least(1, length=length, batch_size=batch_size)
-        at_least(2, held_out_bytes=held_out_bytes)
-        self.seed, self.batch_size = seed, batch_size
-        self.train_length, self.eval_lengths = length, eval_lengths(length, longest)
-        self.carried, self.documents = carried, documents
+    path: str | None = None
+    held_out_bytes: int = 262_144
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(2, held_out_bytes=self.held_out_bytes)
         library = f"standard library of Python {platform.python_version()}"
-        self.source = library if path is None else path
-        files = _read_files(path)
+        self.source = library if self.path is None else self.path
+        files = _read_files(self.path)
         if not files:
             raise InputError(f"found no text in {self.source}: give a path to a file or folder")
         self._files = tuple(files)
         self._sha256 = _fingerprint(files)
-        self._held_out_files, training, held_out = _split(files, held_out_bytes)
-        self._training, self._held_out = (
-            _text_of(part, documents) for part in (training, held_out)
-        )
-        windows = np.diff(self._training.borders)
-        needed = length + 1 if len(windows) == 1 and documents != "pack" else 2
-        scored = int(np.diff(self._held_out.borders).max(initial=0))
-        if windows.max() < needed or scored < 2:
-            raise InputError(
-                f"{self.source} must give {needed} bytes in a row to train on and 2 to hold out, "
-                f"got {windows.max()} and {scored}: give more text or lower length"
-            )
+        self._held_out_files, training, held_out = _split(files, self.held_out_bytes)
+        self.set_texts(_text_of(training), _text_of(held_out), self.source, "bytes")
 
     def describe(self) -> Mapping[str, object]:
         """Source, size and hash of the text, and the held-out files."""
@@ -165,12 +132,10 @@ def _split(
     return tuple(names), [files[name] for name in sorted(files.keys() - set(chosen))], held_out
 
 
-def _text_of(files: list[bytes], documents: Documents) -> TokenText:
-    """The files as documents, or joined."""
+def _text_of(files: list[bytes]) -> TokenText:
+    """The files as documents."""
     tokens = np.frombuffer(b"".join(files), dtype=np.uint8)
-    borders = np.cumsum([0, *map(len, files)])
-    text = TokenText([len(tokens)], lambda _: tokens, borders)
-    return text.joined() if documents == "join" else text
+    return TokenText([len(tokens)], lambda _: tokens, np.cumsum([0, *map(len, files)]))
 
 
 def _fingerprint(files: Mapping[str, bytes]) -> str:

@@ -1,0 +1,71 @@
+"""``stateline train --init``: a run that starts from the weights of a model of any kind."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stateline.cli import main
+from stateline.models.checkpoint import load_any
+from tests.tasks.small_data import task_on
+
+ONE_STEP = ["--train.steps", "1", "--train.lr", "1e-12", "--train.weight_decay", "0"]
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> str:
+    """The task to predict the next values of recordings with two channels."""
+    for part in ("train", "test"):
+        (tmp_path / "next" / part).mkdir(parents=True)
+        for number in range(4):
+            x = np.random.default_rng(number).normal(size=(9, 2))
+            np.save(tmp_path / "next" / part / f"{number}.npy", x)
+    return f'signals(path="{tmp_path / "next"}", target=next, loss=l1, batch_size=2)'
+
+
+def train(*arguments: str) -> int:
+    return main(["train", *arguments, *ONE_STEP, "--device", "cpu"])
+
+
+def test_what_predicted_the_next_values_is_trained_to_classify(
+    recordings: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, then = tmp_path / "first", tmp_path / "then"
+    assert train("lstm", "--task", recordings, "--model.d_model", "8", "--out", str(first)) == 0
+    classes = task_on("signals", tmp_path)
+    changed = ["--model.residual_dropout", "0.2", "--train.seed", "1"]
+    assert train(str(first), "--task", classes, "--out", str(then), *changed) == 0
+    new = "new weights: head.weight, head.bias"
+    assert f"starting from the weights in {first}; {new}" in capsys.readouterr().out
+    assert_all_but_the_head_is_taken(first, then)
+
+
+def assert_all_but_the_head_is_taken(first: Path, then: Path) -> None:
+    """Although the heads have the same shape: two values, two classes."""
+    wanted, found = (load_any(folder).state_dict() for folder in (first, then))
+    for name, tensor in found.items():
+        same = torch.allclose(tensor, wanted.get(name, tensor + 1), rtol=0, atol=1e-9)
+        assert same == (name != "head.weight") or name == "head.bias", name
+
+
+def test_a_language_model_becomes_a_classifier_of_bytes(tmp_path: Path) -> None:
+    first, then = tmp_path / "first", tmp_path / "then"
+    (tmp_path / "book.txt").write_text("one two three " * 400)
+    text = f'text(path="{tmp_path / "book.txt"}", length=8, batch_size=2, longest=8)'
+    assert train("lstm", "--task", text, "--model.d_model", "8", "--out", str(first)) == 0
+    reviews = task_on("byte_text", tmp_path, max_len=20)
+    assert train("lstm", "--init", str(first), "--task", reviews, "--out", str(then)) == 0
+    assert_all_but_the_head_is_taken(first, then)
+
+
+def test_other_layers_are_refused(
+    recordings: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, then = str(tmp_path / "first"), tmp_path / "then"
+    assert train("lstm", "--task", recordings, "--model.d_model", "8", "--out", first) == 0
+    wider = ["--model.d_model", "16"]
+    assert train(first, "--task", recordings, "--out", str(then), *wider) == 2
+    message = f"d_model would be 16, but in the model in {first} it is 8: leave out options"
+    assert message in capsys.readouterr().err
+    assert not then.exists()
