@@ -1,5 +1,6 @@
 """Ops with all tensors as positional arguments, for tests that differentiate each of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -83,3 +84,40 @@ def h3_core_step(
 def h3_core_stepper(*weights: Tensor, **options: Any) -> Any:
     step = ops.h3_core_stepper(_core(*weights), **options)
     return lambda q, k, v, *state: step(q, k, v, H3CoreState(*state))
+
+
+def _recurrence(name: str, kind: Any) -> Callable[..., Any]:
+    """A recurrence, or a step of it: signals, other inputs, and the state."""
+    count = len(kind._fields)
+
+    def run(*inputs: Any, **options: Any) -> Any:
+        return getattr(ops, name)(kind(*inputs[:count]), *inputs[count:], **options)
+
+    return run
+
+
+delta_rule = _recurrence("delta_rule", ops.DeltaSignals)
+delta_rule_step = _recurrence("delta_rule_step", ops.DeltaSignals)
+delta_rule_step_ = _recurrence("delta_rule_step_", ops.DeltaSignals)
+gated_delta_rule = _recurrence("gated_delta_rule", ops.GatedDeltaSignals)
+gated_delta_rule_step = _recurrence("gated_delta_rule_step", ops.GatedDeltaSignals)
+gated_delta_rule_step_ = _recurrence("gated_delta_rule_step_", ops.GatedDeltaSignals)
+linear_attention = _recurrence("linear_attention", ops.LinearSignals)
+linear_attention_step = _recurrence("linear_attention_step", ops.LinearSignals)
+linear_attention_step_ = _recurrence("linear_attention_step_", ops.LinearSignals)
+
+
+def _scan(name: str) -> Callable[..., Any]:
+    """A selective scan or a step of it: u, dt, A, B, C and the state."""
+
+    def run(
+        u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *state: Any, **given: Any
+    ) -> Any:
+        return getattr(ops, name)(ops.ScanSignals(u, dt, b, c), a, *state, **given)
+
+    return run
+
+
+selective_scan = _scan("selective_scan")
+selective_scan_step = _scan("selective_scan_step")
+selective_scan_step_ = _scan("selective_scan_step_")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateline.ops import delta_rule, delta_rule_step, gated_delta_rule
+from tests.ops.flat import delta_rule, delta_rule_step, gated_delta_rule
 
 FASTER = ["numba", "torch"]
 LENGTHS = st.sampled_from([1, 2, 15, 16, 17, 33, 70])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops import (
+from tests.ops.flat import (
     gated_delta_rule,
     gated_delta_rule_step,
     linear_attention,

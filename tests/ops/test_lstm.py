@@ -31,9 +31,9 @@ def run(backend: str) -> Callable[..., Outputs]:
     return call
 
 
-def as_operator(*inputs: Tensor) -> Outputs:
+def as_operator(x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> Outputs:
     """What runs under ``torch.compile``."""
-    outputs, cells = torch.ops.stateline.lstm(*inputs).unbind(dim=0)
+    outputs, cells = torch.ops.stateline.lstm(x, *weights, h, c).unbind(dim=0)
     return outputs, outputs[:, -1], cells[:, -1]
 
 
@@ -85,7 +85,8 @@ def test_half_precision_outputs_cost_no_more_than_twice_the_definitions(
 
 @pytest.mark.usefixtures("unannotated")
 def test_the_operators_keep_pytorchs_rules() -> None:
-    inputs = [t.float() for t in case(2)]
+    x, h, c, *weights = (t.float() for t in case(2))
+    inputs = [x, *weights, h, c]
     backward = torch.ops.stateline.lstm_backward.default
     rules = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(backward, (torch.ones(2, 2, 2, 5), *inputs), test_utils=rules)

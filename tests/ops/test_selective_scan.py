@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops import selective_scan, selective_scan_step
 from stateline.ops.selective_scan import pytorch
+from tests.ops.flat import selective_scan, selective_scan_step
 
 BACKENDS = ["numba", "torch", "reference"]
 FASTER = ["numba", "torch"]

@@ -130,7 +130,7 @@ RECURRENCES: dict[str, Callable[[], list[Any]]] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_a_recurrence_in_place_equals_the_definition(name: str, backend: str) -> None:
-    step, step_ = getattr(ops, f"{name}_step"), getattr(ops, f"{name}_step_")
+    step, step_ = getattr(flat, f"{name}_step"), getattr(flat, f"{name}_step_")
     *signals, state = RECURRENCES[name]()
     wanted, after = step(*signals, state, backend="reference")
     y, copy = step(*signals, state, backend=backend)

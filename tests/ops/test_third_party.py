@@ -19,22 +19,19 @@ from stateline.layers import Attention
 from stateline.ops import (
     OPS,
     AttentionMask,
+    DeltaSignals,
+    GatedDeltaSignals,
+    LinearSignals,
     LocalWindow,
+    ScanSignals,
     attention,
-    delta_rule,
-    gated_delta_rule,
-    linear_attention,
     local_attention,
-    selective_scan,
     short_conv,
     third_party,
     use_backend,
 )
-from stateline.ops.delta_rule import reference as entries_reference
-from stateline.ops.gated_delta_rule import reference as delta_reference
-from stateline.ops.linear_attention import reference as linear_reference
-from stateline.ops.selective_scan import reference as scan_reference
 from stateline.ops.short_conv import reference as conv_reference
+from tests.ops.flat import delta_rule, gated_delta_rule, linear_attention, selective_scan
 
 MODULES = {
     "fla.ops.simple_gla": "chunk_simple_gla",
@@ -51,13 +48,13 @@ def one_by_one(
 ) -> tuple[Tensor, Tensor]:
     """The sequences between the borders of one row, each from a state of its own."""
     if borders is None:
-        return run(*signals, states)
+        return run(*signals, states, backend="reference")
     assert borders.dtype == torch.int64
     assert (len(signals[0]), len(states)) == (1, len(borders) - 1)
     parts = []
     for (a, b), state in zip(pairwise(borders.tolist()), states, strict=True):
         cut = (None if x is None else x[:, a:b] for x in signals)
-        parts.append(run(*cut, state[None]))
+        parts.append(run(*cut, state[None], backend="reference"))
     outputs, after = zip(*parts, strict=True)
     return torch.cat(outputs, dim=1), torch.cat(after)
 
@@ -78,7 +75,7 @@ def chunk_simple_gla(
     assert q.shape[2] == v.shape[2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     signals = q * scale, k, v, g
-    y, state = one_by_one(linear_reference.linear_attention, signals, initial_state, cu_seqlens)
+    y, state = one_by_one(linear_attention, signals, initial_state, cu_seqlens)
     return y, state if output_final_state else None
 
 
@@ -112,7 +109,7 @@ def chunk_dplr_delta_rule(
     assert q.dtype == k.dtype == v.dtype == a.dtype == b.dtype
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     signals = q * scale, k, v, gk, a, b
-    y, state = one_by_one(entries_reference.delta_rule, signals, initial_state, cu_seqlens)
+    y, state = one_by_one(delta_rule, signals, initial_state, cu_seqlens)
     return y, state if output_final_state else None
 
 
@@ -132,7 +129,7 @@ def chunk_gated_delta_rule(
     assert not use_qk_l2norm_in_kernel
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     signals = q * scale, k, v, g, beta
-    y, state = one_by_one(delta_reference.gated_delta_rule, signals, initial_state, cu_seqlens)
+    y, state = one_by_one(gated_delta_rule, signals, initial_state, cu_seqlens)
     return y, state if output_final_state else None
 
 
@@ -149,7 +146,7 @@ def selective_scan_fn(
     assert u.dtype == delta.dtype == B.dtype == C.dtype
     zeros = u.new_zeros(*u.shape[:2], A.shape[1])
     b, c = (t.permute(0, 3, 1, 2) for t in (B, C))
-    return scan_reference.selective_scan(u.mT, delta.mT, A, b, c, zeros)[0].mT
+    return selective_scan(u.mT, delta.mT, A, b, c, zeros, backend="reference")[0].mT
 
 
 def causal_conv1d_fn(
@@ -199,6 +196,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 HEADS, FEW_HEADS = [normal(1, 128, 1, 16)] * 3, [normal(1, 9, 1, 16)] * 3
+NARROW, WIDE, SHORT = normal(1, 3, 1, 2), normal(1, 3, 1, 257), normal(1, 9, 2)
 BIASED = LocalWindow(4, bias=normal(1, 4).requires_grad_())
 KEYED = LocalWindow(4, position_keys=normal(4, 16))
 
@@ -389,11 +387,11 @@ def test_the_mask_of_a_window_leaves_out_no_block(length: int, slots: int, windo
 @pytest.mark.parametrize(
     ("op", "backend", "inputs", "reason"),
     [
-        ("linear_attention", "fla", (*[normal(1, 3, 1, 2)] * 3, None, None), "not exact enough"),
-        ("linear_attention", "fla", (*[normal(1, 3, 1, 257)] * 3, None, None), "up to 256"),
-        ("delta_rule", "fla", [normal(1, 3, 1, 2)] * 7, "not exact enough"),
-        ("gated_delta_rule", "fla", [normal(1, 3, 1, 2)] * 6, "not exact enough"),
-        ("selective_scan", "mamba_ssm", [normal(1, 9, 2)] * 6, "fewer than 128"),
+        ("linear_attention", "fla", (LinearSignals(*[NARROW] * 3), None), "not exact enough"),
+        ("linear_attention", "fla", (LinearSignals(*[WIDE] * 3), None), "up to 256"),
+        ("delta_rule", "fla", (DeltaSignals(*[NARROW] * 6), None), "not exact enough"),
+        ("gated_delta_rule", "fla", (GatedDeltaSignals(*[NARROW] * 5), None), "not exact enough"),
+        ("selective_scan", "mamba_ssm", (ScanSignals(*[SHORT] * 4), SHORT, SHORT), "fewer than 1"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 8), normal(8, 5)), "2, 3 or 4 taps"),
         ("short_conv", "causal_conv1d", (normal(1, 3, 6), normal(6, 4)), "multiple of 8"),
         ("attention", "flex", (*FEW_HEADS, AttentionMask(slopes=normal(1)), 0.0), "at least 128"),

@@ -24,9 +24,8 @@ from torch.utils._pytree import tree_map
 from stateline.ops import (
     DiagonalWeights,
     H3Weights,
+    ScanSignals,
     fft_conv,
-    selective_scan,
-    selective_scan_step,
     short_conv,
     short_conv_stepper,
 )
@@ -38,6 +37,8 @@ from tests.ops.flat import (
     h3_core,
     h3_core_chunk,
     h3_core_stepper,
+    selective_scan,
+    selective_scan_step,
 )
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -420,6 +421,8 @@ class TestConvolutions:
         torch.testing.assert_close(past, u[:, 5 - (taps - 1) :] if taps > 1 else past)
 
 
+U, DT, A, B, C, STATE = scan_case(3, states=257)
+MANY_STATES = ScanSignals(U, DT, B, C), A, STATE
 WIDE = torch.ones(1, 3, 2), DiagonalWeights(*modes(2, 65, 2)), None
 HEADS = (
     *h3_case(3, 2)[:3],
@@ -437,7 +440,7 @@ HEADS = (
         ("fft_conv", (torch.ones(0, 3, 1), torch.ones(1, 2)), "empty"),
         ("short_conv", (torch.ones(1, 3, 1), torch.ones(1, 17)), "up to 16 taps"),
         ("diagonal_ssm", WIDE, "up to 64 modes"),
-        ("selective_scan", scan_case(3, states=257), "up to 256 states"),
+        ("selective_scan", MANY_STATES, "up to 256 states"),
         ("h3_core", HEADS, "heads of one channel"),
     ],
 )

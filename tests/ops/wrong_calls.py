@@ -53,7 +53,7 @@ def valid_inputs(name: str) -> dict[str, Any]:
     def value(key: str, annotation: Any) -> Any:
         kind = next((k for k in door.options_of(annotation) if hasattr(k, "_fields")), None)
         if kind is not None:
-            return kind(*(value(field, part) for field, part in kind.__annotations__.items()))
+            return kind(*(value(field, part) for field, part in check.fields(kind).items()))
         if key in ABSENT.get(name, ()):
             return None
         shape = door.declared(annotation)

@@ -4,7 +4,7 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.ops import delta_rule, gated_delta_rule, linear_attention
+from tests.ops.flat import delta_rule, gated_delta_rule, linear_attention
 from tests.parity.cases import Case, covers
 from tests.parity.models import assert_near
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from stateline.bench import fla_naive
 from stateline.bench.peers import bare_layer
-from stateline.ops import OPS, delta_rule, gated_delta_rule, linear_attention, use_backend
+from stateline.ops import OPS, use_backend
+from tests.ops.flat import delta_rule, gated_delta_rule, linear_attention
 
 BATCH, HEADS, KEYS, VALUES = 2, 4, 8, 6
 ALIKE = {"rtol": 1e-5, "atol": 1e-5}

@@ -11,7 +11,8 @@ from stateline.layers import Residual
 from stateline.models.convert import mamba
 from stateline.models.convert.table import load_pretrained, read_pretrained
 from stateline.models.language_model import LanguageModel, LanguageModelState
-from stateline.ops import selective_scan, use_backend
+from stateline.ops import use_backend
+from tests.ops.flat import selective_scan
 from tests.parity.cases import Case, covers
 from tests.parity.models import assert_decodes, assert_near
 

@@ -13,8 +13,13 @@ from typing import Any
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops import OPS, register_backend
-from stateline.ops.stepping import copying, on_a_copy
+from stateline.ops import (
+    OPS,
+    DeltaSignals,
+    GatedDeltaSignals,
+    LinearSignals,
+    register_backend,
+)
 
 BACKEND = "fla_naive"
 
@@ -44,37 +49,31 @@ def register(folder: Path) -> None:
     naive = {name: _module(folder, name) for name in ("gla", "simple_gla", "gated_delta_rule")}
     dplr = _module(folder, "generalized_delta_rule/dplr")
 
-    def linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> Any:
-        q, k = (t.repeat_interleave(v.shape[2] // t.shape[2], dim=2) for t in (q, k))
-        if log_decay.ndim == v.ndim:
+    def linear_attention(x: LinearSignals, state: Tensor) -> Any:
+        q, k, v, log_decay = x.with_own_keys()
+        if x.decays_by_entry:
             q = q * q.shape[-1] ** 0.5  # it divides by this root
             return naive["gla"].naive_recurrent_gla(q, k, v, log_decay, state, True)
         run = _by_length(naive["simple_gla"], "simple_gla", v.shape[1])
         given = {"scale": 1.0, "initial_state": state, "output_final_state": True}
         return run(q, k, v, log_decay, **given)
 
-    def delta_rule(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        *signals, state = inputs
-        q, k, v, log_decay, a, b = (t.transpose(1, 2) for t in signals)
+    def delta_rule(x: DeltaSignals, state: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v, log_decay, a, b = (t.transpose(1, 2) for t in x)
         whole = v.shape[2] % CHUNK == 0
         run = dplr.dplr_chunkwise if whole else dplr.dplr_recurrence
         y, after = run(q * q.shape[-1] ** 0.5, k, v, a, b, log_decay, state, True)
         return y.transpose(1, 2), after
 
-    def gated_delta_rule(
-        q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-    ) -> Any:
-        q, k = (t.repeat_interleave(v.shape[2] // t.shape[2], dim=2) for t in (q, k))
-        run = _by_length(naive["gated_delta_rule"], "gated_delta_rule", v.shape[1])
+    def gated_delta_rule(x: GatedDeltaSignals, state: Tensor) -> Any:
+        run = _by_length(naive["gated_delta_rule"], "gated_delta_rule", x.v.shape[1])
         given = {"scale": 1.0, "initial_state": state, "output_final_state": True}
-        return run(q, k, v, g=log_decay, beta=beta, **given)
+        return run(x.q, x.k, x.v, g=x.log_decay, beta=x.beta, **given)
 
     unregister()
     for run in (linear_attention, delta_rule, gated_delta_rule):
-        name = run.__name__
-        step_ = copying(_one_token(run))
-        functions = {name: run, f"{name}_step_": step_, f"{name}_step": on_a_copy(step_)}
-        register_backend(name, BACKEND, SimpleNamespace(**functions), before="reference")
+        functions = {run.__name__: run, f"{run.__name__}_step": _one_token(run)}
+        register_backend(run.__name__, BACKEND, SimpleNamespace(**functions), before="reference")
 
 
 def unregister() -> None:
@@ -92,9 +91,8 @@ def _by_length(module: ModuleType, name: str, length: int) -> Any:
 def _one_token(run: Any) -> Any:
     """The function of sequences, called with one token."""
 
-    def step(*inputs: Any) -> tuple[Tensor, Tensor]:
-        *signals, state = inputs
-        y, after = run(*(t[:, None] for t in signals), state)
+    def step(x: Any, state: Tensor) -> tuple[Tensor, Tensor]:
+        y, after = run(type(x)(*(t[:, None] for t in x)), state)
         return y[:, 0], after
 
     return step

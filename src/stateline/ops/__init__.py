@@ -5,7 +5,7 @@ Each op has a folder, and each of its backends a file in it. :data:`OPS` lists t
 
 from stateline.ops.attention import AttentionCache, AttentionMask, attention, attention_step_
 from stateline.ops.convolution import slide
-from stateline.ops.delta_rule import delta_rule, delta_rule_step, delta_rule_step_
+from stateline.ops.delta_rule import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.diagonal_ssm import (
     DiagonalWeights,
     diagonal_ssm,
@@ -17,12 +17,14 @@ from stateline.ops.dispatch import use_backend
 from stateline.ops.dplr_ssm import DPLRWeights, dplr_ssm, dplr_ssm_every, dplr_ssm_step
 from stateline.ops.fft_conv import fft_conv
 from stateline.ops.gated_delta_rule import (
+    GatedDeltaSignals,
     gated_delta_rule,
     gated_delta_rule_step,
     gated_delta_rule_step_,
 )
 from stateline.ops.h3_core import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
 from stateline.ops.linear_attention import (
+    LinearSignals,
     linear_attention,
     linear_attention_step,
     linear_attention_step_,
@@ -32,7 +34,12 @@ from stateline.ops.lstm import LSTMCell, LSTMWeights, lstm
 from stateline.ops.mimo_ssm import MIMOWeights, mimo_ssm, mimo_ssm_step
 from stateline.ops.op import OPS, register_backend
 from stateline.ops.pointwise import FeedForwardWeights, feed_forward, rotary
-from stateline.ops.selective_scan import selective_scan, selective_scan_step, selective_scan_step_
+from stateline.ops.selective_scan import (
+    ScanSignals,
+    selective_scan,
+    selective_scan_step,
+    selective_scan_step_,
+)
 from stateline.ops.short_conv import short_conv, short_conv_step, short_conv_stepper
 from stateline.ops.slstm import SLSTMCell, slstm
 from stateline.ops.ssm_parameters import discretize, shift_taps
@@ -42,15 +49,19 @@ __all__ = [
     "AttentionCache",
     "AttentionMask",
     "DPLRWeights",
+    "DeltaSignals",
     "DiagonalWeights",
     "FeedForwardWeights",
+    "GatedDeltaSignals",
     "H3CoreState",
     "H3Weights",
     "LSTMCell",
     "LSTMWeights",
+    "LinearSignals",
     "LocalWindow",
     "MIMOWeights",
     "SLSTMCell",
+    "ScanSignals",
     "attention",
     "attention_step_",
     "delta_rule",

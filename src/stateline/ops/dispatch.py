@@ -31,13 +31,16 @@ _preference: ContextVar[Mapping[str, str] | None] = ContextVar("preference", def
 _logged: set[tuple[str, ...]] = set()
 
 
-def dispatch(op: Op, function: str, *inputs: Any, backend: str = "auto") -> Any:
+def dispatch(
+    op: Op, function: str, *inputs: Any, starts: Tensor | None = None, backend: str = "auto"
+) -> Any:
     """Run a call on the backend chosen for it.
 
     Args:
         op: The op.
         function: Name of its function, such as ``"diagonal_ssm_step"``.
         *inputs: Arguments of the call.
+        starts: Where documents begin: the last argument of backends that read packed rows.
         backend: A backend that must run the call, or ``"auto"``: the preferred one
             (:func:`use_backend`, environment) if it can, else the first one that can.
 
@@ -47,6 +50,8 @@ def dispatch(op: Op, function: str, *inputs: Any, backend: str = "auto") -> Any:
     Raises:
         InputError: If the op has no backend of that name, or it cannot run this call.
     """
+    if starts is not None:
+        inputs = (*inputs, starts)
     _prepare(op.name, function)
     candidates = op.candidates[function]
     if backend == "auto":

@@ -1,4 +1,4 @@
-"""The check of an op's arguments against the shapes that its signature declares.
+"""The public functions of ops: their checks, and the steps that follow from them.
 
 Kernels read memory by the shapes that they get. So a public function of an op checks its
 arguments before a backend sees them: every tensor has the declared number of axes, axes of one name
@@ -9,13 +9,18 @@ remembered, and costs about a microsecond when it comes again.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
+from functools import reduce, wraps
+from operator import or_
+from types import NoneType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from stateline.errors import InputError
+from stateline.ops.dispatch import dispatch
+from stateline.ops.op import Op
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,6 +34,16 @@ _PLAIN = (int, float, str, type(None))
 
 REMEMBERED = 4096
 """Signatures that a function remembers before it forgets all of them."""
+
+_ARGUMENTS = {
+    "state": """State before the first token, at least float32; ``None`` is the zero state.""",
+    "starts": """True where a document begins, whose state before it is zero: see
+            :meth:`stateline.layers.SequenceLayer.forward`.""",
+    "backend": """Backend that must run the call; ``"auto"`` chooses one.""",
+}
+"""What arguments mean that many ops have."""
+
+_RAISES = "\n\nRaises:\n    InputError: If a shape, a dtype or a device does not fit the others."
 
 
 class Shape(NamedTuple):
@@ -54,7 +69,8 @@ def door(*rules: Rule) -> Callable[[Callable[P, T]], Callable[P, T]]:
             wrong, or an empty string. They may depend on shapes, dtypes and plain values alone.
 
     Returns:
-        The decorator. Under ``torch.compile`` nothing is checked.
+        The decorator. Under ``torch.compile`` nothing is checked. It documents the arguments
+        ``state``, ``starts`` and ``backend``, and the error, where the docstring does not.
 
     Example:
         >>> from jaxtyping import Float
@@ -67,18 +83,34 @@ def door(*rules: Rule) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        check = Check(function, rules)
-
-        @wraps(function)
-        def run(*args: P.args, **keywords: P.kwargs) -> T:
-            if not torch.compiler.is_compiling():
-                check(*args, **keywords)
-            return function(*args, **keywords)
-
-        run.check = check  # type: ignore[attr-defined]
+        run = _checked(function, Check(function, rules))
+        run.__doc__ = _documented(function)
         return run
 
     return decorate
+
+
+def _checked(function: Callable[P, T], check: "Check") -> Callable[P, T]:
+    @wraps(function)
+    def run(*args: P.args, **keywords: P.kwargs) -> T:
+        if not torch.compiler.is_compiling():
+            check(*args, **keywords)
+        return function(*args, **keywords)
+
+    run.check = check  # type: ignore[attr-defined]
+    return run
+
+
+def _documented(function: Callable[..., Any]) -> str:
+    """The docstring of a function with the arguments and the error that many ops have."""
+    text, own = inspect.getdoc(function) or "", inspect.signature(function).parameters
+    missing = (name for name in _ARGUMENTS if name in own and f"\n    {name}: " not in text)
+    more = "".join(f"\n    {name}: {_ARGUMENTS[name]}" for name in missing)
+    begins, returns, rest = text.partition("\n\nReturns:")
+    if "\n\nArgs:" not in begins:
+        more = f"\n\nArgs:{more}"
+    result, example, others = rest.partition("\n\nExample:")
+    return begins + more + returns + result + _RAISES * ("Raises:" not in text) + example + others
 
 
 def checked_step(
@@ -107,11 +139,73 @@ def checked_step(
     return run
 
 
-class Check:
-    """The declared arguments of a function, and the signatures that have passed."""
+def step_of(op: Op, whole: Callable[P, T]) -> Callable[P, T]:
+    """The public function of one step of a recurrence, made from the one of whole sequences.
 
-    def __init__(self, function: Callable[..., Any], rules: tuple[Rule, ...]) -> None:
-        self.name = function.__name__
+    Its arguments and results have no axis ``length``, and none of them may be omitted.
+    """
+    text = "One step of :func:`{}`: the output for the next token, and the state after it."
+    return _step(op, whole, "_step", text, lambda result: result)
+
+
+def step_in_place(op: Op, whole: Callable[P, tuple[T, Any]]) -> Callable[P, T]:
+    """The public function of one step that returns the output alone and changes the state."""
+    text = "One step of :func:`{}` without gradients: the state changes in place."
+    return _step(op, whole, "_step_", text, lambda result: get_args(result)[0])
+
+
+def _step(
+    op: Op, whole: Any, ending: str, text: str, returned: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    name, declared = whole.__name__ + ending, whole.check.signature
+    parameters = [
+        p.replace(
+            annotation=without_time(p.annotation, p.name != "state"),
+            default="auto" if p.name == "backend" else p.empty,
+        )
+        for p in declared.parameters.values()
+        if p.name != "starts"
+    ]
+    result = without_time(returned(declared.return_annotation))
+    signature = inspect.Signature(parameters, return_annotation=result)
+
+    def run(*inputs: Any, backend: str = "auto", **named: Any) -> Any:
+        if named:
+            inputs = signature.bind(*inputs, **named).args
+        return dispatch(op, name, *inputs, backend=backend)
+
+    run.__name__ = run.__qualname__ = name
+    run.__module__ = whole.__module__
+    text += "\n\nThe arguments are the same, without the axis of time; the state is required."
+    run.__doc__ = text.format(whole.__name__)
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    return _checked(run, Check(run, whole.check.rules, timeless=True))
+
+
+def without_time(annotation: Any, optional: bool = True) -> Any:
+    """An annotation of tensors without their axis of time, and without ``None`` if not optional."""
+    if hasattr(annotation, "dim_str"):
+        axes = annotation.dim_str.split()
+        return Float[Tensor, " ".join(axis for axis in axes if axis != "length")]
+    if hasattr(annotation, "__origin__"):
+        return annotation.__origin__[tuple(map(without_time, get_args(annotation)))]
+    kinds = (kind for kind in options_of(annotation) if optional or kind is not NoneType)
+    return reduce(or_, (without_time(k) if hasattr(k, "dim_str") else k for k in kinds))
+
+
+class Check:
+    """The declared arguments of a function, and the signatures that have passed.
+
+    Args:
+        function: The function.
+        rules: See :func:`door`.
+        timeless: Whether parts of named tuples have no axis ``length``.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], rules: tuple[Rule, ...], *, timeless: bool = False
+    ) -> None:
+        self.name, self._timeless = function.__name__, timeless
         told = inspect.unwrap(function, stop=lambda f: hasattr(f, "__signature__"))
         self.signature = inspect.signature(told)
         self.rules = rules
@@ -136,6 +230,11 @@ class Check:
         if len(self.passed) >= REMEMBERED:
             self.passed.clear()
         self.passed.add(key)
+
+    def fields(self, kind: Any) -> dict[str, Any]:
+        """Annotations of the parts of a named tuple."""
+        parts: dict[str, Any] = kind.__annotations__
+        return {k: without_time(v) for k, v in parts.items()} if self._timeless else parts
 
     def _check_shapes(self, values: dict[str, Any]) -> None:
         sizes: dict[str, Any] = {}
@@ -177,7 +276,7 @@ class Check:
             if kind is None:
                 yield prefix + name, annotations[name], value
             elif isinstance(value, kind):
-                yield from self._tensors(value._asdict(), kind.__annotations__, f"{prefix}{name}.")
+                yield from self._tensors(value._asdict(), self.fields(kind), f"{prefix}{name}.")
             elif value is not None or type(None) not in options:
                 raise InputError(
                     f"{self.name} needs {prefix}{name} as a {kind.__name__} of "

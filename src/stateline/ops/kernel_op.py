@@ -6,85 +6,175 @@ Elsewhere it is an autograd function, which costs several times less to record.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from types import NoneType
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from stateline.ops.dispatch import wants_gradient
+from stateline.ops.door import options_of
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_TYPES = {int: "SymInt", float: "float", bool: "bool", str: "str"}
 
 
-def define_kernel_op(
-    name: str,
-    forward: Callable[..., Tensor | tuple[Tensor, ...]],
-    backward: Callable[..., Sequence[Tensor]],
-    fake: Callable[..., Tensor | tuple[Tensor, ...]] | None = None,
-    fake_backward: Callable[..., Sequence[Tensor]] | None = None,
-) -> Callable[..., Any]:
-    """Make one function, differentiable once, of a forward and a backward function.
+class KernelOp:
+    """One function, differentiable once, made of a forward and a backward function.
 
     Both must be pure and return new tensors. They may branch on shape, dtype and device, but not on
-    values.
+    values. Their arguments and results may be named tuples: the operator takes and returns the
+    parts of these one by one, in a schema that follows from the annotations of ``forward``.
 
     Args:
         name: Operator name, unique in the library.
-        forward: ``forward(*inputs) -> outputs``, annotated with plain types (``Tensor``,
-            ``Tensor | None``, ``int``).
-        backward: ``backward(*grad_outputs, *inputs) -> gradients`` of the first inputs, in order;
-            the other inputs are constants. The entry of an input that is ``None`` is ignored. Also
-            annotated.
+        forward: ``forward(*inputs) -> outputs``, whose inputs are annotated as tensors, plain
+            values, ``None``, or named tuples of these; outputs are tensors and named tuples.
+        backward: ``backward(*grad_outputs, *inputs)`` returns the gradients of the inputs, tensors
+            or arrays with as many entries, nested like the inputs and in their order. What stands
+            for inputs that are no floating-point tensors is ignored, and may be left out at the
+            end.
         fake: Like ``forward``, for tensors without data: empty outputs of the right shapes. By
             default ``forward`` itself, which must then be made of PyTorch's functions.
-        fake_backward: Likewise for ``backward``; by default, with ``fake``, gradients like the
-            inputs.
-
-    Returns:
-        A function with the signature of ``forward``.
     """
-    op = torch.library.custom_op(f"stateline::{name}", forward, mutates_args=())
-    op_backward = torch.library.custom_op(
-        f"stateline::{name}_backward", _apart(backward), mutates_args=()
-    )
-    count = len(inspect.signature(forward).parameters)
-    empty = backward if fake is None else lambda *given: empty_like(*given[-count:])
-    op.register_fake(fake or forward)
-    op_backward.register_fake(fake_backward or empty)
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:  # noqa: ARG001
-        ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs))
-        ctx.numbers = [None if isinstance(x, Tensor) else x for x in inputs]
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        backward: Callable[..., Any],
+        fake: Callable[..., Any] | None = None,
+    ) -> None:
+        self.forward, self._backward = forward, backward
+        signature = inspect.signature(forward)
+        returned = signature.return_annotation
+        self._single = returned is Tensor
+        self._inputs = _Layout(p.annotation for p in signature.parameters.values())
+        self._outputs = _Layout([Tensor] if self._single else get_args(returned))
+        given, found = self._inputs.types, self._outputs.types
+        self._op = _operator(name, self.run_flat, given, found)
+        self._op.register_fake(lambda *flat: self.run_flat(*flat, run=fake))
+        self._op.register_autograd(self.by_operator, setup_context=_save)
+        self._op_backward = _operator(
+            f"{name}_backward", self._own_gradients, [*found, *given], ["Tensor[]"]
+        )
+        self._op_backward.register_fake(
+            lambda *flat: empty_like(*filter(_has_gradient, flat[len(found) :]))
+        )
 
-    def gradients(run: Callable[..., Sequence[Tensor]], ctx: Any, grads: Any) -> tuple[Any, ...]:
-        pairs = zip(ctx.saved_tensors, ctx.numbers, strict=True)
-        inputs = [number if tensor is None else tensor for tensor, number in pairs]
-        found = [*run(*grads, *inputs), *[None] * len(inputs)]
-        return tuple(g if isinstance(x, Tensor) else None for g, x in zip(found, inputs))  # noqa: B905
+    def __call__(self, *inputs: Any) -> Any:
+        """The outputs of ``forward``."""
+        flat = _flat(inputs)
+        if torch.compiler.is_compiling() or not is_plain(flat[0]):
+            found = self._op(*flat)
+        elif wants_gradient(*flat):
+            found = _Recorded.apply(self, *flat)
+        else:
+            return self.forward(*inputs)
+        return found if self._single else tuple(self._outputs.nested(found))
 
-    op.register_autograd(lambda ctx, *grads: gradients(op_backward, ctx, grads), setup_context=save)
+    def run_flat(self, *flat: Any, run: Callable[..., Any] | None = None) -> Any:
+        """Outputs part by part, from inputs part by part."""
+        found = (run or self.forward)(*self._inputs.nested(flat))
+        return found if self._single else tuple(_flat(found))
 
-    class Recorded(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            save(ctx, inputs)
-            return forward(*inputs)
+    def gradients(self, *flat: Any) -> list[Tensor | None]:
+        """For each input its gradient; ``None`` if it has none."""
+        count = len(self._outputs.types)
+        grads, inputs = self._outputs.nested(flat[:count]), flat[count:]
+        found = _flat(self._backward(*grads, *self._inputs.nested(inputs)))
+        found += [None] * (len(inputs) - len(found))
+        return [_like(g, x) for g, x in zip(found, inputs, strict=True)]
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> Any:
-            # PyTorch knows that the operator's result cannot be differentiated again
-            return gradients(op_backward if torch.is_grad_enabled() else backward, ctx, grads)
+    def _own_gradients(self, *flat: Any) -> list[Tensor]:
+        """Those that there are, contiguous and apart: operators return no views of one tensor."""
+        found = [g.contiguous() for g in self.gradients(*flat) if g is not None]
+        return [g.clone() if g.untyped_storage().nbytes() > g.nbytes else g for g in found]
 
-    def run(*inputs: Any) -> Any:
-        if torch.compiler.is_compiling() or not is_plain(inputs[0]):
-            return op(*inputs)
-        if wants_gradient(*inputs):
-            return Recorded.apply(*inputs)
-        return forward(*inputs)
+    def by_operator(self, ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        """The gradients of all inputs, by the operator that cannot be differentiated again."""
+        inputs = _saved(ctx)
+        found = iter(self._op_backward(*grads, *inputs))
+        return tuple(next(found) if _has_gradient(x) else None for x in inputs)
 
-    return run
+
+def _operator(
+    name: str, run: Callable[..., Any], given: Sequence[str], returned: Sequence[str]
+) -> Any:
+    arguments = ", ".join(f"{kind} _{i}" for i, kind in enumerate(given))
+    schema = f"({arguments}) -> ({', '.join(returned)})"
+    return torch.library.custom_op(f"stateline::{name}", run, mutates_args=(), schema=schema)
+
+
+class _Recorded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: KernelOp, *flat: Any) -> Any:
+        _save(ctx, flat)
+        ctx.op = op
+        return op.run_flat(*flat)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled():  # PyTorch refuses to differentiate the operator's result
+            return None, *ctx.op.by_operator(ctx, *grads)
+        return None, *ctx.op.gradients(*grads, *_saved(ctx))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:  # noqa: ARG001
+    ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs))
+    ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+
+
+def _saved(ctx: Any) -> list[Any]:
+    pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
+    return [other if tensor is None else tensor for tensor, other in pairs]
+
+
+class _Layout:
+    """The named tuples among some annotations, and the types of all parts in PyTorch's schemas."""
+
+    def __init__(self, annotations: Iterable[Any]) -> None:
+        self.types: list[str] = []
+        self._parts: list[tuple[Any, _Layout] | None] = []
+        for annotation in annotations:
+            options = options_of(annotation)
+            kind = next(option for option in options if option is not NoneType)
+            if hasattr(kind, "_fields"):
+                inner = _Layout(kind.__annotations__.values())
+                self.types += inner.types
+                self._parts.append((kind, inner))
+            else:
+                self.types.append(_TYPES.get(kind, "Tensor") + "?" * (NoneType in options))
+                self._parts.append(None)
+
+    def nested(self, flat: Iterable[Any]) -> list[Any]:
+        """The inverse of ``_flat``."""
+        rest = iter(flat)
+        return [next(rest) if p is None else p[0](*p[1].nested(rest)) for p in self._parts]
+
+
+def _flat(values: Iterable[Any]) -> list[Any]:
+    """The parts of all tuples, one after the other."""
+    found: list[Any] = []
+    for x in values:
+        if isinstance(x, tuple):
+            found += _flat(x)
+        else:
+            found.append(x)
+    return found
+
+
+def _has_gradient(x: Any) -> bool:
+    """Whether an input has a gradient."""
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _like(gradient: Any, x: Any) -> Tensor | None:
+    """A gradient with the shape and dtype of its input, if that has one."""
+    if gradient is None or not _has_gradient(x):
+        return None
+    return torch.as_tensor(gradient).reshape(x.shape).to(x.dtype)
 
 
 def is_plain(x: Tensor) -> bool:
@@ -97,23 +187,6 @@ def values_at_hand(x: Tensor) -> bool:
     return x.device.type == "cpu" and is_plain(x) and not torch.compiler.is_compiling()
 
 
-def like(gradients: Sequence[Any], inputs: Sequence[Tensor]) -> Any:
-    """Gradients (arrays or tensors) with the shapes and dtypes of their inputs."""
-    pairs = zip(gradients, inputs, strict=True)
-    return tuple(torch.as_tensor(g).reshape(x.shape).to(x.dtype) for g, x in pairs)
-
-
-def empty_like(*inputs: Tensor) -> tuple[Tensor, ...]:
+def empty_like(*inputs: Tensor) -> list[Tensor]:
     """Contiguous tensors of the same shapes, dtypes and device."""
-    return tuple(x.new_empty(x.shape) for x in inputs)
-
-
-def _apart(backward: Callable[..., Sequence[Tensor]]) -> Callable[..., Any]:
-    """The same with gradients that share no memory: operators must not return views of a tensor."""
-
-    @wraps(backward)
-    def run(*inputs: Any) -> Any:
-        found = backward(*inputs)
-        return tuple(g.clone() if g.untyped_storage().nbytes() > g.nbytes else g for g in found)
-
-    return run
+    return [x.new_empty(x.shape) for x in inputs]

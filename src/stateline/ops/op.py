@@ -1,6 +1,6 @@
 """The table of ops and their backends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError, unknown_name
+from stateline.ops.stepping import copying, on_a_copy
 
 GROUP = "stateline.backends"
 """Entry-point group of installed packages: the name is ``op.backend``, the object its module."""
@@ -46,6 +47,16 @@ class Candidate(NamedTuple):
         if self.unavailable or self.can_use is None:
             return self.unavailable
         return self.can_use(function, *inputs)
+
+
+def _function(module: Any, name: str) -> Any:
+    """A function of a backend. Of a step in place and one on a copy, either serves for both."""
+    run = getattr(module, name, None)
+    if run is None and name.endswith("_step_") and (step := getattr(module, name[:-1], None)):
+        return copying(step)
+    if run is None and name.endswith("_step") and (step_ := getattr(module, f"{name}_", None)):
+        return on_a_copy(step_)
+    return run
 
 
 def _most_arguments(run: Any) -> int:
@@ -134,8 +145,10 @@ class Op:
     gradient). Each new op enters :data:`OPS`.
 
     Args:
-        name: Name of the op, of its folder and of its main function.
-        backends: For each name the module, or its dotted name if it needs optional packages.
+        package: The op's folder as a package; it is called like the op and its main function.
+        backends: Names of the backends that are preferred to ``torch`` (``pytorch.py`` in the
+            folder) and ``reference`` (``reference.py``), which every op has. The module of another
+            one is ``NAME_backend.py``.
         example: Makes a typical call for benches, tests and ``stateline check --backends``.
 
     Attributes:
@@ -143,13 +156,14 @@ class Op:
     """
 
     def __init__(
-        self, name: str, backends: Mapping[str, object], example: Callable[[Sizes], Example]
+        self, package: str, backends: Sequence[str], example: Callable[[Sizes], Example]
     ) -> None:
-        self.name, self.example = name, example
-        self._sources = dict(backends)
+        self.name, self.example = package.rpartition(".")[2], example
+        self._sources: dict[str, object] = {name: f"{package}.{name}_backend" for name in backends}
+        self._sources |= {"torch": f"{package}.pytorch", "reference": f"{package}.reference"}
         self._modules: dict[str, tuple[Any, str]] = {}
         self.candidates: dict[str, dict[str, Candidate]] = {}
-        OPS[name] = self
+        OPS[self.name] = self
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -173,7 +187,7 @@ class Op:
         found = {}
         for name in self.backends:
             module, reason = self.module(name)
-            run = getattr(module, function, None)
+            run = _function(module, function)
             if run is None and not reason:
                 reason = f"it has no {function}"
             most = 0 if run is None or reason else _most_arguments(run)

@@ -7,6 +7,21 @@ from torch import Tensor
 Planes = Float[Tensor, "*shape 2"]
 
 
+def as_complex(planes: Planes) -> Tensor:
+    """A complex tensor; a copy, because a view of float64 would need an alignment of 16 bytes."""
+    return torch.complex(planes[..., 0], planes[..., 1])
+
+
+def precise(x: Tensor) -> Tensor:
+    """Convert to float64 if the device supports it."""
+    return x if x.device.type == "mps" else x.double()  # mps has no float64
+
+
+def powers_of(log: Planes, exponents: Tensor) -> Float[Tensor, "*shape power 2"]:
+    """Powers of complex numbers with these logarithms, precisely."""
+    return exponential(precise(log)[..., None, :] * exponents[:, None])
+
+
 def multiply(a: Float[Tensor, "*a 2"], b: Float[Tensor, "*b 2"]) -> Float[Tensor, "*ab 2"]:
     """Product of complex numbers (leading axes broadcast).
 

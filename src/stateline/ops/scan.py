@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.planes import exponential, multiply
+from stateline.ops.planes import multiply, powers_of
 
 BLOCK = 16
 """Inputs per block.
@@ -30,23 +30,26 @@ def diagonal_scan(
     length = v.shape[-3]
     count = math.ceil(length / BLOCK)
     blocks = F.pad(v, (0, 0, 0, 0, 0, count * BLOCK - length)).unflatten(-3, (count, BLOCK))
-    powers = _powers(log_a, BLOCK + 1).to(v.dtype)  # (power, mode, 2)
-    alone = _from_zero(blocks, powers[:-1])
+    decay = powers_of(log_a, torch.arange(BLOCK + 1, device=v.device)).transpose(0, 1).to(v.dtype)
+    alone = _from_zero(blocks, decay[:-1])
     before = state[..., None, :, :]
     if count > 1:
         after = diagonal_scan(alone[..., :-1, -1, :, :], BLOCK * log_a, state)
         before = torch.cat([before, after], dim=-3)
-    kept = multiply(powers[1:], before[..., None, :, :])
+    kept = multiply(decay[1:], before[..., None, :, :])
     return (alone + kept).flatten(-4, -3)[..., :length, :, :]
 
 
 def _from_zero(
-    blocks: Float[Tensor, "*batch block mode 2"], powers: Float[Tensor, "block mode 2"]
+    blocks: Float[Tensor, "*batch block mode 2"], decay: Float[Tensor, "block mode 2"]
 ) -> Float[Tensor, "*batch block mode 2"]:
-    """States of every block from the zero state: one matrix product per mode."""
+    """States of every block from the zero state: one matrix product per mode.
+
+    ``decay`` holds the powers 0, 1, ... of the transition.
+    """
     index = torch.arange(BLOCK, device=blocks.device)
     distance = index - index[:, None]  # from the input (row) to the state (column)
-    real, imag = (powers[distance.clamp(min=0)] * (distance >= 0)[..., None, None]).unbind(dim=-1)
+    real, imag = (decay[distance.clamp(min=0)] * (distance >= 0)[..., None, None]).unbind(dim=-1)
     # complex multiplication as a real matrix
     product = torch.stack(
         [torch.stack([real, imag], dim=-1), torch.stack([-imag, real], dim=-1)], dim=-2
@@ -55,10 +58,3 @@ def _from_zero(
     rows = blocks.flatten(0, -4).permute(2, 0, 1, 3).flatten(2)  # (mode, rows, 2 block)
     states = (rows @ matrix).unflatten(-1, (BLOCK, 2))
     return states.permute(1, 2, 0, 3).reshape(blocks.shape)
-
-
-def _powers(log_a: Float[Tensor, "mode 2"], count: int) -> Float[Tensor, "count mode 2"]:
-    """Powers 0, 1, ... of the transition."""
-    exponents = torch.arange(count, device=log_a.device)[:, None, None]
-    precise = log_a if log_a.device.type == "mps" else log_a.double()  # mps has no float64
-    return exponential(precise * exponents)

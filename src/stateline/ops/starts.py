@@ -1,6 +1,4 @@
-"""Documents in the rows of a signal: what kernels need to begin anew at each of them."""
-
-from typing import overload
+"""Documents in the rows of a signal: what recurrences need to begin anew at each of them."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,30 +6,19 @@ from torch import Tensor
 
 Starts = Bool[Tensor, "batch length"]
 
+FORGET = -torch.inf
+"""Logarithmic decay after which the state is zero."""
 
-@overload
-def reset(log_decay: Tensor, starts: Tensor | None, v: Tensor) -> Tensor: ...
-@overload
-def reset(log_decay: Tensor | None, starts: Tensor | None, v: Tensor) -> Tensor | None: ...
-def reset(
-    log_decay: Float[Tensor, "batch length head *entry"] | None,
-    starts: Starts | None,
-    v: Float[Tensor, "batch length head d_value"],
-) -> Tensor | None:
-    """Logarithmic decays that are minus infinity where documents begin: the state becomes zero.
+
+def at_starts(
+    x: Float[Tensor, "batch length *shape"], starts: Starts | None, value: float
+) -> Float[Tensor, "batch length *shape"]:
+    """A signal with another value where documents begin.
 
     Example:
-        >>> v = torch.ones(1, 2, 1, 1)
-        >>> reset(None, torch.tensor([[False, True]]), v).flatten()
-        tensor([0., -inf])
+        >>> at_starts(torch.ones(1, 2), torch.tensor([[False, True]]), FORGET).flatten()
+        tensor([1., -inf])
     """
     if starts is None:
-        return log_decay
-    if log_decay is None:
-        log_decay = v.new_zeros(v.shape[:3])
-    return log_decay.masked_fill(beside(starts, log_decay), -torch.inf)
-
-
-def beside(starts: Starts, x: Tensor) -> Tensor:
-    """The starts with as many axes as x, of which they have the first two."""
-    return starts.view(*starts.shape, *[1] * (x.ndim - 2))
+        return x
+    return x.masked_fill(starts.view(*starts.shape, *[1] * (x.ndim - 2)), value)

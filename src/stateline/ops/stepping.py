@@ -1,86 +1,78 @@
-"""Single steps of recurrences: their public functions, in place and on a copy of the state."""
+"""Recurrences, from the function of one step."""
 
-import inspect
-from collections.abc import Callable
-from functools import reduce
-from operator import or_
-from typing import Any, ParamSpec, TypeVar, get_args
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
-
-from stateline.ops.dispatch import dispatch, tensors_of
-from stateline.ops.door import door, options_of
-from stateline.ops.op import Op
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 Stepper = Callable[..., Tensor]
 """``stepper(*signals, state)`` returns the output of one token and changes the state."""
 
 
-def step_of(op: Op, whole: Callable[P, T]) -> Callable[P, T]:
-    """The public function of one step of a recurrence, made from the one of whole sequences.
+def over_time(step: Callable[..., tuple[Tensor, Tensor]], like: str) -> Callable[..., Any]:
+    """The recurrence over whole sequences, one token after the other.
 
-    Its arguments and results have no axis ``length``, and none of them may be omitted.
+    Args:
+        step: ``step(x, state)`` returns the output and the new state, where x is a named tuple of
+            signals without the axis of time.
+        like: The signal that gives the outputs their shape where there are no tokens.
     """
-    text = "One step of :func:`{}`: the output for the next token, and the state after it.\n\n"
-    text += "The arguments are the same, without the axis of time; the state is required."
-    return _step(op, whole, "_step", text, lambda result: result)
+
+    def run(x: Any, state: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        outputs = [getattr(x, like)[:, :0]]
+        for t, token in enumerate(tokens(x)):
+            if starts is not None:
+                begins = starts[:, t].view(-1, *[1] * (state.ndim - 1))
+                state = state.masked_fill(begins, 0.0)
+            y, state = step(token, state)
+            outputs.append(y[:, None])
+        return torch.cat(outputs, dim=1), state
+
+    return run
 
 
-def step_in_place(op: Op, whole: Callable[P, tuple[T, Any]]) -> Callable[P, T]:
-    """The public function of one step that returns the output alone and changes the state."""
-    text = "One step of :func:`{}` without gradients: the state changes in place."
-    return _step(op, whole, "_step_", text, lambda result: get_args(result)[0])
+def over_chunks(step: Callable[..., tuple[Tensor, Tensor]], size: int) -> Callable[..., Any]:
+    """The recurrence over whole sequences, one chunk of ``size`` tokens after the other.
+
+    Args:
+        step: ``step(*signals, state)`` returns the outputs and the new state, for the signals of a
+            chunk (batch, head, length, ...) in the dtype of the state.
+        size: Tokens of a chunk.
+    """
+
+    def run(x: Any, state: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if x.v.shape[1] == 0:
+            return x.v.clone(), state.clone()
+        signals = (signal.to(state.dtype).transpose(1, 2) for signal in x.reset(starts))
+        outputs = []
+        for chunk in zip(*(signal.split(size, dim=2) for signal in signals), strict=True):
+            y, state = step(*chunk, state)
+            outputs.append(y)
+        return torch.cat(outputs, dim=2).transpose(1, 2).to(x.v.dtype), state
+
+    return run
 
 
-def _step(
-    op: Op, whole: Any, ending: str, text: str, returned: Callable[[Any], Any]
-) -> Callable[..., Any]:
-    name, declared = whole.__name__ + ending, whole.check.signature
-    parameters = [
-        p.replace(
-            annotation=_without_time(p.annotation, p.name != "state"),
-            default="auto" if p.name == "backend" else p.empty,
-        )
-        for p in declared.parameters.values()
-        if p.name != "starts"
-    ]
-    result = _without_time(returned(declared.return_annotation))
-    signature = inspect.Signature(parameters, return_annotation=result)
+def one_token(whole: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:
+    """A step, from the function of whole sequences, ``whole(*signals, weights, state)``."""
 
-    def run(*inputs: Any, backend: str = "auto", **named: Any) -> Any:
-        if named:
-            inputs = signature.bind(*inputs, **named).args
-        return dispatch(op, name, *inputs, backend=backend)
+    def step(*inputs: Any) -> tuple[Tensor, Any]:
+        *signals, weights, state = inputs
+        y, after = whole(*(x[..., None, :] for x in signals), weights, state)
+        return y[..., 0, :], after
 
-    run.__name__ = run.__qualname__ = name
-    run.__module__, run.__doc__ = whole.__module__, text.format(whole.__name__)
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    return door(*whole.check.rules)(run)
+    return step
 
 
-def _without_time(annotation: Any, optional: bool = True) -> Any:
-    """An annotation of tensors without their axis of time."""
-    if hasattr(annotation, "dim_str"):
-        axes = annotation.dim_str.split()
-        return Float[Tensor, " ".join(axis for axis in axes if axis != "length")]
-    if hasattr(annotation, "__origin__"):
-        return annotation.__origin__[tuple(map(_without_time, get_args(annotation)))]
-    kinds = (k for k in options_of(annotation) if optional or k is not type(None))
-    return reduce(or_, (_without_time(k) if hasattr(k, "dim_str") else k for k in kinds))
-
-
-def in_float32(state: Tensor) -> Tensor:
-    """A state in float32 at least, in which steps compute."""
-    return state.to(torch.promote_types(state.dtype, torch.float32))
+def tokens(x: Any) -> Iterator[Any]:
+    """The signals of one token after the other, from signals (batch, length, ...)."""
+    for t in range(x[0].shape[1]):
+        yield type(x)(*(None if signal is None else signal[:, t] for signal in x))
 
 
 def copying(step: Callable[..., tuple[Tensor, Any]]) -> Stepper:
-    """A stepper that computes a new state and copies it over the old one.
+    """A step in place, from one that returns a new state, which is copied over the old one.
 
     States may be kept in half precision; it computes in float32.
 
@@ -91,25 +83,31 @@ def copying(step: Callable[..., tuple[Tensor, Any]]) -> Stepper:
 
     def run(*inputs: Any) -> Tensor:
         *signals, state = inputs
-        wide = (
-            in_float32(state) if isinstance(state, Tensor) else type(state)(*map(in_float32, state))
-        )
-        y, after = step(*signals, wide)
-        for old, new in zip(tensors_of((state,)), tensors_of((after,)), strict=True):
+        if isinstance(state, Tensor):
+            y, after = step(*signals, _wide(state))
+            state.copy_(after)
+            return y
+        y, after = step(*signals, type(state)(*map(_wide, state)))
+        for old, new in zip(state, after, strict=True):
             old.copy_(new)
         return y
 
     return run
 
 
-def on_a_copy(step_: Stepper) -> Callable[..., tuple[Tensor, Tensor]]:
+def _wide(state: Tensor) -> Tensor:
+    """A state in float32 at least, in which steps compute."""
+    return state.to(torch.promote_types(state.dtype, torch.float32))
+
+
+def on_a_copy(step_: Stepper) -> Callable[..., tuple[Tensor, Any]]:
     """A step that returns a new state, from one that changes its state in place.
 
     Args:
         step_: ``step_(*signals, state)`` returns the output.
     """
 
-    def run(*inputs: Any) -> tuple[Tensor, Tensor]:
+    def run(*inputs: Any) -> tuple[Tensor, Any]:
         *signals, state = inputs
         after = state.clone(memory_format=torch.contiguous_format)
         return step_(*signals, after), after

@@ -41,10 +41,10 @@ def can_use_fla(function: str, *inputs: Any) -> str:  # noqa: ARG001
 
     Its kernels multiply float32 as TF32, so that only half precision keeps our promise.
     """
-    q, k, v = inputs[:3]
-    if max(q.shape[-1], v.shape[-1]) > FLA_MOST_WIDE:
+    x = inputs[0]
+    if max(x.q.shape[-1], x.v.shape[-1]) > FLA_MOST_WIDE:
         return f"flash-linear-attention takes heads of up to {FLA_MOST_WIDE} entries"
-    return can_use(HALVES, q, k, v)
+    return can_use(HALVES, x.q, x.k, x.v)
 
 
 def run_fla(

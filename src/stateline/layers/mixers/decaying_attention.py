@@ -12,7 +12,12 @@ from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_counts
 from stateline.layers.mixers.linear_attention import LinearAttentionState
-from stateline.ops import linear_attention, linear_attention_step, linear_attention_step_
+from stateline.ops import (
+    LinearSignals,
+    linear_attention,
+    linear_attention_step,
+    linear_attention_step_,
+)
 from stateline.ops.linear_attention import CHUNK
 
 
@@ -62,20 +67,20 @@ class DecayingAttention(SequenceLayer[Any]):
     def _forward_chunk(
         self, x: Tensor, state: Any, starts: Documents | None = None
     ) -> tuple[Tensor, Any]:
-        q, k, v, decay, gate = self.signals(x, state, starts)
-        y, s = linear_attention(q, k, v, decay, state.s, starts=mask_of(starts))
+        *signals, gate = self.signals(x, state, starts)
+        y, s = linear_attention(LinearSignals(*signals), state.s, starts=mask_of(starts))
         return self.read(y, gate), self.after(state, s, gate)
 
     def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, decay, gate = self.signals(x, state)
-        y, s = linear_attention_step(q, k, v, decay, state.s)
+        *signals, gate = self.signals(x, state)
+        y, s = linear_attention_step(LinearSignals(*signals), state.s)
         return self.read(y, gate), self.after(state, s, gate)
 
     def _step_(self, x: Tensor, state: Any) -> Tensor:
         if records(x):
             return super()._step_(x, state)
-        q, k, v, decay, gate = self.signals(x, state)
-        return self.read(linear_attention_step_(q, k, v, decay, state.s), gate)
+        *signals, gate = self.signals(x, state)
+        return self.read(linear_attention_step_(LinearSignals(*signals), state.s), gate)
 
     def flops_per_token(self, length: int) -> float:
         """Linear maps, products with the state, and attention inside a chunk."""

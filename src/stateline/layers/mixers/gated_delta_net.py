@@ -1,7 +1,7 @@
 """Gated DeltaNet: linear attention that overwrites the old value of a key, with decay."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,12 @@ from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.layers.norm import unit_length
-from stateline.ops import gated_delta_rule, gated_delta_rule_step, gated_delta_rule_step_
+from stateline.ops import (
+    GatedDeltaSignals,
+    gated_delta_rule,
+    gated_delta_rule_step,
+    gated_delta_rule_step_,
+)
 from stateline.ops.gated_delta_rule import CHUNK
 
 
@@ -132,11 +137,11 @@ class GatedDeltaNet(ConvolvedRecurrence):
             return SequenceLayer._step_(self, x, state)
         return super()._step_(x, state)
 
-    def scan(self, *inputs: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def scan(self, *inputs: Any, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Several tokens of the rule for each token: the first decays, the last is read."""
         if self.n_products == 1:
             return super().scan(*inputs, starts=starts)
-        q, k, v, log_decay, beta, s = inputs
+        (q, k, v, log_decay, beta), s = inputs
         others, n = self.n_products - 1, self.n_products
         q = F.pad(q[:, :, None], (0, 0, 0, 0, others, 0)).flatten(1, 2)
         log_decay = F.pad(log_decay[:, :, None], (0, 0, 0, others)).flatten(1, 2)
@@ -144,7 +149,7 @@ class GatedDeltaNet(ConvolvedRecurrence):
         beta = beta.unflatten(2, (n, -1)).flatten(1, 2)
         if starts is not None:
             starts = F.pad(starts[:, :, None], (0, others)).flatten(1)
-        y, s = gated_delta_rule(q, k, v, log_decay, beta, s, starts=starts)
+        y, s = gated_delta_rule(GatedDeltaSignals(q, k, v, log_decay, beta), s, starts=starts)
         return y[:, others::n], s
 
     def flops_per_token(self, length: int) -> float:
@@ -168,7 +173,7 @@ class GatedDeltaNet(ConvolvedRecurrence):
 
     def signals(
         self, mixed: Tensor, log_decay: Tensor, beta: Tensor, z: Tensor
-    ) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
+    ) -> tuple[Sequence[Any], tuple[Tensor, ...]]:
         """Scaled queries and keys (..., head, d_key), of unit length before, values, decays, beta.
 
         The heads of each of several products follow those of the one before.
@@ -179,7 +184,7 @@ class GatedDeltaNet(ConvolvedRecurrence):
         if (shared := self.n_heads // self.n_key_heads) > 1:
             q, k = (t.repeat_interleave(shared, dim=-2) for t in (q, k))
         v = v.unflatten(-1, (n * self.n_heads, -1))
-        return (self.query_scale * q, k, v, log_decay, beta), (z,)
+        return [GatedDeltaSignals(self.query_scale * q, k, v, log_decay, beta)], (z,)
 
     def read(self, y: Tensor, z: Tensor) -> Tensor:
         """Normalise each head, and gate."""

@@ -18,7 +18,7 @@ from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
 from stateline.layers.norm import unit_length
-from stateline.ops import delta_rule, delta_rule_step, delta_rule_step_
+from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
 
 
@@ -105,12 +105,12 @@ class KimiDeltaAttention(ConvolvedRecurrence):
 
     def signals(
         self, mixed: Tensor, log_decay: Tensor, beta: Tensor, gate: Tensor
-    ) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
+    ) -> tuple[Sequence[DeltaSignals], tuple[Tensor, ...]]:
         """What the op takes: the old value at a key is read after the decay, and removed there."""
         q, k, v = mixed.unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
         q, k = unit_length(q) * self.d_head**-0.5, unit_length(k)
         written = beta * k
-        return (q, written, v, log_decay, log_decay.exp() * k, -written), (gate,)
+        return [DeltaSignals(q, written, v, log_decay, log_decay.exp() * k, -written)], (gate,)
 
     def read(self, y: Tensor, gate: Tensor) -> Tensor:
         """Normalise each head, and gate."""

@@ -15,7 +15,12 @@ from stateline.layers.documents import Documents, mask_of
 from stateline.layers.keywords import check_choice
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
-from stateline.ops import linear_attention, linear_attention_step, linear_attention_step_
+from stateline.ops import (
+    LinearSignals,
+    linear_attention,
+    linear_attention_step,
+    linear_attention_step_,
+)
 from stateline.ops.linear_attention import CHUNK
 
 Feature = Literal["elu", "relu", "identity", "random"]
@@ -121,17 +126,17 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
     def _forward_chunk(
         self, x: Tensor, state: LinearAttentionState, starts: Documents | None = None
     ) -> tuple[Tensor, LinearAttentionState]:
-        y, s = linear_attention(*self._project(x), None, state.s, starts=mask_of(starts))
+        y, s = linear_attention(self._project(x), state.s, starts=mask_of(starts))
         return self._merge(y), LinearAttentionState(s)
 
     def _step(self, x: Tensor, state: LinearAttentionState) -> tuple[Tensor, LinearAttentionState]:
-        y, s = linear_attention_step(*self._project(x), None, state.s)
+        y, s = linear_attention_step(self._project(x), state.s)
         return self._merge(y), LinearAttentionState(s)
 
     def _step_(self, x: Tensor, state: LinearAttentionState) -> Tensor:
         if records(x):
             return super()._step_(x, state)
-        return self._merge(linear_attention_step_(*self._project(x), None, state.s))
+        return self._merge(linear_attention_step_(self._project(x), state.s))
 
     def flops_per_token(self, length: int) -> float:
         """Projections, products with the state, and attention inside a chunk."""
@@ -141,11 +146,12 @@ class LinearAttention(SequenceLayer[LinearAttentionState]):
             mixing += 4.0 * self.n_features * self.d_model
         return super().flops_per_token(length) + mixing
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor) -> LinearSignals:
         """Features of queries and of keys (..., head, feature), and values (..., head, d_value)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, self.d_head)).unbind(dim=-3)
         feature = FEATURES.get(self.feature, self._random_features)
-        return feature(q), feature(k), F.pad(v, (0, 1), value=1.0) if self.normalise else v
+        v = F.pad(v, (0, 1), value=1.0) if self.normalise else v
+        return LinearSignals(feature(q), feature(k), v)
 
     def _random_features(self, x: Float[Tensor, "*shape d_head"]) -> Tensor:
         x = x / self.d_head**0.25

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,12 @@ from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
-from stateline.ops import selective_scan, selective_scan_step, selective_scan_step_
+from stateline.ops import (
+    ScanSignals,
+    selective_scan,
+    selective_scan_step,
+    selective_scan_step_,
+)
 
 
 class MambaState(NamedTuple):
@@ -132,9 +137,7 @@ class Mamba(ConvolvedRecurrence):
         """The input of the convolution, and of the gate."""
         return self.in_proj(x).chunk(2, dim=-1)
 
-    def signals(
-        self, mixed: Tensor, *others: Tensor
-    ) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
+    def signals(self, mixed: Tensor, *others: Tensor) -> tuple[Sequence[Any], tuple[Tensor, ...]]:
         """Inputs and steps (..., d_inner), the transition, and vectors (..., 1, d_state)."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
         r, b, c = self.x_proj(mixed).split_with_sizes(sizes, dim=-1)
@@ -144,8 +147,8 @@ class Mamba(ConvolvedRecurrence):
             weights = self.norm_weight.to(r.dtype).split(sizes)
             r, b, c = (part * w for part, w in zip((r, b, c), weights, strict=True))
         dt = F.softplus(F.linear(r.to(self.dt_weight.dtype), self.dt_weight) + self.dt_bias)
-        inputs = mixed, dt, self.transition(), b.unsqueeze(-2), c.unsqueeze(-2)
-        return inputs, (mixed, *others)
+        signals = ScanSignals(mixed, dt, b.unsqueeze(-2), c.unsqueeze(-2))
+        return (signals, self.transition()), (mixed, *others)
 
     def read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
         """Add the skip connection, and gate."""

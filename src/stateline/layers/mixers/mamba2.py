@@ -18,7 +18,12 @@ from stateline.layers.mixers.convolved import ConvolvedRecurrence
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.short_conv import ShortConv
 from stateline.layers.mixers.step_sizes import initial_step_bias
-from stateline.ops import linear_attention, linear_attention_step, linear_attention_step_
+from stateline.ops import (
+    LinearSignals,
+    linear_attention,
+    linear_attention_step,
+    linear_attention_step_,
+)
 from stateline.ops.linear_attention import CHUNK
 
 
@@ -194,13 +199,13 @@ class Mamba2(ConvolvedRecurrence):
 
     def signals(
         self, mixed: Tensor, dt: Tensor, z: Tensor
-    ) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
+    ) -> tuple[Sequence[LinearSignals], tuple[Tensor, ...]]:
         """Vectors (..., group, d_state), inputs (..., head, d_head) and decays of the heads."""
         shared = self.n_groups * self.d_state
         u, b, c = mixed.split([self.d_inner, shared, shared], dim=-1)
         b, c = (t.unflatten(-1, (self.n_groups, self.d_state)) for t in (b, c))
         u = u.unflatten(-1, (self.n_heads, self.d_head))
-        return (c, b, dt[..., None] * u, dt * self.transition()), (u, z)
+        return [LinearSignals(c, b, dt[..., None] * u, dt * self.transition())], (u, z)
 
     def read(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
         """Add the skip connection, gate, and normalise."""

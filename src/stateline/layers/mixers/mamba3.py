@@ -15,7 +15,7 @@ from stateline.layers.documents import Documents
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.mamba2 import default_head
 from stateline.layers.mixers.step_sizes import initial_step_bias
-from stateline.ops import linear_attention
+from stateline.ops import LinearSignals, linear_attention
 from stateline.ops.linear_attention import CHUNK
 
 
@@ -166,14 +166,13 @@ class Mamba3(SequenceLayer[Mamba3State]):
         v = _spread(u, self.mimo_in)
         pending = state.key.mT @ _spread(state.value.to(u.dtype), self.mimo_in)
         h = state.h + before[:, :1].sum(dim=1)[..., None, None] * pending
-        y, h = linear_attention(
+        signals = LinearSignals(
             self._in_turn(q),
             self._in_turn(k * (now + after)[..., None, None]),
             self._in_turn(v),
             F.pad(log_decay[:, :, None], (0, 0, 0, self.mimo_rank - 1)).flatten(1, 2),
-            h.to(state.h.dtype),
-            starts=each,
         )
+        y, h = linear_attention(signals, h.to(state.h.dtype), starts=each)
         y = y.unflatten(1, (length, self.mimo_rank)).transpose(2, 3)
         late = torch.ones(2 * (self.mimo_rank,), dtype=torch.bool, device=x.device).triu(1)
         inside = torch.where(late, now[..., None, None], -after[..., None, None]) * (q @ k.mT)

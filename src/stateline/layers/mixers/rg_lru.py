@@ -15,7 +15,12 @@ from stateline.layers.documents import Documents, count_positions, mask_of
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.gated_conv import PlainConv
-from stateline.ops import selective_scan, selective_scan_step, selective_scan_step_
+from stateline.ops import (
+    ScanSignals,
+    selective_scan,
+    selective_scan_step,
+    selective_scan_step_,
+)
 
 _SHARPNESS = 8.0
 """The constant c of the paper: how much faster a state decays at most than by its own rate."""
@@ -100,24 +105,22 @@ class RGLRU(SequenceLayer[RGLRUState]):
         z, u = self.in_proj(x).chunk(2, dim=-1)
         u, conv = self.conv.forward_chunk(u, state.conv, starts=starts)
         position, length = count_positions(state.length, x, starts)
-        v, decay = self._gates(u, position)
-        start = state.h[..., None]
-        y, h = selective_scan(v, decay, *self._plain(v), start, starts=mask_of(starts))
+        signals = self._signals(u, position)
+        y, h = selective_scan(*signals, state.h[..., None], starts=mask_of(starts))
         return self._read(y, z), RGLRUState(conv, h[..., 0], length)
 
     def _step(self, x: Tensor, state: RGLRUState) -> tuple[Tensor, RGLRUState]:
         z, u = self.in_proj(x).chunk(2, dim=-1)
         u, conv = self.conv.step(u, state.conv)
-        v, decay = self._gates(u, state.length)
-        y, h = selective_scan_step(v, decay, *self._plain(v), state.h[..., None])
+        y, h = selective_scan_step(*self._signals(u, state.length), state.h[..., None])
         return self._read(y, z), RGLRUState(conv, h[..., 0], state.length + 1)
 
     def _step_(self, x: Tensor, state: RGLRUState) -> Tensor:
         if records(x):
             return super()._step_(x, state)
         z, u = self.in_proj(x).chunk(2, dim=-1)
-        v, decay = self._gates(self.conv.step_(u, state.conv), state.length)
-        y = selective_scan_step_(v, decay, *self._plain(v), state.h[..., None])
+        signals = self._signals(self.conv.step_(u, state.conv), state.length)
+        y = selective_scan_step_(*signals, state.h[..., None])
         state.length.add_(1)
         return self._read(y, z)
 
@@ -131,8 +134,11 @@ class RGLRU(SequenceLayer[RGLRUState]):
         """Decay of each channel where its gate is 1."""
         return _SHARPNESS * F.softplus(self.rate)
 
-    def _gates(self, u: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Scan input divided by the decay (the scan multiplies it back), and the decay."""
+    def _signals(self, u: Tensor, position: Tensor) -> tuple[ScanSignals, Tensor]:
+        """Signals and transition of a scan with one state per channel, whose A is -1.
+
+        Its steps are the decays, by which the scan multiplies its input: that is divided by them.
+        """
         heads = u.to(self.rate.dtype).unflatten(-1, (self.n_heads, -1))
         r, i = (
             (torch.einsum("...hi,hij->...hj", heads, weight) + bias).sigmoid().flatten(-2)
@@ -144,18 +150,9 @@ class RGLRU(SequenceLayer[RGLRUState]):
         decay = (r * self.rates()).clamp(min=_SLOWEST)
         root = (-torch.expm1(-2 * decay)).sqrt()
         root = torch.where(position[..., None] == 0, 1.0, root)
-        return root * i * u / decay, decay
-
-    def _plain(
-        self, v: Float[Tensor, "batch *length d_inner"]
-    ) -> tuple[
-        Float[Tensor, "d_inner 1"],
-        Float[Tensor, "batch *length 1 1"],
-        Float[Tensor, "batch *length 1 1"],
-    ]:
-        """A, B and C of a scan with one state per channel: -1 and ones."""
+        v = root * i * u / decay
         ones = torch.ones_like(v[..., :1, None])
-        return -torch.ones_like(self.rate)[:, None], ones, ones
+        return ScanSignals(v, decay, ones, ones), -torch.ones_like(self.rate)[:, None]
 
     def _read(self, y: Tensor, z: Tensor) -> Tensor:
         return self.out_proj((y * F.gelu(z, approximate="tanh")).to(z.dtype))

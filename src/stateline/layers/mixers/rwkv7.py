@@ -16,7 +16,7 @@ from stateline.layers.keywords import check_counts
 from stateline.layers.linear import Linear
 from stateline.layers.mixers.heads import head_sizes
 from stateline.layers.stored_state import widened
-from stateline.ops import delta_rule, delta_rule_step, delta_rule_step_
+from stateline.ops import DeltaSignals, delta_rule, delta_rule_step, delta_rule_step_
 from stateline.ops.delta_rule import CHUNK
 
 SLOWEST = -math.exp(-0.5)
@@ -168,7 +168,7 @@ class RWKV7(SequenceLayer[RWKV7State]):
         r, k, v = self.r_proj(x_r), key * (1 + (rate - 1) * self.writing), self.v_proj(x_v)
         v = v if values is None else values(x_v, v)
         r, k, v, log_decay, rate = map(self._heads, (r, k, v, log_decay, rate))
-        y, after = scan(r, k, v, log_decay, removed, -rate * removed, s)
+        y, after = scan(DeltaSignals(r, k, v, log_decay, removed, -rate * removed), s)
         normed = self.norm(y.to(self.norm.weight.dtype).flatten(0, -3).flatten(1))
         bonus = (r * self.bonus * k).sum(dim=-1, keepdim=True) * v
         gate = self.gate_out(self.gate_in(x_g).sigmoid())
@@ -179,5 +179,5 @@ class RWKV7(SequenceLayer[RWKV7State]):
         return x.unflatten(-1, (self.n_heads, self.d_head))
 
 
-def _in_place(*all_: Tensor) -> tuple[Tensor, None]:
-    return delta_rule_step_(*all_), None
+def _in_place(x: DeltaSignals, s: Tensor) -> tuple[Tensor, None]:
+    return delta_rule_step_(x, s), None

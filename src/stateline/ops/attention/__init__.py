@@ -58,16 +58,7 @@ def example(sizes: Sizes) -> Example:
     return Example((q, k, v, PLAIN, 0.0), 2.0 * sizes.positions * sizes.length)
 
 
-OP = Op(
-    "attention",
-    {
-        "numba": f"{__name__}.numba_backend",
-        "flex": f"{__name__}.flex_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["numba", "flex"], example)
 
 
 def heads_and_slots(q: Tensor, k: Tensor) -> str:
@@ -107,13 +98,9 @@ def attention(
         v: Values.
         mask: Starts s, slopes m, windows w and first slots f.
         dropout: Chance that a weight is dropped, and the others are scaled by 1 / (1 - dropout).
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Weighted sums of the values, in the dtype of ``q``.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         A window of one position copies the value.
@@ -159,7 +146,6 @@ def attention_step_(
         frequency: With rotary positions, the angle per position of each pair of entries, by which
             queries and keys are rotated: see :func:`stateline.ops.positions.frequencies`.
         dropout: As in :func:`attention`.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Weighted sums of the values, in the dtype of ``q``.

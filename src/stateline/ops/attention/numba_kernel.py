@@ -22,11 +22,15 @@ from stateline.ops.numba_common.vector import (
     align_stack,
     entry,
     exp2,
+    fold,
     load,
+    load_column,
+    load_rows,
     maximum,
     minimum,
     store,
-    transpose,
+    store_rows,
+    transposed,
     zeros,
 )
 from stateline.ops.positions import NEAR
@@ -35,7 +39,12 @@ TILE = 64
 """Keys whose scores are in the fastest cache at a time."""
 
 ROWS = 8
-"""Keys that go through a block of queries together; padded rows are zero."""
+"""Keys that go through a block of queries together, as one vector of ``ALL`` lanes.
+
+Padded rows are zero.
+"""
+
+ALL = ROWS * LANES
 
 PADDING = max(ROWS, LANES)
 """Packed rows are filled up to a multiple of this number."""
@@ -96,7 +105,8 @@ def _turn(block, rows, first, wide):
     """``LANES`` packed rows as (entry, lane)."""
     align_stack()
     for c in range(0, wide, LANES):
-        transpose(block, c * LANES, LANES, rows, first * wide + c, wide)
+        x = load_rows(rows, first * wide + c, wide, LANES)
+        store_rows(block, c * LANES, LANES, transposed(x))
 
 
 @kernel
@@ -104,7 +114,8 @@ def _turn_back(rows, first, wide, block):
     """The inverse of ``_turn``."""
     align_stack()
     for c in range(0, wide, LANES):
-        transpose(rows, first * wide + c, wide, block, c * LANES, LANES)
+        x = load_rows(block, c * LANES, LANES, LANES)
+        store_rows(rows, first * wide + c, wide, transposed(x))
 
 
 @kernel
@@ -116,39 +127,13 @@ def _multiply(out, to, apart, x, at, stride, vectors, place, between, count, dep
     """
     align_stack()
     for t in range(0, count, ROWS):
-        p0 = to + t * apart
-        p1, p2, p3 = p0 + apart, p0 + 2 * apart, p0 + 3 * apart
-        p4, p5, p6, p7 = p0 + 4 * apart, p0 + 5 * apart, p0 + 6 * apart, p0 + 7 * apart
-        s0, s1, s2, s3 = zeros(out, LANES), zeros(out, LANES), zeros(out, LANES), zeros(out, LANES)
-        s4, s5, s6, s7 = zeros(out, LANES), zeros(out, LANES), zeros(out, LANES), zeros(out, LANES)
+        sums, row = zeros(out, ALL), at + t * stride
         if more:
-            s0, s1, s2, s3 = (
-                load(out, p0, LANES), load(out, p1, LANES), load(out, p2, LANES),
-                load(out, p3, LANES),
-            )  # fmt: skip
-            s4, s5, s6, s7 = (
-                load(out, p4, LANES), load(out, p5, LANES), load(out, p6, LANES),
-                load(out, p7, LANES),
-            )  # fmt: skip
-        row = at + t * stride
+            sums = load_rows(out, to + t * apart, apart, ROWS)
         for i in range(depth):
             b = load(vectors, place + i * between, LANES)
-            s0 = s0 + entry(x, row + i) * b
-            s1 = s1 + entry(x, row + stride + i) * b
-            s2 = s2 + entry(x, row + 2 * stride + i) * b
-            s3 = s3 + entry(x, row + 3 * stride + i) * b
-            s4 = s4 + entry(x, row + 4 * stride + i) * b
-            s5 = s5 + entry(x, row + 5 * stride + i) * b
-            s6 = s6 + entry(x, row + 6 * stride + i) * b
-            s7 = s7 + entry(x, row + 7 * stride + i) * b
-        store(out, p0, s0)
-        store(out, p1, s1)
-        store(out, p2, s2)
-        store(out, p3, s3)
-        store(out, p4, s4)
-        store(out, p5, s5)
-        store(out, p6, s6)
-        store(out, p7, s7)
+            sums = sums + load_column(x, row + i, stride, ROWS) * b
+        store_rows(out, to + t * apart, apart, sums)
 
 
 @kernel
@@ -174,21 +159,10 @@ def _add(total, weights, rows, first, count, d):
     align_stack()
     wide = _up(d, LANES)
     for t in range(0, count, ROWS):
-        at = (first + t) * wide
-        w0, w1 = load(weights, t * LANES, LANES), load(weights, (t + 1) * LANES, LANES)
-        w2, w3 = load(weights, (t + 2) * LANES, LANES), load(weights, (t + 3) * LANES, LANES)
-        w4, w5 = load(weights, (t + 4) * LANES, LANES), load(weights, (t + 5) * LANES, LANES)
-        w6, w7 = load(weights, (t + 6) * LANES, LANES), load(weights, (t + 7) * LANES, LANES)
+        at, w = (first + t) * wide, load(weights, t * LANES, ALL)
         for c in range(d):
-            a = load(total, c * LANES, LANES) + entry(rows, at + c) * w0
-            b = entry(rows, at + wide + c) * w1
-            a = a + entry(rows, at + 2 * wide + c) * w2
-            b = b + entry(rows, at + 3 * wide + c) * w3
-            a = a + entry(rows, at + 4 * wide + c) * w4
-            b = b + entry(rows, at + 5 * wide + c) * w5
-            a = a + entry(rows, at + 6 * wide + c) * w6
-            b = b + entry(rows, at + 7 * wide + c) * w7
-            store(total, c * LANES, a + b)
+            added = fold(load_column(rows, at + c, wide, ROWS) * w)
+            store(total, c * LANES, load(total, c * LANES, LANES) + added)
 
 
 @kernel

@@ -1,6 +1,7 @@
 """Causal attention by PyTorch's fused kernel; with a mask, by blocks of scores."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stateline.ops.attention import AttentionCache, AttentionMask
 from stateline.ops.attention import attention as by_any_backend
-from stateline.ops.attention.cache import append
-from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.attention.reference import append
+from stateline.ops.kernel_op import KernelOp
 
 SCORES_PER_BLOCK = {"cpu": 1 << 18}
 """Scores per block by device type; on a CPU, they fit into its cache."""
@@ -21,7 +22,7 @@ MANY_SCORES = 1 << 25
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
     """PyTorch's fused kernel if there is no mask; dropout with all biases in memory."""
     if not mask.plain and not dropout:
-        return _masked(q, k, v, mask.slopes, mask.start, mask.windows, mask.first)
+        return _masked(q, k, v, mask)
     bias = None
     if not mask.plain:
         every = slice(0, q.shape[1]), slice(0, k.shape[1])
@@ -48,33 +49,16 @@ def attention_step_(
     return by_any_backend(q, k, v, mask._replace(start=cache.length), dropout)[:, 0]
 
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slopes: Tensor | None,
-    start: Tensor | None,
-    windows: Tensor | None,
-    first: Tensor | None,
-) -> Tensor:
+def _forward(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
     y = torch.empty_like(q)
     queries, keys, values = heads_first(q, k, v)
-    for rows, times, slots, bias in _blocks(q, k, AttentionMask(start, slopes, windows, first)):
+    for rows, times, slots, bias in _blocks(q, k, mask):
         weights = _weights(queries[rows, :, times], keys[rows, :, slots], bias)
         y[rows, times] = _product(weights, values[rows, :, slots]).transpose(1, 2).to(y.dtype)
     return y
 
 
-def _backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slopes: Tensor | None,
-    start: Tensor | None,
-    windows: Tensor | None,
-    first: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Any:
     """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP).
 
     The gradient of slope m is the sum of -(i - j) dS. Each row of dS sums to zero, so this equals
@@ -82,9 +66,9 @@ def _backward(
     """
     queries, keys, values, grads = heads_first(q, k, v, grad)
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
-    grad_slopes = queries.new_zeros(0 if slopes is None else slopes.shape)
+    grad_slopes = None if mask.slopes is None else queries.new_zeros(mask.slopes.shape)
     slot = torch.arange(k.shape[1], device=k.device, dtype=queries.dtype)
-    for rows, times, slots, bias in _blocks(q, k, AttentionMask(start, slopes, windows, first)):
+    for rows, times, slots, bias in _blocks(q, k, mask):
         q_b, k_b, v_b = queries[rows, :, times], keys[rows, :, slots], values[rows, :, slots]
         g_b = grads[rows, :, times]
         weights = _weights(q_b, k_b, bias)
@@ -95,12 +79,11 @@ def _backward(
         n = k.shape[2]
         grad_k[rows, :, slots].add_(_grouped(grad_scores, n).mT @ _grouped(q_b, n))
         grad_v[rows, :, slots].add_(_grouped(weights, n).mT @ _grouped(g_b, n))
-        if slopes is not None:
+        if grad_slopes is not None:
             grad_slopes.add_(grad_scores.sum(dim=(0, 2)) @ slot[slots])
     scale = q.shape[-1] ** -0.5
-    heads_second = zip((grad_q * scale, grad_k * scale, grad_v), (q, k, v), strict=True)
-    grad_q, grad_k, grad_v = (g.transpose(1, 2).to(t.dtype).contiguous() for g, t in heads_second)
-    return grad_q, grad_k, grad_v, grad_slopes if slopes is None else grad_slopes.to(slopes.dtype)
+    found = (g.transpose(1, 2) for g in (grad_q * scale, grad_k * scale, grad_v))
+    return *found, AttentionMask(slopes=grad_slopes)
 
 
 def heads_first(*tensors: Tensor) -> list[Tensor]:
@@ -167,4 +150,4 @@ def _bias(q: Tensor, times: slice, slots: slice, mask: AttentionMask) -> Tensor:
     return bias.masked_fill(hidden, float("-inf"))
 
 
-_masked = define_kernel_op("attention", _forward, _backward)
+_masked = KernelOp("attention", _forward, _backward)

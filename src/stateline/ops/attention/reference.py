@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.attention import AttentionCache, AttentionMask
-from stateline.ops.attention.cache import append
+from stateline.ops.pointwise import rotary
+from stateline.ops.positions import rotation
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:
@@ -43,3 +44,18 @@ def attention_step_(
     """The definition on the cache and one more token."""
     q, k, v = append(q, k, v, cache, frequency)
     return attention(q, k, v, mask._replace(start=cache.length), dropout)[:, 0]
+
+
+def append(
+    q: Tensor, k: Tensor, v: Tensor, cache: AttentionCache, frequency: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put a token into the next slots, and return its queries and the whole cache to attend to."""
+    slot = cache.length[:, None]
+    q, k, v = (x[:, None] for x in (q, k, v))
+    if frequency is not None:
+        angles = rotation(slot, frequency)
+        q, k = rotary(q, *angles), rotary(k, *angles)
+    index = slot[..., None, None].expand_as(k)
+    for held, new in zip(cache[:2], (k, v), strict=True):
+        held.scatter_(1, index, new.to(held.dtype))
+    return q, cache.k.to(q.dtype), cache.v.to(q.dtype)

@@ -14,18 +14,46 @@ References:
     state is the transpose of the second paper's.
 """
 
+from typing import NamedTuple
+
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door
+from stateline.ops.door import door, step_in_place, step_of
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.starts import beside
-from stateline.ops.stepping import step_in_place, step_of, zeros_before
+from stateline.ops.starts import FORGET, Starts, at_starts
+from stateline.ops.stepping import zeros_before
 
 CHUNK = 16
 """Tokens of a chunk; the decays between all its tokens are computed for each entry."""
+
+
+class DeltaSignals(NamedTuple):
+    r"""The signals of a delta rule with a decay per entry.
+
+    Attributes:
+        q: Queries.
+        k: Keys at which values are written.
+        v: Values.
+        log_decay: Logarithms g of the decays, finite and at most zero.
+        a: Where the state is read before the token.
+        b: Where the value that was read is added. The state stays bounded if
+            :math:`\mathrm{diag}(e^g) + b a^\top` is no longer than 1.
+    """
+
+    q: Float[Tensor, "batch length head d_key"]
+    k: Float[Tensor, "batch length head d_key"]
+    v: Float[Tensor, "batch length head d_value"]
+    log_decay: Float[Tensor, "batch length head d_key"]
+    a: Float[Tensor, "batch length head d_key"]
+    b: Float[Tensor, "batch length head d_key"]
+
+    def reset(self, starts: Tensor | None) -> "DeltaSignals":
+        """The same where the first token of a document finds and leaves nothing of the state."""
+        decay, a = at_starts(self.log_decay, starts, FORGET), at_starts(self.a, starts, 0.0)
+        return self._replace(log_decay=decay, a=a)
 
 
 def example(sizes: Sizes) -> Example:
@@ -35,73 +63,44 @@ def example(sizes: Sizes) -> Example:
     log_decay = -0.1 * sizes.signal(count, width).sigmoid()
     a = F.normalize(k, dim=-1)
     b = -a * sizes.signal(count, width).sigmoid()
-    return Example((q, k, v, log_decay, a, b), 10.0 * sizes.positions * width)
+    signals = DeltaSignals(q, k, v, log_decay, a, b)
+    return Example((signals,), 10.0 * sizes.positions * width)
 
 
-OP = Op(
-    "delta_rule",
-    {
-        "numba": f"{__name__}.numba_backend",
-        "fla": f"{__name__}.fla_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["numba", "fla"], example)
 
 
 @own_precision
 @door()
-def delta_rule(  # noqa: PLR0913
-    q: Float[Tensor, "batch length head d_key"],
-    k: Float[Tensor, "batch length head d_key"],
-    v: Float[Tensor, "batch length head d_value"],
-    log_decay: Float[Tensor, "batch length head d_key"],
-    a: Float[Tensor, "batch length head d_key"],
-    b: Float[Tensor, "batch length head d_key"],
+def delta_rule(
+    x: DeltaSignals,
     state: Float[Tensor, "batch head d_key d_value"] | None = None,
     *,
-    starts: Bool[Tensor, "batch length"] | None = None,
+    starts: Starts | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
-    r"""Response to a sequence or to its next chunk, and the state after it.
+    """Response to a sequence or to its next chunk, and the state after it.
 
     Computed in the dtype of the state.
 
     Args:
-        q: Queries.
-        k: Keys at which values are written.
-        v: Values.
-        log_decay: Logarithms g of the decays, finite and at most zero.
-        a: Where the state is read before the token.
-        b: Where the value that was read is added. The state stays bounded if
-            :math:`\mathrm{diag}(e^g) + b a^\top` is no longer than 1.
-        state: State before the first of these tokens; ``None`` is the zero state.
-        starts: True where a document begins, whose state before it is zero: see
-            :meth:`stateline.layers.SequenceLayer.forward`.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
+        x: Signals.
 
     Returns:
         Outputs in the dtype of ``v``, and the state after the last token.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         The second value replaces half of the first.
 
         >>> import torch
         >>> one, v = torch.ones(1, 2, 1, 1), torch.tensor([4.0, 3.0]).view(1, 2, 1, 1)
-        >>> y, state = delta_rule(one, one, v, 0 * one, one, -0.5 * one)
+        >>> y, state = delta_rule(DeltaSignals(one, one, v, 0 * one, one, -0.5 * one))
         >>> y.flatten()
         tensor([4., 5.])
     """
     if state is None:
-        state = zeros_before(v, len(v), *q.shape[2:], v.shape[3])
-    more: tuple[Tensor, ...] = ()
-    if starts is not None:
-        more, a = (starts,), a.masked_fill(beside(starts, a), 0.0)
-    return dispatch(OP, "delta_rule", q, k, v, log_decay, a, b, state, *more, backend=backend)
+        state = zeros_before(x.v, len(x.v), *x.q.shape[2:], x.v.shape[3])
+    return dispatch(OP, "delta_rule", x, state, starts=starts, backend=backend)
 
 
 delta_rule_step = step_of(OP, delta_rule)

@@ -6,7 +6,8 @@ are keys and the lanes values, and what a token finds in the state is written to
 ``crosswise`` the rows are values and the lanes keys; what is written is known in advance.
 
 Signals are flat (row, time, head, entry), the entries padded to a multiple of LANES; states are
-(row, head, row of the state, lane).
+(row, head, row of the state, lane). Keys decay by ``each`` (row, time, head, key), or if that is
+``None``, all by ``decay`` (row, time, head).
 """
 
 # mypy: ignore-errors
@@ -27,56 +28,67 @@ from stateline.ops.numba_common.vector import (
 
 
 @kernel
-def _write_and_read(s, rows, g, c, d, wrote, u, w, a, b, at):
+def _write_and_read(s, rows, g, each, c, d, wrote, u, w, a, b, at):
     """S = g s + c u + d w, then a . s and b . s.
 
-    The entries of g, c and d begin at ``wrote``, the entries of a and b at ``at``.
+    The entries of ``each``, the decays of the rows, and of c and d begin at ``wrote``, the entries
+    of a and b at ``at``. Without ``each``, all rows decay by g.
     """
     first, second = zeros(s, WIDE), zeros(s, WIDE)
     for i in range(0, rows, MODES):
-        x = load_each(g, wrote + i, MODES) * load(s, i * LANES, WIDE)
-        x = x + load_each(c, wrote + i, MODES) * u + load_each(d, wrote + i, MODES) * w
+        x = load(s, i * LANES, WIDE)
+        if each is None:  # noqa: SIM108  # numba could not type an expression with both
+            x = g * x
+        else:
+            x = load_each(each, wrote + i, MODES) * x
+        x = x + load_each(c, wrote + i, MODES) * u
+        if d is not None:
+            x = x + load_each(d, wrote + i, MODES) * w
         store(s, i * LANES, x)
         first = first + load_each(a, at + i, MODES) * x
-        second = second + load_each(b, at + i, MODES) * x
+        if b is not None:
+            second = second + load_each(b, at + i, MODES) * x
     return fold(first), fold(second)
 
 
 @kernel
 def lengthwise(
-    a, b, c, d, x, own, decay, state, found, y, after, length, heads, rows, width, backwards, start,
-    stop,
+    a, b, c, d, x, own, decay, each, state, found, y, after, length, heads, rows, width, backwards,
+    start, stop,
 ):  # fmt: skip
     """Tokens find u_t = a_t . S + own_t x_t and read y_t = b_t . S.
 
-    Then S = g_t S + c_t u_t + d_t x_t. What a token finds is written in the pass over the state in
-    which the next one reads. With ``backwards``, time runs from the last token to the first.
+    Then S = g_t S + c_t u_t + d_t x_t; b and d may be ``None``. What a token finds is written in
+    the pass over the state in which the next one reads. With ``backwards``, time runs from the last
+    token to the first.
     """
     align_stack()
-    blocks = width // LANES
-    s, one = scratch(rows * LANES, x), scratch(rows, x)
-    one[:] = 1
+    blocks, one = width // LANES, x.dtype.type(1)
+    s = scratch(rows * LANES, x)
     for task in range(start, stop):
-        each, lane = task // blocks, task % blocks * LANES
-        row, head = each // heads, each % heads
-        read_block(s, state, each * rows * width + lane, width, rows, LANES)
-        u, w, wrote = zeros(s, LANES), zeros(s, LANES), 0
+        place, lane = task // blocks, task % blocks * LANES
+        row, head = place // heads, place % heads
+        read_block(s, state, place * rows * width + lane, width, rows, LANES)
+        u, w, g, wrote, begun = zeros(s, LANES), zeros(s, LANES), one, 0, False
         for count in range(length):
             t = length - 1 - count if backwards else count
             token = (row * length + t) * heads + head
             at, out = token * rows, token * width + lane
-            if count == 0:
-                held, read = _write_and_read(s, rows, one, one, one, 0, u, w, a, b, at)
-            else:
-                held, read = _write_and_read(s, rows, decay, c, d, wrote, u, w, a, b, at)
+            if begun:
+                held, read = _write_and_read(s, rows, g, each, c, d, wrote, u, w, a, b, at)
+            else:  # nothing is to be written, and nothing decays
+                held, read = _write_and_read(s, rows, one, None, c, d, at, u, w, a, b, at)
             w = load(x, out, LANES)
             u = held + own[token] * w
             store(found, out, u)
-            store(y, out, read)
-            wrote = at
-        if length > 0:
-            _write_and_read(s, rows, decay, c, d, wrote, u, w, a, b, wrote)
-        write_block(after, each * rows * width + lane, width, rows, LANES, s)
+            if b is not None:
+                store(y, out, read)
+            if each is None:
+                g = decay[token]
+            wrote, begun = at, True
+        if begun:
+            _write_and_read(s, rows, g, each, c, d, wrote, u, w, a, b, wrote)
+        write_block(after, place * rows * width + lane, width, rows, LANES, s)
 
 
 @kernel
@@ -86,36 +98,46 @@ def _read_and_write(s, rows, g, m, n, a, b, c, d, at):
     for i in range(0, rows, MODES):
         x = load(s, i * LANES, WIDE)
         first = first + load_each(a, at + i, MODES) * x
-        second = second + load_each(b, at + i, MODES) * x
-        x = g * x + load_each(c, at + i, MODES) * m + load_each(d, at + i, MODES) * n
+        if b is not None:
+            second = second + load_each(b, at + i, MODES) * x
+        x = g * x + load_each(c, at + i, MODES) * m
+        if d is not None:
+            x = x + load_each(d, at + i, MODES) * n
         store(s, i * LANES, x)
     return fold(first), fold(second)
 
 
 @kernel
 def crosswise(
-    a, b, c, m, d, n, decay, state, first, second, length, heads, rows, width, backwards, start,
-    stop,
+    a, b, c, m, d, n, decay, each, state, first, second, length, heads, rows, width, backwards,
+    start, stop,
 ):  # fmt: skip
-    """Tokens read a_t . S and b_t . S; then S = S g_t + c_t m_t + d_t n_t.
+    """Tokens read a_t . S and b_t . S; then S = S g_t + c_t m_t + d_t n_t; b and d may be ``None``.
 
     a, b, c and d run along the rows of the state; m, n and the outputs along its lanes.
     """
     align_stack()
     blocks = width // LANES
-    s = scratch(rows * LANES, decay)
+    s = scratch(rows * LANES, m)
     for task in range(start, stop):
-        each, lane = task // blocks, task % blocks * LANES
-        row, head = each // heads, each % heads
-        read_block(s, state, each * rows * width + lane, width, rows, LANES)
+        place, lane = task // blocks, task % blocks * LANES
+        row, head = place // heads, place % heads
+        read_block(s, state, place * rows * width + lane, width, rows, LANES)
         for count in range(length):
             t = length - 1 - count if backwards else count
             token = (row * length + t) * heads + head
             at, out = token * rows, token * width + lane
-            g, p, q = load(decay, out, LANES), load(m, out, LANES), load(n, out, LANES)
-            held, read = _read_and_write(s, rows, g, p, q, a, b, c, d, at)
+            p, q = load(m, out, LANES), zeros(s, LANES)
+            if d is not None:
+                q = load(n, out, LANES)
+            if each is None:
+                held, read = _read_and_write(s, rows, decay[token], p, q, a, b, c, d, at)
+            else:
+                g = load(each, out, LANES)
+                held, read = _read_and_write(s, rows, g, p, q, a, b, c, d, at)
             store(first, out, held)
-            store(second, out, read)
+            if b is not None:
+                store(second, out, read)
 
 
 @summing_kernel

@@ -16,47 +16,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.delta_rule import CHUNK
-from stateline.ops.delta_rule.reference import delta_rule_step, delta_rule_step_
-from stateline.ops.linear_attention.pytorch import decays
-from stateline.ops.starts import reset
-
-__all__ = ["delta_rule", "delta_rule_step", "delta_rule_step_"]
+from stateline.ops.delta_rule.reference import delta_rule_step as delta_rule_step
+from stateline.ops.linear_attention.pytorch import decays, products
+from stateline.ops.stepping import over_chunks
 
 
-def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    a: Tensor,
-    b: Tensor,
-    state: Tensor,
-    starts: Tensor | None = None,
+def _chunk(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Solve the system of each chunk, and carry the state to the next."""
-    log_decay = reset(log_decay, starts, v)
-    dtype = v.dtype
-    if v.shape[1] == 0:
-        return v.clone(), state.clone()
-    chunks = (
-        x.to(state.dtype).transpose(1, 2).split(CHUNK, dim=2) for x in (q, k, v, log_decay, a, b)
-    )  # each (batch, head, length, ...)
-    outputs = []
-    for q_c, k_c, v_c, g_c, a_c, b_c in zip(*chunks, strict=True):
-        between, since, until = decays(g_c.mT)  # (batch, head, entry, ...)
-        since, until = since.squeeze(-1).mT, until.squeeze(-1).mT
-        before = F.pad(since[..., :-1, :], (0, 0, 1, 0), value=1.0)
-        earlier = F.pad(between[..., :-1, :], (0, 0, 1, 0))  # from token s to the one before t
-        wanted = (before * a_c) @ state + _products(a_c, earlier, k_c) @ v_c
-        system = -_products(a_c, earlier, b_c)  # the solver reads only the part below the diagonal
-        u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-        inside = _products(q_c, between, b_c) @ u + _products(q_c, between, k_c) @ v_c
-        outputs.append((since * q_c) @ state + inside)
-        written = (until * b_c).mT @ u + (until * k_c).mT @ v_c
-        state = since[..., -1, :, None] * state + written
-    return torch.cat(outputs, dim=2).transpose(1, 2).to(dtype), state
+    """Solve the system of a chunk."""
+    between, since, until = decays(log_decay.mT)  # (batch, head, entry, ...)
+    since, until = since.squeeze(-1).mT, until.squeeze(-1).mT
+    before = F.pad(since[..., :-1, :], (0, 0, 1, 0), value=1.0)
+    earlier = F.pad(between[..., :-1, :], (0, 0, 1, 0))  # from token s to the one before t
+    wanted = (before * a) @ state + products(a, earlier, k) @ v
+    system = -products(a, earlier, b)  # the solver reads only the part below the diagonal
+    u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    inside = products(q, between, b) @ u + products(q, between, k) @ v
+    written = (until * b).mT @ u + (until * k).mT @ v
+    return (since * q) @ state + inside, since[..., -1, :, None] * state + written
 
 
-def _products(x: Tensor, decay: Tensor, w: Tensor) -> Tensor:
-    """Products of x at token t with w at token s that has decayed in between (..., t, s)."""
-    return torch.einsum("bhti,bhits,bhsi->bhts", x, decay, w)
+delta_rule = over_chunks(_chunk, CHUNK)

@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import checked_step, door
+from stateline.ops.door import checked_step, door, step_of
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import Stepper, step_of
+from stateline.ops.stepping import Stepper
 
 
 class DiagonalWeights(NamedTuple):
@@ -55,16 +55,7 @@ def example_weights(channels: int, modes: int, sizes: Sizes) -> DiagonalWeights:
     return DiagonalWeights(log_a, dt[..., None] * b, c)
 
 
-OP = Op(
-    "diagonal_ssm",
-    {
-        "numba": f"{__name__}.numba_backend",
-        "triton": f"{__name__}.triton_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["numba", "triton"], example)
 
 
 def positive_stride(stride: int) -> str:
@@ -99,18 +90,13 @@ def diagonal_ssm(
     Args:
         u: Input signal.
         weights: Weights.
-        state: State before the first of these inputs, at least float32; ``None`` is the zero state.
         starts: True where a document begins, to which earlier inputs are zeros; a state continues
             the document that a row begins with, unless another begins there. Only the numba kernels
             are faster with it than with documents that are cut out.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input: ``None`` if no
         state was given, for it would have to be computed.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         One real mode that halves at each step.
@@ -123,8 +109,7 @@ def diagonal_ssm(
         >>> y.flatten().mul(100).round()
         tensor([100.,  50.,  25.])
     """
-    more = () if starts is None else (starts,)
-    return dispatch(OP, "diagonal_ssm", u, weights, state, *more, backend=backend)
+    return dispatch(OP, "diagonal_ssm", u, weights, state, starts=starts, backend=backend)
 
 
 @own_precision
@@ -144,7 +129,6 @@ def diagonal_ssm_every(
         u: Input signal.
         weights: Weights.
         stride: Inputs per output, at least 1.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Outputs at positions ``stride - 1``, ``2 * stride - 1``, ..., in the dtype of ``u``.
@@ -166,7 +150,6 @@ def diagonal_ssm_stepper(
     Args:
         weights: Weights.
         skip: Weight of the input of each output's channel.
-        backend: Backend that must run the steps; ``"auto"`` chooses one.
 
     Returns:
         ``stepper(u, state)`` returns the output for one input, the one of

@@ -1,18 +1,26 @@
 """Diagonal state space model by its recurrence, in kernels compiled by numba for the CPU."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stateline.ops.diagonal_ssm import DiagonalWeights
-from stateline.ops.diagonal_ssm.numba_kernel import backward, forward
-from stateline.ops.diagonal_ssm.numba_parameters import ROW_PIECES, Array, Coefficients
+from stateline.ops.diagonal_ssm.numba_kernel import (
+    GRADIENTS,
+    PLANES,
+    backward,
+    forward,
+    pack,
+    unpack,
+)
 from stateline.ops.diagonal_ssm.step_kernel import diagonal_advance, rows_of, transitions
-from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.diagonal_ssm.transition_kernel import transition
+from stateline.ops.kernel_op import KernelOp
 from stateline.ops.numba_common import launch
+from stateline.ops.numba_common.blocks import MODES, WIDE
 from stateline.ops.numba_common.launch import (
     Changing,
     array,
@@ -22,35 +30,47 @@ from stateline.ops.numba_common.launch import (
     of_token,
     output,
 )
+from stateline.ops.numba_common.vector import LANES
 from stateline.ops.stepping import Stepper
 
 FORWARD, BACKWARD, STEP = 0.1, 0.5, 0.5
 """Nanoseconds per position and mode, to tell whether threads pay."""
 
+ROW_PIECES = 8
+"""Parts of the batch with gradients of their own; fixed, so that threads do not change a sum."""
+
+Array = NDArray[Any]
+
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    step = function == "diagonal_ssm_step"
-    return launch.can_step(*inputs) if step else launch.can_use(*inputs)
+    return launch.can_run(function, *inputs)
 
 
 def diagonal_ssm(
     u: Tensor, weights: DiagonalWeights, state: Tensor | None, starts: Tensor | None = None
 ) -> tuple[Tensor, Any]:
-    """Run the recurrence; without a state, b is a factor of the output vector."""
-    channels, readouts = u.shape[-1], len(weights.c) // u.shape[-1]
-    if state is None:
-        u, weights = _one_readout(u, weights)
-        return _whole(u, *weights, starts), None
-    if u.shape[-2] == 1 and starts is None and not can_use("diagonal_ssm_step", u, weights, state):
+    """Run the recurrence; several readouts of a channel run side by side, as channels."""
+    (log_a, b, c), channels = weights, u.shape[-1]
+    readouts = len(c) // channels
+    if (
+        state is not None
+        and starts is None
+        and u.shape[-2] == 1
+        and not can_use("diagonal_ssm_step", u, *weights, state)
+    ):
         y, after = diagonal_ssm_step(u[..., 0, :], weights, state)  # rounds better
         return y[..., None, :], after
-    if readouts == 1:
-        return _chunk(u, *weights, state, starts)
-    states = state.repeat(*[1] * (state.ndim - 3), readouts, 1, 1)
-    u, weights = _one_readout(u, weights)
-    y, after = _chunk(u, *weights, states, starts)
-    return y, after[..., :channels, :, :].clone()  # a view would keep the memory of all readouts
+    if readouts > 1:
+        u = u.repeat(*[1] * (u.ndim - 1), readouts)
+        log_a = log_a.repeat(readouts, 1, 1) if len(log_a) > 1 else log_a
+        weights = DiagonalWeights(log_a, b.repeat(readouts, 1, 1), c)
+        state = None if state is None else state.repeat(*[1] * (state.ndim - 3), readouts, 1, 1)
+    y, after = _whole(u, weights, state, starts)
+    if state is None:
+        return y, None
+    # a view would keep the memory of all readouts
+    return y, after if readouts == 1 else after[..., :channels, :, :].clone()
 
 
 def diagonal_ssm_step(u: Tensor, weights: DiagonalWeights, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,36 +97,6 @@ def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
         return y.to(u.dtype)
 
     return step
-
-
-def _one_readout(u: Tensor, weights: DiagonalWeights) -> tuple[Tensor, DiagonalWeights]:
-    """A channel for every output: several readouts of a channel run side by side."""
-    (log_a, b, c), readouts = weights, len(weights.c) // u.shape[-1]
-    if readouts == 1:
-        return u, weights
-    if len(log_a) > 1:
-        log_a = log_a.repeat(readouts, 1, 1)
-    u = u.repeat([1] * (u.ndim - 1) + [readouts])
-    return u, DiagonalWeights(log_a, b.repeat(readouts, 1, 1), c)
-
-
-def _prepare(
-    inputs: Sequence[Tensor], starts: Tensor | None = None
-) -> tuple[Coefficients, Array, Array, tuple[int, int]]:
-    """Coefficients, input signal, borders of the rows, and sizes."""
-    u, log_a, b, c, *state = inputs
-    call = Coefficients(log_a, b, c, launch.working_dtype(*inputs), fold=not state)
-    borders = borders_of(u.shape[:-1], starts)
-    return call, flat(u, call.dtype), borders, (call.channels, call.modes)
-
-
-def _forward(u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, starts: Tensor | None) -> Tensor:
-    call, signal, borders, sizes = _prepare((u, log_a, b, c), starts)
-    y = torch.empty(u.shape, dtype=call.dtype)
-    arguments = (signal, flat(y, call.dtype), call.packed, None, None, borders, *sizes)
-    tasks = (len(borders) - 1) * call.blocks
-    fan_out(forward, arguments, tasks, u.numel() * call.modes * FORWARD)
-    return y.to(u.dtype)
 
 
 class _Ends(NamedTuple):
@@ -146,81 +136,83 @@ def _ends(borders: Array, starts: Tensor | None) -> _Ends | None:
     return _Ends(len(borders) - 1, first, last, ~starts[..., :1].reshape(rows, 1).numpy())
 
 
-def _forward_chunk(
-    u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor, starts: Tensor | None
+class _Call:
+    """A call in the layout of the kernels: coefficients, signal, states, and borders of rows.
+
+    Without a state, b is a factor of the output vector.
+    """
+
+    def __init__(
+        self, u: Tensor, weights: DiagonalWeights, state: Tensor | None, starts: Tensor | None
+    ) -> None:
+        self.dtype = launch.working_dtype(u, *weights, state)
+        self.sizes = channels, modes = weights.b.shape[:2]
+        self.log_a, self.b, self.c = (flat(x, self.dtype) for x in weights)
+        self.a, self.fold = np.empty(self.log_a.size), state is None
+        transition(self.log_a, self.a)
+        self.blocks = -(-channels // LANES)
+        self.size = self.blocks * -(-modes // MODES) * WIDE
+        self.packed = np.empty(self.size * PLANES, self.b.dtype)
+        pack(self.packed, self.a, self.b, self.c, *self.sizes, self.fold)
+        self.signal, self.borders = flat(u, self.dtype), borders_of(u.shape[:-1], starts)
+        self.ends = None if state is None else _ends(self.borders, starts)
+        self.state = None if state is None else flat(state, self.dtype)
+        if self.ends and self.state is not None:
+            self.state = self.ends.entering(self.state)
+        self.rows, self.work = len(self.borders) - 1, self.signal.size * modes
+
+    def unpack(self, gradients: Array) -> tuple[Array, ...]:
+        """Gradients of the weights, from those of the coefficients in some pieces of the rows."""
+        found = [np.empty_like(x) for x in (self.log_a, self.b, self.c)]
+        total = gradients.reshape(-1, self.size * GRADIENTS).sum(0)
+        unpack(total, self.a, self.b, self.c, *found, *self.sizes, self.fold)
+        return tuple(found)
+
+
+def _forward(
+    u: Tensor, weights: DiagonalWeights, state: Tensor | None, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    call, signal, borders, sizes = _prepare((u, log_a, b, c, state), starts)
-    y, before = torch.empty(u.shape, dtype=call.dtype), flat(state, call.dtype)
-    if ends := _ends(borders, starts):
-        before = ends.entering(before)
-    after = np.empty_like(before)
-    arguments = (signal, flat(y, call.dtype), call.packed, before, after, borders, *sizes)
-    tasks = (len(borders) - 1) * call.blocks
-    fan_out(forward, arguments, tasks, u.numel() * call.modes * FORWARD)
-    if ends:
-        after = after.reshape(ends.documents, -1)[ends.last]
-    return y.to(u.dtype), *like((after,), (state,))
-
-
-def _gradients(
-    grad: Tensor,
-    grad_after: Tensor | None,
-    inputs: Sequence[Tensor],
-    starts: Tensor | None = None,
-) -> list[Array]:
-    call, signal, borders, sizes = _prepare(inputs, starts)
-    rows, longest = len(borders) - 1, int(np.diff(borders).max(initial=0))
-    du, pieces = np.empty_like(signal), max(1, min(rows, ROW_PIECES))
-    packed = call.empty_gradients(pieces)
-    before = end = start = None
-    ends = _ends(borders, starts)
-    if grad_after is not None:
-        end, before = flat(grad_after, call.dtype), flat(inputs[4], call.dtype)
-        if ends:
-            end, before = ends.spread(end, ends.last).reshape(-1), ends.entering(before)
-        start = np.empty_like(before)
-    signals = (flat(grad, call.dtype), end, signal, du)
-    places = rows, borders, longest
-    arguments = (*signals, call.packed, before, start, packed, *places, *sizes, pieces)
-    fan_out(backward, arguments, pieces * call.blocks, signal.size * call.modes * BACKWARD)
-    found = [du, *call.unpack(packed, pieces)]
-    if start is not None and ends:
-        start = start.reshape(ends.documents, -1)[ends.first] * ends.goes_on
-    return found if start is None else [*found, start]
+    """Outputs, and the state after them; an empty tensor if no state is given."""
+    call = _Call(u, weights, state, starts)
+    y = torch.empty(u.shape, dtype=call.dtype)
+    after = None if call.state is None else np.empty_like(call.state)
+    states = call.packed, call.state, after
+    arguments = call.signal, flat(y, call.dtype), *states, call.borders, *call.sizes
+    fan_out(forward, arguments, call.rows * call.blocks, call.work * FORWARD)
+    if state is None or after is None:
+        return y.to(u.dtype), y.new_empty(0)
+    if call.ends:
+        after = after.reshape(call.ends.documents, -1)[call.ends.last]
+    return y.to(u.dtype), torch.from_numpy(after).view(state.shape).to(state.dtype)
 
 
 def _backward(
-    grad: Tensor, u: Tensor, log_a: Tensor, b: Tensor, c: Tensor, starts: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    inputs = (u, log_a, b, c)
-    return like(_gradients(grad, None, inputs, starts), inputs)
-
-
-def _backward_chunk(
     grad: Tensor,
     grad_after: Tensor,
     u: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor,
+    weights: DiagonalWeights,
+    state: Tensor | None,
     starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    inputs = (u, log_a, b, c, state)
-    return like(_gradients(grad, grad_after, inputs, starts), inputs)
+) -> Any:
+    call = _Call(u, weights, state, starts)
+    du, pieces = np.empty_like(call.signal), max(1, min(call.rows, ROW_PIECES))
+    packed = np.empty(pieces * call.size * GRADIENTS)  # float64, for they are sums
+    end = before = None
+    if call.state is not None:
+        end, before = flat(grad_after, call.dtype), np.empty_like(call.state)
+        if call.ends:
+            end = call.ends.spread(end, call.ends.last).reshape(-1)
+    signals = flat(grad, call.dtype), end, call.signal, du
+    places = call.rows, call.borders, np.diff(call.borders).max(initial=0)
+    arguments = (*signals, call.packed, call.state, before, packed, *places, *call.sizes, pieces)
+    fan_out(backward, arguments, pieces * call.blocks, call.work * BACKWARD)
+    if before is not None and call.ends:
+        before = before.reshape(call.ends.documents, -1)[call.ends.first] * call.ends.goes_on
+    return du, call.unpack(packed), before
 
 
-_whole = define_kernel_op(
-    "diagonal_ssm_kernel",
-    _forward,
-    _backward,
-    lambda u, *_: empty_like(u)[0],
-    lambda _grad, *inputs: empty_like(*inputs[:4]),
-)
-_chunk = define_kernel_op(
-    "diagonal_ssm_chunk_kernel",
-    _forward_chunk,
-    _backward_chunk,
-    lambda *inputs: empty_like(inputs[0], inputs[4]),
-    lambda _grad, _after, *inputs: empty_like(*inputs[:5]),
-)
+def _fake(u: Tensor, _: DiagonalWeights, state: Tensor | None, *__: Any) -> tuple[Tensor, Tensor]:
+    return u.new_empty(u.shape), u.new_empty(0) if state is None else state.new_empty(state.shape)
+
+
+_whole = KernelOp("diagonal_ssm_kernel", _forward, _backward, _fake)

@@ -18,10 +18,10 @@ from stateline.ops.numba_common.blocks import (
     MODES,
     WIDE,
     flush,
-    modes_in,
-    modes_out,
     read_block,
     scratch,
+    states_in,
+    states_out,
     write_block,
 )
 from stateline.ops.numba_common.jit import kernel
@@ -103,52 +103,34 @@ def _correct(xr, xi, r, i):
 
 
 @kernel
+def _next(xr, xi, a, b, u, f, g, state):
+    """States times a + b j, plus u; with ``state``, plus u (f + g j)."""
+    if state is None:
+        return u - b * xi + a * xr, b * xr + a * xi
+    return f * u - b * xi + a * xr, g * u + b * xr + a * xi
+
+
+@kernel
 def advance(ub, yb, rows, x, at, p, k, state):
-    """A block of tokens through one group of modes: x is their state, yb takes their outputs."""
+    """A block of tokens through one group of modes: x is their state, yb takes their outputs.
+
+    Without yb there are no outputs.
+    """
     align_stack()
     xr, xi = load(x, at, WIDE), load(x, at + WIDE, WIDE)
     a, b = load(p, k, WIDE), load(p, k + WIDE, WIDE)
     c, e = load(p, k + 2 * WIDE, WIDE), load(p, k + 3 * WIDE, WIDE)
-    if state is not None:
-        f, g = load(p, k + 6 * WIDE, WIDE), load(p, k + 7 * WIDE, WIDE)
+    f, g = load(p, k + 6 * WIDE, WIDE), load(p, k + 7 * WIDE, WIDE)
     for first in range(0, rows, STEPS):
         last = min(first + STEPS, rows)
         for t in range(first, last):
             u = load(ub, t * LANES, LANES)
-            if state is None:
-                new = u - b * xi + a * xr
-                xi = b * xr + a * xi
-            else:
-                new = f * u - b * xi + a * xr
-                xi = g * u + b * xr + a * xi
-            xr = new
-            store(yb, t * LANES, load(yb, t * LANES, LANES) + fold(c * xr + e * xi))
+            xr, xi = _next(xr, xi, a, b, u, f, g, state)
+            if yb is not None:
+                store(yb, t * LANES, load(yb, t * LANES, LANES) + fold(c * xr + e * xi))
         share = (last - first) / STEPS
         r, i = share * load(p, k + 4 * WIDE, WIDE), share * load(p, k + 5 * WIDE, WIDE)
         xr, xi = _correct(xr, xi, r, i)
-    store(x, at, xr)
-    store(x, at + WIDE, xi)
-
-
-@kernel
-def advance_state(ub, rows, x, at, p, k, state):
-    """The same without outputs, for ``rows`` a multiple of ``STEPS``."""
-    align_stack()
-    xr, xi = load(x, at, WIDE), load(x, at + WIDE, WIDE)
-    a, b = load(p, k, WIDE), load(p, k + WIDE, WIDE)
-    if state is not None:
-        f, g = load(p, k + 6 * WIDE, WIDE), load(p, k + 7 * WIDE, WIDE)
-    for first in range(0, rows, STEPS):
-        for t in range(first, first + STEPS):
-            u = load(ub, t * LANES, LANES)
-            if state is None:
-                new = u - b * xi + a * xr
-                xi = b * xr + a * xi
-            else:
-                new = f * u - b * xi + a * xr
-                xi = g * u + b * xr + a * xi
-            xr = new
-        xr, xi = _correct(xr, xi, load(p, k + 4 * WIDE, WIDE), load(p, k + 5 * WIDE, WIDE))
     store(x, at, xr)
     store(x, at + WIDE, xi)
 
@@ -172,7 +154,7 @@ def forward(u, y, p, state, after, borders, channels, modes, start, stop):
         for block in range(begin, end):
             where = (row * channels + block * LANES) * modes * 2
             lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
-            modes_in(x, at, state, where, modes, lanes)
+            states_in(x, at, state, where, modes, lanes, 2)
         for first in range(0, length, TIME):
             rows = min(TIME, length - first)
             for block in range(begin, end):
@@ -188,7 +170,7 @@ def forward(u, y, p, state, after, borders, channels, modes, start, stop):
             for block in range(begin, end):
                 where = (row * channels + block * LANES) * modes * 2
                 lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
-                modes_out(after, where, modes, lanes, x, at)
+                states_out(after, where, modes, lanes, 2, x, at)
         task += end - begin
 
 
@@ -198,21 +180,14 @@ def _states(ub, gb, rows, x, at, p, k, h, grad, j, state):
     align_stack()
     xr, xi = load(x, at, BACK), load(x, at + WIDE, BACK)
     a, b = load(p, k, BACK), load(p, k + WIDE, BACK)
-    if state is not None:
-        f, g = load(p, k + 6 * WIDE, BACK), load(p, k + 7 * WIDE, BACK)
+    f, g = load(p, k + 6 * WIDE, BACK), load(p, k + 7 * WIDE, BACK)
     dc, de = load(grad, j + 2 * WIDE, BACK), load(grad, j + 3 * WIDE, BACK)
     for first in range(0, rows, STEPS):
         for t in range(first, min(first + STEPS, rows)):
             store(h, 2 * t * BACK, xr)
             store(h, (2 * t + 1) * BACK, xi)
             u, gy = load(ub, t * LANES, LANES), load(gb, t * LANES, LANES)
-            if state is None:
-                new = u - b * xi + a * xr
-                xi = b * xr + a * xi
-            else:
-                new = f * u - b * xi + a * xr
-                xi = g * u + b * xr + a * xi
-            xr = new
+            xr, xi = _next(xr, xi, a, b, u, f, g, state)
             dc = dc + gy * xr
             de = de + gy * xi
         xr, xi = _correct(xr, xi, load(p, k + 4 * WIDE, BACK), load(p, k + 5 * WIDE, BACK))
@@ -299,8 +274,8 @@ def backward(
             for block in range(begin, end):
                 where = (row * channels + block * LANES) * modes * 2
                 lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
-                modes_in(kept, most * at, state, where, modes, lanes)
-                modes_in(lam, at, gafter, where, modes, lanes)
+                states_in(kept, most * at, state, where, modes, lanes, 2)
+                states_in(lam, at, gafter, where, modes, lanes, 2)
             for n in range(1, count):
                 for block in range(begin, end):
                     lanes = min(LANES, channels - block * LANES)
@@ -309,8 +284,8 @@ def backward(
                     at, k = ((block - begin) * most + n) * size, block * groups * PLANES * WIDE
                     kept[at : at + size] = kept[at - size : at]
                     for m in range(groups):
-                        here = at + m * 2 * WIDE
-                        advance_state(ub, TIME_BACK, kept, here, p, k + m * PLANES * WIDE, state)
+                        here, there = at + m * 2 * WIDE, k + m * PLANES * WIDE
+                        advance(ub, None, TIME_BACK, kept, here, p, there, state)
             for n in range(count - 1, -1, -1):
                 rows = min(TIME_BACK, length - n * TIME_BACK)
                 for block in range(begin, end):
@@ -330,6 +305,6 @@ def backward(
                 for block in range(begin, end):
                     where = (row * channels + block * LANES) * modes * 2
                     lanes, at = min(LANES, channels - block * LANES), (block - begin) * size
-                    modes_out(dstate, where, modes, lanes, lam, at)
+                    states_out(dstate, where, modes, lanes, 2, lam, at)
         flush(dp, task * many, grad, 0, (end - begin) * many)
         task += end - begin

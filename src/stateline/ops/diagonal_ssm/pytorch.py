@@ -5,19 +5,17 @@ Every power of the transition is a product of two entries of small tables,
 :math:`2\sqrt L` exponentials and one real matrix product. The tables are computed in float64.
 """
 
-import math
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stateline.ops.convolution import skipped
 from stateline.ops.diagonal_ssm import DiagonalWeights
+from stateline.ops.diagonal_ssm.reference import stepper_of
 from stateline.ops.fft_conv import fft_conv
-from stateline.ops.planes import exponential, multiply
+from stateline.ops.planes import exponential, multiply, powers_of, precise
 from stateline.ops.scan import diagonal_scan
-from stateline.ops.stepping import Stepper, copying
 
 
 def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
@@ -31,8 +29,7 @@ def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> t
     read = multiply(c.unflatten(0, (-1, u.shape[-1])), state[..., None, :, :, :])
     from_state = _readout(read, inner, outer).flatten(-3, -2)[..., :length].mT
     y = _from_zero(signal, weights) + from_state
-    decay = _powers(log_a, start=length, stride=1, count=1).squeeze(-2).to(state.dtype)
-    kept = multiply(decay, state)
+    kept = multiply(exponential(length * precise(log_a)).to(state.dtype), state)
     return y.to(u.dtype), kept + multiply(b, _driven(signal, log_a))
 
 
@@ -74,14 +71,7 @@ def diagonal_ssm_step(u: Tensor, weights: DiagonalWeights, state: Tensor) -> tup
     return y.flatten(-2).to(u.dtype), state
 
 
-def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
-    """Steps whose new state is copied over the old one."""
-
-    def step(u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        y, after = diagonal_ssm_step(u, weights, state)
-        return y + skipped(u, skip), after
-
-    return copying(step)
+diagonal_ssm_stepper = stepper_of(diagonal_ssm_step)
 
 
 def _tables(
@@ -89,19 +79,9 @@ def _tables(
 ) -> tuple[Float[Tensor, "#channel mode inner 2"], Float[Tensor, "#channel mode outer 2"]]:
     """Powers 0 .. J-1, and the powers first, first + J, ... that cover the length."""
     size = 1 << (max(length - 1, 0).bit_length() + 1) // 2
-    return (
-        _powers(log_a, start=0, stride=1, count=size),
-        _powers(log_a, start=first, stride=size, count=math.ceil(length / size)),
-    )
-
-
-def _powers(
-    log_a: Float[Tensor, "#channel mode 2"], start: int, stride: int, count: int
-) -> Float[Tensor, "#channel mode count 2"]:
-    """Powers start, start + stride, ... of the transition."""
-    exponents = start + stride * torch.arange(count, device=log_a.device)
-    precise = log_a if log_a.device.type == "mps" else log_a.double()  # mps has no float64
-    return exponential(precise[..., None, :] * exponents[:, None]).to(log_a.dtype)
+    inner = torch.arange(size, device=log_a.device)
+    outer = torch.arange(first, first + length, size, device=log_a.device)
+    return powers_of(log_a, inner).to(log_a.dtype), powers_of(log_a, outer).to(log_a.dtype)
 
 
 def _readout(

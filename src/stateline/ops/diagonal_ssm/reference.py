@@ -1,5 +1,6 @@
 """The definition of a diagonal state space model: its recurrence, in complex numbers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,18 +8,19 @@ from torch import Tensor
 
 from stateline.ops.convolution import skipped
 from stateline.ops.diagonal_ssm import DiagonalWeights
-from stateline.ops.stepping import Stepper, copying
+from stateline.ops.planes import as_complex
+from stateline.ops.stepping import Stepper, copying, one_token
 
 
 def diagonal_ssm(
     u: Tensor, weights: DiagonalWeights, state: Tensor | None, starts: Tensor | None = None
 ) -> tuple[Tensor, Any]:
     """Run the recurrence, one input after the other."""
-    a, b = _complex(weights.log_a).exp(), _complex(weights.b)
-    c = _complex(weights.c).unflatten(0, (-1, u.shape[-1]))  # (readout, channel, mode)
+    a, b = as_complex(weights.log_a).exp(), as_complex(weights.b)
+    c = as_complex(weights.c).unflatten(0, (-1, u.shape[-1]))  # (readout, channel, mode)
     dtype = torch.promote_types(u.dtype, torch.float32)
     zeros = torch.zeros(*u.shape[:-2], *weights.b.shape, dtype=dtype, device=u.device)
-    x, outputs = _complex(zeros if state is None else state), []
+    x, outputs = as_complex(zeros if state is None else state), []
     for t, u_t in enumerate(u.unbind(dim=-2)):
         if starts is not None:
             x = x.masked_fill(starts[..., t, None, None], 0.0)
@@ -33,22 +35,20 @@ def diagonal_ssm_every(u: Tensor, weights: DiagonalWeights, stride: int) -> Tens
     return diagonal_ssm(u, weights, None)[0][..., stride - 1 :: stride, :]
 
 
-def diagonal_ssm_step(u: Tensor, weights: DiagonalWeights, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run the recurrence over one input."""
-    y, state = diagonal_ssm(u[..., None, :], weights, state)
-    return y[..., 0, :], state
+diagonal_ssm_step = one_token(diagonal_ssm)
 
 
-def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
-    """Steps whose new state is copied over the old one."""
+def stepper_of(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Stepper]:
+    """From ``diagonal_ssm_step`` the function that prepares steps with a skip connection."""
 
-    def step(u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        y, after = diagonal_ssm_step(u, weights, state)
-        return y + skipped(u, skip), after
+    def prepare(weights: DiagonalWeights, skip: Tensor) -> Stepper:
+        def skipping(u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            y, after = step(u, weights, state)
+            return y + skipped(u, skip), after
 
-    return copying(step)
+        return copying(skipping)
+
+    return prepare
 
 
-def _complex(planes: Tensor) -> Tensor:
-    """Planes as a complex tensor; a copy, because a float64 view needs 16-byte alignment."""
-    return torch.complex(planes[..., 0], planes[..., 1])
+diagonal_ssm_stepper = stepper_of(diagonal_ssm_step)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.diagonal_ssm import triton_kernel as diagonal
-from stateline.ops.kernel_op import define_kernel_op, empty_like
-from stateline.ops.planes import exponential, multiply
+from stateline.ops.kernel_op import KernelOp
+from stateline.ops.planes import multiply, powers_of
 from stateline.ops.short_conv import triton_kernel as filters
 from stateline.ops.triton_common.launch import (
     PRECISION,
@@ -32,22 +32,38 @@ MOST_MODES = 64
 """Most modes whose tables fit into the memory of a multiprocessor."""
 
 
+class Signals(NamedTuple):
+    """What the kernels read (row, channel, length): for H3 q, k and v; otherwise v alone.
+
+    Attributes:
+        v: Input of the model; for H3, it is multiplied by the filtered keys.
+        q: Factor of the output.
+        k: Keys.
+        past: Keys before the signal (row, channel, taps - 1).
+        weights: Filter of the keys (channel, taps).
+    """
+
+    v: Tensor
+    q: Tensor | None = None
+    k: Tensor | None = None
+    past: Tensor | None = None
+    weights: Tensor | None = None
+
+
 class Tables(NamedTuple):
-    """Tables of the kernels for a diagonal SSM, per channel, and for the end of a chunk.
+    """Tables of the kernels for a diagonal SSM, per channel.
 
     Attributes:
         taps: For each output, the first T entries of the impulse response, with the skip.
         into: Effect of each input of a block on the state after it.
         out: Effect of the state before a block on each of its outputs.
         leap: Powers 0, T, ..., ROWS T of the transition.
-        powers: Powers 0, 1, ..., T.
     """
 
     taps: Tensor
     into: Tensor
     out: Tensor
     leap: Tensor
-    powers: Tensor
 
 
 def block_size(length: int) -> int:
@@ -55,13 +71,19 @@ def block_size(length: int) -> int:
     return 16 if length <= 256 else 32
 
 
-def tables(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor | None, length: int) -> Tables:
-    """Tables for signals of this length; differentiable. Powers are computed in float64."""
+def tables(
+    log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor | None, length: int
+) -> tuple[Tables, Tensor]:
+    """Tables for signals of this length, and the powers 0, 1, ..., T of the transition.
+
+    They are differentiable. Powers are computed in float64.
+    """
     size = block_size(length)
     padding = round_up(b.shape[1]) - b.shape[1]
     log_a, b, c = (F.pad(t.float(), (0, 0, 0, padding)) for t in (log_a, b, c))
     log_a = log_a.expand(len(b), -1, -1)
-    powers, readouts = _powers(log_a, size, 1), c.unflatten(0, (-1, len(b)))
+    exponents = torch.arange(size + 1, device=log_a.device)
+    powers, readouts = powers_of(log_a, exponents).float(), c.unflatten(0, (-1, len(b)))
     response = multiply(multiply(readouts, b)[..., None, :], powers[..., :-1, :])
     impulse = 2 * response[..., 0].sum(dim=2).flatten(0, 1)
     if skip is not None:
@@ -69,14 +91,9 @@ def tables(log_a: Tensor, b: Tensor, c: Tensor, skip: Tensor | None, length: int
     into = multiply(b[..., None, :], powers[..., :-1, :].flip(-2))
     read = 2 * multiply(readouts[..., None, :], powers[..., 1:, :]).flatten(0, 1)
     out = read * read.new_tensor([1.0, -1.0])
-    leap = _powers(log_a, ROWS, size)
-    return Tables(
-        impulse,
-        into.permute(0, 3, 2, 1).contiguous(),
-        out.permute(0, 3, 1, 2).contiguous(),
-        leap.permute(0, 3, 2, 1).contiguous(),
-        powers,
-    )
+    leap = powers_of(log_a, size * torch.arange(ROWS + 1, device=log_a.device)).float()
+    into, out = into.permute(0, 3, 2, 1).contiguous(), out.permute(0, 3, 1, 2).contiguous()
+    return Tables(impulse, into, out, leap.permute(0, 3, 2, 1).contiguous()), powers
 
 
 def planes_first(state: Tensor, modes: int) -> Tensor:
@@ -84,108 +101,91 @@ def planes_first(state: Tensor, modes: int) -> Tensor:
     return F.pad(state.float(), (0, 0, 0, modes - state.shape[-2])).mT.contiguous()
 
 
-def finish(before: Tensor, tail: Tensor, length: int, table: Tables) -> Tensor:
+def finish(before: Tensor, tail: Tensor, length: int, into: Tensor, powers: Tensor) -> Tensor:
     """The state after a signal (row, channel, mode, 2), from the state before its last block."""
-    size = table.taps.shape[1]
+    size = into.shape[2]
     rest = (length - 1) % size + 1
-    driven = torch.einsum("bdj,dpjn->bdnp", tail[..., :rest], table.into[:, :, size - rest :])
-    return multiply(table.powers[:, :, rest], before.mT) + driven
+    driven = torch.einsum("bdj,dpjn->bdnp", tail[..., :rest], into[:, :, size - rest :])
+    return multiply(powers[:, :, rest], before.mT) + driven
 
 
-def _powers(log_a: Tensor, count: int, stride: int) -> Tensor:
-    """Powers 0, stride, ..., count * stride: (channel, mode, power, 2)."""
-    exponents = stride * torch.arange(count + 1, device=log_a.device)
-    return exponential(log_a.double()[..., None, :] * exponents[:, None]).float()
+def _pointers(x: Signals) -> tuple[Tensor, ...]:
+    """q, k, v, past and weights as kernels take them; without gates, only v is read."""
+    if x.q is None or x.k is None or x.past is None or x.weights is None:
+        return (*channels_first(x.v),) * 5
+    return *channels_first(x.q, x.k, x.v), x.past, x.weights
 
 
-def _launch(
-    signals: tuple[Tensor, ...],
-    keys_filter: tuple[Tensor, ...],
-    table: tuple[Tensor, ...],
-    first: Tensor,
-    *,
-    output: bool,
-) -> tuple[Tensor, ...]:
-    """Run the forward kernel: outputs, last state and last block, or the carried states."""
-    laid = channels_first(*signals)
-    v = laid[-1]
-    rows, channels, length = v.shape
-    spans = -(-length // (table[0].shape[1] * ROWS))
-    found: tuple[Tensor, ...]
-    places: tuple[Tensor, ...]
-    if output:
-        tail = empty((rows, channels, table[0].shape[1]), first)
-        found = empty(v.shape, v), empty(first.shape, first), tail
-        places = (*found, first)
-    else:
-        found = (empty((rows, channels, spans, *first.shape[2:]), first),)
-        places = (v, first, first, *found)
-    with on(v):
-        diagonal.forward[(channels, rows)](
-            *_gates(laid, keys_filter), *table, first, *places, length, *v.stride()[:2], channels,
-            **_sizes(keys_filter, table, v), OUTPUT=output, num_warps=4, num_stages=1,
-        )  # fmt: skip
-    return found
-
-
-def _gates(signals: list[Tensor], keys_filter: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Pointers q, k, v, past and weights of the kernels; without gates only v is read."""
-    v = signals[-1]
-    return (*signals, *keys_filter) if keys_filter else (v,) * 5
-
-
-def _sizes(keys_filter: tuple[Tensor, ...], table: tuple[Tensor, ...], v: Tensor) -> dict[str, Any]:
+def _sizes(x: Signals, table: Tables) -> dict[str, Any]:
     """What the kernels are compiled for."""
-    size, count = table[0].shape[1], keys_filter[1].shape[1] if keys_filter else 1
+    size, count = table.taps.shape[1], 1 if x.weights is None else x.weights.shape[1]
     return {
         "COUNT": count,
         "BACK": -(-(count - 1) // size),
-        "GATED": bool(keys_filter),
+        "GATED": x.q is not None,
         "ROWS": ROWS,
         "T": size,
-        "N": table[1].shape[3],
-        "PRECISION": PRECISION[v.dtype],
+        "N": table.into.shape[3],
+        "PRECISION": PRECISION[x.v.dtype],
     }
 
 
-class _Gradients(NamedTuple):
-    signals: tuple[Tensor, ...]
-    tables: tuple[Tensor, Tensor, Tensor, Tensor]
-    first: Tensor
+def _forward(x: Signals, table: Tables, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, the state before the last block, and the inputs of this block."""
+    tail = empty((*x.v.shape[:2], table.taps.shape[1]), first)
+    found = empty(tuple(x.v.shape), x.v), empty(tuple(first.shape), first), tail
+    _launch(x, table, first, (*found, first), output=True)
+    return found[0].to(x.v.dtype), *found[1:]
 
 
-def _gradients(
-    grads: tuple[Tensor, Tensor, Tensor],
-    signals: tuple[Tensor, ...],
-    keys_filter: tuple[Tensor, ...],
-    table: tuple[Tensor, ...],
-    first: Tensor,
-) -> _Gradients:
-    """Gradients of q, of the filtered keys and v (or of v alone), tables and first state."""
-    (carries,) = _launch(signals, keys_filter, table, first, output=False)
-    laid = channels_first(*signals)
-    v = laid[-1]
+def _launch(
+    x: Signals, table: Tables, first: Tensor, places: tuple[Tensor, ...], *, output: bool
+) -> None:
+    """Run the forward kernel: outputs, last state and last block, or the carried states."""
+    signals = _pointers(x)
+    v = signals[2]
     rows, channels, length = v.shape
-    taps, into, out, leap = table
-    pieces = _pieces(rows, channels)
-    dv, dfirst = empty(v.shape, v), empty(first.shape, first)
-    dq, dkeys = (empty(v.shape, v), empty(v.shape, first)) if keys_filter else (dv, dv)
+    with on(v):
+        diagonal.forward[(channels, rows)](
+            *signals, *table, first, *places, length, *v.stride()[:2], channels,
+            **_sizes(x, table), OUTPUT=output, num_warps=4, num_stages=1,
+        )  # fmt: skip
+
+
+def _backward(
+    grad: Tensor,
+    grad_last: Tensor,
+    grad_tail: Tensor,
+    x: Signals,
+    table: Tables,
+    first: Tensor,
+) -> Any:
+    """Gradients of the signals, the tables and the first state."""
+    signals = _pointers(x)
+    v, (taps, into, out, leap) = signals[2], table
+    rows, channels, length = v.shape
+    spans, pieces = -(-length // (taps.shape[1] * ROWS)), _pieces(rows, channels)
+    carries = empty((rows, channels, spans, *first.shape[2:]), first)
+    _launch(x, table, first, (v, first, first, carries), output=False)
+    dv, dfirst = empty(tuple(v.shape), v), empty(tuple(first.shape), first)
+    dq, dkeys = (dv, dv) if x.q is None else (empty(dv.shape, v), empty(dv.shape, first))
     shapes = (taps.shape[1],) * 2, into.shape[1:], out.shape[1:], first.shape[2:]
     sheets = [empty((pieces, channels, *shape), first) for shape in shapes]
-    outer = [g.contiguous() for g in grads]
+    outer = [g.contiguous() for g in (grad, grad_last, grad_tail)]
     with on(v):
         diagonal.backward[(channels, pieces)](
-            *_gates(laid, keys_filter), *table, carries, *outer, dq, dkeys, dv, *sheets, dfirst,
+            *signals, *table, carries, *outer, dq, dkeys, dv, *sheets, dfirst,
             rows, length, *v.stride()[:2], channels, pieces,
-            **_sizes(keys_filter, table, v), num_warps=8, num_stages=1,
+            **_sizes(x, table), num_warps=8, num_stages=1,
         )  # fmt: skip
     dtoeplitz, dinto, dout, ddecay = (s.sum(dim=0) for s in sheets)
     dleap = torch.zeros_like(leap)
     dleap[:, :, 1] = ddecay
-    found = (dq, dkeys, dv) if keys_filter else (dv,)
-    return _Gradients(
-        found, (_diagonals(dtoeplitz)[:, taps.shape[1] - 1 :], dinto, dout, dleap), dfirst
-    )
+    of_table = Tables(_diagonals(dtoeplitz)[:, taps.shape[1] - 1 :], dinto, dout, dleap)
+    if x.k is None or x.past is None or x.weights is None:
+        return Signals(dv), of_table, dfirst
+    of_keys = _filter_gradients(dkeys, x.k, x.past, x.weights, taps.shape[1])
+    return Signals(dv, dq, *of_keys), of_table, dfirst
 
 
 def _pieces(rows: int, channels: int) -> int:
@@ -197,75 +197,6 @@ def _diagonals(x: Tensor) -> Tensor:
     size = x.shape[-1]
     wide = F.pad(x.flip(-2), (0, size)).flatten(-2)[..., : size * (2 * size - 1)]
     return wide.unflatten(-1, (size, 2 * size - 1)).sum(dim=-2)
-
-
-def _forward(
-    u: Tensor, taps: Tensor, into: Tensor, out: Tensor, leap: Tensor, first: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    y, *ends = _launch((u,), (), (taps, into, out, leap), first, output=True)
-    return y.to(u.dtype), ends[0], ends[1]
-
-
-def _backward(
-    grad: Tensor,
-    grad_last: Tensor,
-    grad_tail: Tensor,
-    u: Tensor,
-    taps: Tensor,
-    into: Tensor,
-    out: Tensor,
-    leap: Tensor,
-    first: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    inputs = (u, taps, into, out, leap, first)
-    found = _gradients((grad, grad_last, grad_tail), (u,), (), inputs[1:5], first)
-    return _like((*found.signals, *found.tables, found.first), inputs)
-
-
-def _forward_gated(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past: Tensor,
-    weights: Tensor,
-    taps: Tensor,
-    into: Tensor,
-    out: Tensor,
-    leap: Tensor,
-    first: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    y, *ends = _launch((q, k, v), (past, weights), (taps, into, out, leap), first, output=True)
-    kept = past.shape[2]
-    latest = k[..., max(0, k.shape[2] - kept) :].float()
-    keys = torch.cat([past, latest], dim=2)[..., latest.shape[2] :].contiguous()
-    return y.to(q.dtype), ends[0], ends[1], keys
-
-
-def _backward_gated(
-    grad: Tensor,
-    grad_last: Tensor,
-    grad_tail: Tensor,
-    grad_keys: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past: Tensor,
-    weights: Tensor,
-    taps: Tensor,
-    into: Tensor,
-    out: Tensor,
-    leap: Tensor,
-    first: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    inputs = (q, k, v, past, weights, taps, into, out, leap, first)
-    grads = grad, grad_last, grad_tail
-    found = _gradients(grads, inputs[:3], (past, weights), inputs[5:9], first)
-    dq, dkeys, dv = found.signals
-    dk, dpast, dweights = _filter_gradients(dkeys, k, past, weights, taps.shape[1])
-    new = min(k.shape[2], past.shape[2])  # the latest keys are also an output
-    dk[..., k.shape[2] - new :] += grad_keys[..., past.shape[2] - new :]
-    dpast[..., new:] += grad_keys[..., : past.shape[2] - new]
-    return _like((dq, dk, dv, dpast, dweights, *found.tables, found.first), inputs)
 
 
 def _filter_gradients(
@@ -294,36 +225,10 @@ def _filter_gradients(
     return dk, dpast, dweights[:, size - 1 : size - 1 + count]
 
 
-def _like(gradients: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Any:
-    """Gradients in the dtypes of the inputs."""
-    return tuple(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
+def _fake(x: Signals, table: Tables, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    tail = first.new_empty(*x.v.shape[:2], table.taps.shape[1])
+    return x.v.new_empty(x.v.shape), first.new_empty(first.shape), tail
 
 
-def _fake(u: Tensor, *others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    first, taps = others[-1], others[-5]
-    tail = first.new_empty(*u.shape[:2], taps.shape[1])
-    return u.new_empty(u.shape), first.new_empty(first.shape), tail
-
-
-def _fake_backward(
-    _grad: Tensor, _grad_last: Tensor, _grad_tail: Tensor, *inputs: Tensor
-) -> tuple[Tensor, ...]:
-    return empty_like(*inputs)
-
-
-def _fake_gated(q: Tensor, *others: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    past = others[2]
-    return *_fake(q, *others), past.new_empty(past.shape)
-
-
-def _fake_gated_backward(*tensors: Tensor) -> tuple[Tensor, ...]:
-    return empty_like(*tensors[4:])
-
-
-pass_states = define_kernel_op("pass_states", _forward, _backward, _fake, _fake_backward)
-"""``pass_states(u, taps, into, out, leap, first)``: outputs, state before the last block, block."""
-
-pass_gated_states = define_kernel_op(
-    "pass_gated_states", _forward_gated, _backward_gated, _fake_gated, _fake_gated_backward
-)
-"""The same for H3: ``(q, k, v, past, weights, taps, into, out, leap, first)``; and latest keys."""
+pass_states = KernelOp("pass_states", _forward, _backward, _fake)
+"""``pass_states(signals, tables, first)``: outputs, state before the last block, and the block."""

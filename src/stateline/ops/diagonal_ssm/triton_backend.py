@@ -8,7 +8,7 @@ from torch import Tensor
 from stateline.ops.diagonal_ssm import DiagonalWeights
 from stateline.ops.diagonal_ssm.state_passing import (
     MOST_MODES,
-    Tables,
+    Signals,
     finish,
     pass_states,
     planes_first,
@@ -27,27 +27,10 @@ def can_use(function: str, *inputs: Any) -> str:
 
 
 def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
-    """Pass states from block to block."""
-    channels, modes = weights.b.shape[:2]
-    y, before, tail, table = _run(u, weights, state)
-    if state is None:
-        return y, None
-    after = finish(before[:, :channels], tail[:, :channels], u.shape[-2], table)
-    return y, after[..., :modes, :].reshape(state.shape).to(state.dtype)
-
-
-def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
-    """The recurrence for many inputs, on a state that changes in place."""
-    return steps.diagonal_stepper(*weights, skip)
-
-
-def _run(
-    u: Tensor, weights: DiagonalWeights, state: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tables]:
-    """Outputs; state before the last block and its inputs, with a channel per output; tables."""
+    """Pass states from block to block; several readouts of a channel run as channels."""
     (log_a, b, c), (length, channels) = weights, u.shape[-2:]
-    readouts = len(c) // channels
-    table = tables(log_a, b, c, None, length)
+    readouts, modes = len(c) // channels, b.shape[1]
+    table, powers = tables(log_a, b, c, None, length)
     into, leap = (t.repeat(readouts, 1, 1, 1) for t in (table.into, table.leap))
     signal = u.reshape(-1, length, channels).mT
     if readouts > 1:
@@ -57,5 +40,14 @@ def _run(
     else:
         planes = planes_first(state.reshape(-1, *b.shape), into.shape[3])
         first = planes.repeat(1, readouts, 1, 1)
-    y, before, tail = pass_states(signal, table.taps, into, table.out, leap, first)
-    return y.mT.reshape(*u.shape[:-1], len(c)), before, tail, table
+    y, before, tail = pass_states(Signals(signal), table._replace(into=into, leap=leap), first)
+    y = y.mT.reshape(*u.shape[:-1], len(c))
+    if state is None:
+        return y, None
+    after = finish(before[:, :channels], tail[:, :channels], length, table.into, powers)
+    return y, after[..., :modes, :].reshape(state.shape).to(state.dtype)
+
+
+def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
+    """The recurrence for many inputs, on a state that changes in place."""
+    return steps.diagonal_stepper(*weights, skip)

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from stateline.ops.diagonal_ssm import positive_stride, whole_readouts
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door
+from stateline.ops.door import door, step_of
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import step_of
 
 
 class DPLRWeights(NamedTuple):
@@ -55,7 +54,7 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
     )
 
 
-OP = Op("dplr_ssm", {"torch": f"{__name__}.pytorch", "reference": f"{__name__}.reference"}, example)
+OP = Op(__name__, [], example)
 
 
 @own_precision
@@ -72,15 +71,10 @@ def dplr_ssm(
     Args:
         u: Input signal.
         weights: Weights.
-        state: State before the first of these inputs, at least float32; ``None`` is the zero state.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input: ``None`` if no
         state was given, for it would have to be computed.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         One real mode without a low-rank part. With a decay of two thirds and a step of one, the
@@ -113,7 +107,6 @@ def dplr_ssm_every(
         u: Input signal.
         weights: Weights.
         stride: Inputs per output, at least 1.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Outputs at positions ``stride - 1``, ``2 * stride - 1``, ..., in the dtype of ``u``.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stateline.ops.dplr_ssm import DPLRWeights
 from stateline.ops.fft_conv import fft_conv
-from stateline.ops.planes import divide, multiply
+from stateline.ops.planes import divide, multiply, precise
 
 
 def dplr_ssm(u: Tensor, weights: DPLRWeights, state: Tensor | None) -> tuple[Tensor, Any]:
@@ -184,8 +184,3 @@ def _block(length: int) -> int:
 def _count(length: int) -> int:
     """Number of blocks that cover the length, rounded up to a power of two."""
     return 1 << max(math.ceil(length / _block(length)) - 1, 0).bit_length()
-
-
-def precise(t: Tensor) -> Tensor:
-    """Convert to float64 if the device supports it."""
-    return t if t.device.type == "mps" else t.double()  # mps has no float64

@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dplr_ssm import DPLRWeights
+from stateline.ops.planes import as_complex
+from stateline.ops.stepping import one_token
 
 
 def dplr_ssm(u: Tensor, weights: DPLRWeights, state: Tensor | None) -> tuple[Tensor, Any]:
@@ -37,13 +39,10 @@ def dplr_ssm_every(u: Tensor, weights: DPLRWeights, stride: int) -> Tensor:
     return dplr_ssm(u, weights, None)[0][..., stride - 1 :: stride, :]
 
 
-def dplr_ssm_step(u: Tensor, weights: DPLRWeights, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run the recurrence over one input."""
-    y, state = dplr_ssm(u[..., None, :], weights, state)
-    return y[..., 0, :], state
+dplr_ssm_step = one_token(dplr_ssm)
 
 
 def _whole(planes: Float[Tensor, "*shape mode 2"]) -> Tensor:
     """All modes as complex numbers: the stored ones, then their conjugates."""
-    half = torch.complex(planes[..., 0], planes[..., 1])
+    half = as_complex(planes)
     return torch.cat([half, half.conj()], dim=-1)

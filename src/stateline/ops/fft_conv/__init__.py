@@ -23,15 +23,7 @@ def convolution_flops(length: int) -> float:
     return 2 * 2.5 * 2 * math.log2(2 * length) + 6
 
 
-OP = Op(
-    "fft_conv",
-    {
-        "triton": f"{__name__}.triton_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["triton"], example)
 
 
 @own_precision
@@ -62,7 +54,6 @@ def fft_conv(
             and so on.
         past: Inputs before ``u``, oldest first; ``None`` means zeros. It is the state of a layer
             that convolves chunk by chunk; :func:`stateline.ops.slide` updates it.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signals, in the order of the kernels and the dtype of ``u``.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.kernel_op import KernelOp
 
 
 def _forward(u: Tensor, kernel: Tensor) -> Tensor:
@@ -31,10 +31,7 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
     grad_kernel = torch.fft.irfft(summed.conj_physical_(), n=n).flatten(0, 1)
     grad_kernel = grad_kernel[:, : min(taps, length)]
     missing = taps - grad_kernel.shape[1]
-    return (
-        grad_u.mT.to(u.dtype).contiguous(),
-        torch.nn.functional.pad(grad_kernel, (0, missing)).to(kernel.dtype),
-    )
+    return grad_u.mT, torch.nn.functional.pad(grad_kernel, (0, missing))
 
 
 def _spectra(u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -68,4 +65,4 @@ def _fast_length(n: int) -> int:
         n += 2
 
 
-fft_conv = define_kernel_op("fft_conv", _forward, _backward)
+fft_conv = KernelOp("fft_conv", _forward, _backward)

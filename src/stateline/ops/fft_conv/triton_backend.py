@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.fft_conv import triton_kernel as fourier
-from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.kernel_op import KernelOp
 from stateline.ops.triton_common import launch
 from stateline.ops.triton_common.launch import channels_first, empty, on
 
@@ -183,10 +183,10 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
                 lines, grads, inner, found, len(lines), channels, outputs, sizes[0], **compiled
             )
             _gather(found, dkernel, 1, sizes, u.dtype, scale)
-    return du.to(u.dtype), dkernel.to(kernel.dtype)
+    return du, dkernel
 
 
-_convolve = define_kernel_op(
+_convolve = KernelOp(
     "fft_conv_kernel",
     _forward,
     _backward,

@@ -15,37 +15,22 @@ import torch
 from torch import Tensor
 
 from stateline.ops.gated_delta_rule import CHUNK
-from stateline.ops.gated_delta_rule.reference import gated_delta_rule_step, gated_delta_rule_step_
+from stateline.ops.gated_delta_rule.reference import gated_delta_rule_step as gated_delta_rule_step
 from stateline.ops.linear_attention.pytorch import decays
-from stateline.ops.starts import reset
-
-__all__ = ["gated_delta_rule", "gated_delta_rule_step", "gated_delta_rule_step_"]
+from stateline.ops.stepping import over_chunks
 
 
-def gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    starts: Tensor | None = None,
+def _chunk(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Solve the system of each chunk, and carry the state to the next."""
-    log_decay = reset(log_decay, starts, v)
-    dtype = v.dtype
-    if v.shape[1] == 0:
-        return v.clone(), state.clone()
-    chunks = (
-        t.to(state.dtype).transpose(1, 2).split(CHUNK, dim=2) for t in (q, k, v, log_decay, beta)
-    )  # each (batch, head, length, ...)
-    outputs = []
-    for q_c, k_c, v_c, g_c, beta_c in zip(*chunks, strict=True):
-        between, since, until = decays(g_c)
-        scaled = beta_c[..., None] * k_c
-        system = scaled @ k_c.mT * between  # the solver reads only the part below the diagonal
-        wanted = beta_c[..., None] * v_c - since * (scaled @ state)
-        u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-        outputs.append(since * (q_c @ state) + (q_c @ k_c.mT * between) @ u)
-        state = since[..., -1:, :] * state + (until * k_c).mT @ u
-    return torch.cat(outputs, dim=2).transpose(1, 2).to(dtype), state
+    """Solve the system of a chunk."""
+    between, since, until = decays(log_decay)
+    scaled = beta[..., None] * k
+    system = scaled @ k.mT * between  # the solver reads only the part below the diagonal
+    wanted = beta[..., None] * v - since * (scaled @ state)
+    u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    y = since * (q @ state) + (q @ k.mT * between) @ u
+    return y, since[..., -1:, :] * state + (until * k).mT @ u
+
+
+gated_delta_rule = over_chunks(_chunk, CHUNK)

@@ -1,42 +1,18 @@
 """The definition of the gated delta rule: its recurrence."""
 
-import torch
 from torch import Tensor
 
-from stateline.ops.starts import reset
-from stateline.ops.stepping import copying
+from stateline.ops.gated_delta_rule import GatedDeltaSignals
+from stateline.ops.stepping import over_time
 
 
-def gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Apply the recurrence to one token after the other."""
-    log_decay = reset(log_decay, starts, v)
-    outputs = [v[:, :0]]
-    for t in range(v.shape[1]):
-        y, state = gated_delta_rule_step(
-            q[:, t], k[:, t], v[:, t], log_decay[:, t], beta[:, t], state
-        )
-        outputs.append(y[:, None])
-    return torch.cat(outputs, dim=1), state
-
-
-def gated_delta_rule_step(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def gated_delta_rule_step(x: GatedDeltaSignals, state: Tensor) -> tuple[Tensor, Tensor]:
     """Apply the recurrence once."""
-    dtype = v.dtype
-    q, k, v, log_decay, beta = (t.to(state.dtype) for t in (q, k, v, log_decay, beta))
+    q, k, v, log_decay, beta = (signal.to(state.dtype) for signal in x)
     state = log_decay.exp()[..., None, None] * state
     found = (k[..., None] * state).sum(dim=-2)  # value that the state holds at the key
     state = state + k[..., None] * (beta[..., None] * (v - found))[..., None, :]
-    return (q[..., None] * state).sum(dim=-2).to(dtype), state
+    return (q[..., None] * state).sum(dim=-2).to(x.v.dtype), state
 
 
-gated_delta_rule_step_ = copying(gated_delta_rule_step)
+gated_delta_rule = over_time(gated_delta_rule_step, "v")

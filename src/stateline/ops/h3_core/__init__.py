@@ -17,9 +17,9 @@ from torch import Tensor
 
 from stateline.ops.diagonal_ssm import DiagonalWeights, example_weights
 from stateline.ops.dispatch import dispatch
-from stateline.ops.door import checked_step, door
+from stateline.ops.door import checked_step, door, step_of
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import Stepper, step_of
+from stateline.ops.stepping import Stepper
 
 
 class H3Weights(NamedTuple):
@@ -59,16 +59,7 @@ def example(sizes: Sizes, taps: int = 64, modes: int = 32) -> Example:
     return Example((q, k, v, weights, None), sizes.positions * (modes * 12.0 + taps * 2.0))
 
 
-OP = Op(
-    "h3_core",
-    {
-        "numba": f"{__name__}.numba_backend",
-        "triton": f"{__name__}.triton_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["numba", "triton"], example)
 
 
 def _heads_fit(q: Tensor, weights: H3Weights, state: H3CoreState | None = None) -> str:
@@ -106,16 +97,10 @@ def h3_core(
         k: Keys.
         v: Values.
         weights: Weights.
-        state: State before this chunk; ``None`` is the zero state.
-        starts: True where a document begins, as in :func:`diagonal_ssm`.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         ``d_model`` channels for each readout, in the dtype of ``q``, and the state after the chunk:
         ``None`` if no state was given, for it would have to be computed.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         The filter delays keys by one, the state never decays: each key opens for the next value.
@@ -130,8 +115,7 @@ def h3_core(
         >>> y.flatten().round().abs()
         tensor([0., 7., 7.])
     """
-    more = () if starts is None else (starts,)
-    return dispatch(OP, "h3_core", q, k, v, weights, state, *more, backend=backend)
+    return dispatch(OP, "h3_core", q, k, v, weights, state, starts=starts, backend=backend)
 
 
 h3_core_step = step_of(OP, h3_core)
@@ -145,7 +129,6 @@ def h3_core_stepper(weights: H3Weights, *, backend: str = "auto") -> Stepper:
 
     Args:
         weights: Weights.
-        backend: Backend that must run the steps; ``"auto"`` chooses one.
 
     Returns:
         ``stepper(q, k, v, state)`` returns the output for one token, and changes ``state``. It does

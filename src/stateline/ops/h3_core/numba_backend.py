@@ -3,8 +3,6 @@
 Whole sequences are composed of other ops: fusing their kernels gained less than 1.1x.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -15,11 +13,7 @@ from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import Changing, array, fan_out, of_token, output
 from stateline.ops.stepping import Stepper
 
-
-def can_use(function: str, *inputs: Any) -> str:
-    """Why the kernel cannot run this call, or an empty string."""
-    step = function == "h3_core_step"
-    return launch.can_step(*inputs) if step else launch.can_use(*inputs)
+can_use = launch.can_run
 
 
 def h3_core_step(

@@ -5,10 +5,10 @@ from typing import Any
 from torch import Tensor
 
 from stateline.ops.convolution import skipped, slide
-from stateline.ops.diagonal_ssm import diagonal_ssm, diagonal_ssm_step
+from stateline.ops.diagonal_ssm import diagonal_ssm, diagonal_ssm_step, diagonal_ssm_stepper
 from stateline.ops.h3_core import H3CoreState, H3Weights
-from stateline.ops.short_conv import short_conv, short_conv_step
-from stateline.ops.stepping import Stepper, copying
+from stateline.ops.short_conv import short_conv, short_conv_step, short_conv_stepper
+from stateline.ops.stepping import Stepper
 
 
 def h3_core(
@@ -41,8 +41,16 @@ def h3_core_step(
 
 
 def h3_core_stepper(weights: H3Weights) -> Stepper:
-    """Steps whose new states are copied over the old ones."""
-    return copying(lambda q, k, v, state: h3_core_step(q, k, v, weights, state))
+    """Steps of the filter and of the diagonal SSMs, which change their states."""
+    (taps, diagonal, skip), heads = weights, len(weights.diagonal.b)
+    shift = short_conv_stepper(taps.flip(-1).mT)
+    advance = diagonal_ssm_stepper(diagonal, skip)
+
+    def step(q: Tensor, k: Tensor, v: Tensor, state: H3CoreState) -> Tensor:
+        kv = _write(shift(k, state.past).to(k.dtype), v, heads)
+        return _read(q, advance(kv, state.h), heads)
+
+    return step
 
 
 def _write(k: Tensor, v: Tensor, heads: int) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from stateline.ops.diagonal_ssm.reference import diagonal_ssm
 from stateline.ops.h3_core import H3CoreState, H3Weights
 from stateline.ops.short_conv.reference import short_conv
-from stateline.ops.stepping import Stepper, copying
+from stateline.ops.stepping import Stepper, copying, one_token
 
 
 def h3_core(
@@ -31,12 +31,7 @@ def h3_core(
     return read, None if state is None else after
 
 
-def h3_core_step(
-    q: Tensor, k: Tensor, v: Tensor, weights: H3Weights, state: H3CoreState
-) -> tuple[Tensor, H3CoreState]:
-    """A chunk of one token."""
-    y, after = h3_core(q[:, None], k[:, None], v[:, None], weights, state)
-    return y[:, 0], after
+h3_core_step = one_token(h3_core)
 
 
 def h3_core_stepper(weights: H3Weights) -> Stepper:

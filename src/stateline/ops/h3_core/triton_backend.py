@@ -5,10 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stateline.ops.convolution import slide
 from stateline.ops.diagonal_ssm.state_passing import (
     MOST_MODES,
+    Signals,
     finish,
-    pass_gated_states,
+    pass_states,
     planes_first,
     tables,
 )
@@ -41,22 +43,19 @@ def h3_core(
 ) -> tuple[Tensor, Any]:
     """Filter, gates and diagonal SSM in one pass."""
     taps, diagonal, skip = weights
-    table = tables(*diagonal, skip, q.shape[1])
+    table, powers = tables(*diagonal, skip, q.shape[1])
     if state is None:
         keys = q.new_zeros(len(q), q.shape[2], taps.shape[1] - 1, dtype=torch.float32)
         first = keys.new_zeros(len(q), q.shape[2], *table.into.shape[1::2])
     else:
         keys = state.past.mT.float().contiguous()
         first = planes_first(state.h[:, 0, 0], table.into.shape[3])
-    signals = (x.mT for x in (q, k, v))
-    y, before, tail, latest = pass_gated_states(
-        *signals, keys, taps.float().contiguous(), *table[:4], first
-    )
+    signals = Signals(v.mT, q.mT, k.mT, keys, taps.float().contiguous())
+    y, before, tail = pass_states(signals, table, first)
     if state is None:
         return y.mT, None
-    h = finish(before, tail, q.shape[1], table)[..., : diagonal.b.shape[1], :]
-    past = latest.mT.to(state.past.dtype)
-    return y.mT, H3CoreState(past, h[:, None, None].to(state.h.dtype))
+    h = finish(before, tail, q.shape[1], table.into, powers)[..., : diagonal.b.shape[1], :]
+    return y.mT, H3CoreState(slide(state.past, k), h[:, None, None].to(state.h.dtype))
 
 
 def h3_core_stepper(weights: H3Weights) -> Stepper:

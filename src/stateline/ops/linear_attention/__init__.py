@@ -13,65 +13,93 @@ References:
     with Hardware-Efficient Training", ICML 2024, section 4.
 """
 
-from jaxtyping import Bool, Float
+from typing import NamedTuple
+
+from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door
+from stateline.ops.door import door, step_in_place, step_of
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import step_in_place, step_of, zeros_before
+from stateline.ops.starts import FORGET, Starts, at_starts
+from stateline.ops.stepping import zeros_before
 
 CHUNK = 64
 """Tokens of a chunk, which are computed by matrix products."""
 
 
+class LinearSignals(NamedTuple):
+    """The signals of linear attention.
+
+    Attributes:
+        q: Queries, one for each group of adjacent heads.
+        k: Keys, one for each group of adjacent heads.
+        v: Values.
+        log_decay: Logarithm g of the factor by which the state decays before each token, finite
+            and at most zero: one per head, or one for each entry of its keys; ``None`` means no
+            decay.
+    """
+
+    q: Float[Tensor, "batch length group d_key"]
+    k: Float[Tensor, "batch length group d_key"]
+    v: Float[Tensor, "batch length head d_value"]
+    log_decay: Float[Tensor, "batch length head *entry"] | None = None
+
+    def reset(self, starts: Tensor | None) -> "LinearSignals":
+        """The same where the first token of a document finds nothing in the state."""
+        if starts is None:
+            return self
+        decay = self.v.new_zeros(self.v.shape[:3]) if self.log_decay is None else self.log_decay
+        return self._replace(log_decay=at_starts(decay, starts, FORGET))
+
+    @property
+    def decays_by_entry(self) -> bool:
+        """Whether each entry of a key decays by itself."""
+        return self.log_decay is not None and self.log_decay.ndim == self.v.ndim
+
+    def with_own_keys(self) -> "LinearSignals":
+        """The same with queries and keys for every head."""
+        each = self.v.shape[-2] // self.q.shape[-2]
+        q, k = (t.repeat_interleave(each, dim=-2) if each > 1 else t for t in (self.q, self.k))
+        return self._replace(q=q, k=k)
+
+
 def example(sizes: Sizes) -> Example:
     """Without decay."""
     count, width = sizes.heads
-    return Example(tuple(sizes.signal(count, width) for _ in "qkv"), 4.0 * sizes.positions * width)
+    signals = LinearSignals(*(sizes.signal(count, width) for _ in "qkv"))
+    return Example((signals,), 4.0 * sizes.positions * width)
 
 
-OP = Op(
-    "linear_attention",
-    {
-        "numba": f"{__name__}.numba_backend",
-        "fla": f"{__name__}.fla_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["numba", "fla"], example)
 
 
-def decay_fits(log_decay: Tensor | None, k: Tensor) -> str:
+def _decay_fits(x: LinearSignals) -> str:
     """Why the decays fit neither the heads nor the entries of their keys, or an empty string."""
-    entries = () if log_decay is None else tuple(log_decay.shape[k.ndim - 1 :])
-    if entries in ((), (k.shape[-1],)):
+    entries = () if x.log_decay is None else tuple(x.log_decay.shape[x.k.ndim - 1 :])
+    if entries in ((), (x.k.shape[-1],)):
         return ""
     return (
         "log_decay must have one entry per head, or one for each of the "
-        f"{k.shape[-1]} entries of a key, got entries of shape {entries}"
+        f"{x.k.shape[-1]} entries of a key, got entries of shape {entries}"
     )
 
 
-def _groups_divide(q: Tensor, v: Tensor) -> str:
+def _groups_divide(x: LinearSignals) -> str:
     """Why the groups do not fit the heads, or an empty string."""
-    groups, heads = q.shape[-2], v.shape[-2]
+    groups, heads = x.q.shape[-2], x.v.shape[-2]
     if groups and heads % groups == 0:
         return ""
     return f"the groups of queries and keys must divide the heads, got {groups} and {heads}"
 
 
 @own_precision
-@door(_groups_divide, decay_fits)
+@door(_groups_divide, _decay_fits)
 def linear_attention(
-    q: Float[Tensor, "batch length group d_key"],
-    k: Float[Tensor, "batch length group d_key"],
-    v: Float[Tensor, "batch length head d_value"],
-    log_decay: Float[Tensor, "batch length head *entry"] | None = None,
+    x: LinearSignals,
     state: Float[Tensor, "batch head d_key d_value"] | None = None,
     *,
-    starts: Bool[Tensor, "batch length"] | None = None,
+    starts: Starts | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length head d_value"], Float[Tensor, "batch head d_key d_value"]]:
     """Response to a sequence or to its next chunk, and the state after it.
@@ -79,34 +107,21 @@ def linear_attention(
     Computed in the dtype of the state.
 
     Args:
-        q: Queries, one for each group of adjacent heads.
-        k: Keys, one for each group of adjacent heads.
-        v: Values.
-        log_decay: Logarithm g of the factor by which the state decays before each token, finite
-            and at most zero: one per head, or one for each entry of its keys; ``None`` means no
-            decay.
-        state: State before the first of these tokens; ``None`` is the zero state.
-        starts: True where a document begins, whose state before it is zero: see
-            :meth:`stateline.layers.SequenceLayer.forward`.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
+        x: Signals.
 
     Returns:
         Outputs in the dtype of ``v``, and the state after the last token.
 
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
-
     Example:
         >>> import torch
         >>> one, v = torch.ones(1, 3, 1, 1), torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1, 1)
-        >>> y, state = linear_attention(one, one, v)
+        >>> y, state = linear_attention(LinearSignals(one, one, v))
         >>> y.flatten()
         tensor([1., 3., 7.])
     """
     if state is None:
-        state = zeros_before(v, len(v), v.shape[2], q.shape[3], v.shape[3])
-    more = () if starts is None else (starts,)
-    return dispatch(OP, "linear_attention", q, k, v, log_decay, state, *more, backend=backend)
+        state = zeros_before(x.v, len(x.v), x.v.shape[2], x.q.shape[3], x.v.shape[3])
+    return dispatch(OP, "linear_attention", x, state, starts=starts, backend=backend)
 
 
 linear_attention_step = step_of(OP, linear_attention)

@@ -1,50 +1,37 @@
 """Linear attention by its recurrence, in kernels compiled by numba for the CPU."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.kernel_op import KernelOp, empty_like
+from stateline.ops.linear_attention import LinearSignals
 from stateline.ops.linear_attention import numba_kernel as kernels
 from stateline.ops.linear_attention.reference import rows_of
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
-from stateline.ops.starts import reset
-from stateline.ops.stepping import on_a_copy
 
 WORK, STEP = 0.05, 0.5
 """Nanoseconds per token and entry of the state, to tell whether threads pay."""
-
 
 can_use = launch.can_run
 
 
 def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor,
-    starts: Tensor | None = None,
+    x: LinearSignals, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence, with the state in registers."""
-    log_decay = reset(log_decay, starts, v)
-    if log_decay is not None and log_decay.ndim == v.ndim and q.shape[2] != v.shape[2]:
-        q, k = (x.repeat_interleave(v.shape[2] // q.shape[2], dim=2) for x in (q, k))
-    y, after = _whole(q, k, v, v.new_empty(0) if log_decay is None else log_decay, state)
-    return y, after
+    x = x.reset(starts)
+    return _whole(x.with_own_keys() if x.decays_by_entry else x, state)
 
 
-def linear_attention_step_(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor
-) -> Tensor:
+def linear_attention_step_(x: LinearSignals, state: Tensor) -> Tensor:
     """The recurrence, once, on a state that changes in place."""
-    if log_decay is not None and log_decay.ndim == 2:
-        log_decay = log_decay[..., None]
-    return step_in_place(kernels.linear_attention_step, (q, k, v, log_decay), state, v, STEP)
-
-
-linear_attention_step = on_a_copy(linear_attention_step_)
+    if x.log_decay is not None and x.log_decay.ndim == 2:
+        x = x._replace(log_decay=x.log_decay[..., None])
+    return step_in_place(kernels.linear_attention_step, x, state, x.v, STEP)
 
 
 def _scan(
@@ -91,60 +78,48 @@ def _scan(
     return y, after, dots.sum(0)
 
 
-def _decay(log_decay: Tensor, v: Tensor) -> Tensor:
-    """Factors of the state (batch, length, head, key or 1, 1); an empty ``log_decay``: no decay."""
-    if log_decay.numel():
-        return rows_of(log_decay.exp(), v)
-    return log_decay.new_ones(*v.shape[:3], 1, 1)
+def _decay(x: LinearSignals, dtype: torch.dtype) -> Tensor:
+    """Factors of the state (batch, length, head, key or 1, 1)."""
+    if x.log_decay is None:
+        return torch.ones(*x.v.shape[:3], 1, 1, dtype=dtype)
+    return rows_of(x.log_decay.to(dtype).exp(), x.v)
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    dtype = launch.working_dtype(q, k, v, log_decay, state)
-    y, after, _ = _scan(q, k, v, _decay(log_decay.to(dtype), v), state.to(dtype))
-    return y.to(v.dtype), after.to(state.dtype)
+def _forward(x: LinearSignals, state: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = launch.working_dtype(*x, state)
+    y, after, _ = _scan(x.q, x.k, x.v, _decay(x, dtype), state.to(dtype))
+    return y.to(x.v.dtype), after.to(state.dtype)
 
 
-def _backward(
-    grad: Tensor,
-    grad_after: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    state: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward(grad: Tensor, grad_after: Tensor, x: LinearSignals, state: Tensor) -> Any:
     """Gradients; the gradient of ``log_decay`` follows from the gradients of q and k.
 
     With G the gradient of the state, E_t = <g_t S_{t-1}, G_t> is the gradient of log g_t, and
     E_t = E_{t+1} + q_t . dq_t - k_t . dk_t. What a token writes and reads itself cancels, so it is
     left out of both, and added to dq and dk afterwards.
     """
-    inputs = (q, k, v, log_decay, state)
-    dtype = launch.working_dtype(*inputs)
-    grad, grad_after, q, k, v, log_decay, state = (x.to(dtype) for x in (grad, grad_after, *inputs))
-    decay, decays = _decay(log_decay, v), log_decay.numel() > 0
-    by_entry = decay.shape[-2] > 1
+    dtype = launch.working_dtype(*x, state)
+    grad, grad_after, q, k, v, state = (t.to(dtype) for t in (grad, grad_after, *x[:3], state))
+    decay, decays = _decay(x, dtype), x.log_decay is not None
     later = torch.cat([decay[:, 1:], torch.ones_like(decay[:, :1])], dim=1)[:, : v.shape[1]]
-    of = (None, None) if by_entry else (q, k)
+    of = (None, None) if x.decays_by_entry else (q, k)
     dq, after, of_q = _scan(grad, v, k, decay.mT, state.mT, against=of[0], old=decays)
     dk, _, of_k = _scan(
         v, grad, q, later.mT, grad_after.mT, against=of[1], old=decays, backwards=True
     )
     dv, dstate, _ = _scan(k, q, grad, later, grad_after, backwards=True)
     if not decays:
-        return like((dq, dk, dv, torch.empty_like(log_decay), dstate), inputs)
-    dstate = dstate * decay[:, 0]
+        return LinearSignals(dq, dk, dv), dstate
+    dstate = dstate * decay[:, :1].prod(dim=1)  # none, if there are no tokens
     ends = [(a * b).double().sum(-1) for a, b in ((state, dstate), (after.mT, grad_after))]
-    if by_entry:
+    if x.decays_by_entry:
         of_q, of_k = q * dq, k * dk
     else:
         ends = [x.sum(-1) for x in ends]
     first, last = (x[:, None] for x in ends)
-    dlog = from_both_ends(of_q.double(), of_k.double(), first, last).view(log_decay.shape)
+    dlog = from_both_ends(of_q.double(), of_k.double(), first, last)
     own = (grad * v).sum(-1).unflatten(2, (q.shape[2], -1)).sum(-1, keepdim=True)
-    return like((dq + own * k, dk + own * q, dv, dlog, dstate), inputs)
+    return LinearSignals(dq + own * k, dk + own * q, dv, dlog), dstate
 
 
 def from_both_ends(plus: Tensor, minus: Tensor, first: Tensor, last: Tensor) -> Tensor:
@@ -155,13 +130,11 @@ def from_both_ends(plus: Tensor, minus: Tensor, first: Tensor, last: Tensor) -> 
     """
     steps, sizes = plus - minus, plus.abs() + minus.abs()
     forward, backward = first - steps.cumsum(1) + steps, last + steps.flip(1).cumsum(1).flip(1)
-    rising, falling = sizes.cumsum(1) - sizes, sizes.flip(1).cumsum(1).flip(1)
+    rising = sizes.cumsum(1) - sizes
+    falling = sizes.sum(1, keepdim=True) - rising
     return torch.where(rising + first.abs() < falling + last.abs(), forward, backward)
 
 
-_whole = define_kernel_op(
-    "linear_attention_kernel",
-    _forward,
-    _backward,
-    lambda *inputs: empty_like(inputs[2], inputs[4]),
+_whole = KernelOp(
+    "linear_attention_kernel", _forward, _backward, lambda x, state: empty_like(x.v, state)
 )

@@ -15,7 +15,9 @@ from stateline.ops.numba_common.vector import (
     LANES,
     align_stack,
     entry,
+    fold,
     load,
+    load_column,
     store,
     sum_channels,
 )
@@ -24,7 +26,9 @@ TIME = 64
 """Tokens of a block."""
 
 KEYS = 8
-"""Rows of the state that go through a block together."""
+"""Rows of the state that go through a block together, as one vector of ``ALL`` lanes."""
+
+ALL = KEYS * LANES
 
 
 @kernel
@@ -46,51 +50,23 @@ def _advance(q, k, v, along, across, decay, y, rows, padded, first, state, old, 
     ``along`` or lanes by ``across``; if both are ``None``, all by ``decay``.
     """
     align_stack()
-    s0, s1 = load(state, 0, LANES), load(state, LANES, LANES)
-    s2, s3 = load(state, 2 * LANES, LANES), load(state, 3 * LANES, LANES)
-    s4, s5 = load(state, 4 * LANES, LANES), load(state, 5 * LANES, LANES)
-    s6, s7 = load(state, 6 * LANES, LANES), load(state, 7 * LANES, LANES)
+    s = load(state, 0, ALL)
     for count in range(rows):
         t = rows - 1 - count if backwards else count
         i, u = t * padded + first, load(v, t * LANES, LANES)
-        if along is None:
-            if across is None:
-                g = entry(decay, t)
-                s0, s1, s2, s3 = g * s0, g * s1, g * s2, g * s3
-                s4, s5, s6, s7 = g * s4, g * s5, g * s6, g * s7
-            else:
-                each = load(across, t * LANES, LANES)
-                s0, s1, s2, s3 = each * s0, each * s1, each * s2, each * s3
-                s4, s5, s6, s7 = each * s4, each * s5, each * s6, each * s7
+        if along is not None:
+            s = load_column(along, i, 1, KEYS) * s
+        elif across is not None:
+            s = load(across, t * LANES, LANES) * s
         else:
-            s0, s1 = entry(along, i) * s0, entry(along, i + 1) * s1
-            s2, s3 = entry(along, i + 2) * s2, entry(along, i + 3) * s3
-            s4, s5 = entry(along, i + 4) * s4, entry(along, i + 5) * s5
-            s6, s7 = entry(along, i + 6) * s6, entry(along, i + 7) * s7
+            s = entry(decay, t) * s
+        query, read = load_column(q, i, 1, KEYS), load(y, t * LANES, LANES)
         if old:
-            a = load(y, t * LANES, LANES) + entry(q, i) * s0 + entry(q, i + 1) * s1
-            a = a + entry(q, i + 2) * s2 + entry(q, i + 3) * s3
-            b = entry(q, i + 4) * s4 + entry(q, i + 5) * s5
-            b = b + entry(q, i + 6) * s6 + entry(q, i + 7) * s7
-            store(y, t * LANES, a + b)
-        s0, s1 = s0 + entry(k, i) * u, s1 + entry(k, i + 1) * u
-        s2, s3 = s2 + entry(k, i + 2) * u, s3 + entry(k, i + 3) * u
-        s4, s5 = s4 + entry(k, i + 4) * u, s5 + entry(k, i + 5) * u
-        s6, s7 = s6 + entry(k, i + 6) * u, s7 + entry(k, i + 7) * u
+            store(y, t * LANES, read + fold(query * s))
+        s = s + load_column(k, i, 1, KEYS) * u
         if not old:
-            a = load(y, t * LANES, LANES) + entry(q, i) * s0 + entry(q, i + 1) * s1
-            a = a + entry(q, i + 2) * s2 + entry(q, i + 3) * s3
-            b = entry(q, i + 4) * s4 + entry(q, i + 5) * s5
-            b = b + entry(q, i + 6) * s6 + entry(q, i + 7) * s7
-            store(y, t * LANES, a + b)
-    store(state, 0, s0)
-    store(state, LANES, s1)
-    store(state, 2 * LANES, s2)
-    store(state, 3 * LANES, s3)
-    store(state, 4 * LANES, s4)
-    store(state, 5 * LANES, s5)
-    store(state, 6 * LANES, s6)
-    store(state, 7 * LANES, s7)
+            store(y, t * LANES, read + fold(query * s))
+    store(state, 0, s)
 
 
 @kernel

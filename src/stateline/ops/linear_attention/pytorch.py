@@ -14,31 +14,24 @@ and :math:`e^{-G_s}` would overflow.
 import torch
 from torch import Tensor
 
-from stateline.ops.linear_attention import CHUNK
-from stateline.ops.linear_attention.reference import linear_attention_step, linear_attention_step_
-from stateline.ops.starts import reset
+from stateline.ops.linear_attention import CHUNK, LinearSignals
+from stateline.ops.linear_attention.reference import linear_attention_step as linear_attention_step
+from stateline.ops.stepping import over_chunks
 
 SHORT = 16
 """Tokens of a chunk where each entry of a key decays by itself."""
 
-__all__ = ["decays", "linear_attention", "linear_attention_step", "linear_attention_step_"]
-
 
 def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor,
-    starts: Tensor | None = None,
+    x: LinearSignals, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attend inside each chunk, and carry the state to the next."""
-    log_decay = reset(log_decay, starts, v)
-    groups, dtype = q.shape[2], v.dtype
+    if x.decays_by_entry:
+        return _by_entry(x.with_own_keys(), state, starts)
+    q, k, v, log_decay = x.reset(starts)
     if v.shape[1] == 0:
         return v.clone(), state.clone()
-    if log_decay is not None and log_decay.ndim == v.ndim:
-        return _by_entry(q, k, v, log_decay, state)
+    groups = q.shape[2]
     if log_decay is None:
         log_decay = torch.zeros((), dtype=state.dtype, device=v.device).expand(v.shape[:3])
     h = state.unflatten(1, (groups, -1))
@@ -59,24 +52,25 @@ def linear_attention(
         outputs.append(scores @ v_c + since * (q_c.unsqueeze(2) @ h))
         h = since[..., -1:, :] * h + k_c.mT.unsqueeze(2) @ (until * v_c)
     y = torch.cat(outputs, dim=3).movedim(3, 1).flatten(2, 3)
-    return y.to(dtype), h.flatten(1, 2)
+    return y.to(x.v.dtype), h.flatten(1, 2)
 
 
-def _by_entry(
+def _chunk_by_entry(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same where each entry of a key decays by itself."""
-    each, dtype = v.shape[2] // q.shape[2], v.dtype
-    q, k = (t.repeat_interleave(each, dim=2) for t in (q, k))
-    signals = (t.to(state.dtype).transpose(1, 2) for t in (q, k, v, log_decay))
-    outputs = []
-    for q_c, k_c, v_c, g_c in zip(*(t.split(SHORT, dim=2) for t in signals), strict=True):
-        between, since, until = decays(g_c.mT)  # (batch, head, entry, ...)
-        scores = torch.einsum("bhti,bhits,bhsi->bhts", q_c, between, k_c)
-        since, until = since.squeeze(-1).mT, until.squeeze(-1).mT
-        outputs.append(scores @ v_c + (since * q_c) @ state)
-        state = since[..., -1, :, None] * state + (until * k_c).mT @ v_c
-    return torch.cat(outputs, dim=2).transpose(1, 2).to(dtype), state
+    """A chunk where each entry of a key decays by itself."""
+    between, since, until = decays(log_decay.mT)  # (batch, head, entry, ...)
+    since, until = since.squeeze(-1).mT, until.squeeze(-1).mT
+    y = products(q, between, k) @ v + (since * q) @ state
+    return y, since[..., -1, :, None] * state + (until * k).mT @ v
+
+
+_by_entry = over_chunks(_chunk_by_entry, SHORT)
+
+
+def products(x: Tensor, decay: Tensor, w: Tensor) -> Tensor:
+    """Products of x at token t with w at token s that has decayed in between (..., t, s)."""
+    return torch.einsum("bhti,bhits,bhsi->bhts", x, decay, w)
 
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:

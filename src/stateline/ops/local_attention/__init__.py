@@ -38,15 +38,7 @@ def example(sizes: Sizes) -> Example:
     return Example((q, k, v, LocalWindow(128), 0.0), 4.0 * sizes.positions * 128)
 
 
-OP = Op(
-    "local_attention",
-    {
-        "flex": f"{__name__}.flex_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["flex"], example)
 
 
 def _window_fits(window: LocalWindow) -> str:
@@ -95,13 +87,9 @@ def local_attention(
         v: Values.
         window: Size w, first slots f, biases b, keys by distance p, length and phase of blocks.
         dropout: Chance that a weight is dropped, and the others are scaled by 1 / (1 - dropout).
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Weighted sums of the values, in the dtype of ``q``.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         In a window of two slots, a large bias selects the previous one.

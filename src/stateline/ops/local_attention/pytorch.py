@@ -1,13 +1,14 @@
 """Local attention by blocks of queries, each with the slots that its windows cover."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.attention.pytorch import MANY_SCORES, SCORES_PER_BLOCK, heads_first
-from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.kernel_op import KernelOp
 from stateline.ops.local_attention import LocalWindow
 
 LEAST_BLOCK = 32
@@ -26,28 +27,15 @@ Block = tuple[slice, slice, slice]
 def local_attention(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropout: float) -> Tensor:
     """Save only the inputs; the backward pass recomputes the weights, unless some are dropped."""
     if dropout:
-        return _by_blocks((q, k, v), window, dropout)
-    size, first, bias, position_keys, block_len, phase = window
-    return _recomputed(q, k, v, bias, position_keys, first, phase, size, block_len)
+        return _by_blocks(q, k, v, window, dropout)
+    return _recomputed(q, k, v, window)
 
 
-def _forward(  # noqa: PLR0913
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    position_keys: Tensor | None,
-    first: Tensor | None,
-    phase: Tensor | None,
-    size: int,
-    block_len: int | None,
-) -> Tensor:
-    window = LocalWindow(size, first, bias, position_keys, block_len, phase)
-    return _by_blocks((q, k, v), window, 0.0)
+def _forward(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow) -> Tensor:
+    return _by_blocks(q, k, v, window, 0.0)
 
 
-def _by_blocks(heads: tuple[Tensor, Tensor, Tensor], window: LocalWindow, dropout: float) -> Tensor:
-    q, k, v = heads
+def _by_blocks(q: Tensor, k: Tensor, v: Tensor, window: LocalWindow, dropout: float) -> Tensor:
     y = torch.empty_like(q)
     dtype = torch.promote_types(q.dtype, torch.float32)
     free, k, v = _free(k, v, window.first)
@@ -68,27 +56,15 @@ def _by_blocks(heads: tuple[Tensor, Tensor, Tensor], window: LocalWindow, dropou
     return y
 
 
-def _backward(  # noqa: PLR0913
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    position_keys: Tensor | None,
-    first: Tensor | None,
-    phase: Tensor | None,
-    size: int,
-    block_len: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, window: LocalWindow) -> Any:
     """Recompute the weights P = softmax(S) of each block; dS = P (dP - sum P dP)."""
-    window = LocalWindow(size, first, bias, position_keys, block_len, phase)
-    free, k, v = _free(k, v, first)
+    free, k, v = _free(k, v, window.first)
     queries, keys, values, grads = heads_first(q, k, v, grad)
     queries = queries * q.shape[-1] ** -0.5
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (queries, keys, values))
     table, far = _table(q, k, window), _far_first(q, k, window)
-    grad_table = table.new_zeros(0 if bias is None else table.shape)
-    grad_far = table.new_zeros(0 if far is None else far.shape)
+    grad_table = torch.zeros_like(table)
+    grad_far = None if far is None else torch.zeros_like(far)
     for block in _blocks(q, k, window.size):
         rows, times, slots = block
         mask, blind = _mask(table, block, free, window)
@@ -101,23 +77,26 @@ def _backward(  # noqa: PLR0913
         grad_q[rows, :, times] = grad_scores @ k_b
         grad_k[rows, :, slots].add_(grad_scores.mT @ q_b)
         grad_v[rows, :, slots].add_(weights.mT @ g_b)
-        if bias is not None:
+        if window.bias is not None:
             _part(grad_table, block).add_(grad_scores.sum(dim=0))
-        if far is not None:
+        if far is not None and grad_far is not None:
             by_distance = _by_distance(grad_scores, len(far))
             grad_q[rows, :, times].add_(by_distance @ far)
             grad_far.add_((by_distance.mT @ q_b).sum(dim=(0, 1)))
     grad_q *= q.shape[-1] ** -0.5
-    heads_second = zip((grad_q, grad_k, grad_v), (q, k, v), strict=True)
-    grad_q, grad_k, grad_v = (g.transpose(1, 2).to(t.dtype).contiguous() for g, t in heads_second)
-    grad_bias = queries.new_zeros(0 if bias is None else bias.shape)
-    if bias is not None:
-        reach, _, _ = _sizes(q, k, size)
-        grad_bias[:, :reach] = _by_distance(grad_table, reach).sum(dim=-2).flip(-1)
-    grad_p = queries.new_zeros(0 if position_keys is None else position_keys.shape)
-    if far is not None:
-        grad_p[: len(far)] = grad_far.flip(0)
-    return grad_q, grad_k, grad_v, grad_bias, grad_p
+    found = LocalWindow(0)
+    if window.bias is not None:
+        of_bias, reach = (
+            torch.zeros_like(window.bias, dtype=table.dtype),
+            _sizes(q, k, window.size)[0],
+        )
+        of_bias[:, :reach] = _by_distance(grad_table, reach).sum(dim=-2).flip(-1)
+        found = found._replace(bias=of_bias)
+    if window.position_keys is not None and grad_far is not None:
+        of_keys = torch.zeros_like(window.position_keys, dtype=table.dtype)
+        of_keys[: len(grad_far)] = grad_far.flip(0)
+        found = found._replace(position_keys=of_keys)
+    return *(g.transpose(1, 2) for g in (grad_q, grad_k, grad_v)), found
 
 
 def _sizes(q: Tensor, k: Tensor, window: int) -> tuple[int, int, int]:
@@ -234,4 +213,4 @@ def _by_distance(scores: Tensor, reach: int) -> Tensor:
     return F.pad(flat, (0, n_times)).unflatten(-1, (n_times, n_all + 1))[..., :reach]
 
 
-_recomputed = define_kernel_op("local_attention", _forward, _backward)
+_recomputed = KernelOp("local_attention", _forward, _backward)

@@ -45,11 +45,7 @@ def example(sizes: Sizes) -> Example:
     return Example((x, weights, cell), 16.0 * sizes.positions * width)
 
 
-OP = Op(
-    "lstm",
-    {"torch": f"{__name__}.pytorch", "reference": f"{__name__}.reference"},
-    example,
-)
+OP = Op(__name__, [], example)
 
 
 def _sizes_fit(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> str:
@@ -81,12 +77,8 @@ def lstm(
         x: Inputs.
         weights: Weights.
         state: State before the first input.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         All outputs, and the state after the last input.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
     """
     return dispatch(OP, "lstm", x, weights, state, backend=backend)

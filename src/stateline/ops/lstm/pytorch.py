@@ -1,9 +1,11 @@
 """LSTM by PyTorch's kernel; under ``torch.compile``, which cannot trace it, by an operator."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.kernel_op import KernelOp
 from stateline.ops.lstm import LSTMCell, LSTMWeights
 
 
@@ -13,7 +15,7 @@ def lstm(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> tuple[Tensor, LSTM
     if x.shape[1] == 0:
         return x.new_zeros(x.shape[0], 0, h.shape[1]), LSTMCell(h.clone(), c.clone())
     if torch.compiler.is_compiling():
-        outputs, cells = _traceable_lstm(x, *state, *weights).unbind(dim=0)
+        outputs, cells = _traceable_lstm(x, weights, state).unbind(dim=0)
         return outputs, LSTMCell(outputs[:, -1], cells[:, -1])
     y, h, c = torch.lstm(
         x,
@@ -29,18 +31,15 @@ def lstm(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> tuple[Tensor, LSTM
     return y, LSTMCell(h[0], c[0])
 
 
-def _forward(
-    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
-) -> Tensor:
+def _forward(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> Tensor:
     """All outputs and all cells: (2, batch, length, d_hidden)."""
-    return _run(x, h, c, w_ih, w_hh, b_ih + b_hh)[0]
+    return _run(x, weights, state)[0]
 
 
-def _run(
-    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor]:
+def _run(x: Tensor, weights: LSTMWeights, state: LSTMCell) -> tuple[Tensor, Tensor]:
     """Outputs and cells as in ``_forward``, and the gates (batch, length, 4, d_hidden)."""
-    from_input = x @ w_ih.T + bias
+    (w_ih, w_hh, b_ih, b_hh), (h, c) = weights, state
+    from_input = x @ w_ih.T + (b_ih + b_hh)
     history, all_gates = [], []
     for t in range(x.shape[1]):
         gates = torch.addmm(from_input[:, t], h, w_hh.T).unflatten(-1, (4, -1))
@@ -53,18 +52,10 @@ def _run(
     return torch.stack(history, dim=2), torch.stack(all_gates, dim=1)
 
 
-def _backward(
-    grad: Tensor,
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor,
-    b_hh: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward(grad: Tensor, x: Tensor, weights: LSTMWeights, state: LSTMCell) -> Any:
     """Recompute the gates, and backpropagate through time."""
-    history, gates = _run(x, h, c, w_ih, w_hh, b_ih + b_hh)
+    (w_ih, w_hh, *_), (h, c) = weights, state
+    history, gates = _run(x, weights, state)
     before = torch.cat([torch.stack([h, c])[:, :, None], history[:, :, :-1]], dim=2)
     grad_h, grad_c = torch.zeros_like(h), torch.zeros_like(c)
     grad_gates = torch.empty_like(gates)
@@ -80,16 +71,10 @@ def _backward(
         grad_c = grad_c * f
         grad_h = grad_gates[:, t].flatten(1) @ w_hh
     flat = grad_gates.flatten(2)  # (batch, length, gates)
-    grad_bias = flat.sum(dim=(0, 1))
-    return (
-        flat @ w_ih,
-        grad_h,
-        grad_c,
-        torch.einsum("btg,btd->gd", flat, x),
-        torch.einsum("btg,btd->gd", flat, before[0]),
-        grad_bias,
-        grad_bias.clone(),
-    )
+    of_w_ih, of_w_hh = (torch.einsum("btg,btd->gd", flat, y) for y in (x, before[0]))
+    bias = flat.sum(dim=(0, 1))
+    of_weights = LSTMWeights(of_w_ih, of_w_hh, bias, bias.clone())
+    return flat @ w_ih, of_weights, LSTMCell(grad_h, grad_c)
 
 
-_traceable_lstm = define_kernel_op("lstm", _forward, _backward)
+_traceable_lstm = KernelOp("lstm", _forward, _backward)

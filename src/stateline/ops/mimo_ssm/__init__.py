@@ -16,9 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door
+from stateline.ops.door import door, step_of
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import step_of
 
 
 class MIMOWeights(NamedTuple):
@@ -51,7 +50,7 @@ def _one_precision(weights: MIMOWeights, state: Tensor | None) -> str:
     return "" if len(found) == 1 else f"weights and state need one dtype, got {len(found)}"
 
 
-OP = Op("mimo_ssm", {"torch": f"{__name__}.pytorch", "reference": f"{__name__}.reference"}, example)
+OP = Op(__name__, [], example)
 
 
 @own_precision
@@ -68,14 +67,9 @@ def mimo_ssm(
     Args:
         u: Input signals.
         weights: Weights.
-        state: State before the first of these inputs, at least float32; ``None`` is the zero state.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signals in the dtype of ``u``, and the state after the last input.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         Two signals drive one real mode that halves at each step.

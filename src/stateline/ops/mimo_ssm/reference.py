@@ -1,16 +1,17 @@
 """The definition of a diagonal state space model with many inputs: its recurrence."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.mimo_ssm import MIMOWeights
+from stateline.ops.planes import as_complex
+from stateline.ops.stepping import one_token
 
 
 def mimo_ssm(u: Tensor, weights: MIMOWeights, state: Tensor) -> tuple[Tensor, Tensor]:
     """Run the recurrence, one input after the other."""
     log_a, b, c = weights
-    a, b_c, c_c, x = (_complex(planes) for planes in (log_a, b, c, state))
+    a, b_c, c_c, x = (as_complex(planes) for planes in (log_a, b, c, state))
     outputs = []
     for u_t in u.unbind(dim=-2):
         x = a.exp() * x + (b_c @ u_t[..., None].to(b_c.dtype))[..., 0]
@@ -19,12 +20,4 @@ def mimo_ssm(u: Tensor, weights: MIMOWeights, state: Tensor) -> tuple[Tensor, Te
     return y.to(u.dtype), torch.view_as_real(x)
 
 
-def mimo_ssm_step(u: Tensor, weights: MIMOWeights, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run the recurrence over one input."""
-    y, state = mimo_ssm(u[..., None, :], weights, state)
-    return y[..., 0, :], state
-
-
-def _complex(planes: Float[Tensor, "*shape 2"]) -> Tensor:
-    """Planes as a complex tensor; a copy, because a float64 view needs 16-byte alignment."""
-    return torch.complex(planes[..., 0], planes[..., 1])
+mimo_ssm_step = one_token(mimo_ssm)

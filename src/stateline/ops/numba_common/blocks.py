@@ -9,7 +9,7 @@ fastest cache.
 
 import numpy as np
 
-from stateline.ops.numba_common.jit import kernel
+from stateline.ops.numba_common.jit import kernel, summing_kernel
 from stateline.ops.numba_common.vector import LANES, load, store
 
 MODES = 4
@@ -45,6 +45,22 @@ def write_block(x, first, stride, rows, lanes, block):
                 x[first + t * stride + i] = block[t * LANES + i]
 
 
+@summing_kernel
+def dot(x, y):
+    """Product of two short vectors."""
+    total = x.dtype.type(0)
+    for i in range(len(x)):
+        total += x[i] * y[i]
+    return total
+
+
+@summing_kernel
+def add_multiple(y, factor, x):
+    """Add a vector times a number."""
+    for i in range(len(x)):
+        y[i] += factor * x[i]
+
+
 @kernel
 def scratch(size, like):
     """Room of an array's type that begins with a cache line: vectors must not cross two of them."""
@@ -62,24 +78,26 @@ def flush(totals, at, parts, first, count):
 
 
 @kernel
-def modes_in(packed, at, x, first, modes, lanes):
-    """States (channel, mode, 2) of some channels as (mode group, 2, WIDE); ``None``: zeros."""
+def states_in(packed, at, x, first, modes, lanes, parts):
+    """States (channel, mode, part) of some channels, as (mode group, part, WIDE).
+
+    ``None`` stands for zeros.
+    """
     groups = (modes + MODES - 1) // MODES
-    packed[at : at + groups * 2 * WIDE] = 0
-    if x is None:
-        return
-    for i in range(lanes):
-        for n in range(modes):
-            place = at + n // MODES * 2 * WIDE + n % MODES * LANES + i
-            packed[place] = x[first + (i * modes + n) * 2]
-            packed[place + WIDE] = x[first + (i * modes + n) * 2 + 1]
+    packed[at : at + groups * parts * WIDE] = 0
+    if x is not None:
+        for i in range(lanes):
+            for n in range(modes):
+                place = at + n // MODES * parts * WIDE + n % MODES * LANES + i
+                for part in range(parts):
+                    packed[place + part * WIDE] = x[first + (i * modes + n) * parts + part]
 
 
 @kernel
-def modes_out(x, first, modes, lanes, packed, at):
-    """The inverse of ``modes_in``."""
+def states_out(x, first, modes, lanes, parts, packed, at):
+    """The inverse of ``states_in``."""
     for i in range(lanes):
         for n in range(modes):
-            place = at + n // MODES * 2 * WIDE + n % MODES * LANES + i
-            x[first + (i * modes + n) * 2] = packed[place]
-            x[first + (i * modes + n) * 2 + 1] = packed[place + WIDE]
+            place = at + n // MODES * parts * WIDE + n % MODES * LANES + i
+            for part in range(parts):
+                x[first + (i * modes + n) * parts + part] = packed[place + part * WIDE]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stateline.ops.dispatch import wants_gradient
+from stateline.ops.door import FLOATS
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _TYPES = {torch.float32: "=f4", torch.float64: "=f8", torch.int64: "=i8"}
 
 
@@ -42,7 +42,7 @@ def can_step(*inputs: Any) -> str:
 
 def can_run(function: str, *inputs: Any) -> str:
     """Why the kernels of an op cannot run this call of a whole or a step, or an empty string."""
-    return can_step(*inputs) if "_step" in function else can_use(*inputs)
+    return can_step(*inputs) if function.endswith(("_step", "_step_")) else can_use(*inputs)
 
 
 def working_dtype(*inputs: Tensor | None) -> torch.dtype:

@@ -136,39 +136,6 @@ def store(typing, array, index, vector):
     return types.void(array, types.intp, vector), generate
 
 
-@intrinsic
-def transpose(typing, y, to, y_stride, x, at, x_stride):
-    """Write ``LANES`` rows of as many entries of x as columns of y; strides: between two rows.
-
-    Each round swaps a bit of the number of the row with that of the entry.
-    """
-
-    def generate(context, builder, signature, args):
-        vector, arrays = Vector(x.dtype, LANES), signature.args
-        align = vector.element.bitwidth // 8
-
-        def addresses(array, kind, first, stride):
-            places = (builder.add(first, builder.mul(stride, stride.type(i))) for i in range(LANES))
-            return [_address(context, builder, kind, array, place, vector) for place in places]
-
-        rows = [builder.load(p, align=align) for p in addresses(args[3], arrays[3], *args[4:])]
-        bit = 1
-        while bit < LANES:
-            low = [i - bit + LANES if i & bit else i for i in range(LANES)]
-            high = [i + LANES if i & bit else i + bit for i in range(LANES)]
-            for i in range(LANES):
-                if not i & bit:
-                    pair = rows[i], rows[i + bit]
-                    rows[i], rows[i + bit] = (_shuffle(builder, *pair, k) for k in (low, high))
-            bit *= 2
-        for row, place in zip(rows, addresses(args[0], arrays[0], *args[1:3]), strict=True):
-            builder.store(row, place, align=align)
-        return context.get_dummy_value()
-
-    index = types.intp
-    return types.void(y, index, index, x, index, index), generate
-
-
 @intrinsic(prefer_literal=True)
 def zeros(typing, array, lanes):
     """A vector of zeros, of the array's float type."""
@@ -191,6 +158,73 @@ def fold(typing, vector):
     return Vector(vector.element, LANES)(vector), generate
 
 
+def _addresses(context, builder, array_type, array, first, apart, count, vector):
+    """Where ``count`` vectors begin that are ``apart``."""
+    places = (builder.add(first, builder.mul(apart, apart.type(i))) for i in range(count))
+    return [_address(context, builder, array_type, array, place, vector) for place in places]
+
+
+def _join(builder, parts):
+    """One vector of the lanes of several, whose number is a power of two."""
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [_shuffle(builder, a, b, range(2 * a.type.count)) for a, b in pairs]
+    return parts[0]
+
+
+def _split(builder, wide):
+    """The parts of ``LANES`` lanes of a wide vector."""
+    starts = range(0, wide.type.count, LANES)
+    return [_shuffle(builder, wide, wide, range(i, i + LANES)) for i in starts]
+
+
+@intrinsic(prefer_literal=True)
+def load_rows(typing, array, index, apart, count):
+    """``count`` vectors that are ``apart``, as a wide one."""
+    row, wide = (Vector(array.dtype, n * LANES) for n in (1, count.literal_value))
+
+    def generate(context, builder, signature, args):
+        kind = signature.args[0]
+        places = _addresses(context, builder, kind, *args[:3], count.literal_value, row)
+        return _join(builder, [builder.load(p, align=row.element.bitwidth // 8) for p in places])
+
+    return wide(array, types.intp, types.intp, count), generate
+
+
+@intrinsic
+def store_rows(typing, array, index, apart, vector):
+    """Write the vectors of a wide one, ``apart``."""
+    row = Vector(vector.element, LANES)
+
+    def generate(context, builder, signature, args):
+        kind, rows = signature.args[0], _split(builder, args[3])
+        places = _addresses(context, builder, kind, *args[:3], len(rows), row)
+        for x, place in zip(rows, places, strict=True):
+            builder.store(x, place, align=row.element.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, vector), generate
+
+
+@intrinsic
+def transposed(typing, vector):
+    """The transpose of ``LANES`` rows. Each round swaps a bit of the row and of the entry."""
+
+    def generate(context, builder, signature, args):
+        rows, bit = _split(builder, args[0]), 1
+        while bit < LANES:
+            low = [i - bit + LANES if i & bit else i for i in range(LANES)]
+            high = [i + LANES if i & bit else i + bit for i in range(LANES)]
+            for i in range(LANES):
+                if not i & bit:
+                    pair = rows[i], rows[i + bit]
+                    rows[i], rows[i + bit] = (_shuffle(builder, *pair, k) for k in (low, high))
+            bit *= 2
+        return _join(builder, rows)
+
+    return vector(vector), generate
+
+
 @intrinsic(prefer_literal=True)
 def load_each(typing, array, index, count):
     """``count`` neighbouring entries as a wide vector: one for each mode, for all its channels."""
@@ -204,6 +238,20 @@ def load_each(typing, array, index, count):
         return _shuffle(builder, entries, entries, places)
 
     return vector(array, types.intp, count), generate
+
+
+@intrinsic(prefer_literal=True)
+def load_column(typing, array, index, apart, count):
+    """The same of entries that are ``apart``."""
+    one, wide = Vector(array.dtype, 1), Vector(array.dtype, count.literal_value * LANES)
+
+    def generate(context, builder, signature, args):
+        kind = signature.args[0]
+        places = _addresses(context, builder, kind, *args[:3], count.literal_value, one)
+        entries = (builder.load(p, align=wide.element.bitwidth // 8) for p in places)
+        return _join(builder, [_shuffle(builder, x, x, [0] * LANES) for x in entries])
+
+    return wide(array, types.intp, types.intp, count), generate
 
 
 @intrinsic

@@ -45,15 +45,7 @@ def example(sizes: Sizes) -> Example:
     return Example((x, weights), 16.0 * sizes.positions * width, "feed_forward")
 
 
-OP = Op(
-    "pointwise",
-    {
-        "numba": f"{__name__}.numba_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["numba"], example)
 
 
 def _one_precision(x: Tensor, weights: FeedForwardWeights) -> str:
@@ -76,13 +68,9 @@ def feed_forward(
     Args:
         x: Inputs.
         weights: Weights.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Outputs in the dtype of ``x``; under autocast, in the dtype of matrix products.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         >>> import torch
@@ -118,13 +106,9 @@ def rotary(
         cos: Cosine of the angle of each pair, in float32 or better; one row serves all rows of
             ``x``. No gradient reaches it.
         sin: Sine of the angle.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         The rotated tensor, in the dtype of ``x``.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         A quarter turn.

@@ -10,15 +10,34 @@ References:
     3.2.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from stateline.ops.dispatch import dispatch, own_precision
-from stateline.ops.door import door
+from stateline.ops.door import door, step_in_place, step_of
 from stateline.ops.op import Example, Op, Sizes
-from stateline.ops.stepping import step_in_place, step_of, zeros_before
+from stateline.ops.starts import Starts
+from stateline.ops.stepping import zeros_before
+
+
+class ScanSignals(NamedTuple):
+    r"""The signals of a selective scan.
+
+    Attributes:
+        u: Input signal.
+        dt: Step :math:`\Delta`, positive.
+        b: Input vector B of each group of adjacent channels.
+        c: Output vector C of each group.
+    """
+
+    u: Float[Tensor, "batch length channel"]
+    dt: Float[Tensor, "batch length channel"]
+    b: Float[Tensor, "batch length group d_state"]
+    c: Float[Tensor, "batch length group d_state"]
 
 
 def example(sizes: Sizes, d_state: int = 16) -> Example:
@@ -26,26 +45,16 @@ def example(sizes: Sizes, d_state: int = 16) -> Example:
     u, (b, c) = sizes.signal(), (sizes.signal(1, d_state) for _ in range(2))
     dt = F.softplus(sizes.weight(*u.shape) - 4)
     rates = -torch.arange(1.0, d_state + 1, dtype=sizes.precise, device=sizes.device)
-    flops = sizes.positions * d_state * 6.0
-    return Example((u, dt, rates.repeat(sizes.d_model, 1), b, c), flops)
+    inputs = ScanSignals(u, dt, b, c), rates.repeat(sizes.d_model, 1)
+    return Example(inputs, sizes.positions * d_state * 6.0)
 
 
-OP = Op(
-    "selective_scan",
-    {
-        "numba": f"{__name__}.numba_backend",
-        "mamba_ssm": f"{__name__}.mamba_backend",
-        "triton": f"{__name__}.triton_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["numba", "mamba_ssm", "triton"], example)
 
 
-def _groups_divide(u: Tensor, b: Tensor) -> str:
+def _groups_divide(x: ScanSignals) -> str:
     """Why the groups do not fit the channels, or an empty string."""
-    groups, channels = b.shape[-2], u.shape[-1]
+    groups, channels = x.b.shape[-2], x.u.shape[-1]
     if groups and channels % groups == 0:
         return ""
     return f"the groups of b and c must divide the channels, got {groups} and {channels}"
@@ -54,51 +63,37 @@ def _groups_divide(u: Tensor, b: Tensor) -> str:
 @own_precision
 @door(_groups_divide)
 def selective_scan(
-    u: Float[Tensor, "batch length channel"],
-    dt: Float[Tensor, "batch length channel"],
+    x: ScanSignals,
     a: Float[Tensor, "channel d_state"],
-    b: Float[Tensor, "batch length group d_state"],
-    c: Float[Tensor, "batch length group d_state"],
     state: Float[Tensor, "batch channel d_state"] | None = None,
     *,
-    starts: Bool[Tensor, "batch length"] | None = None,
+    starts: Starts | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch length channel"], Float[Tensor, "batch channel d_state"]]:
-    r"""Response to a sequence or to its next chunk, and the state after it.
+    """Response to a sequence or to its next chunk, and the state after it.
 
     Computed in the dtype of the state. Only the inputs are saved for the backward pass, which
     recomputes the states.
 
     Args:
-        u: Input signal.
-        dt: Step :math:`\Delta`, positive.
+        x: Signals.
         a: Diagonal A of the transition, negative.
-        b: Input vector B of each group of adjacent channels.
-        c: Output vector C of each group.
-        state: State before the first of these inputs; ``None`` is the zero state.
-        starts: True where a document begins, whose state before it is zero: see
-            :meth:`stateline.layers.SequenceLayer.forward`.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     Example:
         With steps of log 2 and A = -1, the state halves at each step.
 
         >>> u, dt = torch.tensor([[[1.0], [0.0]]]), torch.full((1, 2, 1), 2.0).log()
         >>> a, one = -torch.ones(1, 1), torch.ones(1, 2, 1, 1)
-        >>> y, state = selective_scan(u, dt, a, one, one, torch.ones(1, 1, 1))
+        >>> y, state = selective_scan(ScanSignals(u, dt, one, one), a, torch.ones(1, 1, 1))
         >>> y.flatten().mul(100).round()
         tensor([119.,  60.])
     """
     if state is None:
-        state = zeros_before(u, len(u), *a.shape)
-    more = () if starts is None else (starts,)
-    return dispatch(OP, "selective_scan", u, dt, a, b, c, state, *more, backend=backend)
+        state = zeros_before(x.u, len(x.u), *a.shape)
+    return dispatch(OP, "selective_scan", x, a, state, starts=starts, backend=backend)
 
 
 selective_scan_step = step_of(OP, selective_scan)

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.kernel_op import KernelOp, empty_like
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.blocks import MODES
 from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
 from stateline.ops.numba_common.vector import LANES
+from stateline.ops.selective_scan import ScanSignals
 from stateline.ops.selective_scan.numba_kernel import backward, forward, selective_step
-from stateline.ops.stepping import on_a_copy
 
 Array = NDArray[Any]
 
@@ -24,50 +24,31 @@ FORWARD, BACKWARD, STEP = 0.3, 1.5, 1.0
 TASKS = 8
 """Least number of tasks of the backward pass; fixed, so that threads do not change a sum."""
 
-
 can_use = launch.can_run
 
 
 def selective_scan(
-    u: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor,
-    starts: Tensor | None = None,
+    x: ScanSignals, a: Tensor, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence."""
-    return _scan(u, dt, a, b, c, state, starts)
+    return _scan(x, a, state, starts)
 
 
-def selective_scan_step_(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> Tensor:
+def selective_scan_step_(x: ScanSignals, a: Tensor, state: Tensor) -> Tensor:
     """The recurrence, once, on a state that changes in place."""
-    return step_in_place(selective_step, (u, dt, a, b, c), state, u, STEP)
-
-
-selective_scan_step = on_a_copy(selective_scan_step_)
+    return step_in_place(selective_step, (*x, a), state, x.u, STEP)
 
 
 def _arrays(
-    u: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor,
-    starts: Tensor | None,
+    x: ScanSignals, a: Tensor, state: Tensor, starts: Tensor | None
 ) -> tuple[torch.dtype, list[Array], Array | None, tuple[int, int, int, int]]:
     """Precision, flat arrays with padded states in b and c, factors of decays, and sizes."""
-    dtype = launch.working_dtype(u, dt, a, b, c, state)
-    padding = -a.shape[1] % MODES
-    if padding:
-        b, c = (F.pad(x.detach(), (0, padding)) for x in (b, c))
-    sizes = u.shape[1], u.shape[2], a.shape[1], b.shape[2]
+    dtype = launch.working_dtype(*x, a, state)
+    if padding := -a.shape[1] % MODES:
+        x = x._replace(b=F.pad(x.b, (0, padding)), c=F.pad(x.c, (0, padding)))
+    sizes = *x.u.shape[1:], a.shape[1], x.b.shape[2]
     stays = None if starts is None else flat(~starts, dtype)
-    return dtype, [flat(x, dtype) for x in (u, dt, a, b, c, state)], stays, sizes
+    return dtype, [flat(t, dtype) for t in (*x, a, state)], stays, sizes
 
 
 def _blocks(channels: int, groups: int) -> int:
@@ -75,57 +56,45 @@ def _blocks(channels: int, groups: int) -> int:
 
 
 def _forward(
-    u: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor,
-    starts: Tensor | None,
+    x: ScanSignals, a: Tensor, state: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    dtype, arrays, stays, sizes = _arrays(u, dt, a, b, c, state, starts)
-    y, after = torch.empty(u.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
-    tasks = u.shape[0] * _blocks(u.shape[2], b.shape[2])
-    work = u.numel() * a.shape[1] * FORWARD
-    outputs = flat(y, dtype), flat(after, dtype)
-    fan_out(forward, (*arrays, stays, *outputs, *sizes), tasks, work)
-    return y.to(u.dtype), after.to(state.dtype)
+    dtype, arrays, stays, sizes = _arrays(x, a, state, starts)
+    y, after = torch.empty(x.u.shape, dtype=dtype), torch.empty(state.shape, dtype=dtype)
+    tasks = len(y) * _blocks(x.u.shape[2], x.b.shape[2])
+    work = y.numel() * a.shape[1] * FORWARD
+    fan_out(forward, (*arrays, stays, flat(y, dtype), flat(after, dtype), *sizes), tasks, work)
+    return y.to(x.u.dtype), after.to(state.dtype)
 
 
-def _backward(  # noqa: PLR0913
+def _backward(
     grad: Tensor,
     grad_after: Tensor,
-    u: Tensor,
-    dt: Tensor,
+    x: ScanSignals,
     a: Tensor,
-    b: Tensor,
-    c: Tensor,
     state: Tensor,
     starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dtype, arrays, stays, sizes = _arrays(u, dt, a, b, c, state, starts)
-    batch, blocks = u.shape[0], _blocks(u.shape[2], b.shape[2])
+) -> Any:
+    dtype, arrays, stays, sizes = _arrays(x, a, state, starts)
+    batch, blocks = len(x.u), _blocks(x.u.shape[2], x.b.shape[2])
     pieces = max(1, min(blocks, TASKS // max(batch, 1)))
-    u_, dt_, _, b_, _, state_ = arrays
-    du, ddt, da, dstate = (np.empty_like(x) for x in (u_, dt_, state_, state_))
-    db, dc = np.zeros((2, pieces * b_.size), b_.dtype)
-    grads = (flat(x, dtype) for x in (grad, grad_after))
+    u, dt, b, _, _, start = arrays
+    du, ddt, da, dstart = (np.empty_like(t) for t in (u, dt, start, start))
+    sums: Any = np.zeros((2, pieces * b.size), b.dtype)
+    grads = (flat(t, dtype) for t in (grad, grad_after))
     fan_out(
         backward,
-        (*grads, *arrays, stays, du, ddt, da, db, dc, dstate, batch, *sizes, pieces),
+        (*grads, *arrays, stays, du, ddt, da, *sums, dstart, batch, *sizes, pieces),
         batch * pieces,
-        u.numel() * a.shape[1] * BACKWARD,
+        u.size * a.shape[1] * BACKWARD,
     )
-    whole = (pieces, *b.shape[:3], a.shape[1] + -a.shape[1] % MODES)
-    db, dc = (x.reshape(whole).sum(0)[..., : a.shape[1]] for x in (db, dc))
-    da = da.reshape(batch, *a.shape).sum(0)
-    return like((du, ddt, da, db, dc, dstate), (u, dt, a, b, c, state))
+    whole = (pieces, *x.b.shape[:3], a.shape[1] + -a.shape[1] % MODES)
+    of_b_and_c = (t.reshape(whole).sum(0)[..., : a.shape[1]] for t in sums)
+    return (du, ddt, *of_b_and_c), da.reshape(batch, *a.shape).sum(0), dstart
 
 
-_scan = define_kernel_op(
+_scan = KernelOp(
     "selective_scan_kernel",
     _forward,
     _backward,
-    lambda *inputs: empty_like(inputs[0], inputs[5]),
-    lambda _grad, _grad_after, *inputs: empty_like(*inputs[:6]),
+    lambda x, _, state, *__: empty_like(x.u, state),
 )

@@ -20,6 +20,8 @@ from stateline.ops.numba_common.blocks import (
     flush,
     read_block,
     scratch,
+    states_in,
+    states_out,
     write_block,
 )
 from stateline.ops.numba_common.jit import kernel, summing_kernel
@@ -55,22 +57,6 @@ def _split(task, blocks, in_group, groups):
 
 
 @kernel
-def _states_in(packed, at, h, first, d_state, lanes, factor):
-    """Rows of ``lanes`` channels as (state, LANES), padded by zeros."""
-    packed[at : at + (d_state + MODES - 1) // MODES * WIDE] = 0
-    for i in range(lanes):
-        for n in range(d_state):
-            packed[at + n * LANES + i] = factor * h[first + i * d_state + n]
-
-
-@kernel
-def _states_out(h, first, d_state, lanes, packed, at):
-    for i in range(lanes):
-        for n in range(d_state):
-            h[first + i * d_state + n] = packed[at + n * LANES + i]
-
-
-@kernel
 def _inputs(tb, ub, xb, dt, u, place, channels, rows, lanes):
     """Blocks of dt, u, and their product."""
     read_block(tb, dt, place, channels, rows, lanes)
@@ -87,10 +73,16 @@ def _decay(rate, tb, t, stays, token):
 
 
 @kernel
-def _advance(tb, xb, yb, rows, h, at, a, k, b, c, place, stride, stays, token):
-    """A block of tokens through one group of states; yb takes their outputs (``None``: none)."""
+def _advance(tb, xb, yb, rows, h, at, a, k, b, c, place, stride, stays, token, hs, es):
+    """A block of tokens through one group of states; yb takes their outputs.
+
+    The states (before the first token, and after each) go into hs, and the decays into es. What is
+    ``None`` is not computed.
+    """
     align_stack()
     state, rate = load(h, at, WIDE), load(a, k, WIDE)
+    if hs is not None:
+        store(hs, 0, state)
     for t in range(rows):
         decay = _decay(rate, tb, t, stays, token)
         written = load_each(b, place + t * stride, MODES) * load(xb, t * LANES, LANES)
@@ -98,12 +90,15 @@ def _advance(tb, xb, yb, rows, h, at, a, k, b, c, place, stride, stays, token):
         if yb is not None:
             read = fold(load_each(c, place + t * stride, MODES) * state)
             store(yb, t * LANES, load(yb, t * LANES, LANES) + read)
+        if hs is not None:
+            store(es, t * WIDE, decay)
+            store(hs, (t + 1) * WIDE, state)
     store(h, at, state)
 
 
 @kernel
 def forward(
-    u, dt, a, b, c, state, stays, y, after, length, channels, d_state, groups, start, stop
+    u, dt, b, c, a, state, stays, y, after, length, channels, d_state, groups, start, stop
 ):  # fmt: skip
     """Tasks ``start`` to ``stop`` of (row, channel block)."""
     align_stack()
@@ -118,8 +113,9 @@ def forward(
         for each in range(task, end):
             row, group, channel, lanes = _split(each, blocks, in_group, groups)
             at, where = (each - task) * size, (row * channels + channel) * d_state
-            _states_in(h, at, state, where, d_state, lanes, 1.0)
-            _states_in(rates, at, a, channel * d_state, d_state, lanes, LOG2_E)
+            states_in(h, at, state, where, d_state, lanes, 1)
+            states_in(rates, at, a, channel * d_state, d_state, lanes, 1)
+            rates[at : at + size] *= u.dtype.type(LOG2_E)
         for first in range(0, length, TIME):
             rows = min(TIME, length - first)
             for each in range(task, end):
@@ -131,27 +127,16 @@ def forward(
                     at = (each - task) * size + m * LANES
                     there = ((row * length + first) * groups + group) * wide_state + m
                     token = row * length + first
-                    _advance(tb, xb, yb, rows, h, at, rates, at, b, c, there, stride, stays, token)
+                    _advance(
+                        tb, xb, yb, rows, h, at, rates, at, b, c, there, stride, stays, token,
+                        None, None,
+                    )  # fmt: skip
                 write_block(y, place, channels, rows, lanes, yb)
         for each in range(task, end):
             row, group, channel, lanes = _split(each, blocks, in_group, groups)
             where = (row * channels + channel) * d_state
-            _states_out(after, where, d_state, lanes, h, (each - task) * size)
+            states_out(after, where, d_state, lanes, 1, h, (each - task) * size)
         task = end
-
-
-@kernel
-def _states(tb, xb, rows, h, at, a, k, b, place, stride, stays, token, hs, es):
-    """States of a block (before the first token, and after each) into hs, its decays into es."""
-    align_stack()
-    state, rate = load(h, at, WIDE), load(a, k, WIDE)
-    store(hs, 0, state)
-    for t in range(rows):
-        decay = _decay(rate, tb, t, stays, token)
-        written = load_each(b, place + t * stride, MODES) * load(xb, t * LANES, LANES)
-        state = decay * state + written
-        store(es, t * WIDE, decay)
-        store(hs, (t + 1) * WIDE, state)
 
 
 @kernel
@@ -188,7 +173,7 @@ def _outputs(ub, tb, dxb, dtb, rows):
 
 @kernel
 def backward(
-    gy, gafter, u, dt, a, b, c, state, stays, du, ddt, da, db, dc, dstate,
+    gy, gafter, u, dt, b, c, a, state, stays, du, ddt, da, db, dc, dstate,
     batch, length, channels, d_state, groups, pieces, start, stop,
 ):  # fmt: skip
     """Tasks of (row, piece of the channel blocks).
@@ -216,9 +201,10 @@ def backward(
         for block in range(begin, end):
             _, group, channel, lanes = _split(block, blocks, in_group, groups)
             at, where = (block - begin) * size, (row * channels + channel) * d_state
-            _states_in(kept, at * count, state, where, d_state, lanes, 1.0)
-            _states_in(lam, at, gafter, where, d_state, lanes, 1.0)
-            _states_in(rates, at, a, channel * d_state, d_state, lanes, LOG2_E)
+            states_in(kept, at * count, state, where, d_state, lanes, 1)
+            states_in(lam, at, gafter, where, d_state, lanes, 1)
+            states_in(rates, at, a, channel * d_state, d_state, lanes, 1)
+            rates[at : at + size] *= u.dtype.type(LOG2_E)
         for n in range(1, count):
             for block in range(begin, end):
                 _, group, channel, lanes = _split(block, blocks, in_group, groups)
@@ -231,7 +217,7 @@ def backward(
                     at = ((row * length + (n - 1) * TIME) * groups + group) * wide_state + m
                     _advance(
                         tb, xb, None, TIME, kept, here + m * LANES, rates, k, b, c, at, stride,
-                        stays, row * length + (n - 1) * TIME,
+                        stays, row * length + (n - 1) * TIME, None, None,
                     )  # fmt: skip
         for n in range(count - 1, -1, -1):
             rows = min(TIME, length - n * TIME)
@@ -248,7 +234,10 @@ def backward(
                     at = ((row * length + n * TIME) * groups + group) * wide_state + m
                     q = (((piece * batch + row) * length + n * TIME) * groups + group) * wide_state
                     token = row * length + n * TIME
-                    _states(tb, xb, rows, kept, here, rates, k, b, at, stride, stays, token, hs, es)
+                    _advance(
+                        tb, xb, None, rows, kept, here, rates, k, b, c, at, stride, stays, token,
+                        hs, es,
+                    )  # fmt: skip
                     _adjoint(
                         gb, tb, xb, dxb, dtb, rows, lam, k, rates, k, grad, b, c, at, stride,
                         hs, es, db, dc, q + m,
@@ -261,12 +250,12 @@ def backward(
         for block in range(begin, end):
             _, group, channel, lanes = _split(block, blocks, in_group, groups)
             at, where = (block - begin) * size, (row * channels + channel) * d_state
-            _states_out(dstate, where, d_state, lanes, lam, at)
-            _states_out(da, where, d_state, lanes, total, at)
+            states_out(dstate, where, d_state, lanes, 1, lam, at)
+            states_out(da, where, d_state, lanes, 1, total, at)
 
 
 @summing_kernel
-def selective_step(u, dt, a, b, c, h, y, start, stop):
+def selective_step(u, dt, b, c, a, h, y, start, stop):
     """One step of rows ``start`` to ``stop``: states h (row, channel, d_state) change in place."""
     channels, d_state = a.shape
     each, log2e = channels // b.shape[1], u.dtype.type(LOG2_E)

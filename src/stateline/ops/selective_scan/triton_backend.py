@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.kernel_op import define_kernel_op, empty_like
+from stateline.ops.kernel_op import KernelOp, empty_like
+from stateline.ops.selective_scan import ScanSignals
 from stateline.ops.selective_scan import triton_kernel as selective
-from stateline.ops.stepping import on_a_copy
 from stateline.ops.triton_common import launch
 from stateline.ops.triton_common.launch import empty, on, round_up
 from stateline.ops.triton_common.steps import changing
@@ -24,42 +24,31 @@ PROGRAMS = 512
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    if inputs[2].shape[1] > MOST_STATES:
+    if inputs[1].shape[1] > MOST_STATES:
         return f"the Triton kernel takes up to {MOST_STATES} states of a channel"
     step = function.startswith("selective_scan_step")
     return launch.can_step(*inputs) if step else launch.can_use(*inputs)
 
 
 def selective_scan(
-    u: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    state: Tensor,
-    starts: Tensor | None = None,
+    x: ScanSignals, a: Tensor, state: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Scan the tokens of each row, tile by tile."""
-    y, after = _scan(u, dt, a.float(), b, c, state.float(), starts)
+    y, after = _scan(x, a.float(), state.float(), starts)
     return y, after.to(state.dtype)
 
 
-def selective_scan_step_(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> Tensor:
+def selective_scan_step_(x: ScanSignals, a: Tensor, state: Tensor) -> Tensor:
     """One token in one launch; the state changes in place."""
-    (rows, channels, states), groups = state.shape, b.shape[1]
-    y, entries = empty(tuple(u.shape), u), round_up(states, 1)
+    (rows, channels, states), groups = state.shape, x.b.shape[1]
+    y, entries = empty(tuple(x.u.shape), x.u), round_up(states, 1)
     width = max(1, min(round_up(channels, 1), ENTRIES // 4 // entries, 16))
-    given = [x.contiguous() for x in (u, dt, a.float(), b, c)]
-    with on(u), changing(state) as (held,):
+    signals, a = (t.contiguous() for t in x), a.float().contiguous()
+    with on(a), changing(state) as (held,):
         selective.advance[(-(-channels // width), rows)](
-            *given, held, y, channels, groups, states, WIDTH=width, N=entries
+            *signals, a, held, y, channels, groups, states, WIDTH=width, N=entries
         )
-    return y.to(u.dtype)
-
-
-selective_scan_step = on_a_copy(selective_scan_step_)
+    return y.to(x.u.dtype)
 
 
 def _compiled(
@@ -80,52 +69,47 @@ def _bytes(u: Tensor, starts: Tensor | None) -> Tensor:
     return u if starts is None else starts.contiguous().view(torch.uint8)
 
 
-def _launch(*inputs: Tensor, starts: Tensor | None, output: bool) -> tuple[Tensor, ...]:
+def _forward(
+    x: ScanSignals, a: Tensor, first: Tensor, starts: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    y, last = _launch(x, a, first, starts, output=True)
+    return y.to(x.u.dtype), last
+
+
+def _launch(
+    x: ScanSignals, a: Tensor, first: Tensor, starts: Tensor | None, *, output: bool
+) -> tuple[Tensor, ...]:
     """Run the forward kernel: outputs and last states, or the states before every tile."""
-    u, _, a, b, _, first = inputs = tuple(x.contiguous() for x in inputs)
+    u, dt, b, c = (t.contiguous() for t in x)
+    a, first = a.contiguous(), first.contiguous()
     grid, compiled = _compiled(u, a, b, starts)
-    sizes = u.shape[1], u.shape[2], b.shape[2], a.shape[1]
     found: tuple[Tensor, ...]
     if output:
         found = empty(tuple(u.shape), u), empty(tuple(first.shape), first)
-        places = (*found, first, _bytes(u, starts))
+        places = (*found, first)
     else:
         tiles = -(-u.shape[1] // compiled["TIMES"])
         found = (empty((len(u), tiles, *a.shape), first),)
-        places = (u, first, *found, _bytes(u, starts))
+        places = (u, first, *found)
+    sizes = u.shape[1], u.shape[2], b.shape[2], a.shape[1]
     with on(u):
-        selective.forward[grid](*inputs, *places, *sizes, OUTPUT=output, **compiled)
+        selective.forward[grid](
+            u, dt, b, c, a, first, *places, _bytes(u, starts), *sizes, OUTPUT=output, **compiled
+        )
     return found
 
 
-def _forward(
-    u: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    first: Tensor,
-    starts: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    y, last = _launch(u, dt, a, b, c, first, starts=starts, output=True)
-    return y.to(u.dtype), last
-
-
-def _backward(  # noqa: PLR0913
+def _backward(
     grad: Tensor,
     grad_last: Tensor,
-    u: Tensor,
-    dt: Tensor,
+    x: ScanSignals,
     a: Tensor,
-    b: Tensor,
-    c: Tensor,
     first: Tensor,
     starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Any:
     """Scan the gradients of the states backward; the states are computed again."""
-    inputs = (u, dt, a, b, c, first)
-    (carries,) = _launch(*inputs, starts=starts, output=False)
-    u, dt, a, b, c, grad, grad_last = (x.contiguous() for x in (u, dt, a, b, c, grad, grad_last))
+    (carries,) = _launch(x, a, first, starts, output=False)
+    u, dt, b, c, a, *grads = (t.contiguous() for t in (*x, a, grad, grad_last))
     grid, compiled = _compiled(u, a, b, starts)
     blocks = grid[0] // b.shape[2]
     du, ddt = empty(tuple(u.shape), u), empty(tuple(dt.shape), dt)
@@ -133,19 +117,15 @@ def _backward(  # noqa: PLR0913
     db, dc = (empty((blocks, *b.shape), first) for _ in range(2))
     with on(u):
         selective.backward[grid](
-            u, dt, a, b, c, carries, _bytes(u, starts), grad, grad_last,
-            du, ddt, da, db, dc, dfirst,
+            u, dt, b, c, a, carries, _bytes(u, starts), *grads, du, ddt, da, db, dc, dfirst,
             u.shape[1], u.shape[2], b.shape[2], a.shape[1], **compiled, num_warps=8,
         )  # fmt: skip
-    found = du, ddt, da.sum(dim=0), db.sum(dim=0), dc.sum(dim=0), dfirst
-    du, ddt, d_a, d_b, d_c, d_first = (g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
-    return du, ddt, d_a, d_b, d_c, d_first
+    return ScanSignals(du, ddt, db.sum(dim=0), dc.sum(dim=0)), da.sum(dim=0), dfirst
 
 
-_scan = define_kernel_op(
+_scan = KernelOp(
     "selective_scan_triton",
     _forward,
     _backward,
-    lambda *inputs: empty_like(inputs[0], inputs[5]),
-    lambda _grad, _grad_last, *inputs: empty_like(*inputs[:6]),
+    lambda x, _, first, *__: empty_like(x.u, first),
 )

@@ -79,7 +79,7 @@ def has_state(channels, column, states, N: tl.constexpr):
 
 @triton.jit
 def forward(
-    u, dt, a, b, c, first, y, last, carries, begins, length, channels, groups, states,
+    u, dt, b, c, a, first, y, last, carries, begins, length, channels, groups, states,
     OUTPUT: tl.constexpr, RESETS: tl.constexpr,
     TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +123,7 @@ def forward(
 
 @triton.jit
 def backward(
-    u, dt, a, b, c, carries, begins, dy, dlast, du, ddt, da, db, dc, dfirst,
+    u, dt, b, c, a, carries, begins, dy, dlast, du, ddt, da, db, dc, dfirst,
     length, channels, groups, states,
     RESETS: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -186,7 +186,7 @@ def backward(
 
 @triton.jit
 def advance(
-    u, dt, a, b, c, state, y, channels, groups, states, WIDTH: tl.constexpr, N: tl.constexpr
+    u, dt, b, c, a, state, y, channels, groups, states, WIDTH: tl.constexpr, N: tl.constexpr
 ):
     """One token; the state changes in place."""
     row = tl.program_id(1).to(tl.int64)

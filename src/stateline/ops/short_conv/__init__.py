@@ -22,17 +22,7 @@ def example(sizes: Sizes, taps: int = 4) -> Example:
     return Example((sizes.signal(), kernel), sizes.positions * taps * 2.0)
 
 
-OP = Op(
-    "short_conv",
-    {
-        "numba": f"{__name__}.numba_backend",
-        "triton": f"{__name__}.triton_backend",
-        "causal_conv1d": f"{__name__}.causal_conv1d_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["numba", "triton", "causal_conv1d"], example)
 
 
 def _past_fits(weights: Tensor, past: Tensor) -> str:
@@ -67,7 +57,6 @@ def short_conv(
             and so on.
         past: Inputs before ``u``, oldest first; ``None`` means zeros.
         starts: True where a document begins: earlier inputs are zeros to it.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Output signals, in the order of the kernels and the dtype of ``u``.
@@ -104,7 +93,6 @@ def short_conv_step(
         weights: For each filter a kernel per channel, as ``kernel.flip(-1).mT``: the tap of the
             oldest input comes first, as in ``past``.
         past: Inputs before ``u``, oldest first: one fewer than there are taps.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Outputs of the first filter, of the second, and so on, in the wider dtype of ``weights``
@@ -126,7 +114,6 @@ def short_conv_stepper(weights: Float[Tensor, "taps channel"], *, backend: str =
     Args:
         weights: One kernel per channel as ``kernel.flip(-1).mT``: the tap of the oldest input comes
             first, as in the state.
-        backend: Backend that must run the steps; ``"auto"`` chooses one.
 
     Returns:
         ``stepper(u, past)`` returns the output for one input ``(batch, channel)`` in the dtype of

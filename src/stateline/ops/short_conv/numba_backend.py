@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.kernel_op import KernelOp
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import (
     Changing,
@@ -70,9 +70,7 @@ def _forward(u: Tensor, kernel: Tensor, starts: Tensor | None) -> Tensor:
     return y.to(u.dtype)
 
 
-def _backward(
-    grad: Tensor, u: Tensor, kernel: Tensor, starts: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _backward(grad: Tensor, u: Tensor, kernel: Tensor, starts: Tensor | None) -> Any:
     dtype, (channels, count) = launch.working_dtype(u, kernel), kernel.shape
     signal, stride = strided(u, dtype)
     borders, blocks = borders_of(u.shape[:-1], starts), -(-channels // LANES)
@@ -83,16 +81,10 @@ def _backward(
     arrays = flat(grad, dtype), signal, _pack_taps(kernel, dtype), du, dtaps
     sizes = count, rows, borders, channels, stride, pieces
     fan_out(backward, (*arrays, *sizes), pieces * blocks, u.numel() * (count / 8 + 1))
-    return like((du, _unpack_taps(dtaps, pieces, kernel)), (u, kernel))
+    return du, _unpack_taps(dtaps, pieces, kernel)
 
 
-convolve = define_kernel_op(
-    "short_conv_kernel",
-    _forward,
-    _backward,
-    lambda *inputs: empty_like(inputs[0])[0],
-    lambda _grad, *inputs: empty_like(*inputs[:2]),
-)
+convolve = KernelOp("short_conv_kernel", _forward, _backward, lambda u, *_: u.new_empty(u.shape))
 """Convolution with one filter of at most ``length`` taps per channel."""
 
 

@@ -62,25 +62,6 @@ def correlate(grad, out_grad, signal, count, rows, silent):
 
 
 @kernel
-def read_before(
-    buffer, x, past, row, first, count, length, channels, stride, channel, lanes, held
-):  # fmt: skip
-    """The ``count`` rows of x before token ``first``: of ``past`` (``held`` rows) before all."""
-    for j in range(count):
-        t = first - count + j
-        if t >= 0:
-            read_block(
-                buffer[j * LANES : (j + 1) * LANES], x, (row * length + t) * stride + channel,
-                stride, 1, lanes,
-            )  # fmt: skip
-        elif past is None or t < -held:
-            buffer[j * LANES : (j + 1) * LANES] = 0
-        else:
-            place = (row * held + t + held) * channels + channel
-            read_block(buffer[j * LANES : (j + 1) * LANES], past, place, channels, 1, lanes)
-
-
-@kernel
 def keep_last(buffer, rows, count):
     """Move the last ``count`` of ``rows + count`` rows to the front."""
     for i in range(count * LANES):

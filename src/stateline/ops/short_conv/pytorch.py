@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.ops.fft_conv import fft_conv
-from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.kernel_op import KernelOp
 from stateline.ops.stepping import Stepper, copying
 
 FFT_TAPS = 16
@@ -29,10 +29,10 @@ def _backward(grad: Tensor, u: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
         grad_u[..., : length - delay, :].addcmul_(later, kernel[:, delay])
         product = later * signal[..., : length - delay, :]
         grad_kernel[:, delay] = product.flatten(0, -2).sum(dim=0)
-    return grad_u.to(u.dtype), grad_kernel
+    return grad_u, grad_kernel
 
 
-_by_taps = define_kernel_op("short_conv", _forward, _backward)
+_by_taps = KernelOp("short_conv", _forward, _backward)
 
 
 def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tensor:
@@ -41,7 +41,8 @@ def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tenso
         return _inside(u, kernel, starts)
     if kernel.shape[1] >= FFT_TAPS:
         return fft_conv(u, kernel)
-    return by_taps(u, kernel)
+    filters = len(kernel) // u.shape[-1]
+    return _by_taps(u if filters == 1 else u.tile(filters), kernel)
 
 
 def _inside(u: Tensor, kernel: Tensor, starts: Tensor) -> Tensor:
@@ -55,12 +56,6 @@ def _inside(u: Tensor, kernel: Tensor, starts: Tensor) -> Tensor:
         delayed = signal[..., :-delay, :] * kernel[:, delay] * same[..., None]
         y = y + F.pad(delayed, (0, 0, delay, 0))
     return y.to(u.dtype)
-
-
-def by_taps(u: Tensor, kernel: Tensor) -> Tensor:
-    """Sum the delayed signals, for any number of taps."""
-    filters = len(kernel) // u.shape[-1]
-    return _by_taps(u if filters == 1 else u.tile(filters), kernel)
 
 
 def short_conv_step(u: Tensor, weights: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:

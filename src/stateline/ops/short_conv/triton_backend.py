@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.kernel_op import define_kernel_op, empty_like
+from stateline.ops.kernel_op import KernelOp
 from stateline.ops.short_conv import triton_kernel as filters
 from stateline.ops.stepping import Stepper
 from stateline.ops.triton_common import launch, steps
@@ -60,9 +60,7 @@ def _forward(u: Tensor, kernel: Tensor, numbers: Tensor | None) -> Tensor:
     return _run(u, kernel.float().contiguous(), numbers, u.shape[2], ahead=False)
 
 
-def _backward(
-    grad: Tensor, u: Tensor, kernel: Tensor, numbers: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _backward(grad: Tensor, u: Tensor, kernel: Tensor, numbers: Tensor | None) -> Any:
     """Correlate the output gradient with the kernel and with the signal."""
     (rows, length, channels), (outputs, count) = u.shape, kernel.shape
     du = _run(grad, kernel.float().contiguous(), numbers, channels, ahead=True)
@@ -75,13 +73,12 @@ def _backward(
             rows, length, channels, outputs, *u.stride(), pieces,
             COUNT=count, RESETS=numbers is not None, TIMES=TIMES, WIDTH=WIDTH,
         )  # fmt: skip
-    return du.to(u.dtype), sheets.sum(dim=0).to(kernel.dtype)
+    return du, sheets.sum(dim=0)
 
 
-_by_taps = define_kernel_op(
+_by_taps = KernelOp(
     "short_conv_triton",
     _forward,
     _backward,
-    lambda u, kernel, _numbers: u.new_empty(*u.shape[:2], len(kernel)),
-    lambda _grad, *inputs: empty_like(*inputs[:2]),
+    lambda u, kernel, _: u.new_empty(*u.shape[:2], len(kernel)),
 )

@@ -39,15 +39,7 @@ def example(sizes: Sizes) -> Example:
     return Example((gates, weight, cell), 8.0 * sizes.positions * width)
 
 
-OP = Op(
-    "slstm",
-    {
-        "numba": f"{__name__}.numba_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["numba"], example)
 
 
 def _gates_fit(gates: Tensor, weight: Tensor, state: SLSTMCell) -> str:  # noqa: ARG001
@@ -81,13 +73,9 @@ def slstm(
         weight: R, from the entries of the output before to the entries of each gate.
         state: State before the first input; all n must be positive, or it is
             :func:`empty_cell`'s.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         All outputs, and the state after the last input.
-
-    Raises:
-        InputError: If a shape, a dtype or a device does not fit the others.
 
     References:
         Beck et al., "xLSTM: Extended Long Short-Term Memory", NeurIPS 2024, section 2.2 and

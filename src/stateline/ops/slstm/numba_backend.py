@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.kernel_op import define_kernel_op, empty_like, like
+from stateline.ops.kernel_op import KernelOp, empty_like
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat
 from stateline.ops.slstm import SLSTMCell
@@ -30,68 +30,48 @@ def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
 
 def slstm(gates: Tensor, weight: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
     """Run the recurrence."""
-    y, *after = _whole(gates, weight, *state)
-    return y, SLSTMCell(*after)
+    return _whole(gates, weight, state)
 
 
-def _run(inputs: tuple[Tensor, ...], keep: bool) -> tuple[list[Tensor], Tensor]:
+def _run(
+    gates: Tensor, weight: Tensor, state: SLSTMCell, *, keep: bool
+) -> tuple[Tensor, SLSTMCell, Tensor]:
     """Outputs and the state after them, and what the backward pass needs."""
-    gates, _, h, *_ = inputs
-    dtype = launch.working_dtype(*inputs)
-    batch, length = gates.shape[:2]
-    _, heads, width = h.shape
+    dtype = launch.working_dtype(gates, weight, *state)
+    (batch, length), (heads, width) = gates.shape[:2], state.h.shape[1:]
     y = torch.empty(batch, length, heads, width, dtype=dtype)
-    found = [y, *(torch.empty(h.shape, dtype=dtype) for _ in range(4))]
+    after = SLSTMCell(*(torch.empty(x.shape, dtype=dtype) for x in state))
     trace = torch.empty(y.numel() * kernels.PARTS if keep else 0, dtype=dtype)
-    arrays = [flat(x, dtype) for x in inputs] + [x.numpy().reshape(-1) for x in (*found, trace)]
-    work = WORK * batch * length * inputs[1].numel()
+    arrays = (flat(x, dtype) for x in (gates, weight, *state, y, *after, trace))
+    work = WORK * batch * length * weight.numel()
     fan_out(kernels.forward, (*arrays, length, heads, width), batch * heads, work)
-    return found, trace
+    return y, after, trace
 
 
-def _forward(
-    gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    (y, *after), _ = _run((gates, weight, h, c, n, m), keep=False)
-    h_, c_, n_, m_ = (x.to(h.dtype) for x in after)
-    return y.to(gates.dtype), h_, c_, n_, m_
+def _forward(gates: Tensor, weight: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
+    y, after, _ = _run(gates, weight, state, keep=False)
+    return y.to(gates.dtype), SLSTMCell(*(x.to(state.h.dtype) for x in after))
 
 
-def _backward(  # noqa: PLR0913
-    grad: Tensor,
-    grad_h: Tensor,
-    grad_c: Tensor,
-    grad_n: Tensor,
-    grad_m: Tensor,  # noqa: ARG001
-    gates: Tensor,
-    weight: Tensor,
-    h: Tensor,
-    c: Tensor,
-    n: Tensor,
-    m: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward(
+    grad: Tensor, grad_after: SLSTMCell, gates: Tensor, weight: Tensor, state: SLSTMCell
+) -> Any:
     """Recompute the gates, and backpropagate through time; scales are constants."""
-    inputs = gates, weight, h, c, n, m
-    (y, *_), trace = _run(inputs, keep=True)
-    _, heads, width = h.shape
-    dh, dc, dn = (x.to(y.dtype, copy=True).contiguous() for x in (grad_h, grad_c, grad_n))
+    y, _, trace = _run(gates, weight, state, keep=True)
+    _, heads, width = state.h.shape
+    dh, dc, dn = (x.to(y.dtype, copy=True).contiguous() for x in grad_after[:3])
     dgates = torch.empty(gates.shape, dtype=y.dtype)
-    arrays = (flat(x, y.dtype) for x in (grad, weight, c, n, trace, dh, dc, dn, dgates))
+    arrays = (flat(x, y.dtype) for x in (grad, weight, state.c, state.n, trace, dh, dc, dn, dgates))
     work = WORK * y.shape[0] * y.shape[1] * weight.numel()
     sizes = y.shape[1], heads, width
     fan_out(kernels.backward, (*arrays, *sizes), len(y) * heads, work)
-    before = torch.cat([h.to(y.dtype)[:, None], y], dim=1)[:, :-1]
+    before = torch.cat([state.h.to(y.dtype)[:, None], y], dim=1)[:, :-1]
     dweight = torch.einsum("bthj,btghe->hjge", before, dgates)
-    return like((dgates, dweight, dh, dc, dn, dc * c + dn * n), inputs)
+    return dgates, dweight, SLSTMCell(dh, dc, dn, dc * state.c + dn * state.n)
 
 
-_whole = define_kernel_op(
-    "slstm_kernel",
-    _forward,
-    _backward,
-    lambda gates, _weight, *state: (
-        gates.new_empty((*gates.shape[:2], *gates.shape[3:])),
-        *empty_like(*state),
-    ),
-    lambda *inputs: empty_like(*inputs[5:]),
-)
+def _fake(gates: Tensor, _: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
+    return torch.empty_like(gates[:, :, 0]), SLSTMCell(*empty_like(*state))
+
+
+_whole = KernelOp("slstm_kernel", _forward, _backward, _fake)

@@ -11,23 +11,10 @@ import math
 
 import numpy as np
 
+from stateline.ops.numba_common.blocks import add_multiple, dot
 from stateline.ops.numba_common.jit import summing_kernel
 
 PARTS = 7
-
-
-@summing_kernel
-def _add(x, factor, y):
-    for k in range(len(x)):
-        x[k] += factor * y[k]
-
-
-@summing_kernel
-def _dot(x, y):
-    total = x[0] * y[0]
-    for k in range(1, len(x)):
-        total += x[k] * y[k]
-    return total
 
 
 @summing_kernel
@@ -51,7 +38,7 @@ def forward(
                 at = ((token * 4 + g) * heads + head) * width
                 s[g] = gates[at : at + width]
             for j in range(width):
-                _add(flat, h[j], weight[matrix + j * four : matrix + (j + 1) * four])
+                add_multiple(flat, h[j], weight[matrix + j * four : matrix + (j + 1) * four])
             out = (token * heads + head) * width
             for e in range(width):
                 f = s[1, e]
@@ -110,4 +97,4 @@ def backward(
                 at = ((token * 4 + g) * heads + head) * width
                 dgates[at : at + width] = s[g]
             for j in range(width):
-                dh[j] = _dot(flat, weight[matrix + j * four : matrix + (j + 1) * four])
+                dh[j] = dot(flat, weight[matrix + j * four : matrix + (j + 1) * four])

@@ -1,28 +1,28 @@
 """sLSTM by PyTorch's functions, one token after the other, with its own backward pass."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stateline.ops.kernel_op import define_kernel_op
+from stateline.ops.kernel_op import KernelOp
 from stateline.ops.slstm import SLSTMCell
 
 
 def slstm(gates: Tensor, weight: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
     """Run the recurrence."""
-    y, *after = _whole(gates, weight, *state)
-    return y, SLSTMCell(*after)
+    return _whole(gates, weight, state)
 
 
-def _run(
-    gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor
-) -> tuple[Tensor, Tensor]:
+def _run(gates: Tensor, weight: Tensor, state: SLSTMCell) -> tuple[Tensor, Tensor]:
     """States (5, batch, head, d_head) of h, c, n and m, and the derivatives' parts, of each token.
 
     The first entry of both is what was before the first token.
     """
+    h, c, n, m = state
     gates, weight = gates.to(h.dtype), weight.to(h.dtype).flatten(2)
-    states = [torch.stack((h, c, n, m))]
+    states = [torch.stack(state)]
     parts = [h.new_zeros(5, *h.shape)]
     for x in gates.unbind(dim=1):
         recurrent = torch.einsum("bhj,hjk->bhk", h, weight).unflatten(-1, (4, -1))
@@ -37,30 +37,18 @@ def _run(
     return torch.stack(states), torch.stack(parts)
 
 
-def _forward(
-    gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    states, _ = _run(gates, weight, h, c, n, m)
+def _forward(gates: Tensor, weight: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
+    states, _ = _run(gates, weight, state)
     y = states[1:, 0].transpose(0, 1).to(gates.dtype, copy=True)
-    h_, c_, n_, m_ = (last.clone() for last in states[-1].unbind())
-    return y.contiguous(), h_, c_, n_, m_
+    return y.contiguous(), SLSTMCell(*(last.clone() for last in states[-1]))
 
 
-def _backward(  # noqa: PLR0913
-    grad: Tensor,
-    grad_h: Tensor,
-    grad_c: Tensor,
-    grad_n: Tensor,
-    grad_m: Tensor,  # noqa: ARG001
-    gates: Tensor,
-    weight: Tensor,
-    h: Tensor,
-    c: Tensor,
-    n: Tensor,
-    m: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward(
+    grad: Tensor, grad_after: SLSTMCell, gates: Tensor, weight: Tensor, state: SLSTMCell
+) -> Any:
     """Recompute the gates, and backpropagate through time; scales are constants."""
-    states, parts = _run(gates, weight, h, c, n, m)
+    states, parts = _run(gates, weight, state)
+    (h, c, n, _), (grad_h, grad_c, grad_n, _) = state, grad_after
     matrices = weight.to(h.dtype).flatten(2)
     grad_gates = torch.zeros_like(gates, dtype=h.dtype)
     for t in reversed(range(gates.shape[1])):
@@ -78,14 +66,7 @@ def _backward(  # noqa: PLR0913
         grad_c, grad_n = grad_c * keep, grad_n * keep
         grad_h = torch.einsum("bhk,hjk->bhj", grad_gates[:, t].transpose(1, 2).flatten(2), matrices)
     grad_weight = torch.einsum("tbhj,btghe->hjge", states[:-1, 0], grad_gates)
-    return (
-        grad_gates.to(gates.dtype),
-        grad_weight.to(weight.dtype),
-        grad_h.to(h.dtype, copy=True),
-        grad_c.to(c.dtype, copy=True),
-        grad_n.to(n.dtype, copy=True),
-        (grad_c * c + grad_n * n).to(m.dtype),
-    )
+    return grad_gates, grad_weight, SLSTMCell(grad_h, grad_c, grad_n, grad_c * c + grad_n * n)
 
 
-_whole = define_kernel_op("slstm", _forward, _backward)
+_whole = KernelOp("slstm", _forward, _backward)

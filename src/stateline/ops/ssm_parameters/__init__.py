@@ -21,15 +21,7 @@ def example(sizes: Sizes, modes: int = 32) -> Example:
     return Example(inputs, sizes.d_model * modes * 40.0, "discretize")
 
 
-OP = Op(
-    "ssm_parameters",
-    {
-        "numba": f"{__name__}.numba_backend",
-        "torch": f"{__name__}.pytorch",
-        "reference": f"{__name__}.reference",
-    },
-    example,
-)
+OP = Op(__name__, ["numba"], example)
 
 
 @door()
@@ -48,7 +40,6 @@ def shift_taps(
         b: Input vectors.
         c: Output vectors.
         skip: Skip connection D, part of the first tap.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         As many taps as ``b`` and ``c`` have entries.
@@ -97,7 +88,6 @@ def discretize(
         frequency: Im A.
         b: Input vector B.
         rule: ``zoh`` or ``bilinear``.
-        backend: Backend that must run the call; ``"auto"`` chooses one.
 
     Returns:
         Logarithm of the transition, and input vector, of each channel.

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from stateline.ops.discretization import Discretization
+from stateline.ops.planes import as_complex
 
 
 def shift_taps(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
@@ -19,7 +20,7 @@ def discretize(
     """Evaluate the formulas in double precision; at z = 0, the gain is its limit."""
     copies = len(log_dt) // len(decay)
     a = torch.complex(-decay.double(), frequency.double()).repeat(copies, 1)
-    b_c = torch.complex(b[..., 0].double(), b[..., 1].double()).repeat(copies, 1)
+    b_c = as_complex(b.double()).repeat(copies, 1)
     dt = log_dt.double().exp()[:, None]
     z = dt * a
     if rule == "zoh":

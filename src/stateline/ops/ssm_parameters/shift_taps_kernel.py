@@ -5,22 +5,8 @@ Slices of one axis are taken, because LLVM then knows that their entries are nei
 
 # mypy: ignore-errors
 
+from stateline.ops.numba_common.blocks import add_multiple, dot
 from stateline.ops.numba_common.jit import summing_kernel
-
-
-@summing_kernel
-def _add_products(y, x, factor):
-    """Add a vector times a number."""
-    for i in range(len(y)):
-        y[i] += factor * x[i]
-
-
-@summing_kernel
-def _dot(x, y):
-    total = x.dtype.type(0)
-    for i in range(len(x)):
-        total += x[i] * y[i]
-    return total
 
 
 @summing_kernel
@@ -29,7 +15,7 @@ def forward(b, c, skip, y, start, stop):
     taps = b.shape[1]
     for channel in range(start, stop):
         for n in range(taps):
-            _add_products(y[channel][: taps - n], c[channel][n:], b[channel, n])
+            add_multiple(y[channel][: taps - n], b[channel, n], c[channel][n:])
         y[channel, 0] += skip[channel]
 
 
@@ -40,5 +26,5 @@ def backward(grad, b, c, db, dc, start, stop):
     for channel in range(start, stop):
         for n in range(taps):
             above = grad[channel][: taps - n]
-            _add_products(dc[channel][n:], above, b[channel, n])
-            db[channel, n] = _dot(above, c[channel][n:])
+            add_multiple(dc[channel][n:], b[channel, n], above)
+            db[channel, n] = dot(above, c[channel][n:])

@@ -13,6 +13,7 @@ from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 from torch import Tensor
 
 from stateline.ops import third_party
+from stateline.ops.selective_scan import ScanSignals
 
 MOST_STATES = 256
 """Largest state of a channel that the package's kernel takes."""
@@ -28,21 +29,19 @@ available = third_party.no_device
 
 def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernel cannot run this call, or an empty string."""
-    u, _, a = inputs[:3]
+    x, a = inputs[:2]
     if a.shape[1] > MOST_STATES:
         return f"mamba-ssm takes up to {MOST_STATES} states of a channel"
-    if u.shape[1] < SHORTEST:
+    if x.u.shape[1] < SHORTEST:
         return f"for fewer than {SHORTEST} tokens another backend is faster"
     return third_party.can_use(third_party.SINGLE, *inputs)
 
 
-def selective_scan(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def selective_scan(x: ScanSignals, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Run their kernel in float32, between the tokens that carry the state."""
-    (batch, length, _), (states, groups) = u.shape, (a.shape[1], b.shape[2])
-    signal, step, enter, leave = (t.float() for t in (u, dt, b, c))
-    unit = torch.eye(states, device=u.device)[:, None].expand(batch, -1, groups, -1)
+    (batch, length, _), (groups, states) = x.u.shape, x.b.shape[2:]
+    signal, step, enter, leave = (t.float() for t in x)
+    unit = torch.eye(states, device=signal.device)[:, None].expand(batch, -1, groups, -1)
     held, short = state.float().mT / STEP, torch.full_like(state.mT, STEP, dtype=torch.float32)
     nothing = torch.zeros_like(held)
     signal = torch.cat([held, signal, nothing], dim=1).mT.contiguous()
@@ -54,4 +53,4 @@ def selective_scan(
     )
     y = selective_scan_fn(signal, step, a.float(), enter, leave).mT
     after = y[:, states + length :].mT
-    return y[:, states : states + length].to(u.dtype), after.to(state.dtype).contiguous()
+    return y[:, states : states + length].to(x.u.dtype), after.to(state.dtype).contiguous()
