@@ -7,11 +7,6 @@ from torch import Tensor
 Planes = Float[Tensor, "*shape 2"]
 
 
-def as_complex(planes: Planes) -> Tensor:
-    """A complex tensor; a copy, because a view of float64 would need an alignment of 16 bytes."""
-    return torch.complex(planes[..., 0], planes[..., 1])
-
-
 def precise(x: Tensor) -> Tensor:
     """Convert to float64 if the device supports it."""
     return x if x.device.type == "mps" else x.double()  # mps has no float64

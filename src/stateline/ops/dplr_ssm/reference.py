@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stateline.ops.diagonal_ssm.reference import as_complex
 from stateline.ops.dplr_ssm import DPLRWeights
-from stateline.ops.planes import as_complex
 from stateline.ops.stepping import one_token
 
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from stateline.ops.diagonal_ssm.reference import as_complex
 from stateline.ops.mimo_ssm import MIMOWeights
-from stateline.ops.planes import as_complex
 from stateline.ops.stepping import one_token
 
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from stateline.ops.diagonal_ssm.reference import as_complex
 from stateline.ops.discretization import Discretization
-from stateline.ops.planes import as_complex
 
 
 def shift_taps(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
