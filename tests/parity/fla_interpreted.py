@@ -1,15 +1,12 @@
 """Triton's interpreter for the kernels of flash-linear-attention, which it runs on the CPU.
 
-Import it before fla, in a process of its own: it changes Triton. Each kernel is run with the first
-of its settings, and nothing is timed.
+Import it before fla, in a process of its own with ``TRITON_INTERPRET=1``: it changes Triton. Each
+kernel is run with the first of its settings, and nothing is timed.
 """
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 
 def import_fla(folder: Path) -> None:
