@@ -207,8 +207,9 @@ class GPT(nn.Module):
 
 @pytest.mark.usefixtures("brief_peaks")
 def test_the_transformer_of_a_checkout_is_trained_beside_ours(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # no name is divided
     (tmp_path / "model.py").write_text(NANOGPT)
     pattern, given = "attention(n_heads=2)*3", f"nanogpt={tmp_path}"
     build = find_trained([given], [pattern])["nanogpt"]

@@ -17,7 +17,7 @@ from stateline.models.convert.ssm import (
     s4d_weights,
     s5_weights,
 )
-from stateline.ops.diagonal_ssm.reference import _complex as as_complex
+from stateline.ops.diagonal_ssm.reference import as_complex
 from stateline.ops.hippo import diagonal_frequencies, diagonal_plus_low_rank, hippo, normal_form
 from tests.parity.cases import Case, covers
 
