@@ -241,7 +241,7 @@ def test_the_operators_keep_pytorchs_rules(
     options: dict[str, Tensor], start: Tensor | None, first: Tensor | None
 ) -> None:
     inputs = [t.float().requires_grad_() for t in case(5, slots=5 if start is None else 8)]
-    biases = options.get("slopes"), start, options.get("windows"), first
+    biases = AttentionMask(start, first=first, **options)
     torch.library.opcheck(torch.ops.stateline.attention.default, (*inputs, *biases))
     plain = [t.detach() for t in inputs]
     backward = torch.ops.stateline.attention_backward.default

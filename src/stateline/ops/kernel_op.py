@@ -88,8 +88,10 @@ class KernelOp:
         return [_like(g, x) for g, x in zip(found, inputs, strict=True)]
 
     def _own_gradients(self, *flat: Any) -> list[Tensor]:
-        """Those that there are, contiguous and apart: operators return no views of one tensor."""
-        found = [g.contiguous() for g in self.gradients(*flat) if g is not None]
+        """For every input that can have one, contiguous and apart: operators return no views."""
+        pairs = zip(self.gradients(*flat), flat[len(self._outputs.types) :], strict=True)
+        found = [torch.zeros_like(x) if g is None else g for g, x in pairs if _has_gradient(x)]
+        found = [g.contiguous() for g in found]
         return [g.clone() if g.untyped_storage().nbytes() > g.nbytes else g for g in found]
 
     def by_operator(self, ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
