@@ -19,7 +19,7 @@ demo: .venv/run
 	  "copying(n_letters=8, max_len=8, context_len=20, steps=800, eval_every=50, stop_at=0.98)" \
 	  --out runs/demo
 
-# The quick tests: at most four minutes on two idle cores.
+# The quick tests: about five minutes on two idle cores; the aim is four.
 test: .venv/ready
 	$(PYTEST)
 
