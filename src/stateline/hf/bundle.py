@@ -14,7 +14,6 @@ CODE = "modeling_stateline.py"
 
 _SOURCE = Path(__file__).parents[2]
 _ROOTS = ("stateline.hf.config", "stateline.hf.model")
-_BACKEND = re.compile(r"stateline\.ops(\.\w+)+")
 _LEFT_OUT = re.compile(r"stateline\.(generate|hf|ops\.numba_common|ops\.\w+\.numba_\w+)")
 """Modules left out of the bundle: convenience imports and numba kernels, for which PyTorch's
 kernels are used."""
@@ -51,16 +50,15 @@ def _needed() -> set[str]:
 
 
 def _imported(name: str) -> Iterator[str]:
-    """Modules that a module imports at once, and backends that it names after itself."""
+    """Modules that a module imports at once, and of an op all modules of its folder."""
     source = _read(name)
-    tree = ast.parse(source)
-    for statement in tree.body:
+    for statement in ast.parse(source).body:
         if isinstance(statement, ast.ImportFrom) and statement.module:
             yield statement.module
             yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
-    words = [str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    words = [name + word if word.startswith(".") else word for word in words]
-    yield from (word for word in words if _BACKEND.fullmatch(word) and not _LEFT_OUT.match(word))
+    if "Op(__name__" in source and (path := _path(name)) is not None:
+        inside = (f"{name}.{file.stem}" for file in path.parent.glob("[!_]*.py"))
+        yield from (module for module in inside if not _LEFT_OUT.fullmatch(module))
 
 
 def _path(name: str) -> Path | None:

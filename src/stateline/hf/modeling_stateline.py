@@ -65,6 +65,8 @@ _Model = import_module("stateline.hf.model").StatelineForCausalLM
 class StatelineConfig(_Config):  # type: ignore[misc, valid-type]
     """The settings of the model."""
 
+    __init__ = _Config.__init__  # transformers makes one from the fields of a class without its own
+
 
 class StatelineForCausalLM(_Model):  # type: ignore[misc, valid-type]
     """The model."""

@@ -187,10 +187,10 @@ class Composite(SequenceLayer[tuple[Any, ...]]):
     def _advance(
         self, x: Tensor, state: tuple[Any, ...], advance: Callable[..., tuple[Tensor, Any]]
     ) -> tuple[Tensor, tuple[Any, ...]]:
-        states, after = iter(state), []
+        after: list[Any] = []
 
         def call(layer: AnyLayer, h: Tensor, **own: Any) -> Tensor:
-            y, new = advance(layer, h, next(states), **own)
+            y, new = advance(layer, h, state[len(after)], **own)
             after.append(new)
             return y
 
