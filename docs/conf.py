@@ -58,6 +58,7 @@ def setup(app: Sphinx) -> None:
     app.add_lexer("console", BashLexer)
     app.connect("autodoc-skip-member", _skip_fields)
     app.connect("autodoc-process-signature", _name_factories)
+    app.connect("autodoc-process-docstring", _escape_types, priority=900)  # after napoleon
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"
@@ -72,3 +73,12 @@ def _name_factories(
 ) -> tuple[str, str] | None:
     """Show ``...`` for defaults that a dataclass makes anew for each object."""
     return (shown.replace("<factory>", "..."), _to) if "<factory>" in (shown or "") else None
+
+
+def _escape_types(
+    _app: Sphinx, _what: str, _name: str, _value: object, _options: object, lines: list[str]
+) -> None:
+    """Let a star in the type of an attribute, a name of axes, begin no emphasis."""
+    for number, line in enumerate(lines):
+        if line.startswith(":vartype"):
+            lines[number] = line.replace("*", "\\*")
