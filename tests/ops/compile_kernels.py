@@ -38,6 +38,8 @@ def shared(kernel: Any, constants: dict[str, Any], warps: int = 4, **types: str)
             return types[name]
         if name in NUMBERS:
             return "i32"
+        if name == "numbers":
+            return "*i32"
         return "*bf16" if name in HALF else "*fp32"
 
     source = ASTSource(kernel, {n: kind(n) for n in kernel.arg_names}, constexprs=constants)
@@ -47,20 +49,24 @@ def shared(kernel: Any, constants: dict[str, Any], warps: int = 4, **types: str)
 
 
 def main() -> None:
-    gated, plain = FILTER | {"GATED": True}, {"COUNT": 1, "BACK": 0, "GATED": False}
+    gated = FILTER | {"GATED": True, "RESETS": False}
+    plain = {"COUNT": 1, "BACK": 0, "GATED": False, "RESETS": False}
+    packed = gated | {"RESETS": True}
     short = {"COUNT": 4, "RESETS": True, "TIMES": 32, "WIDTH": 64}
     token = {"N": 32, "WIDTH": 16}
     tile = {"RESETS": True, "TIMES": 16, "WIDTH": 16, "N": 16}
-    few = {k: WHOLE[k] for k in ("ROWS", "T", "PRECISION")} | FILTER
+    few = {k: WHOLE[k] for k in ("ROWS", "T", "PRECISION")} | FILTER | {"RESETS": True}
     needs = {
         "forward": shared(diagonal.forward, WHOLE | plain | {"OUTPUT": True}),
         "gated forward": shared(diagonal.forward, WHOLE | gated | {"OUTPUT": True}),
         "backward": shared(diagonal.backward, WHOLE | plain, 8),
         "gated backward": shared(diagonal.backward, WHOLE | gated, 8),
+        "packed forward": shared(diagonal.forward, WHOLE | packed | {"OUTPUT": True}),
+        "packed backward": shared(diagonal.backward, WHOLE | packed, 8),
         "signal_gradient": shared(filters.signal_gradient, few),
         "weight_gradient": shared(filters.weight_gradient, few),
-        "short": shared(filters.short, short | {"AHEAD": False}, numbers="*i32"),
-        "short_weights": shared(filters.short_weights, short, numbers="*i32"),
+        "short": shared(filters.short, short | {"AHEAD": False}),
+        "short_weights": shared(filters.short_weights, short),
         "convolve": shared(fourier.convolve, POINTS | {"CONJUGATE": False}, 8),
         "correlate": shared(fourier.correlate, POINTS, 8, taps="i32", scale="fp32"),
         "spread": shared(fourier.spread, LINES),

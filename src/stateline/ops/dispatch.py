@@ -216,13 +216,14 @@ def preferred(op: str) -> str:
 
 
 @once_per_trace
-def numba_runs(op: Op, device_type: str) -> bool:
-    """Whether calls on a device go to the numba kernels of an op, if these can run them.
+def kernels_run(op: Op, device_type: str) -> bool:
+    """Whether calls on a device go to the kernels of an op, if these can run them.
 
     Layers ask where only these begin documents anew faster than documents can be cut out.
     """
-    usable = device_type == "cpu" and not op.module("numba")[1]
-    return usable and preferred(op.name) in ("auto", "numba")
+    backend = {"cpu": "numba", "cuda": "triton"}.get(device_type)
+    usable = backend in op.backends and not op.module(backend)[1]
+    return usable and preferred(op.name) in ("auto", backend)
 
 
 @once_per_trace

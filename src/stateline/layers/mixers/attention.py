@@ -29,7 +29,7 @@ from stateline.ops import (
     local_attention,
 )
 from stateline.ops.attention import OP
-from stateline.ops.dispatch import numba_runs, preferred
+from stateline.ops.dispatch import kernels_run, preferred
 from stateline.ops.positions import alibi_slopes, hard_alibi_windows
 
 Position = Literal["none", "rope", "alibi", "hard_alibi"]
@@ -156,7 +156,7 @@ class Attention(SequenceLayer[AttentionState], AttendsToContext):
     def begins_anew(self, x: Tensor, state: AttentionState | None = None) -> bool:
         """Whether the kernel skips scores between documents; a cache keeps the last one alone."""
         plain = self.n_kv_heads == self.n_heads and not self.dropout.rate
-        runs = plain and numba_runs(OP, x.device.type)
+        runs = plain and kernels_run(OP, x.device.type)
         return state is None and (runs or preferred("attention") == "flex")
 
     def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:

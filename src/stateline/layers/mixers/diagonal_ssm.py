@@ -25,8 +25,8 @@ from stateline.ops import (
     discretize,
 )
 from stateline.ops.convolution import skipped
-from stateline.ops.diagonal_ssm import OP
-from stateline.ops.dispatch import numba_runs
+from stateline.ops.diagonal_ssm import MOST_MODES, OP
+from stateline.ops.dispatch import kernels_run
 from stateline.ops.fft_conv import convolution_flops
 from stateline.ops.hippo import diagonal_frequencies
 from stateline.ops.stepping import Stepper
@@ -128,7 +128,8 @@ class DiagonalRecurrence(ChannelSSM):
 
     def begins_anew(self, x: Tensor, state: DiagonalSSMState | None = None) -> bool:  # noqa: ARG002
         """Whether the kernels take documents."""
-        return numba_runs(OP, x.device.type)
+        device = x.device.type
+        return kernels_run(OP, device) and (device == "cpu" or self.c.shape[1] <= MOST_MODES)
 
     def _step_(self, x: Tensor, state: DiagonalSSMState) -> Tensor:
         return super()._step_(x, state) if records(x) else self.stepper()(x, state.h)

@@ -10,7 +10,7 @@ from stateline.layers.base import SequenceLayer, records, zeros
 from stateline.layers.derived import derived
 from stateline.layers.documents import Documents, mask_of
 from stateline.ops import short_conv, short_conv_step, short_conv_stepper, slide
-from stateline.ops.dispatch import numba_runs
+from stateline.ops.dispatch import kernels_run
 from stateline.ops.fft_conv import convolution_flops
 from stateline.ops.short_conv import MOST_TAPS, OP
 from stateline.ops.stepping import Stepper
@@ -55,7 +55,7 @@ class FiniteFilter(SequenceLayer[FiniteFilterState]):
 
     def begins_anew(self, x: Tensor, state: FiniteFilterState | None = None) -> bool:  # noqa: ARG002
         """Whether the kernels take documents: long filters convolve by FFT."""
-        return self.filter_len <= MOST_TAPS and numba_runs(OP, x.device.type)
+        return self.filter_len <= MOST_TAPS.get(x.device.type, 0) and kernels_run(OP, x.device.type)
 
     def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         return self.finish(short_conv(x, self.taps(), starts=mask_of(starts))).to(x.dtype)

@@ -16,8 +16,6 @@ from stateline.layers.mixers.finite_filter import FiniteFilterState
 from stateline.layers.mixers.shift_ssm import ShiftSSM
 from stateline.layers.mixers.ssm_settings import DiagonalSettings
 from stateline.ops import H3CoreState, H3Weights, h3_core, h3_core_step, h3_core_stepper
-from stateline.ops.diagonal_ssm import OP as DIAGONAL
-from stateline.ops.dispatch import numba_runs
 from stateline.ops.stepping import Stepper
 
 
@@ -82,7 +80,8 @@ class H3(SequenceLayer[H3State]):
 
     def begins_anew(self, x: Tensor, state: H3State | None = None) -> bool:  # noqa: ARG002
         """Whether the kernels take documents."""
-        return numba_runs(DIAGONAL, x.device.type)
+        simple = x.device.type == "cpu" or self.d_head * self.n_outputs == 1
+        return simple and self.diagonal.begins_anew(x)
 
     def _forward(self, x: Tensor, starts: Documents | None = None) -> Tensor:
         q, k, v = to_adjacent(self.qkv, x).chunk(3, dim=-1)

@@ -57,6 +57,9 @@ def example_weights(channels: int, modes: int, sizes: Sizes) -> DiagonalWeights:
 
 OP = Op(__name__, ["numba", "triton"], example)
 
+MOST_MODES = 64
+"""Most modes whose tables fit into the memory of a GPU's multiprocessor."""
+
 
 def positive_stride(stride: int) -> str:
     """An error in the stride, or an empty string."""
@@ -91,8 +94,8 @@ def diagonal_ssm(
         u: Input signal.
         weights: Weights.
         starts: True where a document begins, to which earlier inputs are zeros; a state continues
-            the document that a row begins with, unless another begins there. Only the numba kernels
-            are faster with it than with documents that are cut out.
+            the document that a row begins with, unless another begins there. The backends ``torch``
+            and ``reference`` are slower with it than with documents that are cut out.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input: ``None`` if no

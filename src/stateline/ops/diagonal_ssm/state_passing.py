@@ -28,9 +28,6 @@ ROWS = 16
 PROGRAMS = 512
 """Programs of the backward pass that keep a GPU busy; batch rows are divided to reach them."""
 
-MOST_MODES = 64
-"""Most modes whose tables fit into the memory of a multiprocessor."""
-
 
 class Signals(NamedTuple):
     """What the kernels read (row, channel, length): for H3 q, k and v; otherwise v alone.
@@ -109,6 +106,13 @@ def finish(before: Tensor, tail: Tensor, length: int, into: Tensor, powers: Tens
     return multiply(powers[:, :, rest], before.mT) + driven
 
 
+def numbered(starts: Tensor | None) -> Tensor | None:
+    """How many documents of each row have begun (row, length)."""
+    if starts is None:
+        return None
+    return starts.reshape(-1, starts.shape[-1]).cumsum(1, dtype=torch.int32)
+
+
 def _pointers(x: Signals) -> tuple[Tensor, ...]:
     """q, k, v, past and weights as kernels take them; without gates, only v is read."""
     if x.q is None or x.k is None or x.past is None or x.weights is None:
@@ -116,13 +120,14 @@ def _pointers(x: Signals) -> tuple[Tensor, ...]:
     return *channels_first(x.q, x.k, x.v), x.past, x.weights
 
 
-def _sizes(x: Signals, table: Tables) -> dict[str, Any]:
+def _sizes(x: Signals, table: Tables, numbers: Tensor | None) -> dict[str, Any]:
     """What the kernels are compiled for."""
     size, count = table.taps.shape[1], 1 if x.weights is None else x.weights.shape[1]
     return {
         "COUNT": count,
         "BACK": -(-(count - 1) // size),
         "GATED": x.q is not None,
+        "RESETS": numbers is not None,
         "ROWS": ROWS,
         "T": size,
         "N": table.into.shape[3],
@@ -130,16 +135,24 @@ def _sizes(x: Signals, table: Tables) -> dict[str, Any]:
     }
 
 
-def _forward(x: Signals, table: Tables, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(
+    x: Signals, table: Tables, first: Tensor, numbers: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, the state before the last block, and the inputs of this block."""
     tail = empty((*x.v.shape[:2], table.taps.shape[1]), first)
     found = empty(tuple(x.v.shape), x.v), empty(tuple(first.shape), first), tail
-    _launch(x, table, first, (*found, first), output=True)
+    _launch(x, table, first, numbers, (*found, first), output=True)
     return found[0].to(x.v.dtype), *found[1:]
 
 
 def _launch(
-    x: Signals, table: Tables, first: Tensor, places: tuple[Tensor, ...], *, output: bool
+    x: Signals,
+    table: Tables,
+    first: Tensor,
+    numbers: Tensor | None,
+    places: tuple[Tensor, ...],
+    *,
+    output: bool,
 ) -> None:
     """Run the forward kernel: outputs, last state and last block, or the carried states."""
     signals = _pointers(x)
@@ -147,8 +160,9 @@ def _launch(
     rows, channels, length = v.shape
     with on(v):
         diagonal.forward[(channels, rows)](
-            *signals, *table, first, *places, length, *v.stride()[:2], channels,
-            **_sizes(x, table), OUTPUT=output, num_warps=4, num_stages=1,
+            *signals, *table, first, v if numbers is None else numbers, *places,
+            length, *v.stride()[:2], channels,
+            **_sizes(x, table, numbers), OUTPUT=output, num_warps=4, num_stages=1,
         )  # fmt: skip
 
 
@@ -159,6 +173,7 @@ def _backward(
     x: Signals,
     table: Tables,
     first: Tensor,
+    numbers: Tensor | None,
 ) -> Any:
     """Gradients of the signals, the tables and the first state."""
     signals = _pointers(x)
@@ -166,7 +181,7 @@ def _backward(
     rows, channels, length = v.shape
     spans, pieces = -(-length // (taps.shape[1] * ROWS)), _pieces(rows, channels)
     carries = empty((rows, channels, spans, *first.shape[2:]), first)
-    _launch(x, table, first, (v, first, first, carries), output=False)
+    _launch(x, table, first, numbers, (v, first, first, carries), output=False)
     dv, dfirst = empty(tuple(v.shape), v), empty(tuple(first.shape), first)
     dq, dkeys = (dv, dv) if x.q is None else (empty(dv.shape, v), empty(dv.shape, first))
     shapes = (taps.shape[1],) * 2, into.shape[1:], out.shape[1:], first.shape[2:]
@@ -174,9 +189,9 @@ def _backward(
     outer = [g.contiguous() for g in (grad, grad_last, grad_tail)]
     with on(v):
         diagonal.backward[(channels, pieces)](
-            *signals, *table, carries, *outer, dq, dkeys, dv, *sheets, dfirst,
-            rows, length, *v.stride()[:2], channels, pieces,
-            **_sizes(x, table), num_warps=8, num_stages=1,
+            *signals, *table, carries, v if numbers is None else numbers, *outer,
+            dq, dkeys, dv, *sheets, dfirst, rows, length, *v.stride()[:2], channels, pieces,
+            **_sizes(x, table, numbers), num_warps=8, num_stages=1,
         )  # fmt: skip
     dtoeplitz, dinto, dout, ddecay = (s.sum(dim=0) for s in sheets)
     dleap = torch.zeros_like(leap)
@@ -184,7 +199,9 @@ def _backward(
     of_table = Tables(_diagonals(dtoeplitz)[:, taps.shape[1] - 1 :], dinto, dout, dleap)
     if x.k is None or x.past is None or x.weights is None:
         return Signals(dv), of_table, dfirst
-    of_keys = _filter_gradients(dkeys, x.k, x.past, x.weights, taps.shape[1])
+    compiled = _sizes(x, table, numbers)
+    sizes = {name: compiled[name] for name in ("COUNT", "BACK", "RESETS", "ROWS", "T", "PRECISION")}
+    of_keys = _filter_gradients(dkeys, x.k, x.past, x.weights, numbers, sizes)
     return Signals(dv, dq, *of_keys), of_table, dfirst
 
 
@@ -200,23 +217,27 @@ def _diagonals(x: Tensor) -> Tensor:
 
 
 def _filter_gradients(
-    dkeys: Tensor, k: Tensor, past: Tensor, weights: Tensor, size: int
+    dkeys: Tensor,
+    k: Tensor,
+    past: Tensor,
+    weights: Tensor,
+    numbers: Tensor | None,
+    sizes: dict[str, Any],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the keys, the past and the filter, from the gradient of the filtered keys."""
     (k,) = channels_first(k)
-    (rows, channels, length), count = k.shape, weights.shape[1]
-    back, pieces = -(-(count - 1) // size), _pieces(rows, channels)
-    sizes: dict[str, Any] = {"COUNT": count, "BACK": back, "ROWS": ROWS, "T": size}
-    sizes["PRECISION"] = PRECISION[k.dtype]
+    (rows, channels, length), count, size = k.shape, weights.shape[1], sizes["T"]
+    back, pieces = sizes["BACK"], _pieces(rows, channels)
+    counted = k if numbers is None else numbers
     dk, dpast = empty(k.shape, dkeys), empty(past.shape, past)
     dband = empty((pieces, channels, back + 1, size, size), dkeys)
     with on(k):
         spans = -(-(length + back * size) // (ROWS * size))
         filters.signal_gradient[(channels, rows, spans)](
-            dkeys, weights, dk, dpast, length, channels, **sizes
+            dkeys, weights, dk, dpast, counted, length, channels, **sizes
         )
         filters.weight_gradient[(channels, pieces, back + 1)](
-            dkeys, k, past, dband, rows, length, *k.stride()[:2], channels, pieces, **sizes
+            dkeys, k, past, dband, counted, rows, length, *k.stride()[:2], channels, pieces, **sizes
         )
     lags = _diagonals(dband.sum(dim=0))  # block m starts at m * size - (size - 1)
     dweights = lags.new_zeros(channels, (back + 2) * size)
@@ -225,10 +246,14 @@ def _filter_gradients(
     return dk, dpast, dweights[:, size - 1 : size - 1 + count]
 
 
-def _fake(x: Signals, table: Tables, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(
+    x: Signals, table: Tables, first: Tensor, numbers: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    del numbers
     tail = first.new_empty(*x.v.shape[:2], table.taps.shape[1])
     return x.v.new_empty(x.v.shape), first.new_empty(first.shape), tail
 
 
 pass_states = KernelOp("pass_states", _forward, _backward, _fake)
-"""``pass_states(signals, tables, first)``: outputs, state before the last block, and the block."""
+"""``pass_states(signals, tables, first, numbers)``: outputs, the state before the last block, and
+the inputs of the block that reach its end; :func:`finish` makes the state after it."""

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stateline.ops.diagonal_ssm import DiagonalWeights
+from stateline.ops.diagonal_ssm import MOST_MODES, DiagonalWeights
 from stateline.ops.diagonal_ssm.state_passing import (
-    MOST_MODES,
     Signals,
     finish,
+    numbered,
     pass_states,
     planes_first,
     tables,
@@ -26,7 +26,9 @@ def can_use(function: str, *inputs: Any) -> str:
     return launch.can_use(*inputs)
 
 
-def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> tuple[Tensor, Any]:
+def diagonal_ssm(
+    u: Tensor, weights: DiagonalWeights, state: Tensor | None, starts: Tensor | None = None
+) -> tuple[Tensor, Any]:
     """Pass states from block to block; several readouts of a channel run as channels."""
     (log_a, b, c), (length, channels) = weights, u.shape[-2:]
     readouts, modes = len(c) // channels, b.shape[1]
@@ -40,11 +42,12 @@ def diagonal_ssm(u: Tensor, weights: DiagonalWeights, state: Tensor | None) -> t
     else:
         planes = planes_first(state.reshape(-1, *b.shape), into.shape[3])
         first = planes.repeat(1, readouts, 1, 1)
-    y, before, tail = pass_states(Signals(signal), table._replace(into=into, leap=leap), first)
+    table, numbers = table._replace(into=into, leap=leap), numbered(starts)
+    y, before, tail = pass_states(Signals(signal), table, first, numbers)
     y = y.mT.reshape(*u.shape[:-1], len(c))
     if state is None:
         return y, None
-    after = finish(before[:, :channels], tail[:, :channels], length, table.into, powers)
+    after = finish(before[:, :channels], tail[:, :channels], length, table.into[:channels], powers)
     return y, after[..., :modes, :].reshape(state.shape).to(state.dtype)
 
 

@@ -11,6 +11,10 @@ are planes. Rows move by products with a shifted unit matrix, for registers cann
 
 With GATED the input of the model is ``filter(k) * v`` and its output is multiplied by q (H3).
 
+With RESETS, times affect later times of their document only. ``numbers`` (row, length) counts the
+documents that have begun; it is 0 before the signal. A state passes a block, or the blocks between
+two rows, if the number does not change there. Inside a block, each document is one masked product.
+
 Tables per channel: ``taps (T,)``, ``into (2, T, N)``, ``out (2, N, T)`` and
 ``leap (2, ROWS + 1, N)``, the powers 0, T, ..., ROWS T of the transition.
 """
@@ -55,12 +59,57 @@ def toeplitz(taps, offset, count, T: tl.constexpr):
 
 
 @triton.jit
+def document(numbers, at, length):
+    """Numbers of the documents at these times; after the signal, of its last one."""
+    return tl.load(numbers + tl.minimum(at, length - 1), mask=at >= 0, other=0)
+
+
+@triton.jit
+def documents(numbers, start, late, length, ROWS: tl.constexpr, T: tl.constexpr):
+    """Numbers of ROWS blocks of T times from ``start - late``.
+
+    They are relative to the number of the time just before the row's block, ``late`` times later.
+    """
+    begin = start + tl.arange(0, ROWS)[:, None] * T
+    at = begin - late + tl.arange(0, T)[None, :]
+    return document(numbers, at, length) - document(numbers, begin - 1, length)
+
+
+@triton.jit
+def within(x, matrix, theirs, own, RESETS: tl.constexpr, PRECISION: tl.constexpr):
+    """Product with a matrix; with RESETS, of the pairs of times with equal numbers from 0 on."""
+    if RESETS:
+        total = tl.zeros_like(own).to(tl.float32)
+        for number in range(tl.max(tl.maximum(theirs, own)) + 1):
+            one = tl.where(theirs == number, x, 0.0)
+            part = tl.dot(one, matrix, input_precision=PRECISION)
+            total += tl.where(own == number, part, 0.0)
+    else:
+        total = tl.dot(x, matrix, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def correlated(x, y, theirs, own, RESETS: tl.constexpr, PRECISION: tl.constexpr):
+    """Gradient of the matrix of ``within``, from its input and the gradient of its result."""
+    if RESETS:
+        total = tl.dot(tl.trans(x * 0.0), y * 0.0, input_precision=PRECISION)
+        for number in range(tl.max(tl.maximum(theirs, own)) + 1):
+            one = tl.trans(tl.where(theirs == number, x, 0.0))
+            total += tl.dot(one, tl.where(own == number, y, 0.0), input_precision=PRECISION)
+    else:
+        total = tl.dot(tl.trans(x), y, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def filtered(
-    k, past, weights, start, length,
-    COUNT: tl.constexpr, BACK: tl.constexpr,
+    k, past, weights, numbers, start, length,
+    COUNT: tl.constexpr, BACK: tl.constexpr, RESETS: tl.constexpr,
     ROWS: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Keys after a filter of COUNT weights; ``past`` holds the COUNT - 1 keys before the signal."""
+    own = documents(numbers, start, 0, length, ROWS, T) if RESETS else 0
     total = tl.zeros((ROWS, T), tl.float32)
     for block in tl.static_range(BACK + 1):
         begin = start - block * T
@@ -68,7 +117,9 @@ def filtered(
         early = (at < 0) & (at >= 1 - COUNT)
         keys = load_rows(k, begin, length, ROWS, T)
         keys += tl.load(past + at + (COUNT - 1), mask=early, other=0.0).to(tl.float32)
-        total += tl.dot(keys, toeplitz(weights, block * T, COUNT, T), input_precision=PRECISION)
+        theirs = documents(numbers, start, block * T, length, ROWS, T) if RESETS else 0
+        band = toeplitz(weights, block * T, COUNT, T)
+        total += within(keys, band, theirs, own, RESETS, PRECISION)
     return total
 
 
@@ -81,24 +132,35 @@ def leaps(leap, rows, ROWS: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def sums(
-    x_re, x_im, carry_re, carry_im, leap,
-    STEP: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
+    x_re, x_im, carry_re, carry_im, leap, numbers, start, length,
+    STEP: tl.constexpr, RESETS: tl.constexpr,
+    ROWS: tl.constexpr, T: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Inclusive sums over the rows, decaying by a^T per row, and exclusive ones.
 
-    STEP 1 sums forward from ``carry``; STEP -1 backward, with the conjugate of the transition.
+    STEP 1 sums forward from ``carry``, the states after the rows' blocks; STEP -1 backward, the
+    gradients of the states before them, with the conjugate of the transition.
     """
     row = tl.arange(0, ROWS)
+    at = start + row * T + ((T - 1) if STEP == 1 else -1)
     for level in tl.static_range(4):  # ROWS = 16
         a_re, a_im = leaps(leap, row * 0 + (1 << level), ROWS, N)
         a_im *= STEP
         s_re = shift(x_re, (1 << level) * STEP, ROWS)
         s_im = shift(x_im, (1 << level) * STEP, ROWS)
+        if RESETS:
+            other = document(numbers, at - (1 << level) * STEP * T, length)
+            same = (other == document(numbers, at, length))[:, None]
+            s_re, s_im = tl.where(same, s_re, 0.0), tl.where(same, s_im, 0.0)
         x_re, x_im = x_re + a_re * s_re - a_im * s_im, x_im + a_re * s_im + a_im * s_re
     first = row if STEP == 1 else (ROWS - 1 - row)  # rows between this one and the carried one
     a_re, a_im = leaps(leap, first + 1, ROWS, N)
     a_im *= STEP
     c_re, c_im = carry_re[None, :], carry_im[None, :]
+    if RESETS:
+        other = document(numbers, at - (first + 1) * STEP * T, length)
+        same = (other == document(numbers, at, length))[:, None]
+        a_re, a_im = tl.where(same, a_re, 0.0), tl.where(same, a_im, 0.0)
     x_re, x_im = x_re + a_re * c_re - a_im * c_im, x_im + a_re * c_im + a_im * c_re
     begins = (first == 0)[:, None]
     before_re = shift(x_re, STEP, ROWS) + tl.where(begins, c_re, 0.0)
@@ -114,9 +176,10 @@ def pick(x, row, ROWS: tl.constexpr):
 
 @triton.jit
 def forward(
-    q, k, v, past, weights, taps, into, out, leap, first,
+    q, k, v, past, weights, taps, into, out, leap, first, numbers,
     y, last, tail, carries, length, batch_stride, channel_stride, channels,
-    COUNT: tl.constexpr, BACK: tl.constexpr, GATED: tl.constexpr, OUTPUT: tl.constexpr,
+    COUNT: tl.constexpr, BACK: tl.constexpr, GATED: tl.constexpr, RESETS: tl.constexpr,
+    OUTPUT: tl.constexpr,
     ROWS: tl.constexpr, T: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Outputs, state before the last block and its inputs; without OUTPUT, the carried states."""
@@ -127,6 +190,7 @@ def forward(
     into += channel * 2 * T * N
     out += channel * 2 * T * N
     leap += channel * 2 * (ROWS + 1) * N
+    numbers += batch * length
     mode = tl.arange(0, N)
     x_re = tl.load(first + line * 2 * N + mode)
     x_im = tl.load(first + line * 2 * N + N + mode)
@@ -138,16 +202,27 @@ def forward(
         u = load_rows(v + signal, start, length, ROWS, T)
         if GATED:
             u *= filtered(
-                k + signal, past + line * (COUNT - 1), weights + channel * COUNT, start, length,
-                COUNT, BACK, ROWS, T, PRECISION,
+                k + signal, past + line * (COUNT - 1), weights + channel * COUNT, numbers,
+                start, length, COUNT, BACK, RESETS, ROWS, T, PRECISION,
             )  # fmt: skip
-        s_re = tl.dot(u, into_re, input_precision=PRECISION)
-        s_im = tl.dot(u, into_im, input_precision=PRECISION)
-        after_re, after_im, before_re, before_im = sums(s_re, s_im, x_re, x_im, leap, 1, ROWS, N)
+        own, left, passes = 0, u, True
+        if RESETS:
+            own = documents(numbers, start, 0, length, ROWS, T)
+            end = tl.max(own, axis=1)[:, None]
+            left, passes = tl.where(own == end, u, 0.0), end == 0
+        s_re = tl.dot(left, into_re, input_precision=PRECISION)
+        s_im = tl.dot(left, into_im, input_precision=PRECISION)
+        after_re, after_im, before_re, before_im = sums(
+            s_re, s_im, x_re, x_im, leap, numbers, start, length, 1, RESETS, ROWS, T, N
+        )
         if OUTPUT:
-            o = tl.dot(u, toeplitz(taps, 0, T, T), input_precision=PRECISION)
-            o += tl.dot(before_re, load_matrix(out, N, T), input_precision=PRECISION)
+            o = tl.dot(before_re, load_matrix(out, N, T), input_precision=PRECISION)
             o += tl.dot(before_im, load_matrix(out + N * T, N, T), input_precision=PRECISION)
+            if RESETS:
+                o = tl.where(own == 0, o, 0.0)
+                before_re = tl.where(passes, before_re, 0.0)
+                before_im = tl.where(passes, before_im, 0.0)
+            o += within(u, toeplitz(taps, 0, T, T), own, own, RESETS, PRECISION)
             if GATED:
                 o *= load_rows(q + signal, start, length, ROWS, T)
             store_rows(y + line * length, o, start, length, ROWS, T)
@@ -155,7 +230,7 @@ def forward(
                 row = (blocks - 1) % ROWS
                 tl.store(last + line * 2 * N + mode, pick(before_re, row, ROWS))
                 tl.store(last + line * 2 * N + N + mode, pick(before_im, row, ROWS))
-                tl.store(tail + line * T + tl.arange(0, T), pick(u, row, ROWS))
+                tl.store(tail + line * T + tl.arange(0, T), pick(left, row, ROWS))
         else:
             place = carries + (line * spans + span) * 2 * N + mode
             tl.store(place, x_re)
@@ -165,10 +240,10 @@ def forward(
 
 @triton.jit
 def backward(
-    q, k, v, past, weights, taps, into, out, leap, carries, dy, dlast, dtail,
+    q, k, v, past, weights, taps, into, out, leap, carries, numbers, dy, dlast, dtail,
     dq, dkeys, dv, dtoeplitz, dinto, dout, ddecay, dfirst,
     batch, length, batch_stride, channel_stride, channels, pieces,
-    COUNT: tl.constexpr, BACK: tl.constexpr, GATED: tl.constexpr,
+    COUNT: tl.constexpr, BACK: tl.constexpr, GATED: tl.constexpr, RESETS: tl.constexpr,
     ROWS: tl.constexpr, T: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of signals, tables and first state; the states are computed again.
@@ -190,7 +265,7 @@ def backward(
     d_a_re, d_a_im = tl.zeros((N,), tl.float32), tl.zeros((N,), tl.float32)
     for entry in range(piece, batch, pieces):
         signal = entry * batch_stride + channel * channel_stride
-        line = entry * channels + channel
+        line, counted = entry * channels + channel, numbers + entry * length
         g_re, g_im = tl.zeros((N,), tl.float32), tl.zeros((N,), tl.float32)
         for back in range(spans):
             span = spans - 1 - back
@@ -200,46 +275,59 @@ def backward(
             if GATED:
                 value, query = u, load_rows(q + signal, start, length, ROWS, T)
                 keys = filtered(
-                    k + signal, past + line * (COUNT - 1), weights + channel * COUNT, start, length,
-                    COUNT, BACK, ROWS, T, PRECISION,
+                    k + signal, past + line * (COUNT - 1), weights + channel * COUNT, counted,
+                    start, length, COUNT, BACK, RESETS, ROWS, T, PRECISION,
                 )  # fmt: skip
                 u = keys * value
             into_re, into_im = load_matrix(into, T, N), load_matrix(into + T * N, T, N)
             out_re, out_im = load_matrix(out, N, T), load_matrix(out + N * T, N, T)
             band = toeplitz(taps, 0, T, T)
-            s_re = tl.dot(u, into_re, input_precision=PRECISION)
-            s_im = tl.dot(u, into_im, input_precision=PRECISION)
+            own, left, passes = 0, u, True
+            if RESETS:
+                own = documents(counted, start, 0, length, ROWS, T)
+                end = tl.max(own, axis=1)[:, None]
+                left, passes = tl.where(own == end, u, 0.0), end == 0
+            s_re = tl.dot(left, into_re, input_precision=PRECISION)
+            s_im = tl.dot(left, into_im, input_precision=PRECISION)
             place = carries + (line * spans + span) * 2 * N + mode
             _, _, x_re, x_im = sums(
-                s_re, s_im, tl.load(place), tl.load(place + N), leap, 1, ROWS, N
-            )
+                s_re, s_im, tl.load(place), tl.load(place + N), leap, counted, start, length,
+                1, RESETS, ROWS, T, N,
+            )  # fmt: skip
             if GATED:
-                z = tl.dot(u, band, input_precision=PRECISION)
-                z += tl.dot(x_re, out_re, input_precision=PRECISION)
+                z = tl.dot(x_re, out_re, input_precision=PRECISION)
                 z += tl.dot(x_im, out_im, input_precision=PRECISION)
+                if RESETS:
+                    z = tl.where(own == 0, z, 0.0)
+                z += within(u, band, own, own, RESETS, PRECISION)
                 store_rows(dq + line * length, z * d_z, start, length, ROWS, T)
                 d_z *= query
-            e_re = tl.dot(d_z, tl.trans(out_re), input_precision=PRECISION)
-            e_im = tl.dot(d_z, tl.trans(out_im), input_precision=PRECISION)
+            read = tl.where(own == 0, d_z, 0.0) if RESETS else d_z
+            e_re = tl.dot(read, tl.trans(out_re), input_precision=PRECISION)
+            e_im = tl.dot(read, tl.trans(out_im), input_precision=PRECISION)
             final = (span * ROWS + row == blocks - 1)[:, None]
-            e_re += tl.where(final, tl.load(dlast + line * 2 * N + mode)[None, :], 0.0)
-            e_im += tl.where(final, tl.load(dlast + line * 2 * N + N + mode)[None, :], 0.0)
-            now_re, now_im, later_re, later_im = sums(e_re, e_im, g_re, g_im, leap, -1, ROWS, N)
-            end = tl.load(dtail + line * T + tl.arange(0, T))[None, :]
-            d_u = tl.where(final, end, 0.0)
-            d_u += tl.dot(d_z, tl.trans(band), input_precision=PRECISION)
-            d_u += tl.dot(later_re, tl.trans(into_re), input_precision=PRECISION)
-            d_u += tl.dot(later_im, tl.trans(into_im), input_precision=PRECISION)
+            kept = final & passes
+            e_re += tl.where(kept, tl.load(dlast + line * 2 * N + mode)[None, :], 0.0)
+            e_im += tl.where(kept, tl.load(dlast + line * 2 * N + N + mode)[None, :], 0.0)
+            now_re, now_im, later_re, later_im = sums(
+                e_re, e_im, g_re, g_im, leap, counted, start, length, -1, RESETS, ROWS, T, N
+            )
+            d_left = tl.where(final, tl.load(dtail + line * T + tl.arange(0, T))[None, :], 0.0)
+            d_left += tl.dot(later_re, tl.trans(into_re), input_precision=PRECISION)
+            d_left += tl.dot(later_im, tl.trans(into_im), input_precision=PRECISION)
+            d_u = tl.where(own == end, d_left, 0.0) if RESETS else d_left
+            d_u += within(d_z, tl.trans(band), own, own, RESETS, PRECISION)
             if GATED:
                 store_rows(dkeys + line * length, d_u * value, start, length, ROWS, T)
                 d_u *= keys
             store_rows(dv + line * length, d_u, start, length, ROWS, T)
-            across = tl.trans(u)
-            d_k += tl.dot(across, d_z, input_precision=PRECISION)
-            d_into_re += tl.dot(across, later_re, input_precision=PRECISION)
-            d_into_im += tl.dot(across, later_im, input_precision=PRECISION)
-            d_out_re += tl.dot(tl.trans(x_re), d_z, input_precision=PRECISION)
-            d_out_im += tl.dot(tl.trans(x_im), d_z, input_precision=PRECISION)
+            d_k += correlated(u, d_z, own, own, RESETS, PRECISION)
+            d_into_re += tl.dot(tl.trans(left), later_re, input_precision=PRECISION)
+            d_into_im += tl.dot(tl.trans(left), later_im, input_precision=PRECISION)
+            d_out_re += tl.dot(tl.trans(x_re), read, input_precision=PRECISION)
+            d_out_im += tl.dot(tl.trans(x_im), read, input_precision=PRECISION)
+            if RESETS:
+                x_re, x_im = tl.where(passes, x_re, 0.0), tl.where(passes, x_im, 0.0)
             d_a_re += tl.sum(x_re * later_re + x_im * later_im, axis=0)
             d_a_im += tl.sum(x_re * later_im - x_im * later_re, axis=0)
             g_re, g_im = pick(now_re, 0, ROWS), pick(now_im, 0, ROWS)

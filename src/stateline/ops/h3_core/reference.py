@@ -3,8 +3,10 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from stateline.ops.convolution import slide
 from stateline.ops.diagonal_ssm.reference import diagonal_ssm
 from stateline.ops.h3_core import H3CoreState, H3Weights
 from stateline.ops.short_conv.reference import short_conv
@@ -12,23 +14,30 @@ from stateline.ops.stepping import Stepper, copying, one_token
 
 
 def h3_core(
-    q: Tensor, k: Tensor, v: Tensor, weights: H3Weights, state: H3CoreState | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: H3Weights,
+    state: H3CoreState | None,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
     """Filter the keys, run one diagonal SSM for each pair of entries, contract with the query."""
     taps, diagonal, skip = weights
     (batch, _, width), heads, dtype = q.shape, len(diagonal.b), q.dtype
     past, h = _zeros(batch, width, weights, q) if state is None else state
     keys = torch.cat([past, k.to(past.dtype)], dim=1)
+    begins = None if starts is None else F.pad(starts, (past.shape[1], 0))
+    after = slide(past, k, starts)
     q, k, v = (
         t.to(h.dtype).unflatten(-1, (heads, -1))
-        for t in (q, short_conv(keys, taps)[:, past.shape[1] :], v)
+        for t in (q, short_conv(keys, taps, begins)[:, past.shape[1] :], v)
     )  # each (batch, length, head, entry)
     kv = torch.einsum("bthi,bthj->bijth", k, v)
-    y, h = diagonal_ssm(kv, diagonal, h)
+    each = None if starts is None else starts[:, None, None].expand(kv.shape[:-1])
+    y, h = diagonal_ssm(kv, diagonal, h, each)
     y = y.unflatten(-1, (-1, heads)) + skip.unflatten(0, (-1, heads)) * kv[..., None, :]
     read = torch.einsum("bthi,bijtrh->btrhj", q, y).flatten(-3).to(dtype)
-    after = H3CoreState(keys[:, keys.shape[1] - past.shape[1] :], h)
-    return read, None if state is None else after
+    return read, None if state is None else H3CoreState(after, h)
 
 
 h3_core_step = one_token(h3_core)

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from stateline.ops.convolution import slide
+from stateline.ops.diagonal_ssm import MOST_MODES
 from stateline.ops.diagonal_ssm.state_passing import (
-    MOST_MODES,
     Signals,
     finish,
+    numbered,
     pass_states,
     planes_first,
     tables,
@@ -35,11 +36,16 @@ def can_use(function: str, *inputs: Any) -> str:
         return f"the Triton kernel takes up to {MOST_MODES} modes"
     if stepper or inputs[4] is None:
         return launch.can_use(*inputs)
-    return launch.can_use(*inputs[:4], inputs[4].h)  # a filter of one tap has no past
+    return launch.can_use(*inputs[:4], inputs[4].h, *inputs[5:])  # a filter of one tap has no past
 
 
 def h3_core(
-    q: Tensor, k: Tensor, v: Tensor, weights: H3Weights, state: H3CoreState | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: H3Weights,
+    state: H3CoreState | None,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
     """Filter, gates and diagonal SSM in one pass."""
     taps, diagonal, skip = weights
@@ -48,14 +54,15 @@ def h3_core(
         keys = q.new_zeros(len(q), q.shape[2], taps.shape[1] - 1, dtype=torch.float32)
         first = keys.new_zeros(len(q), q.shape[2], *table.into.shape[1::2])
     else:
+        k = k.float()  # its gradient is the sum of two, of which neither is rounded
         keys = state.past.mT.float().contiguous()
         first = planes_first(state.h[:, 0, 0], table.into.shape[3])
     signals = Signals(v.mT, q.mT, k.mT, keys, taps.float().contiguous())
-    y, before, tail = pass_states(signals, table, first)
+    y, before, tail = pass_states(signals, table, first, numbered(starts))
     if state is None:
         return y.mT, None
     h = finish(before, tail, q.shape[1], table.into, powers)[..., : diagonal.b.shape[1], :]
-    return y.mT, H3CoreState(slide(state.past, k), h[:, None, None].to(state.h.dtype))
+    return y.mT, H3CoreState(slide(state.past, k, starts), h[:, None, None].to(state.h.dtype))
 
 
 def h3_core_stepper(weights: H3Weights) -> Stepper:

@@ -12,8 +12,8 @@ from stateline.ops.door import checked_step, door
 from stateline.ops.op import Example, Op, Sizes
 from stateline.ops.stepping import Stepper
 
-MOST_TAPS = 256
-"""Most taps for which the kernels for the CPU are faster than the FFT."""
+MOST_TAPS = {"cpu": 256, "cuda": 16}
+"""Most taps of the kernels by kind of device; longer filters are faster by FFT."""
 
 
 def example(sizes: Sizes, taps: int = 4) -> Example:

@@ -32,7 +32,7 @@ ROW_PIECES = 8
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    if function == "short_conv" and inputs[1].shape[1] > MOST_TAPS:
+    if function == "short_conv" and inputs[1].shape[1] > MOST_TAPS["cpu"]:
         return "the FFT is faster for this many taps"
     return launch.can_use(*inputs)
 

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from stateline.ops.kernel_op import KernelOp
+from stateline.ops.short_conv import MOST_TAPS
 from stateline.ops.short_conv import triton_kernel as filters
 from stateline.ops.stepping import Stepper
 from stateline.ops.triton_common import launch, steps
 from stateline.ops.triton_common.launch import empty, on
-
-MOST_TAPS = 16
-"""Most taps; longer filters are faster by FFT."""
 
 TIMES, WIDTH, PROGRAMS = 32, 64, 512
 """Tile of a program, and programs that keep a GPU busy."""
@@ -20,8 +18,8 @@ TIMES, WIDTH, PROGRAMS = 32, 64, 512
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
-    if function == "short_conv" and inputs[1].shape[1] > MOST_TAPS:
-        return f"the Triton kernel takes up to {MOST_TAPS} taps"
+    if function == "short_conv" and inputs[1].shape[1] > MOST_TAPS["cuda"]:
+        return f"the Triton kernel takes up to {MOST_TAPS['cuda']} taps"
     return launch.can_use(*inputs)
 
 

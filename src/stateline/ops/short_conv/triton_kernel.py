@@ -3,25 +3,37 @@
 import triton
 import triton.language as tl
 
-from stateline.ops.diagonal_ssm.triton_kernel import load_rows, toeplitz
+from stateline.ops.diagonal_ssm.triton_kernel import (
+    correlated,
+    documents,
+    load_rows,
+    toeplitz,
+    within,
+)
 
 
 @triton.jit
 def signal_gradient(
-    dy, weights, dk, dpast, length, channels,
-    COUNT: tl.constexpr, BACK: tl.constexpr,
+    dy, weights, dk, dpast, numbers, length, channels,
+    COUNT: tl.constexpr, BACK: tl.constexpr, RESETS: tl.constexpr,
     ROWS: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the inputs of ``diagonal.filtered``, and of the COUNT - 1 inputs before them."""
     channel, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     line = batch * channels + channel
     dy += line * length
+    numbers += batch * length
     start = tl.program_id(2) * ROWS * T - BACK * T
     total = tl.zeros((ROWS, T), tl.float32)
     for block in tl.static_range(BACK + 1):
         later = load_rows(dy, start + block * T, length, ROWS, T)
         band = toeplitz(weights + channel * COUNT, block * T, COUNT, T)
-        total += tl.dot(later, tl.trans(band), input_precision=PRECISION)
+        theirs, own = 0, 0
+        if RESETS:
+            begin = start + block * T
+            theirs = documents(numbers, begin, 0, length, ROWS, T)
+            own = documents(numbers, begin, block * T, length, ROWS, T)
+        total += within(later, tl.trans(band), theirs, own, RESETS, PRECISION)
     at = start + tl.arange(0, ROWS)[:, None] * T + tl.arange(0, T)[None, :]
     tl.store(dk + line * length + at, total, mask=(at >= 0) & (at < length))
     early = (at < 0) & (at >= 1 - COUNT)
@@ -30,8 +42,8 @@ def signal_gradient(
 
 @triton.jit
 def weight_gradient(
-    dy, k, past, dband, batch, length, batch_stride, channel_stride, channels, pieces,
-    COUNT: tl.constexpr, BACK: tl.constexpr,
+    dy, k, past, dband, numbers, batch, length, batch_stride, channel_stride, channels, pieces,
+    COUNT: tl.constexpr, BACK: tl.constexpr, RESETS: tl.constexpr,
     ROWS: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one band (T, T) of the filter's matrix, summed over some rows of the batch."""
@@ -49,7 +61,12 @@ def weight_gradient(
             before = past + line * (COUNT - 1) + at + (COUNT - 1)
             x += tl.load(before, mask=early, other=0.0).to(tl.float32)
             grad = load_rows(dy + line * length, start, length, ROWS, T)
-            total += tl.dot(tl.trans(x), grad, input_precision=PRECISION)
+            theirs, own = 0, 0
+            if RESETS:
+                counted = numbers + entry * length
+                theirs = documents(counted, start, block * T, length, ROWS, T)
+                own = documents(counted, start, 0, length, ROWS, T)
+            total += correlated(x, grad, theirs, own, RESETS, PRECISION)
     sheet = (piece * channels + channel) * (BACK + 1) + block
     j, i = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     tl.store(dband + sheet * T * T + j * T + i, total)
