@@ -4,6 +4,7 @@ PyTorch gives products in float32 to MKL, which uses AVX2 on processors of AMD. 
 part of PyTorch, too, uses AVX-512 there. On Zen 5, one thread, with 2,048 to 3,072 positions and
 widths of 64 to 512, it is 2.2 to 2.4 times as fast in maps and gradients of inputs, and 1.5 to 1.9
 times in gradients of weights; with AVX2 alone, 1.1 to 1.3 and 0.9 to 1.1 times.
+``examples/linear_libraries.py`` compares them.
 """
 
 from functools import cache
@@ -18,8 +19,11 @@ from torch import Tensor
 from stateline.ops.dispatch import wants_gradient
 from stateline.ops.kernel_op import is_plain
 
-LEAST = 1 << 20
-"""Multiplications below which finding oneDNN's kernel costs more than it saves."""
+LEAST, LEAST_IN_HALVES = 1 << 20, 1 << 23
+"""Multiplications below which finding oneDNN's kernel costs more than it saves.
+
+The second one is for processors that compute with AVX-512 in two halves, such as Zen 4.
+"""
 
 POSITIONS = 32
 """Rows of the input below which oneDNN, which lays out the weight anew, is slower than MKL."""
@@ -102,6 +106,7 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
         and x.is_cpu
         and not torch.compiler.is_compiling()
         and mkl_is_slower()
+        and x.numel() * weight.shape[0] >= (LEAST_IN_HALVES if _in_halves() else LEAST)
     )
 
 
@@ -114,11 +119,20 @@ def _is_eager(x: Tensor, weight: Tensor) -> bool:
 @cache
 def mkl_is_slower() -> bool:
     """Whether this is a processor of AMD, and PyTorch has both libraries."""
-    about = Path("/proc/cpuinfo")
     return (
         torch.backends.mkldnn.is_available()
         and torch.backends.mkl.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and about.exists()
-        and "AuthenticAMD" in about.read_text()
+        and "AuthenticAMD" in _about_processor()
     )
+
+
+@cache
+def _in_halves() -> bool:
+    """Whether AVX-512 takes two steps: of AMD's processors that have it, those before AVX-VNNI."""
+    return "avx512" in _about_processor() and "avx_vnni" not in _about_processor()
+
+
+def _about_processor() -> str:
+    about = Path("/proc/cpuinfo")
+    return about.read_text() if about.exists() else ""
