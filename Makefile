@@ -6,6 +6,8 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+# The types of every call are checked; an int may be a float.
+TYPES := --jaxtyping-packages='stateline,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))'
 
 .PHONY: demo test test-avx2 test-sse test-all fuzz lint ledger docs clean
 .DEFAULT_GOAL := test
@@ -19,24 +21,24 @@ demo: .venv/run
 	  "copying(n_letters=8, max_len=8, context_len=20, steps=800, eval_every=50, stop_at=0.98)" \
 	  --out runs/demo
 
-# The quick tests: about five minutes on two idle cores; the aim is four.
+# The quick tests: three to five minutes on two idle cores.
 test: .venv/ready
 	$(PYTEST)
 
-# The quick tests as on a processor with AVX2 alone, and the numerical ones as on one with plain SSE.
-# NUMBA_CPU_NAME alone leaves numba the instructions of this processor.
+# The quick tests as on a processor with AVX2 alone; the numerical ones as on one with plain SSE, with
+# the types of every call checked. NUMBA_CPU_NAME alone leaves numba the instructions of this
+# processor.
 test-avx2: .venv/ready
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
 	  NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma $(PYTEST)
 
 test-sse: .venv/ready
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
-	  NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES= $(PYTEST) tests/ops tests/layers tests/models
+	  NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES= $(PYTEST) $(TYPES) tests/ops tests/layers tests/models
 
-# All tests, slow ones too, with the types of every call checked (an int may be a float).
-test-all: .venv/ready
-	$(PYTEST) -m "" \
-	  --jaxtyping-packages='stateline,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))'
+# All tests: the quick ones, then the slow ones with the types of every call checked.
+test-all: test
+	$(PYTEST) -m slow $(TYPES)
 
 # Wrong inputs for the command line, drawn from a seed: make fuzz COUNT=1000 SEED=7
 COUNT ?= 300

@@ -193,4 +193,4 @@ def test_formulas_are_mathml(built: Path) -> None:
 @pytest.mark.slow
 def test_options_come_from_the_parser(built: Path) -> None:
     page = (built / "commands" / "compare.html").read_text(encoding="utf-8")
-    assert "width of the first pattern, whose size the others match" in page
+    assert "width of the first model, which the others match" in page

@@ -68,7 +68,7 @@ def main(out, kill, jobs):
 def comparison(**changes: Any) -> str:
     settings = {"d_model": 8, "steps": 40, "protocol": "quick", "train": {"save_every": 10}}
     settings |= changes
-    return f"Comparison(['h3', 'lstm', 'attention'], ['{RECALL}*8'], **{settings})"
+    return f"Comparison(['h3', 'lstm', 'attention'], ['{RECALL}*4'], **{settings})"
 
 
 def on_a_cluster(folder: Path, out: str, *, kill: bool, **changes: Any) -> dict[str, Any]:
@@ -95,28 +95,28 @@ def scores(results: dict[str, Any]) -> list[Any]:
     return [[run[name] for name in names] for run in results["runs"]]
 
 
-@pytest.fixture
-def local(tmp_path: Path) -> list[Any]:
-    """The scores that 24 jobs come to on this machine."""
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The scores that 12 jobs come to on this machine."""
     from stateline.compare import compare
     from stateline.runs.results import to_json
 
     jobs = eval(comparison(), {"Comparison": Comparison})
-    results = compare(jobs, tmp_path / "local", workers=0, timing="none")
-    assert len(results.runs) == 24
+    results = compare(jobs, tmp_path_factory.mktemp("local"), workers=0, timing="none")
+    assert len(results.runs) == 12
     return scores(json.loads(to_json(results)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kill", "remote"), [(False, False), (True, True)])
-def test_24_jobs_on_two_nodes_come_to_the_scores_of_this_machine(
+def test_12_jobs_on_two_nodes_come_to_the_scores_of_this_machine(
     tmp_path: Path, local: list[Any], kill: bool, remote: bool
 ) -> None:
     out = f"file://{tmp_path}/storage" if remote else str(tmp_path / "shared")
     results = on_a_cluster(tmp_path, out, kill=kill)
     assert scores(results) == local
     if remote:
-        assert len(list((tmp_path / "storage" / "runs").glob("*/result.json"))) == 24
+        assert len(list((tmp_path / "storage" / "runs").glob("*/result.json"))) == 12
         assert json.loads((tmp_path / "storage" / "results.json").read_text()) == results
 
 

@@ -19,7 +19,7 @@ def test_a_planted_pair_is_never_told_apart_in_20_trials(tmp_path: Path) -> None
         ["first=attention*2", "second=attention*2", "recurrent=lstm"],
         [RECALL],
         d_model=32,
-        steps=300,
+        steps=150,
         seeds=6,
         lrs=[3e-3],
     )

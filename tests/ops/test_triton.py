@@ -250,8 +250,7 @@ class TestDiagonal:
         agree(partial(diagonal_ssm_chunk, starts=STARTS.to(DEVICE)), inputs, 1)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("length", [1, 16, 545])
-    @pytest.mark.parametrize("every", [1, 7, 300])
+    @pytest.mark.parametrize(("length", "every"), [(1, 1), (16, 1), (300, 7), (545, 300)])
     def test_documents_of_any_length(self, length: int, every: int) -> None:
         starts = (torch.arange(2 * length).view(2, length) % every == every // 2).to(DEVICE)
         agree(partial(diagonal_ssm_chunk, starts=starts), ssm_case(length, channels=1), 1)
@@ -287,10 +286,10 @@ class TestH3:
         agree(partial(h3_core_chunk, starts=STARTS.to(DEVICE)), inputs, 3)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("every", [1, 7, 300])
+    @pytest.mark.parametrize("every", [7, 200])
     def test_documents_of_any_length(self, every: int) -> None:
-        starts = (torch.arange(2 * 545).view(2, 545) % every == every // 2).to(DEVICE)
-        agree(partial(h3_core_chunk, starts=starts), h3_case(545, 40, width=1), 3)
+        starts = (torch.arange(2 * 300).view(2, 300) % every == every // 2).to(DEVICE)
+        agree(partial(h3_core_chunk, starts=starts), h3_case(300, 40, width=1), 3)
 
     @pytest.mark.slow
     def test_from_zero_states(self) -> None:

@@ -38,7 +38,7 @@ def test_a_right_server_holds_the_law() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("seed", range(1, 8))
 def test_a_right_server_gives_no_alarm(seed: int) -> None:
     report = checked(seed=seed)
     assert report.ok, report

@@ -33,7 +33,7 @@ from stateline.train.loop import Trainer, train
 from stateline.train.processes import Processes, join_processes
 
 torch.set_num_threads(1)
-STEPS, KILLS = 200, 20
+STEPS, KILLS = 100, 8
 NEVER = 1 << 30
 
 

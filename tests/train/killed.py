@@ -21,7 +21,7 @@ from stateline.train.loop import train
 from stateline.train.metrics import Metrics
 
 torch.set_num_threads(1)
-STEPS, KILLS = 120, 20
+STEPS, KILLS = 80, 8
 
 
 def run(folder: Path, kill_after: int) -> None:

@@ -40,7 +40,7 @@ def test_a_checkpoint_of_two_processes_is_read_and_written_by_one_and_by_four(
 
 
 @pytest.mark.slow
-def test_two_processes_of_which_one_is_killed_twenty_times_end_with_the_same_bits(
+def test_two_processes_of_which_one_is_killed_eight_times_end_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
     first, *killed, last = forked("kill", tmp_path)
