@@ -93,7 +93,7 @@ def within(x, matrix, theirs, own, RESETS: tl.constexpr, PRECISION: tl.constexpr
 def correlated(x, y, theirs, own, RESETS: tl.constexpr, PRECISION: tl.constexpr):
     """Gradient of the matrix of ``within``, from its input and the gradient of its result."""
     if RESETS:
-        total = tl.dot(tl.trans(x * 0.0), y * 0.0, input_precision=PRECISION)
+        total = tl.zeros((x.shape[1], y.shape[1]), tl.float32)
         for number in range(tl.max(tl.maximum(theirs, own)) + 1):
             one = tl.trans(tl.where(theirs == number, x, 0.0))
             total += tl.dot(one, tl.where(own == number, y, 0.0), input_precision=PRECISION)
