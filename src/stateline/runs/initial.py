@@ -73,12 +73,11 @@ def as_in_folder(config: ModelConfig, folder: str) -> ModelConfig:
     return config
 
 
-def new_tensors(config: ModelConfig, folder: str) -> list[str]:
-    """Names of the weights that the model in a folder lacks or has in another shape.
+def new_tensors(config: ModelConfig, source: ModelConfig) -> list[str]:
+    """Names of the weights that a model of ``source`` lacks or has in another shape.
 
     A head of another kind or with another pooling computes something else: there it is new.
     """
-    source = read_model_config(folder)
     shapes = {n: t.shape for n, t in meta_model(source).state_dict().items()}
     if any(getattr(source, n, None) != getattr(config, n, None) for n in ("kind", "pooling")):
         shapes = {n: shape for n, shape in shapes.items() if not n.startswith("head.")}
@@ -100,7 +99,7 @@ def start_from(config: ModelConfig, folder: str) -> AnyModel:
     source = load_pretrained(home, dtype=torch.float32) if published else load_any(home).float()
     if source.config == config:
         return source
-    model, new = make_model(config), new_tensors(config, folder)
+    model, new = make_model(config), new_tensors(config, source.config)
     weights = source.state_dict()
     model.load_state_dict({n: weights[n] for n in model.state_dict() if n not in new}, strict=False)
     return model

@@ -6,6 +6,7 @@ from typing import Any
 
 from stateline.errors import InputError
 from stateline.files import check_writable, write_text
+from stateline.generate.runs import read_model_config
 from stateline.models.size import count_parameters
 from stateline.runs.folder import RESULTS
 from stateline.runs.initial import as_in_folder, new_tensors
@@ -144,7 +145,7 @@ def _begin(
         if resume:
             tell(f"no checkpoint in {folder}: training from the beginning")
         if job.init:
-            new = ", ".join(new_tensors(job.model, job.init)) or "none"
+            new = ", ".join(new_tensors(job.model, read_model_config(job.init))) or "none"
             tell(f"starting from the weights in {job.init}; new weights: {new}")
         return
     tell(f"continuing from {kept[-1]}")
