@@ -114,3 +114,12 @@ def test_functions_of_a_map_can_be_transformed() -> None:
     x, weight = torch.randn(2048, 64), torch.randn(192, 64)
     gradient = torch.func.grad(lambda x: linear(x, weight).sum())(x)
     assert_close(gradient, weight.sum(0).expand(2048, 64))
+
+
+def test_avx512_in_two_steps_leaves_few_positions_to_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "mkl_is_slower", lambda: True)
+    for halves, wanted in ((True, [False, False, True]), (False, [True, True, True])):
+        monkeypatch.setattr(module, "_in_halves", lambda halves=halves: halves)
+        maps = [(128, 256, 768), (1024, 64, 64), (1024, 128, 128)]
+        found = [module._by_onednn(torch.ones(n, d), torch.ones(out, d)) for n, d, out in maps]
+        assert found == wanted

@@ -25,7 +25,7 @@ LEAST, LEAST_IN_HALVES = 1 << 20, 1 << 23
 The second one is for processors that compute with AVX-512 in two halves, such as Zen 4.
 """
 
-POSITIONS = 32
+POSITIONS, POSITIONS_IN_HALVES = 32, 256
 """Rows of the input below which oneDNN, which lays out the weight anew, is slower than MKL."""
 
 
@@ -48,10 +48,10 @@ def linear(
     return product(x, weight, bias)
 
 
-def is_small(x: Tensor, d_out: int) -> bool:
+def is_small(x: Tensor, d_out: int, *, positions: int = POSITIONS, least: int = LEAST) -> bool:
     """Whether a map to ``d_out`` entries is too small for another library or a kernel."""
     entries = x.numel()
-    return entries < POSITIONS * x.shape[-1] or entries * d_out < LEAST
+    return entries < positions * x.shape[-1] or entries * d_out < least
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -101,12 +101,15 @@ class _Recorded(torch.autograd.Function):
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN multiplies a matrix by the transpose of another one."""
     return (
-        not is_small(x, weight.shape[0])
+        not is_small(x, d_out := weight.shape[0])
         and x.dtype is weight.dtype is torch.float32
         and x.is_cpu
         and not torch.compiler.is_compiling()
         and mkl_is_slower()
-        and x.numel() * weight.shape[0] >= (LEAST_IN_HALVES if _in_halves() else LEAST)
+        and not (
+            _in_halves()
+            and is_small(x, d_out, positions=POSITIONS_IN_HALVES, least=LEAST_IN_HALVES)
+        )
     )
 
 
