@@ -118,8 +118,10 @@ def test_functions_of_a_map_can_be_transformed() -> None:
 
 def test_avx512_in_two_steps_leaves_few_positions_to_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "mkl_is_slower", lambda: True)
-    for halves, wanted in ((True, [False, False, True]), (False, [True, True, True])):
-        monkeypatch.setattr(module, "_in_halves", lambda halves=halves: halves)
+    for flags, wanted in (("", [False, False, True]), (" avx_vnni", [True, True, True])):
+        monkeypatch.setattr(module, "_about_processor", lambda flags=flags: f"avx512f{flags}")
+        module._limits.cache_clear()
         maps = [(128, 256, 768), (1024, 64, 64), (1024, 128, 128)]
         found = [module._by_onednn(torch.ones(n, d), torch.ones(out, d)) for n, d, out in maps]
         assert found == wanted
+    module._limits.cache_clear()

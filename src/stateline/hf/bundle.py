@@ -50,15 +50,16 @@ def _needed() -> set[str]:
 
 
 def _imported(name: str) -> Iterator[str]:
-    """Modules that a module imports at once, and of an op all modules of its folder."""
+    """Modules that a module imports at once, and the backends of an op."""
     source = _read(name)
     for statement in ast.parse(source).body:
         if isinstance(statement, ast.ImportFrom) and statement.module:
             yield statement.module
             yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
     if "Op(__name__" in source and (path := _path(name)) is not None:
-        inside = (f"{name}.{file.stem}" for file in path.parent.glob("[!_]*.py"))
-        yield from (module for module in inside if not _LEFT_OUT.fullmatch(module))
+        files = ("pytorch.py", "reference.py", "*_backend.py")
+        found = (f"{name}.{file.stem}" for each in files for file in path.parent.glob(each))
+        yield from (module for module in found if not _LEFT_OUT.fullmatch(module))
 
 
 def _path(name: str) -> Path | None:

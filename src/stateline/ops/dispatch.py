@@ -219,7 +219,8 @@ def preferred(op: str) -> str:
 def kernels_run(op: Op, device_type: str) -> bool:
     """Whether calls on a device go to the kernels of an op, if these can run them.
 
-    Layers ask where only these begin documents anew faster than documents can be cut out.
+    Layers ask this, for other backends begin documents anew more slowly than cutting documents out
+    takes.
     """
     backend = {"cpu": "numba", "cuda": "triton"}.get(device_type)
     usable = backend in op.backends and not op.module(backend)[1]

@@ -48,7 +48,7 @@ def linear(
     return product(x, weight, bias)
 
 
-def is_small(x: Tensor, d_out: int, *, positions: int = POSITIONS, least: int = LEAST) -> bool:
+def is_small(x: Tensor, d_out: int, positions: int = POSITIONS, least: int = LEAST) -> bool:
     """Whether a map to ``d_out`` entries is too small for another library or a kernel."""
     entries = x.numel()
     return entries < positions * x.shape[-1] or entries * d_out < least
@@ -101,15 +101,11 @@ class _Recorded(torch.autograd.Function):
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN multiplies a matrix by the transpose of another one."""
     return (
-        not is_small(x, d_out := weight.shape[0])
-        and x.dtype is weight.dtype is torch.float32
+        x.dtype is weight.dtype is torch.float32
         and x.is_cpu
         and not torch.compiler.is_compiling()
         and mkl_is_slower()
-        and not (
-            _in_halves()
-            and is_small(x, d_out, positions=POSITIONS_IN_HALVES, least=LEAST_IN_HALVES)
-        )
+        and not is_small(x, weight.shape[0], *_limits())
     )
 
 
@@ -131,9 +127,13 @@ def mkl_is_slower() -> bool:
 
 
 @cache
-def _in_halves() -> bool:
-    """Whether AVX-512 takes two steps: of AMD's processors that have it, those before AVX-VNNI."""
-    return "avx512" in _about_processor() and "avx_vnni" not in _about_processor()
+def _limits() -> tuple[int, int]:
+    """Positions and multiplications below which MKL serves.
+
+    Of AMD's processors with AVX-512, those without AVX-VNNI compute with it in two halves.
+    """
+    halves = "avx512" in _about_processor() and "avx_vnni" not in _about_processor()
+    return (POSITIONS_IN_HALVES, LEAST_IN_HALVES) if halves else (POSITIONS, LEAST)
 
 
 def _about_processor() -> str:

@@ -66,9 +66,9 @@ def document(numbers, at, length):
 
 @triton.jit
 def documents(numbers, start, late, length, ROWS: tl.constexpr, T: tl.constexpr):
-    """Numbers of ROWS blocks of T times from ``start - late``.
+    """Numbers of the times from ``start - late``, in ROWS blocks of T.
 
-    They are relative to the number of the time just before the row's block, ``late`` times later.
+    Those of row r are relative to the number of the time just before ``start + r T``.
     """
     begin = start + tl.arange(0, ROWS)[:, None] * T
     at = begin - late + tl.arange(0, T)[None, :]
@@ -76,8 +76,25 @@ def documents(numbers, start, late, length, ROWS: tl.constexpr, T: tl.constexpr)
 
 
 @triton.jit
+def at_the_end(
+    u, numbers, start, length, RESETS: tl.constexpr, ROWS: tl.constexpr, T: tl.constexpr
+):  # fmt: skip
+    """Numbers of times, numbers of the ends of their blocks, and the inputs that reach these."""
+    own, end, left = 0, 0, u
+    if RESETS:
+        own = documents(numbers, start, 0, length, ROWS, T)
+        end = tl.max(own, axis=1)[:, None]
+        left = tl.where(own == end, u, 0.0)
+    return own, end, left
+
+
+@triton.jit
 def within(x, matrix, theirs, own, RESETS: tl.constexpr, PRECISION: tl.constexpr):
-    """Product with a matrix; with RESETS, of the pairs of times with equal numbers from 0 on."""
+    """Product with a matrix.
+
+    With RESETS, a time of x counts for a time of the result if both have the same number, which is
+    not negative.
+    """
     if RESETS:
         total = tl.zeros_like(own).to(tl.float32)
         for number in range(tl.max(tl.maximum(theirs, own)) + 1):
@@ -205,11 +222,7 @@ def forward(
                 k + signal, past + line * (COUNT - 1), weights + channel * COUNT, numbers,
                 start, length, COUNT, BACK, RESETS, ROWS, T, PRECISION,
             )  # fmt: skip
-        own, left, passes = 0, u, True
-        if RESETS:
-            own = documents(numbers, start, 0, length, ROWS, T)
-            end = tl.max(own, axis=1)[:, None]
-            left, passes = tl.where(own == end, u, 0.0), end == 0
+        own, end, left = at_the_end(u, numbers, start, length, RESETS, ROWS, T)
         s_re = tl.dot(left, into_re, input_precision=PRECISION)
         s_im = tl.dot(left, into_im, input_precision=PRECISION)
         after_re, after_im, before_re, before_im = sums(
@@ -220,8 +233,8 @@ def forward(
             o += tl.dot(before_im, load_matrix(out + N * T, N, T), input_precision=PRECISION)
             if RESETS:
                 o = tl.where(own == 0, o, 0.0)
-                before_re = tl.where(passes, before_re, 0.0)
-                before_im = tl.where(passes, before_im, 0.0)
+                before_re = tl.where(end == 0, before_re, 0.0)
+                before_im = tl.where(end == 0, before_im, 0.0)
             o += within(u, toeplitz(taps, 0, T, T), own, own, RESETS, PRECISION)
             if GATED:
                 o *= load_rows(q + signal, start, length, ROWS, T)
@@ -282,11 +295,7 @@ def backward(
             into_re, into_im = load_matrix(into, T, N), load_matrix(into + T * N, T, N)
             out_re, out_im = load_matrix(out, N, T), load_matrix(out + N * T, N, T)
             band = toeplitz(taps, 0, T, T)
-            own, left, passes = 0, u, True
-            if RESETS:
-                own = documents(counted, start, 0, length, ROWS, T)
-                end = tl.max(own, axis=1)[:, None]
-                left, passes = tl.where(own == end, u, 0.0), end == 0
+            own, end, left = at_the_end(u, counted, start, length, RESETS, ROWS, T)
             s_re = tl.dot(left, into_re, input_precision=PRECISION)
             s_im = tl.dot(left, into_im, input_precision=PRECISION)
             place = carries + (line * spans + span) * 2 * N + mode
@@ -306,7 +315,7 @@ def backward(
             e_re = tl.dot(read, tl.trans(out_re), input_precision=PRECISION)
             e_im = tl.dot(read, tl.trans(out_im), input_precision=PRECISION)
             final = (span * ROWS + row == blocks - 1)[:, None]
-            kept = final & passes
+            kept = final & (end == 0)
             e_re += tl.where(kept, tl.load(dlast + line * 2 * N + mode)[None, :], 0.0)
             e_im += tl.where(kept, tl.load(dlast + line * 2 * N + N + mode)[None, :], 0.0)
             now_re, now_im, later_re, later_im = sums(
@@ -327,7 +336,7 @@ def backward(
             d_out_re += tl.dot(tl.trans(x_re), read, input_precision=PRECISION)
             d_out_im += tl.dot(tl.trans(x_im), read, input_precision=PRECISION)
             if RESETS:
-                x_re, x_im = tl.where(passes, x_re, 0.0), tl.where(passes, x_im, 0.0)
+                x_re, x_im = tl.where(end == 0, x_re, 0.0), tl.where(end == 0, x_im, 0.0)
             d_a_re += tl.sum(x_re * later_re + x_im * later_im, axis=0)
             d_a_im += tl.sum(x_re * later_im - x_im * later_re, axis=0)
             g_re, g_im = pick(now_re, 0, ROWS), pick(now_im, 0, ROWS)
