@@ -120,6 +120,7 @@ class LayerTable(SphinxDirective):
             if name == "ladder":
                 state = "one state of the core per pass"
             about = (kind.__doc__ or "").split("\n\n")[0].split(" :math:")[0].strip().rstrip(".:")
+            about += "" if layer.wants_feed_forward else "; no feed-forward follows"
             rows.append((f"[`{name}`]({name}.md)", " ".join(about.split()), state))
         head = ("name", "description", f"state at `d_model` {WIDTH}")
         return self.parse_text_to_nodes("\n".join(_table(head, rows)))
