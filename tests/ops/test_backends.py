@@ -577,18 +577,17 @@ class TestTable:
         getattr(ops, example.function or name)(*example.inputs, backend="torch")
 
 
-@pytest.mark.parametrize(
-    "name", ["attention", "diagonal_ssm", "selective_scan", "short_conv", "ssm_parameters"]
-)
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if "numba" in op.backends])
 def test_kernels_leave_memory_resizable(name: str) -> None:
     """FSDP frees parameters by resizing their storage, which ``Tensor.numpy`` would forbid."""
-    if reason := OPS[name].module("numba")[1]:
-        pytest.skip(reason)
     example = OPS[name].example(SIZES)
     tensors = [x for x in tensors_of(example.inputs) if x.is_floating_point()]
     for x in tensors:
         x.requires_grad_()
-    y = getattr(ops, example.function or name)(*example.inputs, backend="numba")
+    function = example.function or name
+    if reason := OPS[name].reasons(function, *example.inputs)["numba"]:
+        pytest.skip(reason)
+    y = getattr(ops, function)(*example.inputs, backend="numba")
     (y if isinstance(y, Tensor) else y[0]).sum().backward()
     assert all(x.untyped_storage().resizable() for x in tensors)
 

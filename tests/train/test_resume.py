@@ -23,6 +23,7 @@ from stateline.train.config import TrainConfig
 from stateline.train.folder import found
 from stateline.train.loop import train
 from stateline.train.metrics import METRICS, TrainingDiverged, TrainResult
+from stateline.train.optimizer import OPTIMIZERS
 
 
 def model(pattern: str = "h3 lstm") -> LanguageModel:
@@ -231,23 +232,14 @@ def test_weights_that_are_no_numbers_are_not_kept(text: Text, tmp_path: Path) ->
     assert not found(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "kept"),
-    [
-        ("adafactor", {"step", "row_var", "col_var", "variance"}),
-        ("adafactor_momentum", {"step", "row_var", "col_var", "variance", "momentum"}),
-        ("muon", {"step", "exp_avg", "exp_avg_sq", "momentum_buffer"}),
-    ],
-)
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "adamw"])
 def test_a_run_with_another_optimizer_goes_on_to_the_bit(
-    text: Text, tmp_path: Path, optimizer: str, kept: set[str]
+    text: Text, tmp_path: Path, optimizer: str
 ) -> None:
     run(text, tmp_path / "whole", optimizer=optimizer)
     run(text, tmp_path / "halves", until=4, optimizer=optimizer)
     run(text, tmp_path / "halves", optimizer=optimizer)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "halves"))
-    kinds = {name.rpartition("/")[2] for name in tensors(tmp_path / "whole") if "moments" in name}
-    assert kinds == kept
     with pytest.raises(InputError, match="settings: optimizer"):
         run(text, tmp_path / "halves")
 
