@@ -116,12 +116,22 @@ def test_functions_of_a_map_can_be_transformed() -> None:
     assert_close(gradient, weight.sum(0).expand(2048, 64))
 
 
-def test_avx512_in_two_steps_leaves_few_positions_to_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("capability", "flags", "few_too"),
+    [
+        ("AVX512", "avx512f avx_vnni", True),
+        ("AVX512", "avx512f", False),
+        ("AVX2", "avx512f avx_vnni", False),
+    ],
+)
+def test_without_whole_avx512_few_positions_are_left_to_mkl(
+    capability: str, flags: str, few_too: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "mkl_is_slower", lambda: True)
-    for flags, wanted in (("", [False, False, True]), (" avx_vnni", [True, True, True])):
-        monkeypatch.setattr(module, "_about_processor", lambda flags=flags: f"avx512f{flags}")
-        module._limits.cache_clear()
-        maps = [(128, 256, 768), (1024, 64, 64), (1024, 128, 128)]
-        found = [module._by_onednn(torch.ones(n, d), torch.ones(out, d)) for n, d, out in maps]
-        assert found == wanted
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(module, "_about_processor", lambda: flags)
     module._limits.cache_clear()
+    maps = [(128, 256, 768), (1024, 64, 64), (1024, 128, 128)]
+    found = [module._by_onednn(torch.ones(n, d), torch.ones(out, d)) for n, d, out in maps]
+    module._limits.cache_clear()
+    assert found == [few_too, few_too, True]

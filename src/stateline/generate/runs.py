@@ -13,10 +13,10 @@ from stateline.data.tokenizer import FILE
 from stateline.errors import InputError
 from stateline.files import user_path
 from stateline.layers.compose import title
-from stateline.models.checkpoint import CONFIG, load_model
+from stateline.models.checkpoint import CONFIG, check_kind, load_any
 from stateline.models.config import ModelConfig
 from stateline.models.convert.table import is_published, load_pretrained, published_config
-from stateline.models.factory import read_config
+from stateline.models.factory import AnyModel, read_config
 from stateline.models.language_model import LanguageModel
 
 
@@ -35,6 +35,19 @@ def find_model(folder: str | Path) -> Path:
         )
     checkpoints = sorted(folder.glob(f"checkpoints/step-*/{CONFIG}"))
     return checkpoints[-1].parent if checkpoints else folder
+
+
+def load_any_run(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> AnyModel:
+    """Read a run's model, of any kind, or a published one; arguments as for :func:`load_run`."""
+    home = find_model(folder)
+    if is_published(home):
+        return load_pretrained(home, device=device, dtype=dtype)
+    return load_any(home).to(device, dtype)
 
 
 def load_run(
@@ -63,11 +76,7 @@ def load_run(
             model.
     """
     home = find_model(folder)
-    if is_published(home):
-        model = load_pretrained(home, device=device, dtype=dtype)
-    else:
-        model = load_model(home, device=device)
-        model = model if dtype is None else model.to(dtype)
+    model = check_kind(load_any_run(home, device=device, dtype=dtype), "language_model", home)
     vocab_size = model.config.vocab_size
     if (file := tokenizer or _own_tokenizer(home)) is None:
         return model, ByteTokenizer() if vocab_size == 256 else NumberTokenizer(vocab_size)

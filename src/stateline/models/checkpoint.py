@@ -121,7 +121,11 @@ _LOADERS = {
 
 
 def _load(kind: str, folder: str | Path, device: torch.device | str) -> Any:
-    model = load_any(folder, device=device)
+    return check_kind(load_any(folder, device=device), kind, folder)
+
+
+def check_kind(model: AnyModel, kind: str, folder: str | Path) -> Any:
+    """The model, if it is of a kind; otherwise InputError."""
     if (found := model.config.kind) != kind:
         raise InputError(
             f"the model in {folder} is a {found.replace('_', ' ')}: {_LOADERS[kind]} does not read "

@@ -19,10 +19,11 @@ from torch import Tensor
 from stateline.ops.dispatch import wants_gradient
 from stateline.ops.kernel_op import is_plain
 
-LEAST, LEAST_IN_HALVES = 1 << 20, 1 << 23
+LEAST, LEAST_IN_HALVES = 1 << 21, 1 << 23
 """Multiplications below which finding oneDNN's kernel costs more than it saves.
 
-The second one is for processors that compute with AVX-512 in two halves, such as Zen 4.
+The second one is for processors that compute with AVX-512 in two halves, such as Zen 4, or with
+AVX2 alone.
 """
 
 POSITIONS, POSITIONS_IN_HALVES = 32, 256
@@ -40,7 +41,8 @@ def linear(
         >>> linear(torch.ones(2), torch.tensor([[1.0, 2.0]]), torch.tensor([0.5]))
         tensor([3.5000])
     """
-    if is_small(x, weight.shape[0]) or not (_by_onednn(x, weight) and _is_eager(x, weight)):
+    few = x.numel() * weight.shape[0] < LEAST  # found sooner than the rest, for single tokens
+    if few or not (_by_onednn(x, weight) and _is_eager(x, weight)):
         return F.linear(x, weight, bias)
     if wants_gradient(x, weight, bias):
         y: Tensor = _Recorded.apply(x, weight, bias)
@@ -132,7 +134,8 @@ def _limits() -> tuple[int, int]:
 
     Of AMD's processors with AVX-512, those without AVX-VNNI compute with it in two halves.
     """
-    halves = "avx512" in _about_processor() and "avx_vnni" not in _about_processor()
+    avx2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+    halves = avx2 or "avx_vnni" not in _about_processor()
     return (POSITIONS_IN_HALVES, LEAST_IN_HALVES) if halves else (POSITIONS, LEAST)
 
 

@@ -8,10 +8,7 @@ import torch
 
 from stateline.errors import InputError
 from stateline.evaluate import evaluate
-from stateline.generate import load_run
-from stateline.generate.runs import find_model
-from stateline.models.checkpoint import load_any
-from stateline.models.convert.table import is_published
+from stateline.generate.runs import load_any_run
 from stateline.models.factory import AnyModel
 from stateline.runs.folder import read_run
 from stateline.tasks import Task, make_task
@@ -60,8 +57,7 @@ def evaluate_run(
     if batches < 1 or min(lengths, default=1) < 1:
         raise InputError("batches and lengths must be at least 1")
     spec, task = task_of_run(folder, spec)
-    home = find_model(folder)
-    model = (load_run(home)[0] if is_published(home) else load_any(home)).to(device, dtype)
+    model = load_any_run(folder, device=device, dtype=dtype)
     _check_compatible(model, task, spec)
     batches, scores = 0 if task.has_text else batches, {}
     for length in lengths or task.eval_lengths:

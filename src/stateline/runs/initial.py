@@ -8,10 +8,8 @@ import torch
 
 from stateline.errors import InputError
 from stateline.files import sha256
-from stateline.generate.runs import find_model, read_model_config
-from stateline.models.checkpoint import load_any
+from stateline.generate.runs import find_model, load_any_run, read_model_config
 from stateline.models.config import ModelConfig
-from stateline.models.convert.table import is_published, load_pretrained
 from stateline.models.factory import AnyModel, make_model, meta_model
 
 FREE: tuple[str, ...] = ("embedding_dropout", "residual_dropout", "init")
@@ -94,9 +92,7 @@ def start_from(config: ModelConfig, folder: str) -> AnyModel:
     Raises:
         InputError: If its files are missing or damaged.
     """
-    home = find_model(folder)
-    published = is_published(home)
-    source = load_pretrained(home, dtype=torch.float32) if published else load_any(home).float()
+    source = load_any_run(folder, dtype=torch.float32)
     if source.config == config:
         return source
     model, new = make_model(config), new_tensors(config, source.config)

@@ -123,6 +123,7 @@ class FeedForward(Positionwise):
 
     def _forward(self, x: Tensor, **_: Any) -> Tensor:
         a, b = self.in_proj, self.out_proj
-        if self.activation == "gelu" and not self.dropout.rate and is_plain(a) and is_plain(b):
+        pays = self.activation == "gelu" and x.ndim > 2  # not for one token
+        if pays and not self.dropout.rate and is_plain(a) and is_plain(b):
             return feed_forward(x, FeedForwardWeights(a.weight, a.bias, b.weight, b.bias))
         return b(self.dropout(activated(a(x), self.activation)))
