@@ -1,6 +1,8 @@
 """Linear attention, and the delta rule that improves on it."""
 
-from collections.abc import Callable
+import importlib
+import math
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -21,15 +23,31 @@ FASTER = ["numba", "torch"]
 LENGTHS = st.sampled_from([1, 2, 5, 31, 32, 33, 64, 65, 130])
 
 
-def case(length: int, groups: int = 2, heads: int = 4, strength: float = 0.1) -> list[Tensor]:
+@pytest.fixture(scope="module", params=[0, math.inf], ids=["chunks", "recurrence"])
+def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs a test with both kernels for one decay per head, whatever the size of the state."""
+    numba_backend = importlib.import_module("stateline.ops.linear_attention.numba_backend")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba_backend, "LEAST", request.param)
+        yield
+
+
+def case(
+    length: int,
+    groups: int = 2,
+    heads: int = 4,
+    strength: float = 0.1,
+    keys: int = 3,
+    values: int = 5,
+) -> list[Tensor]:
     """Two rows of q, k, v, logarithmic decays and a state; float64."""
     generator = torch.Generator().manual_seed(length)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.float64, generator=generator)
 
-    q, k = normal(2, length, groups, 3), normal(2, length, groups, 3)
-    v, state = normal(2, length, heads, 5), normal(2, heads, 3, 5)
+    q, k = normal(2, length, groups, keys), normal(2, length, groups, keys)
+    v, state = normal(2, length, heads, values), normal(2, heads, keys, values)
     return [q, k, v, -strength * normal(2, length, heads).exp(), state]
 
 
@@ -107,6 +125,7 @@ def test_the_delta_rule_multiplies_the_state_as_in_the_paper() -> None:
     torch.testing.assert_close(after[0, 0].T, wanted)
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("backend", FASTER)
 @settings(max_examples=8)
 @given(length=LENGTHS, groups=st.sampled_from([1, 2, 4]))
@@ -119,6 +138,32 @@ def test_linear_attention_equals_its_definition(
     agrees(run(backend), run("reference"), by_entry(length, groups))
 
 
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize(("keys", "values"), [(19, 5), (8, 37), (24, 150)])
+def test_blocks_of_keys_and_values_equal_the_definition(
+    agrees: Callable[..., None], keys: int, values: int
+) -> None:
+    inputs = case(45, groups=1, heads=2, keys=keys, values=values)
+    agrees(run("numba"), run("reference"), [keys**-0.5 * inputs[0], *inputs[1:]])
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = importlib.import_module("stateline.ops.numba_common.launch")
+    monkeypatch.setattr(launch, "LEAST_WORK", 0.0)
+    inputs = [t.float().requires_grad_() for t in case(45, keys=24, values=150)]
+
+    def found(threads: int) -> list[Tensor]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        y, after = run("numba")(*inputs)
+        gradients = torch.autograd.grad(y.sum() + after.sum(), inputs)
+        torch.set_num_threads(before)
+        return [y, after, *gradients]
+
+    assert all(a.equal(b) for a, b in zip(found(1), found(3), strict=True))
+
+
 @pytest.mark.parametrize("backend", FASTER)
 @settings(max_examples=8)
 @given(length=LENGTHS)
@@ -128,6 +173,7 @@ def test_the_delta_rule_equals_its_definition(
     agrees(run_delta(backend), run_delta("reference"), delta_case(length))
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("strength", [1.0, 100.0, 1e4])
 def test_strong_decays_lose_nothing(agrees: Callable[..., None], strength: float) -> None:
     for backend in FASTER:
@@ -136,6 +182,7 @@ def test_strong_decays_lose_nothing(agrees: Callable[..., None], strength: float
         agrees(run_delta(backend), run_delta("reference"), delta_case(70, strength=strength))
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_what_follows_a_strong_decay_is_as_exact_as_anything(agrees: Callable[..., None]) -> None:
     q, k, v, log_decay, state = case(40, strength=0.01)
     log_decay[:, 3] = -1e5
@@ -147,6 +194,7 @@ def test_what_follows_a_strong_decay_is_as_exact_as_anything(agrees: Callable[..
         agrees(run(backend), run("reference"), [q, k, v, log_decay, state])
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("backend", FASTER)
 @pytest.mark.parametrize("strength", [0.1, 5.0, 20.0])
 def test_small_gradients_of_strong_decays_keep_their_digits(backend: str, strength: float) -> None:

@@ -1,13 +1,16 @@
 """Linear attention by its recurrence, in kernels compiled by numba for the CPU."""
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stateline.ops.kernel_op import KernelOp, empty_like
 from stateline.ops.linear_attention import LinearSignals
 from stateline.ops.linear_attention import numba_kernel as kernels
+from stateline.ops.linear_attention.numba_kernel import CHUNK
 from stateline.ops.linear_attention.reference import rows_of
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat, step_in_place
@@ -15,6 +18,12 @@ from stateline.ops.numba_common.vector import LANES
 
 WORK, STEP = 0.05, 0.5
 """Nanoseconds per token and entry of the state, to tell whether threads pay."""
+
+LEAST = math.inf if LANES == 16 else 2048
+"""Entries of a state with one decay from which on chunks are faster than the recurrence.
+
+Never with AVX-512, where a loaded entry of a key or query serves 16 values.
+"""
 
 can_use = launch.can_run
 
@@ -68,12 +77,20 @@ def _scan(
     y = torch.empty((batch, length, outputs, values), dtype=dtype)
     after = torch.empty(state.shape, dtype=dtype)
     dots = torch.empty((0 if against is None else blocks, batch, length, heads), dtype=dtype)
-    signals = (None if x is None else flat(x, dtype) for x in (q, k, v, against))
-    factors = (None if x is None else flat(x, dtype) for x in (rows, columns, whole))
-    arrays = (*signals, *factors, *(flat(x, dtype) for x in (y, dots, state, after)))
+    of_q, of_k, of_v, w, along, across, one, *results = (
+        None if x is None else flat(x, dtype)
+        for x in (q, k, v, against, rows, columns, whole, y, dots, state, after)
+    )
+    work, chunks = WORK * length * state.numel(), -(-length // CHUNK)
+    size = batch * heads * chunks * CHUNK if len(one) and keys * values >= LEAST else 0
+    within = [np.empty(n, one.dtype) for n in (size * CHUNK, size, size)]
+    if size:
+        sizes = length, heads, q.shape[2], k.shape[2], keys
+        arguments = of_q, of_k, one, *within, *sizes, old, backwards
+        fan_out(kernels.within, arguments, batch * chunks, work / 8)
+    arrays = of_q, of_k, of_v, w, along, across, one, *within, *results
     groups = (x.shape[2] for x in (q, k, v))
     sizes = batch, length, heads, *groups, outputs, keys, values
-    work = WORK * length * state.numel()
     fan_out(kernels.scan, (*arrays, *sizes, old, backwards), batch * outputs * blocks, work)
     return y, after, dots.sum(0)
 
