@@ -77,21 +77,19 @@ def _scan(
     y = torch.empty((batch, length, outputs, values), dtype=dtype)
     after = torch.empty(state.shape, dtype=dtype)
     dots = torch.empty((0 if against is None else blocks, batch, length, heads), dtype=dtype)
-    of_q, of_k, of_v, w, along, across, one, *results = (
-        None if x is None else flat(x, dtype)
-        for x in (q, k, v, against, rows, columns, whole, y, dots, state, after)
-    )
+    signals = [None if x is None else flat(x, dtype) for x in (q, k, v, against, rows, columns)]
+    one, results = flat(whole, dtype), (flat(x, dtype) for x in (y, dots, state, after))
     work, chunks = WORK * length * state.numel(), -(-length // CHUNK)
     size = batch * heads * chunks * CHUNK if len(one) and keys * values >= LEAST else 0
     within = [np.empty(n, one.dtype) for n in (size * CHUNK, size, size)]
     if size:
-        sizes = length, heads, q.shape[2], k.shape[2], keys
-        arguments = of_q, of_k, one, *within, *sizes, old, backwards
+        of = length, heads, q.shape[2], k.shape[2], keys
+        arguments = *signals[:2], one, *within, *of, old, backwards
         fan_out(kernels.within, arguments, batch * chunks, work / 8)
-    arrays = of_q, of_k, of_v, w, along, across, one, *within, *results
     groups = (x.shape[2] for x in (q, k, v))
     sizes = batch, length, heads, *groups, outputs, keys, values
-    fan_out(kernels.scan, (*arrays, *sizes, old, backwards), batch * outputs * blocks, work)
+    arguments = *signals, one, *within, *results, *sizes, old, backwards
+    fan_out(kernels.scan, arguments, batch * outputs * blocks, work)
     return y, after, dots.sum(0)
 
 
