@@ -40,14 +40,23 @@ class Place(NamedTuple):
     here: str
     width: int
 
-    def same(self, pairs: str) -> list[Part]:
-        """Tensors that differ only in their names: OURS:THEIRS, or NAME if these are equal."""
-        names = (pair.partition(":") for pair in pairs.split())
-        return same({ours: theirs or ours for ours, _, theirs in names}, self.here, self.there)
+    def same(self, pairs: str, change: Change = SAME) -> list[Part]:
+        """Tensors with other names, and a change if it is given.
 
-    def part(self, ours: str, theirs: Sequence[str], *rest: Any) -> Part:
+        Args:
+            pairs: OURS:THEIRS, or NAME if these are equal; or OURS:THEIRS+THEIRS if the rows of
+                ours are as many of each official tensor.
+            change: Of each official tensor.
+        """
+        names = (pair.partition(":") for pair in pairs.split())
+        return [self.part(o, (t or o).split("+"), changes=(change,)) for o, _, t in names]
+
+    def part(
+        self, ours: str, theirs: Sequence[str], rows: Sequence[int] = (), **rest: Any
+    ) -> Part:
         """A tensor whose rows are official tensors; ``rest`` are the other fields of the part."""
-        return Part(self.here + ours, tuple(self.there + name for name in theirs), *rest)
+        theirs = [self.there + name for name in theirs]
+        return Part(self.here + ours, tuple(theirs), tuple(rows), **rest)
 
     def linear(
         self,
@@ -61,7 +70,9 @@ class Place(NamedTuple):
         sizes = tuple(rows) if len(theirs) > 1 else ()
         changes = {"weight": TRANSPOSED if self.names.transposed else change, "bias": change}
         return [
-            self.part(f"{ours}.{end}", [f"{name}.{end}" for name in theirs], sizes, (changes[end],))
+            self.part(
+                f"{ours}.{end}", [f"{n}.{end}" for n in theirs], sizes, changes=(changes[end],)
+            )
             for end in ("weight", "bias")[: 1 + bool(bias)]
         ]
 
@@ -72,8 +83,8 @@ class Place(NamedTuple):
 
     def kernel(self, there: str, bias: bool = False) -> list[Part]:
         """A short convolution."""
-        kernel = self.part("conv.kernel", [f"{there}.weight"], (), (KERNEL,))
-        return [kernel, *(self.same(f"conv.bias:{there}.bias") if bias else [])]
+        parts = self.same(f"conv.kernel:{there}.weight", KERNEL)
+        return parts + (self.same(f"conv.bias:{there}.bias") if bias else [])
 
 
 def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
@@ -183,7 +194,7 @@ def _gated_delta_net(at: Place) -> list[Part]:
         rows, shared = (2 * (keys + values), 2 * n_heads), n_heads // n_key_heads
         each = [d_key, d_key, shared * d_value, shared * d_value]
         changes = (by_head(n_key_heads, each), by_head(n_key_heads, [shared] * 2, -1))
-    parts = [at.part("in_proj.weight", inputs, rows, changes), *kernels]
+    parts = [at.part("in_proj.weight", inputs, rows, changes=changes), *kernels]
     norm, out = ends
     return parts + at.same(
         f"a_log:A_log dt_bias norm.weight:{norm}.weight out_proj.weight:{out}.weight"
@@ -192,7 +203,8 @@ def _gated_delta_net(at: Place) -> list[Part]:
 
 def _three_kernels(at: Place, rows: tuple[int, ...]) -> Part:
     """The filters of queries, keys and values."""
-    return at.part("conv.kernel", [f"{name}_conv1d.weight" for name in "qkv"], rows, (KERNEL,))
+    kernels = [f"{name}_conv1d.weight" for name in "qkv"]
+    return at.part("conv.kernel", kernels, rows, changes=(KERNEL,))
 
 
 def _rg_lru(at: Place) -> list[Part]:
@@ -215,7 +227,7 @@ def h3_parts(at: Place) -> list[Part]:
         ("shift", "ssm_k_kernel.kernel", at.width),
         ("diagonal", "kernel.kernel", at.width // at.keywords["d_head"]),
     ):
-        parts.append(at.part(f"{ours}.c", [f"{theirs}.C"], (), (_outputs_first(rows),)))
+        parts += at.same(f"{ours}.c:{theirs}.C", _outputs_first(rows))
     return parts + at.same(
         "shift.b:ssm_k_kernel.kernel.B shift.skip:ssm_k_D diagonal.skip:D "
         "diagonal.log_dt:kernel.kernel.log_dt diagonal.log_decay:kernel.kernel.inv_A_real "
@@ -243,7 +255,7 @@ def _kimi_delta_attention(at: Place) -> list[Part]:
     return [
         at.part("in_proj.weight", [f"{name}.weight" for name in maps], rows),
         _three_kernels(at, (inner,) * 3),
-        at.part("a_log", ["A_log"], (), (flat,)),
+        *at.same("a_log:A_log", flat),
         *at.same("dt_bias norm.weight:o_norm.weight decay_proj.weight:f_b_proj.weight"),
         *at.same("gate_proj.weight:g_b_proj.weight out_proj.weight:o_proj.weight"),
     ]
@@ -258,7 +270,7 @@ def _mlstm(at: Place) -> list[Part]:
     return [
         at.part("in_proj.weight", maps, (keys, keys, values, values, n_heads, n_heads)),
         at.part("gate_bias", [f"{name}.bias" for name in gates], (n_heads,) * 2),
-        at.part("norm_weight", ["multihead_norm.weight"], (), (heads,)),
+        *at.same("norm_weight:multihead_norm.weight", heads),
         *at.same("out_proj.weight"),
     ]
 

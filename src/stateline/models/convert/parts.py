@@ -152,22 +152,24 @@ class Part(NamedTuple):
     Attributes:
         ours: Our name; empty for official tensors that our model does not need.
         theirs: The official names.
-        rows: For several official tensors: the number of rows of each.
+        rows: For several official tensors: the number of rows of each, if these are not equal.
         changes: How the entries of official tensors are rearranged: one for all, or one for each.
         joined: How the entries of the joined rows are rearranged.
         whole: The official tensor that is ours in other files, which have none of the others.
         anywhere: Whether files may cut the joined rows in other places.
-        constant: Makes the value to write for an official tensor that our model does not need.
+        constant: Makes the value of a tensor that only one side has: ours, or an official one.
+        within: The index of these entries in official tensors that hold several of ours.
     """
 
     ours: str
-    theirs: tuple[str, ...]
+    theirs: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     changes: tuple[Change, ...] = (SAME,)
     joined: Change = SAME
     whole: str = ""
     anywhere: bool = False
     constant: Callable[[], Tensor] | None = None
+    within: Any = ...
 
 
 def same(names: Mapping[str, str], here: str = "", there: str = "") -> list[Part]:
@@ -371,8 +373,10 @@ def _read(part: Part, found: Iterable[Tensor], dtype: torch.dtype | None) -> Ten
                     f"the published weights do not fit their config: {name!r} wants {wanted} rows, "
                     f"got {shape[0] if shape else 'none'}"
                 )
-            yield change.read(tensor)
+            yield change.read(tensor[part.within])
 
+    if part.constant is not None:
+        return part.constant()
     try:
         joined = _filled(pieces(), sum(part.rows), dtype) if part.rows else _cat(pieces(), dtype)
         return part.joined.read(joined)
@@ -416,15 +420,20 @@ def _write(
 ) -> Iterator[tuple[str, Tensor]]:
     dtype = tensors["embedding.weight"].dtype
     for part in parts:
-        if part.constant is not None:
-            yield part.theirs[0], part.constant().to(dtype)
         if part.ours:
-            tensor = part.joined.write(as_stored(tensors[part.ours], dtype))
-            pieces = tensor.split(list(part.rows)) if part.rows else [tensor]
-            for name, piece, change in zip(part.theirs, pieces, cycle(part.changes), strict=False):
-                yield name, change.write(piece)
+            yield from official_pieces(part, as_stored(tensors[part.ours], dtype))
+        elif part.constant is not None:
+            yield part.theirs[0], part.constant().to(dtype)
     if names.writes_tied_head and "head.weight" not in tensors:
         yield f"{names.head}.weight", tensors["embedding.weight"]
+
+
+def official_pieces(part: Part, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The official tensors of a part, from ours."""
+    tensor, n = part.joined.write(tensor), len(part.theirs)
+    pieces = tensor.split(list(part.rows)) if part.rows else tensor.chunk(n) if n > 1 else [tensor]
+    for name, piece, change in zip(part.theirs, pieces, cycle(part.changes), strict=False):
+        yield name, change.write(piece)
 
 
 def as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -172,12 +172,6 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def rename(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors by our names, from official names; InputError if any is missing or left over."""
-    check_names(tensors, names.keys())
-    return {ours: tensors[official] for official, ours in names.items()}
-
-
 def check_names(
     found: Collection[str], wanted: Collection[str], optional: Collection[str] = ()
 ) -> None:
