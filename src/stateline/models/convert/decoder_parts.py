@@ -1,8 +1,8 @@
 """The tensors of each layer of a model, by our names and the official names."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,79 +12,13 @@ from stateline.models.config import ModelConfig
 from stateline.models.convert.parts import (
     KERNEL,
     SAME,
-    TRANSPOSED,
     Change,
     Names,
     Part,
-    both,
+    Place,
     by_head,
     groups,
-    same,
 )
-
-
-class Place(NamedTuple):
-    """A layer of a model.
-
-    Attributes:
-        keywords: All its keywords.
-        names: Names of the format.
-        there: Prefix of the official names of its tensors.
-        here: Prefix of our names.
-        width: Width of the model.
-    """
-
-    keywords: Mapping[str, Any]
-    names: Names
-    there: str
-    here: str
-    width: int
-
-    def same(self, pairs: str, change: Change = SAME) -> list[Part]:
-        """Tensors with other names, and a change if it is given.
-
-        Args:
-            pairs: OURS:THEIRS, or NAME if these are equal; or OURS:THEIRS+THEIRS if the rows of
-                ours are as many of each official tensor.
-            change: Of each official tensor.
-        """
-        names = (pair.partition(":") for pair in pairs.split())
-        return [self.part(o, (t or o).split("+"), changes=(change,)) for o, _, t in names]
-
-    def part(
-        self, ours: str, theirs: Sequence[str], rows: Sequence[int] = (), **rest: Any
-    ) -> Part:
-        """A tensor whose rows are official tensors; ``rest`` are the other fields of the part."""
-        theirs = [self.there + name for name in theirs]
-        return Part(self.here + ours, tuple(theirs), tuple(rows), **rest)
-
-    def linear(
-        self,
-        ours: str,
-        theirs: Sequence[str],
-        bias: bool,
-        rows: Sequence[int] = (),
-        change: Change = SAME,
-    ) -> list[Part]:
-        """Weight and bias of a linear map, which may join the rows of several official maps."""
-        sizes = tuple(rows) if len(theirs) > 1 else ()
-        changes = {"weight": TRANSPOSED if self.names.transposed else change, "bias": change}
-        return [
-            self.part(
-                f"{ours}.{end}", [f"{n}.{end}" for n in theirs], sizes, changes=(changes[end],)
-            )
-            for end in ("weight", "bias")[: 1 + bool(bias)]
-        ]
-
-    def ends(self) -> list[Part]:
-        """The first and the last map, which have the same names."""
-        bias = self.keywords["bias"]
-        return [p for name in ("in_proj", "out_proj") for p in self.linear(name, [name], bias)]
-
-    def kernel(self, there: str, bias: bool = False) -> list[Part]:
-        """A short convolution."""
-        parts = self.same(f"conv.kernel:{there}.weight", KERNEL)
-        return parts + (self.same(f"conv.bias:{there}.bias") if bias else [])
 
 
 def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
@@ -97,15 +31,14 @@ def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
     Raises:
         InputError: If the model has layers that the format does not know.
     """
-    norm_parts = ("weight", "bias") if config.norm == "layer" else ("weight",)
-    parts = same({"embedding.weight": f"{names.embedding}.weight"})
+    ends = ".*" if config.norm == "layer" else ".weight"
+    parts = Place().same(f"embedding.weight:{names.embedding}.weight norm{ends}:{names.norm}{ends}")
     if config.max_len and names.positions:
         n = names.unused_positions
         skip = Change(lambda t: t[n:], lambda t: F.pad(t, (0, 0, n, 0)))
-        parts.append(Part("positions.weight", (f"{names.positions}.weight",), changes=(skip,)))
-    parts += same(both("norm", names.norm, norm_parts))
+        parts += Place().same(f"positions.weight:{names.positions}.weight", skip)
     if not config.tie_embeddings:
-        parts += same({"head.weight": f"{names.head}.weight"})
+        parts += Place().same(f"head.weight:{names.head}.weight")
     for number, group in enumerate(groups(config, names)):
         there = names.layer.format(number)
         norms = names.norms_after if group[0].name in config.norm_after.split() else names.norms
@@ -113,8 +46,8 @@ def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
             here = f"stack.layers.{len(group) * number + branch}."
             if config.block == "parallel":
                 here = f"stack.layers.{number}.branches.{branch}."
-            parts += same(both("norm", norms[branch], norm_parts), here, there)
-            place = Place(layer.keywords, names, there, f"{here}layer.", config.d_model)
+            parts += Place(there, here).same(f"norm{ends}:{norms[branch]}{ends}")
+            place = Place(there, f"{here}layer.", layer.keywords, names, config.d_model)
             parts += layer_parts(layer.name, place)
     return parts
 

@@ -504,19 +504,3 @@ def kinds(
         return {names.split()[-1]: [back[block[0].name] for block in model.blocks]}
 
     return Rule(f"{names} {others}", read, write)
-
-
-def _all_sparse(model: Written) -> dict[str, Any]:
-    if any(layer.name != "moe" for _, layer in model.blocks):
-        raise InputError(
-            f"models of this family have experts in all layers, got {model.config.pattern}"
-        )
-    return {}
-
-
-def _make_all_sparse(draft: Draft) -> None:
-    draft.sparse = [True] * layer_count(draft.settings)
-
-
-ALL_SPARSE = Rule("", _make_all_sparse, _all_sparse)
-"""All layers have experts."""

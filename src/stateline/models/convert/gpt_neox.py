@@ -8,7 +8,7 @@ from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter, Shapes, family
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
-from stateline.models.convert.parts import Names, Part, both, first_keywords, groups, renamed, same
+from stateline.models.convert.parts import Names, Part, Place, first_keywords, groups, renamed
 from stateline.models.convert.weights import count, flag, number
 from stateline.models.pattern import parse_pattern
 
@@ -175,10 +175,10 @@ def _lstm_parts(config: ModelConfig, _: Settings) -> list[Part]:
             "the LSTM of Repeat After Me is lstm(n_layers=...) in a plain block, without norms, "
             f"got {config.pattern!r}"
         )
-    parts = same({"embedding.weight": "word_embeddings.weight", **both("head", "head")})
+    parts = Place().same("embedding.weight:word_embeddings.weight head.*")
     for layer in range(int(str(item.keywords.get("n_layers", 1)))):
-        names = [f"{p}_l{layer}" for p in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-        parts += same({name: name for name in names}, "stack.layers.0.", "lstm.")
+        names = f"weight_ih_l{layer} weight_hh_l{layer} bias_ih_l{layer} bias_hh_l{layer}"
+        parts += Place("lstm.", "stack.layers.0.").same(names)
     return parts
 
 

@@ -172,14 +172,70 @@ class Part(NamedTuple):
     within: Any = ...
 
 
-def same(names: Mapping[str, str], here: str = "", there: str = "") -> list[Part]:
-    """Tensors that differ only in their names: ours, and the official ones, with their prefixes."""
-    return [Part(here + ours, (there + theirs,)) for ours, theirs in names.items()]
+class Place(NamedTuple):
+    """A layer of a model, or another place of tensors.
 
+    Attributes:
+        there: Prefix of the official names of its tensors.
+        here: Prefix of our names.
+        keywords: All its keywords.
+        names: Names of the format.
+        width: Width of the model.
+    """
 
-def both(ours: str, theirs: str, parts: Sequence[str] = ("weight", "bias")) -> dict[str, str]:
-    """The official names of the weight and the bias of a map or a norm."""
-    return {f"{ours}.{part}": f"{theirs}.{part}" for part in parts}
+    there: str = ""
+    here: str = ""
+    keywords: Mapping[str, Any] = {}
+    names: Names = Names("")
+    width: int = 0
+
+    def same(self, pairs: str, change: Change = SAME) -> list[Part]:
+        """Tensors with other names, and a change if it is given.
+
+        Args:
+            pairs: OURS:THEIRS, separated by spaces; NAME if both are equal; OURS:THEIRS+THEIRS if
+                equal parts of our rows are official tensors. NAME.* is the weight and the bias.
+            change: Of each official tensor.
+        """
+        each = (
+            pair.replace("*", end).partition(":")
+            for pair in pairs.split()
+            for end in (("weight", "bias") if "*" in pair else ("",))
+        )
+        return [self.part(o, (t or o).split("+"), changes=(change,)) for o, _, t in each]
+
+    def part(self, ours: str, theirs: Sequence[str], rows: Sequence[int] = (), **rest: Any) -> Part:
+        """A tensor whose rows are official tensors; ``rest`` are the other fields of the part."""
+        names = tuple(self.there + name for name in theirs)
+        return Part(self.here + ours, names, tuple(rows), **rest)
+
+    def linear(
+        self,
+        ours: str,
+        theirs: Sequence[str],
+        bias: bool,
+        rows: Sequence[int] = (),
+        change: Change = SAME,
+    ) -> list[Part]:
+        """Weight and bias of a linear map, which may join the rows of several official maps."""
+        sizes = rows if len(theirs) > 1 else ()
+        changes = {"weight": TRANSPOSED if self.names.transposed else change, "bias": change}
+        return [
+            self.part(
+                f"{ours}.{end}", [f"{n}.{end}" for n in theirs], sizes, changes=(changes[end],)
+            )
+            for end in ("weight", "bias")[: 1 + bool(bias)]
+        ]
+
+    def ends(self) -> list[Part]:
+        """The first and the last map, which have the same names."""
+        end = "*" if self.keywords["bias"] else "weight"
+        return self.same(f"in_proj.{end} out_proj.{end}")
+
+    def kernel(self, there: str, bias: bool = False) -> list[Part]:
+        """A short convolution."""
+        parts = self.same(f"conv.kernel:{there}.weight", KERNEL)
+        return parts + (self.same(f"conv.bias:{there}.bias") if bias else [])
 
 
 class Layer(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stateline.errors import InputError, unknown_name
-from stateline.models.convert.decoder_parts import Place, h3_parts
+from stateline.models.convert.decoder_parts import h3_parts
 from stateline.models.convert.h3 import in_order_of_pytorch
 from stateline.models.convert.parts import (
     SAME,
@@ -16,6 +16,7 @@ from stateline.models.convert.parts import (
     Change,
     Names,
     Part,
+    Place,
     official_pieces,
     read_parts,
 )
@@ -82,7 +83,7 @@ def _parts(kind: str, official: Tensors) -> list[Part]:
 
 
 _NAMES = Names("", head="")
-_AT = Place({}, _NAMES, "", "", 0)
+_AT = Place()
 
 
 def _shape(read: Callable[[Tensor], Tensor]) -> Change:
@@ -206,7 +207,9 @@ def _diagonal_ssm(official: Tensors, at: Place = _AT) -> list[Part]:
         return parts + _upper_half(at)
     if f"{at.there}inv_A_real" in official:
         return parts + at.same("log_dt log_decay:inv_A_real frequency:A_imag b:B")
-    one, zero = (make(official[f"{at.there}w_imag"]) for make in (torch.ones_like, torch.zeros_like))
+    one, zero = (
+        make(official[f"{at.there}w_imag"]) for make in (torch.ones_like, torch.zeros_like)
+    )
     parts.append(at.part("b", (), constant=partial(torch.stack, (one, zero), dim=-1)))
     return parts + at.same("log_dt log_decay:log_w_real frequency:w_imag")
 
