@@ -65,7 +65,9 @@ def write_layer(kind: str, tensors: Tensors, like: Tensors) -> dict[str, Tensor]
                 place = official[name][part.within]
                 place.copy_(piece.reshape(place.shape))
     except (LookupError, RuntimeError) as error:
-        raise InputError(f"the official layer has other tensors than ours: {error}") from error
+        raise InputError(
+            f"our {part.ours!r} is missing, or does not fit the official layer: {error}"
+        ) from error
     again = read_layer(kind, official)
     lost = [n for n, t in tensors.items() if n not in again or not again[n].to(t).equal(t)]
     if lost:
@@ -92,7 +94,6 @@ def _shape(read: Callable[[Tensor], Tensor]) -> Change:
 
 
 _FLAT = _shape(torch.flatten)
-_ONE = _shape(lambda t: t[0])
 _OUTPUTS = _shape(lambda t: t.flatten(0, 1))
 
 
@@ -100,79 +101,73 @@ def _stacked(n: int) -> Change:
     return _shape(lambda t: t.unflatten(0, (n, -1)))
 
 
+_KEYS = "kv_proj.weight:_kvq.keys_layer.kernel+_kvq.values_layer.kernel"
+_GATES = (
+    "gates.weight:forget_gate.kernel+input_gate.kernel gates.bias:forget_gate.bias+input_gate.bias"
+)
+_OUT = "post_attn_mlp.output_layer.kernel"
+
+
 def _block_recurrent(official: Tensors) -> list[Part]:
-    out, own = "post_attn_mlp.output_layer.kernel", "recurrent_tbase."
-    vectors = any(name.startswith(own) for name in official)
-    layer = _AT._replace(there="tbase.", here="layers.0.layer.")
-    local = layer._replace(here=f"{layer.here}local." if vectors else layer.here)
-    block = layer._replace(here="layers.")
-    # In Flax, the first axis of a kernel is the input.
+    vectors = any(name.startswith("recurrent_tbase.") for name in official)
+    local = Place("tbase.", "layers.0.layer.local." if vectors else "layers.0.layer.")
+    block = Place("tbase.", "layers.")
     parts = [
         *block.same(
-            "0.norm.weight:_kvq.pre_attn_layernorm.scale 1.norm.weight:pre_ffn_layernorm.scale"
+            "0.norm.weight:_kvq.pre_attn_layernorm.scale 1.norm.weight:pre_ffn_layernorm.scale "
+            "1.layer.in_proj.weight:ffn.hidden0.kernel "
+            "1.layer.out_proj.weight:ffn.output_layer.kernel"
         ),
-        *local.same("scale:_kvq.attention_scale"),
-        *_AT.same(f"{local.here}bucket_bias:relative_positions.rel_embedding"),
-        *local.same(
-            "q_proj.weight:_kvq.queries_layer.kernel "
-            "kv_proj.weight:_kvq.keys_layer.kernel+_kvq.values_layer.kernel",
-            TRANSPOSED,
-        ),
+        *local.same(f"scale:_kvq.attention_scale q_proj.weight:_kvq.queries_layer.kernel {_KEYS}"),
+        *Place("", local.here).same("bucket_bias:relative_positions.rel_embedding"),
+        *(_state_vectors(official) if vectors else local.same(f"out_proj.weight:{_OUT}")),
     ]
-    for ours, theirs in (("1.layer.in_proj", "hidden0"), ("1.layer.out_proj", "output_layer")):
-        parts += block.same(f"{ours}.weight:ffn.{theirs}.kernel", TRANSPOSED)
+    for ours, theirs in (("in_proj", "hidden0"), ("out_proj", "output_layer")):
         kernel = official[f"tbase.ffn.{theirs}.kernel"]
         zeros = partial(kernel.new_zeros, kernel.shape[-1])
-        parts.append(block.part(f"{ours}.bias", (), constant=zeros))
-    if not vectors:
-        return parts + local.same(f"out_proj.weight:{out}", TRANSPOSED)
-    half = len(official[f"tbase.{out}"]) // 2
-    for name, within in (("local", slice(half)), ("cross", slice(half, None))):
-        halves = layer.same(f"{name}.out_proj.weight:{out}", TRANSPOSED)
-        parts += [part._replace(within=within) for part in halves]
-    parts += layer.same("cross.q_proj.weight:_kvq.queries2_layer.kernel", TRANSPOSED)
-    parts += layer.same("cross.scale:attention_scale2")
-    parts += _AT.same(f"{layer.here}initial:recurrent_initial_state")
-    layer = layer._replace(there=own)
-    parts += layer.same("ids:_kvq.position_embeddings norm.weight:_kvq.pre_attn_layernorm.scale")
-    scales = ["_kvq.attention_scale", "attention_scale2"]
-    parts.append(layer.part("scales", scales, joined=_stacked(2)))
-    parts += layer.same(
-        "qq_proj.weight:_kvq.queries_layer.kernel+_kvq.queries2_layer.kernel "
-        "kv_proj.weight:_kvq.keys_layer.kernel+_kvq.values_layer.kernel",
-        TRANSPOSED,
-    )
-    updates = {"post_attn_mlp": "mix"} if own + out in official else {"ffn": "mix"}
-    if f"{own}pre_ffn_layernorm.scale" in official:
-        parts += layer.same("feed_norm.weight:pre_ffn_layernorm.scale")
+        parts.append(block.part(f"1.layer.{ours}.bias", (), constant=zeros))
+    # In Flax, the first axis of a kernel is the input.
+    return [
+        part._replace(changes=(TRANSPOSED,)) if "".join(part.theirs).endswith(".kernel") else part
+        for part in parts
+    ]
+
+
+def _state_vectors(official: Tensors) -> list[Part]:
+    layer, own = Place("tbase.", "layers.0.layer."), Place("recurrent_tbase.", "layers.0.layer.")
+    half, single = len(official[f"tbase.{_OUT}"]) // 2, own.there + _OUT not in official
+    parts = [
+        layer.part("local.out_proj.weight", [_OUT], within=slice(half)),
+        layer.part("cross.out_proj.weight", [_OUT], within=slice(half, None)),
+        *layer.same("cross.q_proj.weight:_kvq.queries2_layer.kernel cross.scale:attention_scale2"),
+        *Place("", layer.here).same("initial:recurrent_initial_state"),
+        *own.same(
+            "ids:_kvq.position_embeddings norm.weight:_kvq.pre_attn_layernorm.scale "
+            f"qq_proj.weight:_kvq.queries_layer.kernel+_kvq.queries2_layer.kernel {_KEYS}"
+        ),
+        own.part("scales", ["_kvq.attention_scale", "attention_scale2"], joined=_stacked(2)),
+    ]
+    updates = {"ffn": "mix"} if single else {"post_attn_mlp": "mix"}
+    if f"{own.there}pre_ffn_layernorm.scale" in official:
+        parts += own.same("feed_norm.weight:pre_ffn_layernorm.scale")
         updates["ffn"] = "feed"
     for theirs, ours in updates.items():
-        update = layer._replace(there=f"{own}{theirs}.", here=f"{layer.here}{ours}.")
-        parts += update.same("propose.weight:output_layer.kernel", TRANSPOSED)
-        if theirs == "ffn":
-            parts += update.same("hidden.weight:hidden0.kernel", TRANSPOSED)
-        if f"{update.there}gate_bias" in official:
-            parts += update.same("keep:gate_bias")
-        else:
-            kernels = "gates.weight:forget_gate.kernel+input_gate.kernel"
-            parts += update.same(kernels, TRANSPOSED)
-            parts += update.same("gates.bias:forget_gate.bias+input_gate.bias")
+        update = Place(f"{own.there}{theirs}.", f"{own.here}{ours}.")
+        hidden = "hidden.weight:hidden0.kernel" if theirs == "ffn" else ""
+        gates = "keep:gate_bias" if f"{update.there}gate_bias" in official else _GATES
+        parts += update.same(f"propose.weight:output_layer.kernel {hidden} {gates}")
     return parts
 
 
 def _gss(_: Tensors) -> list[Part]:
-    ssm = _AT._replace(there="dss.", here="layer.")
     pairs = Change(lambda t: torch.stack(t.chunk(2), dim=-1), lambda t: torch.cat(t.unbind(-1)))
+    ssm = Place("dss.", "layer.")
     return [
         *_AT.same(
-            "norm.weight norm.bias layer.gate.weight:to_u.0.weight "
-            "layer.narrow.weight:to_v.0.weight layer.widen.weight:to_gate.weight "
-            "layer.out_proj.weight:to_out.weight layer.out_proj.bias:to_out.bias"
+            "norm.* layer.gate.weight:to_u.0.weight layer.narrow.weight:to_v.0.weight "
+            "layer.widen.weight:to_gate.weight layer.out_proj.*:to_out.*"
         ),
-        *ssm.same(
-            "norm.weight norm.bias ssm.log_decay:Lambda_real ssm.frequency:Lambda_imag "
-            "ssm.skip:param_D"
-        ),
+        *ssm.same("norm.* ssm.log_decay:Lambda_real ssm.frequency:Lambda_imag ssm.skip:param_D"),
         ssm.part("ssm.c", ["C_real", "C_imag"], joined=pairs),
     ]
 
@@ -181,11 +176,11 @@ def _implicit_filters(official: Tensors) -> list[Part]:
     numbers = {int(m[1]) for n in official if (m := re.match(r"implicit_filter\.(\d+)\.", n))}
     last = max(numbers, default=4)
     first, *hidden = maps = range(0, last, 2)
-    net = _AT._replace(there="implicit_filter.")
+    net = Place("implicit_filter.")
     stacked, sines = _stacked(len(hidden)), Change(_equal, lambda t: t.repeat(len(maps), 1))
     return [
         *_AT.same("skip:bias"),
-        *_AT.same("features:pos_emb.z", _ONE),
+        *_AT.same("features:pos_emb.z", _shape(lambda t: t[0])),
         *_AT.same("times:pos_emb.t", _FLAT),
         *_AT.same("rates:modulation.deltas", Change(lambda t: t.flatten().abs(), torch.neg)),
         *net.same(f"w_in:{first}.weight b_in:{first}.bias w_out:{last}.weight"),
@@ -202,20 +197,18 @@ def _equal(rows: Tensor) -> Tensor:
 
 
 def _diagonal_ssm(official: Tensors, at: Place = _AT) -> list[Part]:
-    parts = [*at.same("c:C", _OUTPUTS), *_skip(at)]
+    parts = at.same("c:C", _OUTPUTS) + _skip(at)
     if f"{at.there}A_real" in official:
         return parts + _upper_half(at)
     if f"{at.there}inv_A_real" in official:
         return parts + at.same("log_dt log_decay:inv_A_real frequency:A_imag b:B")
-    one, zero = (
-        make(official[f"{at.there}w_imag"]) for make in (torch.ones_like, torch.zeros_like)
-    )
-    parts.append(at.part("b", (), constant=partial(torch.stack, (one, zero), dim=-1)))
-    return parts + at.same("log_dt log_decay:log_w_real frequency:w_imag")
+    like = official[f"{at.there}w_imag"]
+    ones = at.part("b", (), constant=lambda: like.new_tensor([1.0, 0.0]).repeat(*like.shape, 1))
+    return [*parts, ones, *at.same("log_dt log_decay:log_w_real frequency:w_imag")]
 
 
-def _skip(at: Place) -> list[Part]:
-    return at._replace(there="").same("skip:D", _FLAT)
+def _skip(at: Place = _AT) -> list[Part]:
+    return Place("", at.here).same("skip:D", _FLAT)
 
 
 def _upper_half(at: Place) -> list[Part]:
@@ -239,8 +232,8 @@ def _only(name: str, vectors: Tensor) -> Tensor:
 
 
 def _s4d(official: Tensors) -> list[Part]:
-    out = _AT.same("out_proj.weight:output_linear.weight out_proj.bias:output_linear.bias")
-    return out + _diagonal_ssm(official, _AT._replace(there="kernel.kernel.", here="ssm."))
+    inner = _diagonal_ssm(official, Place("kernel.kernel.", "ssm."))
+    return inner + _AT.same("out_proj.*:output_linear.*")
 
 
 def _s4(official: Tensors) -> list[Part]:
@@ -249,7 +242,7 @@ def _s4(official: Tensors) -> list[Part]:
         *_upper_half(_AT),
         *_AT.same("p:P", _shape(partial(_only, "P"))),
         *_AT.same("c:C", _shape(plain)),
-        *_skip(_AT),
+        *_skip(),
         Part("", ("l_kernel",)),
     ]
 
@@ -276,12 +269,12 @@ def _dss(official: Tensors) -> list[Part]:
     if "Lambda" in official:
         modes = [Part(n, ("Lambda",), within=(..., i)) for i, n in enumerate(("real", "frequency"))]
     steps = _shape(lambda t: t.view(len(t), -1))
-    return [*modes, *_AT.same("log_dt", steps), *_AT.same("c:W", _OUTPUTS), *_skip(_AT)]
+    return [*modes, *_AT.same("log_dt", steps), *_AT.same("c:W", _OUTPUTS), *_skip()]
 
 
 def _s5(official: Tensors) -> list[Part]:
     both = "C1" in official
-    at = _AT._replace(here="core." if both else "")
+    at = Place("", "core." if both else "")
     # Of two directions, the input skips the first only.
     first = Change(lambda t: torch.cat([t, torch.zeros_like(t)]), lambda t: t.chunk(2)[0])
     return [
@@ -293,7 +286,7 @@ def _s5(official: Tensors) -> list[Part]:
 
 def _h3(official: Tensors) -> list[Part]:
     heads, width = len(official["D"]), len(official["ssm_k_D"])
-    return h3_parts(_AT._replace(keywords={"d_head": width // heads}, width=width))
+    return h3_parts(Place("", "", {"d_head": width // heads}, width=width))
 
 
 def _h3_pytorch(official: Tensors) -> list[Part]:
