@@ -216,13 +216,8 @@ def _write_mixtral(model: Written) -> dict[str, Any]:
     return {"sliding_window": model.first(*NAMES.mixers).get("window")}
 
 
-def _read_qkv(draft: Draft) -> None:
+def _check_full(draft: Draft) -> None:
     fields.layer_types(draft.settings, "layer_types", tuple(fields.FULL))
-    draft.put("attention.bias", "qkv" if flag(draft.settings, "qkv_bias", True) else False)
-
-
-def _write_qkv(model: Written) -> dict[str, Any]:
-    return {"qkv_bias": model.first("attention")["bias"] == "qkv"}
 
 
 _LLAMA = (
@@ -280,7 +275,8 @@ _FIELDS = {
             *shared_expert(5632),
             fields.heads(16),
             fields.rope(),
-            Rule("qkv_bias layer_types", _read_qkv, _write_qkv),
+            field("qkv_bias", "attention.bias", True, {True: "qkv", False: False}),
+            Rule("layer_types", _check_full),
         ),
         _FEW,
         _UNUSED,

@@ -124,7 +124,12 @@ class Rule(NamedTuple):
     write: Callable[[Written], Mapping[str, Any]] = lambda _: {}
 
 
-def field(theirs: str, ours: str, default: float | None = None) -> Rule:
+_WORDS: Mapping[bool, Any] = {True: True, False: False}
+
+
+def field(
+    theirs: str, ours: str, default: float | None = None, words: Mapping[bool, Any] = _WORDS
+) -> Rule:
     """A field that is one of our settings; the first layer of a kind stands for all.
 
     Fields of experts have no effect where no layer has experts.
@@ -134,6 +139,7 @@ def field(theirs: str, ours: str, default: float | None = None) -> Rule:
         ours: Name of a setting of our model, or LAYER.KEYWORD.
         default: The value if the field is missing, which also defines its type. ``None``: the field
             is a required positive integer.
+        words: What the setting is where the field is true or false.
     """
     layer, _, keyword = ours.rpartition(".")
     alike = ("attention", "sliding_attention") if layer == "attention" else (layer,)
@@ -142,7 +148,7 @@ def field(theirs: str, ours: str, default: float | None = None) -> Rule:
         if layer == "moe" and draft.sparse and not any(draft.sparse):
             return
         if isinstance(default, bool):
-            draft.put(ours, flag(draft.settings, theirs, default))
+            draft.put(ours, words[flag(draft.settings, theirs, default)])
         elif isinstance(default, float):
             draft.put(ours, number(draft.settings, theirs, default))
         else:
@@ -156,7 +162,7 @@ def field(theirs: str, ours: str, default: float | None = None) -> Rule:
             found = own[keyword] if keyword in own else model.first(layer)[keyword]
         else:
             found = getattr(model.config, keyword)
-        return {theirs: found is True if isinstance(default, bool) else found}
+        return {theirs: found == words[True] if isinstance(default, bool) else found}
 
     return Rule(theirs, read, write)
 
@@ -315,7 +321,19 @@ def _with_feed_forwards(draft: Draft, mixers: Sequence[str]) -> dict[str, Any]:
 
 VOCABULARY = field("vocab_size", "vocab_size")
 WIDTH = field("hidden_size", "d_model")
-ENDS = (VOCABULARY, WIDTH, field("tie_word_embeddings", "tie_embeddings", False))
+ENDS, TIED = (
+    (VOCABULARY, WIDTH, field("tie_word_embeddings", "tie_embeddings", default))
+    for default in (False, True)
+)
+UNTIED = (
+    VOCABULARY,
+    WIDTH,
+    Rule(  # transformers ignores the field in these families
+        "tie_word_embeddings",
+        lambda draft: draft.put("tie_embeddings", False),
+        lambda _: {"tie_word_embeddings": False},
+    ),
+)
 BIAS = field("attention_bias", "attention.bias", False)
 SILU = {"hidden_act": ("silu",)}
 

@@ -301,8 +301,6 @@ def _read_nemotron(draft: Draft) -> None:
 def _write_nemotron(model: Written) -> dict[str, Any]:
     mamba2, words = model.first("mamba2"), {ours: word for word, ours in _KINDS.items()}
     return {
-        # transformers ignores tie_word_embeddings in this family
-        "tie_word_embeddings": False,
         "time_step_min": mamba2["min_step"],
         "mamba_num_heads": inner_width(mamba2, model.config) // mamba2["d_head"],
         "layers_block_type": [words[layer.name] for (layer,) in model.blocks],
@@ -453,8 +451,7 @@ _FIELDS = {
     ),
     "nemotron_h": Fields(
         (
-            fields.VOCABULARY,
-            fields.WIDTH,
+            *fields.UNTIED,
             fields.hidden(21504),
             *(field("layer_norm_epsilon", f"{p}norm_eps", 1e-5) for p in ("", "mamba2.")),
             *fields.several(
@@ -471,7 +468,7 @@ _FIELDS = {
             ),
             fields.heads(8, 128),
             Rule(
-                f"attention_head_dim mamba_num_heads time_step_min tie_word_embeddings {_LISTS}",
+                f"attention_head_dim mamba_num_heads time_step_min {_LISTS}",
                 _read_nemotron,
                 _write_nemotron,
             ),
@@ -493,7 +490,6 @@ _FIELDS = {
         "time_step_rank use_mamba_kernels",
         {
             "feed_forward": "none",
-            "tie_embeddings": False,
             "feed_forward.activation": "relu2",
             "moe.activation": "relu2",
             "moe.scores": "sigmoid",

@@ -10,7 +10,7 @@ from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
 from stateline.models.convert.parts import Names, groups, inner_width, renamed
-from stateline.models.convert.weights import count, flag, section
+from stateline.models.convert.weights import count, section
 
 NAMES = Names(
     embedding="backbone.embeddings",
@@ -103,10 +103,11 @@ def _whole(value: float) -> float:
     return int(value) if float(value).is_integer() else value
 
 
-_EPS = field("layer_norm_epsilon", "norm_eps", 1e-5)
-_RESIDUAL = Rule("residual_in_fp32", lambda _: None, lambda _: {"residual_in_fp32": True})
-"""Without effect here: our residual stream has the precision of the weights."""
-_MODEL = (fields.VOCABULARY, fields.WIDTH, _EPS, _RESIDUAL)
+_MODEL = (
+    field("layer_norm_epsilon", "norm_eps", 1e-5),
+    # without effect here: our residual stream has the precision of the weights
+    Rule("residual_in_fp32", lambda _: None, lambda _: {"residual_in_fp32": True}),
+)
 _LAYER = ("use_bias", "use_conv_bias", "conv_kernel", "state_size")
 # transformers 5 rescales also weights that it has read
 _ONLY = {"hidden_act": ("silu", "swish"), "rescale_prenorm_residual": (False,)}
@@ -116,15 +117,15 @@ _INERT = (
     "use_associative_scan use_falcon_mambapy use_mambapy"
 )
 _MAMBA = (
+    *fields.TIED,
     *_MODEL,
-    field("tie_word_embeddings", "tie_embeddings", True),
     *_layer("mamba", *_LAYER),
     _rank("time_step_rank"),
     Rule("intermediate_size", _read_width, _write_width),
 )
 _MAMBA2 = (
+    *fields.ENDS,
     *_MODEL,
-    fields.ENDS[2],
     *_layer("mamba2", *_LAYER),
     field("head_dim", "mamba2.d_head", 64),
     field("n_groups", "mamba2.n_groups", 8),
@@ -145,7 +146,8 @@ _OFFICIAL_MODEL = Fields(
         fields.VOCABULARY,
         field("d_model", "d_model"),
         field("tie_embeddings", "tie_embeddings", True),
-        Rule("ssm_cfg rms_norm pad_vocab_size_multiple", lambda _: None),
+        field("rms_norm", "norm", True, {True: "rms", False: "layer"}),
+        Rule("ssm_cfg pad_vocab_size_multiple", lambda _: None),
     ),
     {"attn_layer_idx": ([],), "attn_cfg": ({},), "d_intermediate": (0,)},
     "fused_add_norm residual_in_fp32",
@@ -222,7 +224,6 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
     multiple = count(settings, "pad_vocab_size_multiple", 8)
     return ModelConfig(
         f"{kind}*{fields.layer_count(settings, 'n_layer')}",
-        norm="rms" if flag(settings, "rms_norm", True) else "layer",
         layers=dict(_OFFICIAL[kind].read(ssm).layers),
         **model | {"vocab_size": math.ceil(model["vocab_size"] / multiple) * multiple},
     )
@@ -250,7 +251,6 @@ def official_mamba_settings(config: ModelConfig) -> dict[str, Any]:
     return {
         **_OFFICIAL_MODEL.write(model),
         "ssm_cfg": version | _OFFICIAL[mixer.name].write(model),
-        "rms_norm": config.norm == "rms",
         "residual_in_fp32": True,
         "fused_add_norm": True,
         "pad_vocab_size_multiple": 1,
