@@ -76,12 +76,10 @@ def _write_latent(model: Written) -> dict[str, Any]:
 def _read_dense(draft: Draft) -> None:
     settings, n = draft.settings, fields.layer_count(draft.settings)
     types = fields.layer_types(settings, "mlp_layer_types", ("dense", "sparse"))
-    first = settings.get("first_k_dense_replace", 1)
-    if types is None and first != 0:
-        first = count(settings, "first_k_dense_replace", 1)
-    draft.sparse = [i >= first for i in range(n)]
-    if types is not None:
-        draft.sparse = [word == "sparse" for word in types]
+    if types is None:
+        first = count(settings, "first_k_dense_replace", 1, least=0)
+        types = ["sparse" if i >= first else "dense" for i in range(n)]
+    draft.sparse = [word == "sparse" for word in types]
 
 
 def _write_dense(model: Written) -> dict[str, Any]:

@@ -51,12 +51,10 @@ def dt_rank(settings: Settings, name: str) -> int | None:
 
 def _layer(kind: str, bias: str, conv_bias: str, taps: str, state: str) -> tuple[Rule, ...]:
     """Fields that both kinds have in both formats, by the names of a format."""
-    return (
-        field("expand", f"{kind}.expand", 2.0),
-        field(bias, f"{kind}.bias", False),
-        field(conv_bias, f"{kind}.conv_bias", True),
-        field(taps, f"{kind}.d_conv", 4),
-        field(state, f"{kind}.d_state", 16 if kind == "mamba" else 128),
+    return fields.several(
+        kind,
+        f"expand:2.0 {bias}=bias:False {conv_bias}=conv_bias:True {taps}=d_conv:4 "
+        f"{state}=d_state:{16 if kind == 'mamba' else 128}",
     )
 
 
@@ -127,9 +125,7 @@ _MAMBA2 = (
     *fields.ENDS,
     *_MODEL,
     *_layer("mamba2", *_LAYER),
-    field("head_dim", "mamba2.d_head", 64),
-    field("n_groups", "mamba2.n_groups", 8),
-    field("layer_norm_epsilon", "mamba2.norm_eps", 1e-5),
+    *fields.several("mamba2", "head_dim=d_head:64 n_groups:8 layer_norm_epsilon=norm_eps:1e-5"),
     Rule("time_step_limit num_heads", _read_heads, _write_heads),
 )
 _FIELDS = {
@@ -160,8 +156,7 @@ _OFFICIAL = {
     "mamba2": Fields(
         (
             *_layer("mamba2", *_SSM),
-            field("headdim", "mamba2.d_head", 64),
-            field("ngroups", "mamba2.n_groups", 1),
+            *fields.several("mamba2", "headdim=d_head:64 ngroups=n_groups:1"),
             Rule("dt_limit", lambda draft: unlimited(draft.settings, "dt_limit")),
         ),
         {

@@ -48,8 +48,7 @@ FIELDS = Fields(
     (
         *fields.ENDS,
         field("norm_first", "embedding_norm", True),
-        field("decay_low_rank_dim", "rwkv7.rank", 64),
-        field("gate_low_rank_dim", "rwkv7.gate_rank", 128),
+        *fields.several("rwkv7", "decay_low_rank_dim=rank:64 gate_low_rank_dim=gate_rank:128"),
         field("v_low_rank_dim", f"{_WRAPPER}.rank", 16),
         Rule(
             "a_low_rank_dim head_dim hidden_ratio intermediate_size num_heads value_dim",
