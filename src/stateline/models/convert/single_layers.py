@@ -30,7 +30,7 @@ def read_layer(kind: str, tensors: Tensors) -> dict[str, Tensor]:
     """Our tensors of a layer, from an official one.
 
     Args:
-        kind: Name of the layer: a key of :data:`LAYERS`.
+        kind: Name of the layer: a key of ``LAYERS``.
         tensors: State dict of the official layer, in any version of its code.
 
     Returns:
@@ -46,7 +46,7 @@ def write_layer(kind: str, tensors: Tensors, like: Tensors) -> dict[str, Tensor]
     """The inverse of :func:`read_layer`.
 
     Args:
-        kind: Name of the layer: a key of :data:`LAYERS`.
+        kind: Name of the layer: a key of ``LAYERS``.
         tensors: Our tensors, by our names.
         like: State dict of an official layer of the same sizes: the names, shapes and precision
             that are wanted. Its values are not used.
