@@ -152,7 +152,8 @@ class Part(NamedTuple):
     Attributes:
         ours: Our name; empty for official tensors that our model does not need.
         theirs: The official names.
-        rows: For several official tensors: the number of rows of each, if these are not equal.
+        rows: For several official tensors: the number of rows of each; by default, what files
+            hold, written in equal parts.
         changes: How the entries of official tensors are rearranged: one for all, or one for each.
         joined: How the entries of the joined rows are rearranged.
         whole: The official tensor that is ours in other files, which have none of the others.
@@ -178,7 +179,7 @@ class Place(NamedTuple):
     Attributes:
         there: Prefix of the official names of its tensors.
         here: Prefix of our names.
-        keywords: All its keywords.
+        keywords: All keywords of the layer.
         names: Names of the format.
         width: Width of the model.
     """
@@ -190,7 +191,7 @@ class Place(NamedTuple):
     width: int = 0
 
     def same(self, pairs: str, change: Change = SAME) -> list[Part]:
-        """Tensors with other names, and a change if it is given.
+        """Tensors that differ in their names, and by a change if it is given.
 
         Args:
             pairs: OURS:THEIRS, separated by spaces; NAME if both are equal; OURS:THEIRS+THEIRS if

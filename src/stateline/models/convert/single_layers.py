@@ -42,6 +42,7 @@ def read_layer(kind: str, tensors: Tensors) -> dict[str, Tensor]:
     return dict(read_parts(tensors, _parts(kind, tensors), _NAMES))
 
 
+@torch.no_grad()
 def write_layer(kind: str, tensors: Tensors, like: Tensors) -> dict[str, Tensor]:
     """The inverse of :func:`read_layer`.
 
