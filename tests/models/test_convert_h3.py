@@ -9,7 +9,8 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.layers import H3
 from stateline.models.checkpoint import load_model, save_model
-from stateline.models.convert.h3 import h3_layer_weights, released_names
+from stateline.models.convert.h3 import released_names
+from stateline.models.convert.single_layers import read_layer
 from stateline.models.convert.table import load_pretrained
 from stateline.models.language_model import LanguageModel
 
@@ -173,4 +174,4 @@ def test_several_official_filters_of_a_head_are_several_outputs() -> None:
         for name, tensor in tensors.items()
         if name.startswith("backbone.layers.0.mixer.")
     }
-    assert h3_layer_weights(mixer)["diagonal.c"].shape == layer.diagonal.c.shape
+    assert read_layer("h3_fused", mixer)["diagonal.c"].shape == layer.diagonal.c.shape

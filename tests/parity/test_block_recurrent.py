@@ -6,7 +6,7 @@ from torch import Tensor
 
 from stateline.layers import BlockRecurrent, FeedForward, Residual, SlidingAttention, Stack
 from stateline.layers.norm import NORMS
-from stateline.models.convert.block_recurrent import block_recurrent_weights
+from stateline.models.convert.single_layers import read_layer
 from stateline.ops import LocalWindow, local_attention
 from stateline.ops.positions import t5_buckets
 from tests.parity.cases import Case, covers
@@ -39,7 +39,7 @@ def official(case: Case) -> Stack:
     feed_forward = FeedForward(width, activation="relu", d_hidden=about["mlp_dim"])
     blocks = (Residual(part, NORMS["rms"](width, 1e-6)) for part in (layer, feed_forward))
     stack = Stack(*blocks).double()
-    stack.load_state_dict(block_recurrent_weights(under(case, "param.")))
+    stack.load_state_dict(read_layer("block_recurrent", under(case, "param.")))
     return stack
 
 

@@ -14,7 +14,8 @@ from stateline.generate import generate
 from stateline.layers import H3, ShiftSSM
 from stateline.models.config import ModelConfig
 from stateline.models.convert.expressible import check_expressible
-from stateline.models.convert.h3 import HeadOrder, h3_layer_weights
+from stateline.models.convert.h3 import HeadOrder
+from stateline.models.convert.single_layers import read_layer
 from stateline.models.convert.table import load_pretrained
 from stateline.models.language_model import LanguageModel
 from stateline.ops import fft_conv, short_conv
@@ -61,7 +62,7 @@ def h3_layer(case: Case, head_order: HeadOrder = "pytorch") -> H3:
     )
     assert about.get("real_type", "exp") == "exp"  # H3's diagonal SSM has no other
     weights = named(case.tensors(), "param.")
-    layer.load_state_dict(h3_layer_weights(weights, head_order=head_order))
+    layer.load_state_dict(read_layer(f"h3_{head_order}", weights))
     return layer
 
 
@@ -132,7 +133,7 @@ def test_the_layer_has_the_official_gradients(case: Case) -> None:
     (in_parallel(layer, case, u) * tensors["dout"].double()).sum().backward()
     wanted = named(tensors, "grad.", "_f64")
     torch.testing.assert_close(u.grad, wanted.pop("u"), **EXACT)
-    ours = h3_layer_weights(wanted, head_order="pytorch")
+    ours = read_layer("h3_pytorch", wanted)
     for name, parameter in layer.named_parameters():
         torch.testing.assert_close(parameter.grad, ours[name], **EXACT)
 
@@ -157,7 +158,7 @@ def test_the_official_length_limit_bounds_our_model(case: Case) -> None:
     pattern = f"h3(d_state={case.about['config']['d_state']}, max_len={limit})"
     model = LanguageModel(ModelConfig(pattern, vocab_size=5, d_model=width))
     layer, tensors = model.stack.layers[0].layer, case.tensors()
-    layer.load_state_dict(h3_layer_weights(named(tensors, "param.")))
+    layer.load_state_dict(read_layer("h3_fused", named(tensors, "param.")))
     with torch.no_grad():
         assert_near(layer(tensors["u"][:, :limit]), tensors["y"][:, :limit])
     tokens = torch.zeros(1, limit + 1, dtype=torch.int64)

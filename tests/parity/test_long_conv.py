@@ -5,8 +5,7 @@ from torch import Tensor, nn
 
 from stateline.layers import GSS, Residual
 from stateline.layers.mixers.long_conv import ImplicitFilters
-from stateline.models.convert.gss import gss_weights
-from stateline.models.convert.long_conv import implicit_filter_weights
+from stateline.models.convert.single_layers import read_layer
 from tests.parity.cases import Case, covers
 
 
@@ -33,7 +32,7 @@ def filters(case: Case) -> ImplicitFilters:
 
 def official_filters(case: Case) -> ImplicitFilters:
     layer = filters(case)
-    layer.load_state_dict(implicit_filter_weights(parameters(case)))
+    layer.load_state_dict(read_layer("implicit_filters", parameters(case)))
     return layer
 
 
@@ -66,7 +65,7 @@ def test_implicit_filters_stream_as_the_official_ones_convolve(case: Case) -> No
 
 @covers("hyena_implicit_filter")
 def test_implicit_filters_begin_with_the_official_features(case: Case) -> None:
-    layer, official = filters(case), implicit_filter_weights(parameters(case))
+    layer, official = filters(case), read_layer("implicit_filters", parameters(case))
     limit = case.about["atol_if_posemb_regenerated"]
     for name in ("features", "times"):
         found = layer.state_dict()[name]
@@ -83,7 +82,7 @@ def gss_block(case: Case) -> Residual:
         exp_frequency=about["lambda_imag_exp"],
     )
     block = Residual(layer, nn.LayerNorm(about["dim"])).double()
-    block.load_state_dict(gss_weights(parameters(case)))
+    block.load_state_dict(read_layer("gss", parameters(case)))
     return block
 
 

@@ -10,13 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stateline.layers import DSS, S4D, S4SSM, S5SSM, AnyLayer, Bidirectional, DiagonalSSM
-from stateline.models.convert.ssm import (
-    diagonal_ssm_weights,
-    dss_weights,
-    s4_weights,
-    s4d_weights,
-    s5_weights,
-)
+from stateline.models.convert.single_layers import read_layer
 from stateline.ops.diagonal_ssm.reference import as_complex
 from stateline.ops.hippo import diagonal_frequencies, diagonal_plus_low_rank, hippo, normal_form
 from tests.parity.cases import Case, covers
@@ -113,7 +107,7 @@ def s4(case: Case, tensors: Mapping[str, Tensor]) -> S4SSM:
         n_ssm=config["n_ssm"],
         n_outputs=config["channels"],
     ).double()
-    layer.load_state_dict(s4_weights(tensors))
+    layer.load_state_dict(read_layer("s4", tensors))
     return layer
 
 
@@ -161,10 +155,10 @@ def test_the_layer_of_several_readouts(case: Case) -> None:
     layer: AnyLayer
     if "P" in official:
         layer = S4SSM(d_model, **sizes).double()
-        layer.load_state_dict(s4_weights(official))
+        layer.load_state_dict(read_layer("s4", official))
     else:
         layer = DiagonalSSM(d_model, discretization="zoh", **sizes).double()
-        layer.load_state_dict(diagonal_ssm_weights(official))
+        layer.load_state_dict(read_layer("diagonal_ssm", official))
     limit = min(case.about["atol"], EXACT)
     x, wanted = tensors["u"].mT, tensors["y"].mT
     assert_near(layer(x), wanted, limit)
@@ -194,7 +188,7 @@ def diagonal(case: Case) -> DiagonalSSM:
         real_transform=real_transform(config),
     )
     layer = layer.to(given["C"].dtype)
-    layer.load_state_dict(diagonal_ssm_weights(given))
+    layer.load_state_dict(read_layer("diagonal_ssm", given))
     return layer
 
 
@@ -270,7 +264,7 @@ def test_the_s4d_layer_of_the_h3_baseline(case: Case) -> None:
         discretization=config.get("disc", "zoh"),
         real_transform=real_transform(config),
     )
-    layer.load_state_dict(s4d_weights(official))
+    layer.load_state_dict(read_layer("s4d", official))
     x = wanted["u"]
     assert_near(layer(x), wanted["y"], 2e-5)
     assert_near(walk(layer, x, layer.init_state(len(x)))[0], wanted["y_step"], 2e-5)
@@ -294,7 +288,7 @@ def test_the_kernels_of_dss(case: Case) -> None:
         tie_dt=not config["sep_dt_re_im"],
         filter_len=config["L"],
     ).ssm.double()
-    layer.load_state_dict(dss_weights(parameters(case)))
+    layer.load_state_dict(read_layer("dss", parameters(case)))
     assert_near(torch.stack(layer.modes()[:1])[0], wanted["Lambda"])
     assert_near(layer.modes()[1], wanted["dt_Lambda"])
     # the official kernel is rounded to float32 at its end
@@ -324,7 +318,7 @@ def s5(case: Case) -> S5SSM:
 def test_s5_scans_and_steps(case: Case) -> None:
     wanted, limit = case.tensors(), min(case.about["atol"], EXACT)
     official = {n.removeprefix("param."): t for n, t in wanted.items() if n.startswith("param.")}
-    weights, layer, x = s5_weights(official), s5(case), wanted["u"][None]
+    weights, layer, x = read_layer("s5", official), s5(case), wanted["u"][None]
     if case.about["config"]["bidirectional"]:
         both = Bidirectional(layer, combine="sum")
         both.load_state_dict(weights)

@@ -1,8 +1,8 @@
 """The tensors of each layer of a model, by our names and the official names."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,68 +12,13 @@ from stateline.models.config import ModelConfig
 from stateline.models.convert.parts import (
     KERNEL,
     SAME,
-    TRANSPOSED,
     Change,
     Names,
     Part,
-    both,
+    Place,
     by_head,
     groups,
-    same,
 )
-
-
-class Place(NamedTuple):
-    """A layer of a model.
-
-    Attributes:
-        keywords: All its keywords.
-        names: Names of the format.
-        there: Prefix of the official names of its tensors.
-        here: Prefix of our names.
-        width: Width of the model.
-    """
-
-    keywords: Mapping[str, Any]
-    names: Names
-    there: str
-    here: str
-    width: int
-
-    def same(self, pairs: str) -> list[Part]:
-        """Tensors that differ only in their names: OURS:THEIRS, or NAME if these are equal."""
-        names = (pair.partition(":") for pair in pairs.split())
-        return same({ours: theirs or ours for ours, _, theirs in names}, self.here, self.there)
-
-    def part(self, ours: str, theirs: Sequence[str], *rest: Any) -> Part:
-        """A tensor whose rows are official tensors; ``rest`` are the other fields of the part."""
-        return Part(self.here + ours, tuple(self.there + name for name in theirs), *rest)
-
-    def linear(
-        self,
-        ours: str,
-        theirs: Sequence[str],
-        bias: bool,
-        rows: Sequence[int] = (),
-        change: Change = SAME,
-    ) -> list[Part]:
-        """Weight and bias of a linear map, which may join the rows of several official maps."""
-        sizes = tuple(rows) if len(theirs) > 1 else ()
-        changes = {"weight": TRANSPOSED if self.names.transposed else change, "bias": change}
-        return [
-            self.part(f"{ours}.{end}", [f"{name}.{end}" for name in theirs], sizes, (changes[end],))
-            for end in ("weight", "bias")[: 1 + bool(bias)]
-        ]
-
-    def ends(self) -> list[Part]:
-        """The first and the last map, which have the same names."""
-        bias = self.keywords["bias"]
-        return [p for name in ("in_proj", "out_proj") for p in self.linear(name, [name], bias)]
-
-    def kernel(self, there: str, bias: bool = False) -> list[Part]:
-        """A short convolution."""
-        kernel = self.part("conv.kernel", [f"{there}.weight"], (), (KERNEL,))
-        return [kernel, *(self.same(f"conv.bias:{there}.bias") if bias else [])]
 
 
 def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
@@ -86,15 +31,14 @@ def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
     Raises:
         InputError: If the model has layers that the format does not know.
     """
-    norm_parts = ("weight", "bias") if config.norm == "layer" else ("weight",)
-    parts = same({"embedding.weight": f"{names.embedding}.weight"})
+    ends = ".*" if config.norm == "layer" else ".weight"
+    parts = Place().same(f"embedding.weight:{names.embedding}.weight norm{ends}:{names.norm}{ends}")
     if config.max_len and names.positions:
         n = names.unused_positions
         skip = Change(lambda t: t[n:], lambda t: F.pad(t, (0, 0, n, 0)))
-        parts.append(Part("positions.weight", (f"{names.positions}.weight",), changes=(skip,)))
-    parts += same(both("norm", names.norm, norm_parts))
+        parts += Place().same(f"positions.weight:{names.positions}.weight", skip)
     if not config.tie_embeddings:
-        parts += same({"head.weight": f"{names.head}.weight"})
+        parts += Place().same(f"head.weight:{names.head}.weight")
     for number, group in enumerate(groups(config, names)):
         there = names.layer.format(number)
         norms = names.norms_after if group[0].name in config.norm_after.split() else names.norms
@@ -102,8 +46,8 @@ def decoder_parts(config: ModelConfig, names: Names) -> list[Part]:
             here = f"stack.layers.{len(group) * number + branch}."
             if config.block == "parallel":
                 here = f"stack.layers.{number}.branches.{branch}."
-            parts += same(both("norm", norms[branch], norm_parts), here, there)
-            place = Place(layer.keywords, names, there, f"{here}layer.", config.d_model)
+            parts += Place(there, here).same(f"norm{ends}:{norms[branch]}{ends}")
+            place = Place(there, f"{here}layer.", layer.keywords, names, config.d_model)
             parts += layer_parts(layer.name, place)
     return parts
 
@@ -183,7 +127,7 @@ def _gated_delta_net(at: Place) -> list[Part]:
         rows, shared = (2 * (keys + values), 2 * n_heads), n_heads // n_key_heads
         each = [d_key, d_key, shared * d_value, shared * d_value]
         changes = (by_head(n_key_heads, each), by_head(n_key_heads, [shared] * 2, -1))
-    parts = [at.part("in_proj.weight", inputs, rows, changes), *kernels]
+    parts = [at.part("in_proj.weight", inputs, rows, changes=changes), *kernels]
     norm, out = ends
     return parts + at.same(
         f"a_log:A_log dt_bias norm.weight:{norm}.weight out_proj.weight:{out}.weight"
@@ -192,7 +136,8 @@ def _gated_delta_net(at: Place) -> list[Part]:
 
 def _three_kernels(at: Place, rows: tuple[int, ...]) -> Part:
     """The filters of queries, keys and values."""
-    return at.part("conv.kernel", [f"{name}_conv1d.weight" for name in "qkv"], rows, (KERNEL,))
+    kernels = [f"{name}_conv1d.weight" for name in "qkv"]
+    return at.part("conv.kernel", kernels, rows, changes=(KERNEL,))
 
 
 def _rg_lru(at: Place) -> list[Part]:
@@ -215,7 +160,7 @@ def h3_parts(at: Place) -> list[Part]:
         ("shift", "ssm_k_kernel.kernel", at.width),
         ("diagonal", "kernel.kernel", at.width // at.keywords["d_head"]),
     ):
-        parts.append(at.part(f"{ours}.c", [f"{theirs}.C"], (), (_outputs_first(rows),)))
+        parts += at.same(f"{ours}.c:{theirs}.C", _outputs_first(rows))
     return parts + at.same(
         "shift.b:ssm_k_kernel.kernel.B shift.skip:ssm_k_D diagonal.skip:D "
         "diagonal.log_dt:kernel.kernel.log_dt diagonal.log_decay:kernel.kernel.inv_A_real "
@@ -243,7 +188,7 @@ def _kimi_delta_attention(at: Place) -> list[Part]:
     return [
         at.part("in_proj.weight", [f"{name}.weight" for name in maps], rows),
         _three_kernels(at, (inner,) * 3),
-        at.part("a_log", ["A_log"], (), (flat,)),
+        *at.same("a_log:A_log", flat),
         *at.same("dt_bias norm.weight:o_norm.weight decay_proj.weight:f_b_proj.weight"),
         *at.same("gate_proj.weight:g_b_proj.weight out_proj.weight:o_proj.weight"),
     ]
@@ -258,7 +203,7 @@ def _mlstm(at: Place) -> list[Part]:
     return [
         at.part("in_proj.weight", maps, (keys, keys, values, values, n_heads, n_heads)),
         at.part("gate_bias", [f"{name}.bias" for name in gates], (n_heads,) * 2),
-        at.part("norm_weight", ["multihead_norm.weight"], (), (heads,)),
+        *at.same("norm_weight:multihead_norm.weight", heads),
         *at.same("out_proj.weight"),
     ]
 

@@ -58,9 +58,9 @@ def _write_scores(model: Written) -> dict[str, float]:
 
 
 MULTIPLIERS = (
-    field("embedding_multiplier", "embedding_multiplier", 1.0),
-    field("residual_multiplier", "residual_multiplier", 1.0),
-    field("logits_scaling", "logits_divisor", 1.0),
+    *fields.several(
+        "", "embedding_multiplier:1.0 residual_multiplier:1.0 logits_scaling=logits_divisor:1.0"
+    ),
     Rule("attention_multiplier", _read_scores, _write_scores),
 )
 """Granite's."""
@@ -147,13 +147,12 @@ def some_sparse(
         depth = fields.layer_count(settings)
         dense = fields.layer_indices(settings, "mlp_only_layers") or []
         name = newer if newer in settings else "num_experts"
-        experts = settings.get(name, n)
+        experts = count(settings, name, n, least=0)
         if settings.get("num_experts", experts) != experts:
             raise InputError(f"num_experts must be {newer}, {experts!r:.20}, or missing")
-        draft.sparse = [False] * depth
-        if experts != 0:
-            draft.put("moe.experts", count(settings, name, n))
-            draft.sparse = [(i + 1) % step == 0 and i not in dense for i in range(depth)]
+        draft.put("moe.experts", experts)
+        places = ((i + 1) % step == 0 and i not in dense for i in range(depth))
+        draft.sparse = [experts > 0 and place for place in places]
 
     def write(model: Written) -> dict[str, Any]:
         sparse = model.numbers("moe")
@@ -216,13 +215,8 @@ def _write_mixtral(model: Written) -> dict[str, Any]:
     return {"sliding_window": model.first(*NAMES.mixers).get("window")}
 
 
-def _read_qkv(draft: Draft) -> None:
+def _check_full(draft: Draft) -> None:
     fields.layer_types(draft.settings, "layer_types", tuple(fields.FULL))
-    draft.put("attention.bias", "qkv" if flag(draft.settings, "qkv_bias", True) else False)
-
-
-def _write_qkv(model: Written) -> dict[str, Any]:
-    return {"qkv_bias": model.first("attention")["bias"] == "qkv"}
 
 
 _LLAMA = (
@@ -280,7 +274,8 @@ _FIELDS = {
             *shared_expert(5632),
             fields.heads(16),
             fields.rope(),
-            Rule("qkv_bias layer_types", _read_qkv, _write_qkv),
+            field("qkv_bias", "attention.bias", True, {True: "qkv", False: False}),
+            Rule("layer_types", _check_full),
         ),
         _FEW,
         _UNUSED,

@@ -124,7 +124,12 @@ class Rule(NamedTuple):
     write: Callable[[Written], Mapping[str, Any]] = lambda _: {}
 
 
-def field(theirs: str, ours: str, default: float | None = None) -> Rule:
+def field(
+    theirs: str,
+    ours: str,
+    default: float | None = None,
+    words: Mapping[bool, Value] = {True: True, False: False},
+) -> Rule:
     """A field that is one of our settings; the first layer of a kind stands for all.
 
     Fields of experts have no effect where no layer has experts.
@@ -134,6 +139,7 @@ def field(theirs: str, ours: str, default: float | None = None) -> Rule:
         ours: Name of a setting of our model, or LAYER.KEYWORD.
         default: The value if the field is missing, which also defines its type. ``None``: the field
             is a required positive integer.
+        words: What the setting is where the field is true or false.
     """
     layer, _, keyword = ours.rpartition(".")
     alike = ("attention", "sliding_attention") if layer == "attention" else (layer,)
@@ -142,7 +148,7 @@ def field(theirs: str, ours: str, default: float | None = None) -> Rule:
         if layer == "moe" and draft.sparse and not any(draft.sparse):
             return
         if isinstance(default, bool):
-            draft.put(ours, flag(draft.settings, theirs, default))
+            draft.put(ours, words[flag(draft.settings, theirs, default)])
         elif isinstance(default, float):
             draft.put(ours, number(draft.settings, theirs, default))
         else:
@@ -156,7 +162,7 @@ def field(theirs: str, ours: str, default: float | None = None) -> Rule:
             found = own[keyword] if keyword in own else model.first(layer)[keyword]
         else:
             found = getattr(model.config, keyword)
-        return {theirs: found is True if isinstance(default, bool) else found}
+        return {theirs: found == words[True] if isinstance(default, bool) else found}
 
     return Rule(theirs, read, write)
 
@@ -315,7 +321,18 @@ def _with_feed_forwards(draft: Draft, mixers: Sequence[str]) -> dict[str, Any]:
 
 VOCABULARY = field("vocab_size", "vocab_size")
 WIDTH = field("hidden_size", "d_model")
-ENDS = (VOCABULARY, WIDTH, field("tie_word_embeddings", "tie_embeddings", False))
+ENDS, TIED = (
+    (VOCABULARY, WIDTH, field("tie_word_embeddings", "tie_embeddings", default))
+    for default in (False, True)
+)
+UNTIED = (
+    *ENDS[:2],
+    Rule(  # transformers ignores the field in these families
+        "tie_word_embeddings",
+        lambda draft: draft.put("tie_embeddings", False),
+        lambda _: {"tie_word_embeddings": False},
+    ),
+)
 BIAS = field("attention_bias", "attention.bias", False)
 SILU = {"hidden_act": ("silu",)}
 
@@ -428,29 +445,34 @@ def rope_keywords(
             raise InputError(
                 f"rotary positions rotate pairs of entries, got {d_head * part:g} of {d_head}"
             )
-    if kind not in ("default", "linear", "llama3"):
+    if str(kind) not in _SCALINGS:
         raise InputError(
             f"rotary positions scaled by {kind!r} are not supported: only 'linear' and 'llama3' are"
         )
-    if kind == "default":
-        return keywords
-    keywords |= {"rope_scaling": kind, "rope_factor": number(given, "factor", 1.0)}
-    if kind == "llama3":
-        keywords |= {
-            "rope_low": number(given, "low_freq_factor", 1.0),
-            "rope_high": number(given, "high_freq_factor", 4.0),
-            "rope_original_len": count(given, "original_max_position_embeddings"),
-        }
+    if kind != "default":
+        keywords["rope_scaling"] = kind
+    for theirs, (ours, default) in _SCALINGS[kind].items():
+        read: Callable[..., Value] = count if default is None else number
+        keywords[ours] = read(given, theirs, default)
     return keywords
 
 
+_FACTOR = {"factor": ("rope_factor", 1.0)}
+_SCALINGS: Mapping[str, Mapping[str, tuple[str, float | None]]] = {
+    "default": {},
+    "linear": _FACTOR,
+    "llama3": {
+        **_FACTOR,
+        "low_freq_factor": ("rope_low", 1.0),
+        "high_freq_factor": ("rope_high", 4.0),
+        "original_max_position_embeddings": ("rope_original_len", None),
+    },
+}
+"""Parameters of scaled frequencies: our keywords, and defaults."""
 _ROPE = {
-    "factor",
-    "high_freq_factor",
-    "low_freq_factor",
+    *_SCALINGS["llama3"],
     "mrope_interleaved",  # of images; the positions of text are the same on all its axes
     "mrope_section",
-    "original_max_position_embeddings",
     "partial_rotary_factor",
     "rope_theta",
     "rope_type",
@@ -463,20 +485,14 @@ def rope_back(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`rope_keywords`, as transformers 5 writes it; empty without these."""
     if keywords["position"] != "rope":
         return {}
+    kind = keywords["rope_scaling"].replace("none", "default")
     parameters = {
-        "rope_type": "default" if keywords["rope_scaling"] == "none" else keywords["rope_scaling"],
+        "rope_type": kind,
         "rope_theta": keywords["rope_base"],
         "partial_rotary_factor": keywords["rotary_fraction"],
     }
-    if keywords["rope_scaling"] != "none":
-        parameters["factor"] = keywords["rope_factor"]
-    if keywords["rope_scaling"] == "llama3":
-        parameters |= {
-            "low_freq_factor": keywords["rope_low"],
-            "high_freq_factor": keywords["rope_high"],
-            "original_max_position_embeddings": keywords["rope_original_len"],
-        }
-    return {"rope_parameters": parameters}
+    scaling = {theirs: keywords[ours] for theirs, (ours, _) in _SCALINGS[kind].items()}
+    return {"rope_parameters": parameters | scaling}
 
 
 def kinds(
@@ -504,19 +520,3 @@ def kinds(
         return {names.split()[-1]: [back[block[0].name] for block in model.blocks]}
 
     return Rule(f"{names} {others}", read, write)
-
-
-def _all_sparse(model: Written) -> dict[str, Any]:
-    if any(layer.name != "moe" for _, layer in model.blocks):
-        raise InputError(
-            f"models of this family have experts in all layers, got {model.config.pattern}"
-        )
-    return {}
-
-
-def _make_all_sparse(draft: Draft) -> None:
-    draft.sparse = [True] * layer_count(draft.settings)
-
-
-ALL_SPARSE = Rule("", _make_all_sparse, _all_sparse)
-"""All layers have experts."""

@@ -9,7 +9,7 @@ from stateline.models.convert.converter import family
 from stateline.models.convert.fields import Draft, Fields, Rule, Written, field
 from stateline.models.convert.gpt_neox import activation, activation_back
 from stateline.models.convert.parts import Names
-from stateline.models.convert.weights import count, flag
+from stateline.models.convert.weights import count
 
 _GPT2 = Names(
     embedding="transformer.wte",
@@ -65,15 +65,6 @@ def _feed_forward(hidden: str, default: str) -> Rule:
     return Rule(f"{hidden} activation_function", read, write)
 
 
-def _read_scale(draft: Draft) -> None:
-    if not flag(draft.settings, "scale_attn_weights", True):
-        draft.put("attention.score_scale", 1.0)
-
-
-def _write_scale(model: Written) -> dict[str, Any]:
-    return {"scale_attn_weights": model.first("attention")["score_scale"] is None}
-
-
 _LOCAL = {"global": "attention", "local": "sliding_attention"}
 
 
@@ -102,22 +93,14 @@ def _write_local(model: Written) -> dict[str, Any]:
     return {"attention_types": types, **window}
 
 
-def _read_biases(draft: Draft) -> None:
+def _read_width(draft: Draft) -> None:
     width = draft.model["d_model"]
     if (given := draft.settings.get("word_embed_proj_dim", width)) != width:
         raise InputError(
             f"word_embed_proj_dim={given!r:.80} is not supported, only the hidden_size, {width}"
         )
-    for layer in ("attention", "feed_forward"):
-        draft.put(f"{layer}.bias", flag(draft.settings, "enable_bias", True))
 
 
-def _write_biases(model: Written) -> dict[str, Any]:
-    width = {"word_embed_proj_dim": model.config.d_model}
-    return {**width, "enable_bias": bool(model.first("attention")["bias"])}
-
-
-_TIED = field("tie_word_embeddings", "tie_embeddings", True)
 _EPS = field("layer_norm_epsilon", "norm_eps", 1e-5)
 _LONGEST = field("max_position_embeddings", "max_len")
 _FIXED = {"norm": "layer", "attention.bias": True, "feed_forward.bias": True}
@@ -128,9 +111,9 @@ _GPT2_FIELDS = Fields(
         field("n_head", "attention.n_heads"),
         field("n_positions", "max_len"),
         _EPS,
-        _TIED,
+        field("tie_word_embeddings", "tie_embeddings", True),
         _feed_forward("n_inner", "gelu_new"),
-        Rule("scale_attn_weights", _read_scale, _write_scale),
+        field("scale_attn_weights", "attention.score_scale", True, {True: None, False: 1.0}),
     ),
     {"scale_attn_by_inverse_layer_idx": (False,)},
     "n_ctx n_special output_past predict_special_tokens reorder_and_upcast_attn",
@@ -139,12 +122,10 @@ _GPT2_FIELDS = Fields(
 )
 _NEO_FIELDS = Fields(
     (
-        fields.VOCABULARY,
-        fields.WIDTH,
+        *fields.TIED,
         field("num_heads", "attention.n_heads"),
         _LONGEST,
         _EPS,
-        _TIED,
         _feed_forward("intermediate_size", "gelu_new"),
         Rule("attention_types attention_layers window_size", _read_local, _write_local),
     ),
@@ -153,13 +134,16 @@ _NEO_FIELDS = Fields(
 )
 _OPT_FIELDS = Fields(
     (
-        fields.VOCABULARY,
-        fields.WIDTH,
+        *fields.TIED,
         field("num_attention_heads", "attention.n_heads"),
         _LONGEST,
-        _TIED,
         _feed_forward("ffn_dim", "relu"),
-        Rule("word_embed_proj_dim enable_bias", _read_biases, _write_biases),
+        *(field("enable_bias", f"{p}.bias", True) for p in ("attention", "feed_forward")),
+        Rule(
+            "word_embed_proj_dim",
+            _read_width,
+            lambda model: {"word_embed_proj_dim": model.config.d_model},
+        ),
     ),
     {
         "do_layer_norm_before": (True,),

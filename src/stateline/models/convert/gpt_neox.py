@@ -8,8 +8,8 @@ from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter, Shapes, family
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
-from stateline.models.convert.parts import Names, Part, both, first_keywords, groups, renamed, same
-from stateline.models.convert.weights import count, flag, number
+from stateline.models.convert.parts import Names, Part, Place, first_keywords, groups, renamed
+from stateline.models.convert.weights import count, number
 from stateline.models.pattern import parse_pattern
 
 ACTIVATIONS = {
@@ -64,8 +64,6 @@ def activation_back(config: ModelConfig) -> str:
 def _read(draft: Draft) -> None:
     settings = draft.settings
     draft.put("feed_forward", activation(settings, "hidden_act", "gelu"))
-    parallel = flag(settings, "use_parallel_residual", True)
-    draft.put("block", "parallel" if parallel else "sequential")
     if settings.get("position", "rope") == "rope":
         older = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
         given = {new: number(settings, old, 0) for old, new in older.items() if old in settings}
@@ -85,7 +83,6 @@ def _write(model: Written) -> dict[str, Any]:
         "rotary_pct": attention["rotary_fraction"],  # versions 4 read these two
         "rotary_emb_base": attention["rope_base"],
         **fields.rope_back(attention),
-        "use_parallel_residual": model.config.block == "parallel",
         "hidden_act": activation_back(model.config),
     }
 
@@ -96,8 +93,9 @@ _FIELDS = Fields(
         field("layer_norm_eps", "norm_eps", 1e-5),
         field("num_attention_heads", "attention.n_heads"),
         field("attention_bias", "attention.bias", True),
+        field("use_parallel_residual", "block", True, {True: "parallel", False: "sequential"}),
         Rule(
-            "hidden_act use_parallel_residual rotary_pct rotary_emb_base rope_scaling "
+            "hidden_act rotary_pct rotary_emb_base rope_scaling "
             "rope_parameters max_position_embeddings position masked_heads",
             _read,
             _write,
@@ -175,10 +173,10 @@ def _lstm_parts(config: ModelConfig, _: Settings) -> list[Part]:
             "the LSTM of Repeat After Me is lstm(n_layers=...) in a plain block, without norms, "
             f"got {config.pattern!r}"
         )
-    parts = same({"embedding.weight": "word_embeddings.weight", **both("head", "head")})
+    parts = Place().same("embedding.weight:word_embeddings.weight head.*")
     for layer in range(int(str(item.keywords.get("n_layers", 1)))):
-        names = [f"{p}_l{layer}" for p in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-        parts += same({name: name for name in names}, "stack.layers.0.", "lstm.")
+        names = f"weight_ih_l{layer} weight_hh_l{layer} bias_ih_l{layer} bias_hh_l{layer}"
+        parts += Place("lstm.", "stack.layers.0.").same(names)
     return parts
 
 

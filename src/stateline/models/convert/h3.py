@@ -1,7 +1,7 @@
 """H3 and its hybrids, in the formats of the official code."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -11,16 +11,9 @@ from torch import Tensor
 from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.convert.converter import Converter, Shapes
-from stateline.models.convert.decoder_parts import Place, decoder_parts, h3_parts
+from stateline.models.convert.decoder_parts import decoder_parts
 from stateline.models.convert.fields import Settings, runs
-from stateline.models.convert.parts import (
-    Change,
-    Layer,
-    Names,
-    Part,
-    groups,
-    read_parts,
-)
+from stateline.models.convert.parts import Change, Layer, Names, Part, groups
 from stateline.models.convert.weights import count, number
 from stateline.models.pattern import Value
 
@@ -157,7 +150,7 @@ def h3_settings(config: ModelConfig) -> dict[str, Any]:
 
 
 def _parts(config: ModelConfig, settings: Settings) -> list[Part]:
-    order, last = settings.get("head_order", "fused"), "output_linear.weight"
+    order = settings.get("head_order", "fused")
     if order not in get_args(HeadOrder):
         raise unknown_name("head_order", order, get_args(HeadOrder))
     if (config.feed_forward, config.norm, config.tie_embeddings) != ("gelu", "layer", True):
@@ -168,7 +161,7 @@ def _parts(config: ModelConfig, settings: Settings) -> list[Part]:
     parts = decoder_parts(config, NAMES)
     if order == "pytorch":
         heads = config.d_model // int(str(config.layers["h3"]["d_head"]))
-        parts = [p._replace(changes=_slow(heads)) if last in p.theirs[0] else p for p in parts]
+        parts = in_order_of_pytorch(parts, heads)
     return parts + [
         Part(
             "", (f"backbone.layers.{n}.mixer.rotary_emb.inv_freq",), constant=partial(_rates, mixer)
@@ -178,14 +171,14 @@ def _parts(config: ModelConfig, settings: Settings) -> list[Part]:
     ]
 
 
-def _slow(heads: int) -> tuple[Change]:
-    """The inputs of the last map on the path ``pytorch``."""
-    return (
-        Change(
-            lambda t: t.unflatten(1, (-1, heads)).transpose(1, 2).flatten(1),
-            lambda t: t.unflatten(1, (heads, -1)).transpose(1, 2).flatten(1),
-        ),
+def in_order_of_pytorch(parts: list[Part], heads: int) -> list[Part]:
+    """The tensors of H3 layers on the path ``pytorch``: another order of inputs of the last map."""
+    change = Change(
+        lambda t: t.unflatten(1, (-1, heads)).transpose(1, 2).flatten(1),
+        lambda t: t.unflatten(1, (heads, -1)).transpose(1, 2).flatten(1),
     )
+    last = "output_linear.weight"
+    return [p._replace(changes=(change,)) if last in p.theirs[0] else p for p in parts]
 
 
 def _rates(mixer: Layer) -> Tensor:
@@ -193,28 +186,6 @@ def _rates(mixer: Layer) -> Tensor:
     dims = int(mixer.keywords["d_head"] * mixer.keywords["rotary_fraction"]) // 2 * 2
     steps = torch.arange(0, dims, 2, dtype=torch.float32)
     return 1.0 / (mixer.keywords["rope_base"] ** (steps / dims))
-
-
-def h3_layer_weights(
-    tensors: Mapping[str, Tensor], *, head_order: HeadOrder = "fused"
-) -> dict[str, Tensor]:
-    """Our tensors of one H3 layer, from an official layer.
-
-    Args:
-        tensors: Its state dict, by official names.
-        head_order: On which official path it was trained (:data:`HeadOrder`).
-
-    Returns:
-        By our names, for ``load_state_dict``.
-
-    Raises:
-        InputError: If tensors are missing or left over.
-    """
-    heads, width = len(tensors["D"]), len(tensors["ssm_k_D"])
-    parts = h3_parts(Place({"d_head": width // heads}, Names(""), "", "", width))
-    if head_order == "pytorch":
-        parts = [p._replace(changes=_slow(heads)) if "out_proj.w" in p.ours else p for p in parts]
-    return dict(read_parts(tensors, parts, Names("")))
 
 
 CONVERTERS = {

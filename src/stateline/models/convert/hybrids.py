@@ -148,10 +148,9 @@ def _write_bamba(model: Written) -> dict[str, Any]:
 
 def _read_granite(draft: Draft) -> None:
     settings = draft.settings
-    experts, depth = settings.get("num_local_experts", 8), fields.layer_count(settings)
-    draft.sparse = [experts != 0] * depth
-    if experts != 0:
-        draft.put("moe.experts", count(settings, "num_local_experts", 8))
+    experts = count(settings, "num_local_experts", 8, least=0)
+    draft.put("moe.experts", experts)
+    draft.sparse = [experts > 0] * fields.layer_count(settings)
     if settings.get("position_embedding_type") == "rope":
         draft.layers["attention"] |= fields.rope_keywords(settings)
 
@@ -301,8 +300,6 @@ def _read_nemotron(draft: Draft) -> None:
 def _write_nemotron(model: Written) -> dict[str, Any]:
     mamba2, words = model.first("mamba2"), {ours: word for word, ours in _KINDS.items()}
     return {
-        # transformers ignores tie_word_embeddings in this family
-        "tie_word_embeddings": False,
         "time_step_min": mamba2["min_step"],
         "mamba_num_heads": inner_width(mamba2, model.config) // mamba2["d_head"],
         "layers_block_type": [words[layer.name] for (layer,) in model.blocks],
@@ -331,8 +328,7 @@ def _lfm2(*rules: Rule, inert: str, **fixed: Any) -> Fields:
                 lambda model: {"tie_word_embeddings": model.config.tie_embeddings},
             ),
             *(field("norm_eps", place, 1e-5) for place in ("norm_eps", "attention.norm_eps")),
-            field("conv_L_cache", "gated_conv.taps", 3),
-            field("conv_bias", "gated_conv.bias", False),
+            *fields.several("gated_conv", "conv_L_cache=taps:3 conv_bias=bias:False"),
             *rules,
             fields.heads(8),
             fields.rope(1e6),
@@ -365,8 +361,7 @@ def _write_hidden(model: Written) -> dict[str, Any]:
 
 
 def _read_dense(draft: Draft) -> None:
-    dense = draft.settings.get("num_dense_layers", 2)
-    dense = dense if dense == 0 else count(draft.settings, "num_dense_layers", 2)
+    dense = count(draft.settings, "num_dense_layers", 2, least=0)
     draft.sparse = [i >= dense for i in range(fields.layer_count(draft.settings))]
 
 
@@ -396,8 +391,7 @@ _FIELDS = {
             ),
             field("shared_intermediate_size", "feed_forward.d_hidden", 1024),
             field("shared_intermediate_size", "moe.d_shared", 1024),
-            field("intermediate_size", "moe.d_hidden", 11008),
-            field("num_experts_per_tok", "moe.top_k", 2),
+            *fields.several("moe", "intermediate_size=d_hidden:11008 num_experts_per_tok=top_k:2"),
             *MULTIPLIERS,
             fields.kinds(
                 {**_WORDS, **fields.FULL, "mamba": "mamba2"},
@@ -453,8 +447,7 @@ _FIELDS = {
     ),
     "nemotron_h": Fields(
         (
-            fields.VOCABULARY,
-            fields.WIDTH,
+            *fields.UNTIED,
             fields.hidden(21504),
             *(field("layer_norm_epsilon", f"{p}norm_eps", 1e-5) for p in ("", "mamba2.")),
             *fields.several(
@@ -471,7 +464,7 @@ _FIELDS = {
             ),
             fields.heads(8, 128),
             Rule(
-                f"attention_head_dim mamba_num_heads time_step_min tie_word_embeddings {_LISTS}",
+                f"attention_head_dim mamba_num_heads time_step_min {_LISTS}",
                 _read_nemotron,
                 _write_nemotron,
             ),
@@ -493,7 +486,6 @@ _FIELDS = {
         "time_step_rank use_mamba_kernels",
         {
             "feed_forward": "none",
-            "tie_embeddings": False,
             "feed_forward.activation": "relu2",
             "moe.activation": "relu2",
             "moe.scores": "sigmoid",

@@ -67,8 +67,6 @@ def _read_latent(draft: Draft) -> None:
 def _write_latent(model: Written) -> dict[str, Any]:
     latent = model.first("latent_attention")
     return {
-        # transformers ignores tie_word_embeddings in this family
-        "tie_word_embeddings": False,
         "pad_token_id": None,  # the default is the number of a token of the published models
         "num_key_value_heads": latent["n_heads"],
         "v_head_dim": latent["d_head"],
@@ -78,12 +76,10 @@ def _write_latent(model: Written) -> dict[str, Any]:
 def _read_dense(draft: Draft) -> None:
     settings, n = draft.settings, fields.layer_count(draft.settings)
     types = fields.layer_types(settings, "mlp_layer_types", ("dense", "sparse"))
-    first = settings.get("first_k_dense_replace", 1)
-    if types is None and first != 0:
-        first = count(settings, "first_k_dense_replace", 1)
-    draft.sparse = [i >= first for i in range(n)]
-    if types is not None:
-        draft.sparse = [word == "sparse" for word in types]
+    if types is None:
+        first = count(settings, "first_k_dense_replace", 1, least=0)
+        types = ["sparse" if i >= first else "dense" for i in range(n)]
+    draft.sparse = [word == "sparse" for word in types]
 
 
 def _write_dense(model: Written) -> dict[str, Any]:
@@ -94,8 +90,7 @@ def _write_dense(model: Written) -> dict[str, Any]:
 _KIMI_FIELDS = Fields(
     (
         Rule("linear_attn_config", _read_nested),
-        fields.VOCABULARY,
-        fields.WIDTH,
+        *fields.UNTIED,
         fields.hidden(9216),
         *fields.norms(1e-5, "kimi_delta_attention"),
         *fields.several(
@@ -114,7 +109,7 @@ _KIMI_FIELDS = Fields(
             "moe_intermediate_size=d_hidden:1024 moe_renormalize=normalise:True "
             "routed_scaling_factor=scale:2.446",
         ),
-        Rule("num_key_value_heads v_head_dim tie_word_embeddings", _read_latent, _write_latent),
+        Rule("num_key_value_heads v_head_dim", _read_latent, _write_latent),
         Rule("mlp_layer_types first_k_dense_replace", _read_dense, _write_dense),
         fields.kinds(
             {"linear_attention": "kimi_delta_attention", "full_attention": "latent_attention"},
@@ -135,7 +130,6 @@ _KIMI_FIELDS = Fields(
     f"{fields.ROPE} head_dim num_nextn_predict_layers output_router_logits qk_head_dim "
     "use_grouped_topk",
     {
-        "tie_embeddings": False,
         "latent_attention.position": "none",
         "moe.scores": "sigmoid",
         "moe.correction": True,
@@ -259,8 +253,6 @@ def _read_xlstm(draft: Draft) -> None:
 def _write_xlstm(model: Written) -> dict[str, Any]:
     mlstm, hidden = model.first("mlstm"), model.first("feed_forward")["d_hidden"]
     return {
-        # transformers ignores tie_word_embeddings in this family
-        "tie_word_embeddings": False,
         "qk_dim_factor": mlstm["expand_k"],
         "v_dim_factor": mlstm["expand_v"],
         "ffn_proj_factor": hidden / (2 * model.config.d_model),  # which is rounded up
@@ -271,8 +263,7 @@ def _write_xlstm(model: Written) -> dict[str, Any]:
 _XLSTM_FIELDS = Fields(
     (
         Rule("", _read_defaults),
-        fields.VOCABULARY,
-        fields.WIDTH,
+        *fields.UNTIED,
         *(field("norm_eps", f"{place}norm_eps", 1e-6) for place in ("", "mlstm.")),
         *fields.several(
             "mlstm", "num_heads=n_heads:8 gate_soft_cap=soft_cap:15.0 eps=divisor_eps:1e-6"
@@ -280,7 +271,7 @@ _XLSTM_FIELDS = Fields(
         field("output_logit_soft_cap", "logits_soft_cap", 30.0),
         Rule(
             "embedding_dim ffn_proj_factor ffn_round_up_to_multiple_of num_blocks qk_dim_factor "
-            "v_dim_factor tie_word_embeddings",
+            "v_dim_factor",
             _read_xlstm,
             _write_xlstm,
         ),
@@ -295,7 +286,6 @@ _XLSTM_FIELDS = Fields(
     # which kernels compute it, in which pieces
     "autocast_kernel_dtype chunk_size chunkwise_kernel head_dim max_inference_chunksize "
     "norm_reduction_force_float32 return_last_states sequence_kernel step_kernel",
-    {"tie_embeddings": False},
 )
 
 CONVERTERS = {

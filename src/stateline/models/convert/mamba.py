@@ -10,7 +10,7 @@ from stateline.models.convert import fields
 from stateline.models.convert.converter import Converter
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
 from stateline.models.convert.parts import Names, groups, inner_width, renamed
-from stateline.models.convert.weights import count, flag, section
+from stateline.models.convert.weights import count, section
 
 NAMES = Names(
     embedding="backbone.embeddings",
@@ -51,12 +51,10 @@ def dt_rank(settings: Settings, name: str) -> int | None:
 
 def _layer(kind: str, bias: str, conv_bias: str, taps: str, state: str) -> tuple[Rule, ...]:
     """Fields that both kinds have in both formats, by the names of a format."""
-    return (
-        field("expand", f"{kind}.expand", 2.0),
-        field(bias, f"{kind}.bias", False),
-        field(conv_bias, f"{kind}.conv_bias", True),
-        field(taps, f"{kind}.d_conv", 4),
-        field(state, f"{kind}.d_state", 16 if kind == "mamba" else 128),
+    return fields.several(
+        kind,
+        f"expand:2.0 {bias}=bias:False {conv_bias}=conv_bias:True {taps}=d_conv:4 "
+        f"{state}=d_state:{16 if kind == 'mamba' else 128}",
     )
 
 
@@ -103,10 +101,11 @@ def _whole(value: float) -> float:
     return int(value) if float(value).is_integer() else value
 
 
-_EPS = field("layer_norm_epsilon", "norm_eps", 1e-5)
-_RESIDUAL = Rule("residual_in_fp32", lambda _: None, lambda _: {"residual_in_fp32": True})
-"""Without effect here: our residual stream has the precision of the weights."""
-_MODEL = (fields.VOCABULARY, fields.WIDTH, _EPS, _RESIDUAL)
+_MODEL = (
+    field("layer_norm_epsilon", "norm_eps", 1e-5),
+    # without effect here: our residual stream has the precision of the weights
+    Rule("residual_in_fp32", lambda _: None, lambda _: {"residual_in_fp32": True}),
+)
 _LAYER = ("use_bias", "use_conv_bias", "conv_kernel", "state_size")
 # transformers 5 rescales also weights that it has read
 _ONLY = {"hidden_act": ("silu", "swish"), "rescale_prenorm_residual": (False,)}
@@ -116,19 +115,17 @@ _INERT = (
     "use_associative_scan use_falcon_mambapy use_mambapy"
 )
 _MAMBA = (
+    *fields.TIED,
     *_MODEL,
-    field("tie_word_embeddings", "tie_embeddings", True),
     *_layer("mamba", *_LAYER),
     _rank("time_step_rank"),
     Rule("intermediate_size", _read_width, _write_width),
 )
 _MAMBA2 = (
+    *fields.ENDS,
     *_MODEL,
-    fields.ENDS[2],
     *_layer("mamba2", *_LAYER),
-    field("head_dim", "mamba2.d_head", 64),
-    field("n_groups", "mamba2.n_groups", 8),
-    field("layer_norm_epsilon", "mamba2.norm_eps", 1e-5),
+    *fields.several("mamba2", "head_dim=d_head:64 n_groups:8 layer_norm_epsilon=norm_eps:1e-5"),
     Rule("time_step_limit num_heads", _read_heads, _write_heads),
 )
 _FIELDS = {
@@ -145,7 +142,8 @@ _OFFICIAL_MODEL = Fields(
         fields.VOCABULARY,
         field("d_model", "d_model"),
         field("tie_embeddings", "tie_embeddings", True),
-        Rule("ssm_cfg rms_norm pad_vocab_size_multiple", lambda _: None),
+        field("rms_norm", "norm", True, {True: "rms", False: "layer"}),
+        Rule("ssm_cfg pad_vocab_size_multiple", lambda _: None),
     ),
     {"attn_layer_idx": ([],), "attn_cfg": ({},), "d_intermediate": (0,)},
     "fused_add_norm residual_in_fp32",
@@ -158,8 +156,7 @@ _OFFICIAL = {
     "mamba2": Fields(
         (
             *_layer("mamba2", *_SSM),
-            field("headdim", "mamba2.d_head", 64),
-            field("ngroups", "mamba2.n_groups", 1),
+            *fields.several("mamba2", "headdim=d_head:64 ngroups=n_groups:1"),
             Rule("dt_limit", lambda draft: unlimited(draft.settings, "dt_limit")),
         ),
         {
@@ -222,7 +219,6 @@ def official_mamba_config(settings: Settings) -> ModelConfig:
     multiple = count(settings, "pad_vocab_size_multiple", 8)
     return ModelConfig(
         f"{kind}*{fields.layer_count(settings, 'n_layer')}",
-        norm="rms" if flag(settings, "rms_norm", True) else "layer",
         layers=dict(_OFFICIAL[kind].read(ssm).layers),
         **model | {"vocab_size": math.ceil(model["vocab_size"] / multiple) * multiple},
     )
@@ -250,7 +246,6 @@ def official_mamba_settings(config: ModelConfig) -> dict[str, Any]:
     return {
         **_OFFICIAL_MODEL.write(model),
         "ssm_cfg": version | _OFFICIAL[mixer.name].write(model),
-        "rms_norm": config.norm == "rms",
         "residual_in_fp32": True,
         "fused_add_norm": True,
         "pad_vocab_size_multiple": 1,

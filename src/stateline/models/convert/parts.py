@@ -152,32 +152,91 @@ class Part(NamedTuple):
     Attributes:
         ours: Our name; empty for official tensors that our model does not need.
         theirs: The official names.
-        rows: For several official tensors: the number of rows of each.
+        rows: For several official tensors: the number of rows of each; by default, what files
+            hold, written in equal parts.
         changes: How the entries of official tensors are rearranged: one for all, or one for each.
         joined: How the entries of the joined rows are rearranged.
         whole: The official tensor that is ours in other files, which have none of the others.
         anywhere: Whether files may cut the joined rows in other places.
-        constant: Makes the value to write for an official tensor that our model does not need.
+        constant: Makes the value of a tensor that only one side has: ours, or an official one.
+        within: The index of these entries in official tensors that hold several of ours.
     """
 
     ours: str
-    theirs: tuple[str, ...]
+    theirs: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     changes: tuple[Change, ...] = (SAME,)
     joined: Change = SAME
     whole: str = ""
     anywhere: bool = False
     constant: Callable[[], Tensor] | None = None
+    within: Any = ...
 
 
-def same(names: Mapping[str, str], here: str = "", there: str = "") -> list[Part]:
-    """Tensors that differ only in their names: ours, and the official ones, with their prefixes."""
-    return [Part(here + ours, (there + theirs,)) for ours, theirs in names.items()]
+class Place(NamedTuple):
+    """A layer of a model, or another place of tensors.
 
+    Attributes:
+        there: Prefix of the official names of its tensors.
+        here: Prefix of our names.
+        keywords: All keywords of the layer.
+        names: Names of the format.
+        width: Width of the model.
+    """
 
-def both(ours: str, theirs: str, parts: Sequence[str] = ("weight", "bias")) -> dict[str, str]:
-    """The official names of the weight and the bias of a map or a norm."""
-    return {f"{ours}.{part}": f"{theirs}.{part}" for part in parts}
+    there: str = ""
+    here: str = ""
+    keywords: Mapping[str, Any] = {}
+    names: Names = Names("")
+    width: int = 0
+
+    def same(self, pairs: str, change: Change = SAME) -> list[Part]:
+        """Tensors that differ in their names, and by a change if it is given.
+
+        Args:
+            pairs: OURS:THEIRS, separated by spaces; NAME if both are equal; OURS:THEIRS+THEIRS if
+                equal parts of our rows are official tensors. NAME.* is the weight and the bias.
+            change: Of each official tensor.
+        """
+        each = (
+            pair.replace("*", end).partition(":")
+            for pair in pairs.split()
+            for end in (("weight", "bias") if "*" in pair else ("",))
+        )
+        return [self.part(o, (t or o).split("+"), changes=(change,)) for o, _, t in each]
+
+    def part(self, ours: str, theirs: Sequence[str], rows: Sequence[int] = (), **rest: Any) -> Part:
+        """A tensor whose rows are official tensors; ``rest`` are the other fields of the part."""
+        names = tuple(self.there + name for name in theirs)
+        return Part(self.here + ours, names, tuple(rows), **rest)
+
+    def linear(
+        self,
+        ours: str,
+        theirs: Sequence[str],
+        bias: bool,
+        rows: Sequence[int] = (),
+        change: Change = SAME,
+    ) -> list[Part]:
+        """Weight and bias of a linear map, which may join the rows of several official maps."""
+        sizes = rows if len(theirs) > 1 else ()
+        changes = {"weight": TRANSPOSED if self.names.transposed else change, "bias": change}
+        return [
+            self.part(
+                f"{ours}.{end}", [f"{n}.{end}" for n in theirs], sizes, changes=(changes[end],)
+            )
+            for end in ("weight", "bias")[: 1 + bool(bias)]
+        ]
+
+    def ends(self) -> list[Part]:
+        """The first and the last map, which have the same names."""
+        end = "*" if self.keywords["bias"] else "weight"
+        return self.same(f"in_proj.{end} out_proj.{end}")
+
+    def kernel(self, there: str, bias: bool = False) -> list[Part]:
+        """A short convolution."""
+        parts = self.same(f"conv.kernel:{there}.weight", KERNEL)
+        return parts + (self.same(f"conv.bias:{there}.bias") if bias else [])
 
 
 class Layer(NamedTuple):
@@ -371,8 +430,10 @@ def _read(part: Part, found: Iterable[Tensor], dtype: torch.dtype | None) -> Ten
                     f"the published weights do not fit their config: {name!r} wants {wanted} rows, "
                     f"got {shape[0] if shape else 'none'}"
                 )
-            yield change.read(tensor)
+            yield change.read(tensor[part.within])
 
+    if part.constant is not None:
+        return part.constant()
     try:
         joined = _filled(pieces(), sum(part.rows), dtype) if part.rows else _cat(pieces(), dtype)
         return part.joined.read(joined)
@@ -416,15 +477,20 @@ def _write(
 ) -> Iterator[tuple[str, Tensor]]:
     dtype = tensors["embedding.weight"].dtype
     for part in parts:
-        if part.constant is not None:
-            yield part.theirs[0], part.constant().to(dtype)
         if part.ours:
-            tensor = part.joined.write(as_stored(tensors[part.ours], dtype))
-            pieces = tensor.split(list(part.rows)) if part.rows else [tensor]
-            for name, piece, change in zip(part.theirs, pieces, cycle(part.changes), strict=False):
-                yield name, change.write(piece)
+            yield from official_pieces(part, as_stored(tensors[part.ours], dtype))
+        elif part.constant is not None:
+            yield part.theirs[0], part.constant().to(dtype)
     if names.writes_tied_head and "head.weight" not in tensors:
         yield f"{names.head}.weight", tensors["embedding.weight"]
+
+
+def official_pieces(part: Part, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The official tensors of a part, from ours."""
+    tensor, n = part.joined.write(tensor), len(part.theirs)
+    pieces = tensor.split(list(part.rows)) if part.rows else tensor.chunk(n) if n > 1 else [tensor]
+    for name, piece, change in zip(part.theirs, pieces, cycle(part.changes), strict=False):
+        yield name, change.write(piece)
 
 
 def as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:

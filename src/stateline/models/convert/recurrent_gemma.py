@@ -10,7 +10,7 @@ from stateline.models.convert import fields
 from stateline.models.convert.converter import family
 from stateline.models.convert.fields import Draft, Fields, Rule, Written, field
 from stateline.models.convert.parts import Names
-from stateline.models.convert.weights import count, flag
+from stateline.models.convert.weights import count
 
 _NAMES = Names(
     embedding="model.embed_tokens",
@@ -35,7 +35,6 @@ def _read(draft: Draft) -> None:
         raise InputError(f"block_types must list recurrent and attention, got {words!r:.80}")
     depth = fields.layer_count(settings)
     draft.mixers = [_OURS[word] for word in islice(cycle(words), depth)]
-    draft.put("attention.bias", True if flag(settings, "attention_bias", False) else "out")
     if settings.get("lru_width") is not None:
         draft.put("rg_lru.d_inner", count(settings, "lru_width"))
     draft.put("feed_forward.d_hidden", count(settings, "intermediate_size") // 2)
@@ -48,7 +47,6 @@ def _write(model: Written) -> dict[str, Any]:
     words = {ours: official for official, ours in _OURS.items()}
     return {
         "intermediate_size": 2 * model.first("feed_forward")["d_hidden"],
-        "attention_bias": model.first("sliding_attention")["bias"] is True,
         "lru_width": model.first("rg_lru")["d_inner"],
         "block_types": [words[mixer.name] for mixer, _ in model.blocks],
     }
@@ -56,17 +54,15 @@ def _write(model: Written) -> dict[str, Any]:
 
 _FIELDS = Fields(
     (
-        fields.VOCABULARY,
-        fields.WIDTH,
-        field("tie_word_embeddings", "tie_embeddings", True),
+        *fields.TIED,
+        field("attention_bias", "attention.bias", False, {True: True, False: "out"}),
         *fields.norms(1e-6),
         field("logits_soft_cap", "logits_soft_cap", 30.0),
         field("attention_window_size", "sliding_attention.window", 2048),
-        field("num_attention_heads", "rg_lru.n_heads", 10),
-        field("conv1d_width", "rg_lru.d_conv", 4),
+        *fields.several("rg_lru", "num_attention_heads=n_heads:10 conv1d_width=d_conv:4"),
         fields.heads(),
         fields.rope(fraction=0.5),
-        Rule("intermediate_size lru_width block_types attention_bias", _read, _write),
+        Rule("intermediate_size lru_width block_types", _read, _write),
     ),
     {"hidden_activation": ("gelu_pytorch_tanh",), "embeddings_scale_by_sqrt_dim": (True,)},
     "_block_types final_w_init_variance_scale w_init_variance_scale",

@@ -1,25 +1,14 @@
 """RWKV-7 as flash-linear-attention writes it for transformers."""
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.layers.mixers.rwkv7 import MIXED
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
-from stateline.models.convert.converter import Converter
+from stateline.models.convert.converter import family
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written, field
-from stateline.models.convert.parts import (
-    Change,
-    Layer,
-    Names,
-    Part,
-    both,
-    expanded,
-    layer_of,
-    same,
-)
+from stateline.models.convert.parts import Change, Layer, Names, Part, Place, expanded, layer_of
 from stateline.models.convert.weights import count, number
 from stateline.models.pattern import parse_pattern
 
@@ -59,8 +48,7 @@ FIELDS = Fields(
     (
         *fields.ENDS,
         field("norm_first", "embedding_norm", True),
-        field("decay_low_rank_dim", "rwkv7.rank", 64),
-        field("gate_low_rank_dim", "rwkv7.gate_rank", 128),
+        *fields.several("rwkv7", "decay_low_rank_dim=rank:64 gate_low_rank_dim=gate_rank:128"),
         field("v_low_rank_dim", f"{_WRAPPER}.rank", 16),
         Rule(
             "a_low_rank_dim head_dim hidden_ratio intermediate_size num_heads value_dim",
@@ -99,54 +87,44 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
     return FIELDS.write(Written(config, [(layer,) for layer in (wrapper, *layers)]))
 
 
-_W, _ROW = ("weight",), Change(lambda t: t.view(1, -1), lambda t: t.view(1, 1, -1))
-_TIME = {
-    "removal": "k_k",
-    "writing": "k_a",
-    "bonus": "r_k",
-    "decay_bias": "w_lora.lora.2.bias",
-    "rate_bias": "a_lora.lora.2.bias",
-    **both("norm", "g_norm"),
-    **{f"{name}_proj.weight": f"{name}_proj.weight" for name in "rkv"},
-    **both("out_proj", "o_proj", _W),
-    **{
-        f"{ours}_{end}.weight": f"{theirs}_lora.lora.{i}.weight"
-        for ours, theirs in (("decay", "w"), ("rate", "a"), ("gate", "g"))
-        for end, i in (("in", 0), ("out", 2))
-    },
-}
-_CHANNEL = {"mix": "x_k", **both("in_proj", "key", _W), **both("out_proj", "value", _W)}
-_VALUES = {**both("down", "v_lora.lora.0", _W), **both("up", "v_lora.lora.2")}
+_ROW = Change(lambda t: t.view(1, -1), lambda t: t.view(1, 1, -1))
+_TIME = (
+    "removal:k_k writing:k_a bonus:r_k norm.*:g_norm.* out_proj.weight:o_proj.weight r_proj.weight "
+    "k_proj.weight v_proj.weight decay_in.weight:w_lora.lora.0.weight "
+    "decay_out.weight:w_lora.lora.2.weight decay_bias:w_lora.lora.2.bias "
+    "rate_in.weight:a_lora.lora.0.weight rate_out.weight:a_lora.lora.2.weight "
+    "rate_bias:a_lora.lora.2.bias gate_in.weight:g_lora.lora.0.weight "
+    "gate_out.weight:g_lora.lora.2.weight"
+)
+_CHANNEL = "mix:x_k in_proj.weight:key.weight out_proj.weight:value.weight"
+_VALUES = "down.weight:v_lora.lora.0.weight up.*:v_lora.lora.2.*"
 
 
 def _parts(config: ModelConfig, _: Settings) -> list[Part]:
     """All tensors of a model."""
-    parts = same({**both("embedding", NAMES.embedding, _W), **both("norm", NAMES.norm)})
+    parts = Place().same(f"embedding.weight:{NAMES.embedding}.weight norm.*:{NAMES.norm}.*")
     if config.embedding_norm:
-        parts += same(both("embedding_norm", "model.layers.0.pre_norm"))
+        parts += Place().same("embedding_norm.*:model.layers.0.pre_norm.*")
     if not config.tie_embeddings:
-        parts += same(both("head", NAMES.head, _W))
+        parts += Place().same(f"head.weight:{NAMES.head}.weight")
     for i in range(len(_layers(config)[1]) // 2):
         there = f"model.layers.{i}."
         time, channel = (f"stack.layers.0.core.layers.{2 * i + j}." for j in (0, 1))
-        parts += same(both("norm", "attn_norm"), time, there)
-        parts += same(both("norm", "ffn_norm"), channel, there)
-        mixed = tuple(f"{there}attn.x_{name}" for name in MIXED)
-        parts.append(Part(f"{time}layer.mix", mixed, (1,) * len(mixed), (_ROW,), anywhere=True))
-        parts += same(_TIME, f"{time}layer.", f"{there}attn.")
-        parts += same(_CHANNEL, f"{channel}layer.", f"{there}ffn.")
+        parts += Place(there, time).same("norm.*:attn_norm.*")
+        parts += Place(there, channel).same("norm.*:ffn_norm.*")
+        at = Place(f"{there}attn.", f"{time}layer.")
+        mixed = [f"x_{name}" for name in MIXED]
+        parts.append(at.part("mix", mixed, (1,) * len(mixed), changes=(_ROW,), anywhere=True))
+        parts += at.same(_TIME)
+        parts += Place(f"{there}ffn.", f"{channel}layer.").same(_CHANNEL)
         if i:
-            parts += same(_VALUES, f"stack.layers.0.mixes.{i - 1}.", f"{there}attn.")
+            parts += at._replace(here=f"stack.layers.0.mixes.{i - 1}.").same(_VALUES)
     return parts
 
 
-CONVERTERS: Mapping[str, Converter] = {
-    "rwkv7": Converter(
-        NAMES,
-        partial(FIELDS.config, names=NAMES),
-        _settings,
-        {"rwkv7": "RWKV7ForCausalLM"},
-        parts=_parts,
+CONVERTERS = {
+    "rwkv7": family(NAMES, FIELDS, rwkv7="RWKV7ForCausalLM")._replace(
+        settings=_settings, parts=_parts
     )
 }
 """By ``model_type``."""

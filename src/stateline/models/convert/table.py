@@ -69,8 +69,8 @@ CONVERTERS: dict[str, Converter] = {
     )
     for name, converter in module.CONVERTERS.items()
 }
-"""Formats by name; the first that recognises a model is used. Formats of single layers have
-functions of their own in the modules of :mod:`stateline.models.convert`."""
+"""Formats by name; the first that recognises a model is used. Single layers are read and
+written by :mod:`stateline.models.convert.single_layers`."""
 
 MISSING: Mapping[str, str] = {
     "deepseek_v2": "latent attention and mixtures of experts",

@@ -6,7 +6,7 @@ from stateline.errors import InputError, unknown_name
 from stateline.models.config import ModelConfig
 from stateline.models.convert.converter import Converter
 from stateline.models.convert.fields import Settings
-from stateline.models.convert.parts import Change, Names, Part, both, same
+from stateline.models.convert.parts import Change, Names, Part, Place
 from stateline.models.convert.weights import count
 from stateline.models.pattern import Value
 
@@ -71,26 +71,27 @@ def transformer_sequential_parts(_: ModelConfig, settings: Settings) -> list[Par
     """All tensors, by our names and the official ones."""
     kind = _kind(settings)
     prefix = "transformer." if kind in ("staircase", "cached_staircase") else ""
-    parts = same({"embedding.weight": "in_emb.weight", **both("head", "out.out_emb")})
+    parts = Place().same("embedding.weight:in_emb.weight head.*:out.out_emb.*")
     if settings.get("pre_norm"):
-        parts += same(both("norm", "out_norm"))
+        parts += Place().same("norm.*:out_norm.*")
     if kind == "feedback":
-        official = ("single_memory_attn_params",)
-        parts.append(Part("stack.layers.0.mixture", official, changes=(_MIXTURE,)))
+        parts += Place().same("stack.layers.0.mixture:single_memory_attn_params", _MIXTURE)
     for layer, (attention, feed_forward) in enumerate(_places(settings, kind)):
-        there = f"{prefix}layers.{layer}."
-        keys = (f"{there}attn.attn.key_pe",)
-        parts.append(Part(f"{attention}.layer.position_keys", keys, changes=(_DISTANCES,)))
+        at = Place(f"{prefix}layers.{layer}.", f"{attention}.")
+        parts += at.same("layer.position_keys:attn.attn.key_pe", _DISTANCES)
+        keys = at.part(
+            "layer.kv_proj.weight",
+            ("attn.proj_key.weight", "attn.proj_val.weight"),
+            (count(settings, "hid_sz"),) * 2,
+        )
         shared = layer > 0 and settings.get("share_proj_kv")
-        pair = tuple(f"{there}attn.proj_{part}.weight" for part in ("key", "val"))
-        rows = (count(settings, "hid_sz"),) * 2
-        parts.append(Part("" if shared else f"{attention}.layer.kv_proj.weight", pair, rows))
-        maps = both("layer.q_proj", "attn.proj_query", ["weight"])
-        maps |= both("layer.out_proj", "attn.proj_out", ["weight"]) | both("norm", "norm1")
-        parts += same(maps, f"{attention}.", there)
-        maps = both("norm", "norm2")
-        maps |= both("layer.in_proj", "ff.fc1") | both("layer.out_proj", "ff.fc2")
-        parts += same(maps, f"{feed_forward}.", there)
+        parts.append(keys._replace(ours="") if shared else keys)
+        parts += at.same(
+            "layer.q_proj.weight:attn.proj_query.weight layer.out_proj.weight:attn.proj_out.weight "
+            "norm.*:norm1.*"
+        )
+        at = at._replace(here=f"{feed_forward}.")
+        parts += at.same("norm.*:norm2.* layer.in_proj.*:ff.fc1.* layer.out_proj.*:ff.fc2.*")
     return parts
 
 

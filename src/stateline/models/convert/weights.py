@@ -43,17 +43,19 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     return read_json_object(path, "published configuration", max_bytes=MAX_BYTES)
 
 
-def count(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A positive integer among the settings.
+def count(
+    settings: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 1
+) -> int:
+    """An integer among the settings.
 
     Raises:
-        InputError: If it is missing and has no default, or is not an integer from 1 to the largest
-            size that a model may have.
+        InputError: If it is missing and has no default, or is not an integer from the least one to
+            the largest size that a model may have.
     """
     value = settings.get(name, default)
-    if type(value) is not int or value < 1:
+    if type(value) is not int or value < least:
         raise InputError(
-            f"the published configuration must have {name!r}, an integer of at least 1, got "
+            f"the published configuration must have {name!r}, an integer of at least {least}, got "
             f"{value!r}: is it of another family?"
         )
     if value > MAX_SIZE:
@@ -170,12 +172,6 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise InputError(f"{file} does not hold tensors by name")
     return tensors
-
-
-def rename(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors by our names, from official names; InputError if any is missing or left over."""
-    check_names(tensors, names.keys())
-    return {ours: tensors[official] for official, ours in names.items()}
 
 
 def check_names(

@@ -1,17 +1,16 @@
 """Zamba2: Mamba-2 layers, and transformers with adapters that stand at several depths."""
 
 from collections.abc import Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from stateline.errors import InputError
 from stateline.models.config import ModelConfig
 from stateline.models.convert import fields
-from stateline.models.convert.converter import Converter
-from stateline.models.convert.decoder_parts import Place, layer_parts
+from stateline.models.convert.converter import family
+from stateline.models.convert.decoder_parts import layer_parts
 from stateline.models.convert.fields import Draft, Fields, Rule, Settings, Written
-from stateline.models.convert.parts import Layer, Names, Part, both, expanded, layer_of, same
+from stateline.models.convert.parts import Layer, Names, Part, Place, expanded, layer_of
 from stateline.models.convert.weights import count, flag
 from stateline.models.pattern import parse_pattern
 
@@ -160,7 +159,9 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
 def _parts(config: ModelConfig, _: Settings) -> list[Part]:
     """All tensors of a model."""
     shared, blocks = _item(config)
-    parts = same({**both("embedding", NAMES.embedding, _W), **both("norm", NAMES.norm, _W)})
+    parts = Place().same(
+        f"embedding.weight:{NAMES.embedding}.weight norm.weight:{NAMES.norm}.weight"
+    )
     at, places = 0, []
     for i, layers in enumerate(blocks):
         for j, layer in enumerate(layers):
@@ -169,58 +170,52 @@ def _parts(config: ModelConfig, _: Settings) -> list[Part]:
             if j == 0 and (i or shared["first"]):
                 places.append(there)
                 there += "mamba_decoder."
-            parts += same({"norm.weight": "input_layernorm.weight"}, here, there)
-            place = Place(layer.keywords, NAMES, there, f"{here}layer.", config.d_model)
+            parts += Place(there, here).same("norm.weight:input_layernorm.weight")
+            place = Place(there, f"{here}layer.", layer.keywords, NAMES, config.d_model)
             parts += layer_parts("mamba2", place)
             at += 1
     for i, there in enumerate(places):
-        first = f"{places[i % shared['blocks']]}shared_transformer."
-        here = f"stack.layers.0.places.{i}."
-        parts += same(both("out_proj", "linear", _W), here, there)
-        parts += _adapters(shared, i, here, first)
-        if first.startswith(there):
-            parts += _block(shared, f"stack.layers.0.blocks.{i}.", first, config)
+        first = places[i % shared["blocks"]]
+        place = Place(f"{first}shared_transformer.", f"stack.layers.0.places.{i}.", shared)
+        parts += place._replace(there=there).same("out_proj.weight:linear.weight")
+        parts += _adapters(place, i)
+        if first == there:
+            place = place._replace(here=f"stack.layers.0.blocks.{i}.", width=2 * config.d_model)
+            parts += _block(place)
     return parts
 
 
-def _adapters(shared: Mapping[str, Any], i: int, here: str, there: str) -> list[Part]:
+def _adapters(at: Place, i: int) -> list[Part]:
     """The tensors of the adapters of a depth."""
-    maps = {f"{here}feed_forward.in_proj": [f"{there}feed_forward.gate_up_proj_adapter_list"]}
-    if shared["adapts_attention"]:
-        lists = [f"{there}self_attn.linear_{name}_adapter_list" for name in "qkv"]
-        maps[f"{here}attention.qkv"] = lists
+    maps = {"feed_forward.in_proj": ["feed_forward.gate_up_proj_adapter_list"]}
+    if at.keywords["adapts_attention"]:
+        maps["attention.qkv"] = [f"self_attn.linear_{name}_adapter_list" for name in "qkv"]
     found = []
     for ours, lists in maps.items():
-        down = tuple(f"{name}.{i}.0.weight" for name in lists)
-        found.append(Part(f"{ours}.down.weight", down, (shared["rank"],) * len(down)))
-        found += same({f"{ours}.up.{j}.weight": f"{n}.{i}.1.weight" for j, n in enumerate(lists)})
+        down = [f"{name}.{i}.0.weight" for name in lists]
+        found.append(at.part(f"{ours}.down.weight", down, [at.keywords["rank"]] * len(down)))
+        for j, name in enumerate(lists):
+            found += at.same(f"{ours}.up.{j}.weight:{name}.{i}.1.weight")
     return found
 
 
-def _block(shared: Mapping[str, Any], here: str, there: str, config: ModelConfig) -> list[Part]:
+def _block(at: Place) -> list[Part]:
     """The tensors that all depths of a transformer share."""
-    qkv = tuple(f"{there}self_attn.{name}_proj.weight" for name in "qkv")
-    maps = {
-        **both("norm", "input_layernorm", _W),
-        **both("out_proj", "self_attn.o_proj", _W),
-        **both("feed_forward_norm", "pre_ff_layernorm", _W),
-    }
-    ends = ("weight", "bias") if shared["bias"] else _W
-    maps |= both("up", "feed_forward.gate_up_proj", ends)
-    maps |= both("down", "feed_forward.down_proj", ends)
-    rows = (2 * config.d_model,) * 3
-    return [Part(f"{here}qkv.weight", qkv, rows), *same(maps, here, there)]
+    bias = at.keywords["bias"]
+    return [
+        *at.linear("qkv", [f"self_attn.{name}_proj" for name in "qkv"], False, [at.width] * 3),
+        *at.linear("up", ["feed_forward.gate_up_proj"], bias),
+        *at.linear("down", ["feed_forward.down_proj"], bias),
+        *at.same(
+            "norm.weight:input_layernorm.weight out_proj.weight:self_attn.o_proj.weight "
+            "feed_forward_norm.weight:pre_ff_layernorm.weight"
+        ),
+    ]
 
-
-_W = ("weight",)
 
 CONVERTERS = {
-    "zamba2": Converter(
-        NAMES,
-        partial(FIELDS.config, names=NAMES),
-        _settings,
-        {"zamba2": "Zamba2ForCausalLM"},
-        parts=_parts,
+    "zamba2": family(NAMES, FIELDS, zamba2="Zamba2ForCausalLM")._replace(
+        settings=_settings, parts=_parts
     )
 }
 """By ``model_type``."""
