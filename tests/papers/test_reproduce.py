@@ -152,6 +152,27 @@ def test_some_rows_are_recorded_anew(capsys: pytest.CaptureFixture[str]) -> None
     assert "record all rows again, without --rows" in capsys.readouterr().err
 
 
+def test_other_seeds_of_a_row_are_added_to_its_record() -> None:
+    assert reproduce("--record") == 0
+    path = RECORDS / "nobody/one-laptop.json"
+    whole = read_table(path)
+    lstm = whole.rows[1]
+    later = msgspec.structs.replace(
+        lstm, seeds=[1], values=[figures[1:] for figures in lstm.values], seconds=1.0
+    )
+    write_table(path, msgspec.structs.replace(whole, rows=[whole.rows[0], later]))
+    assert reproduce("--record", "--rows", "LSTM", "--seeds", "0") == 0
+    now = read_table(path).rows[1]
+    assert (now.seeds, now.values) == ([0, 1], lstm.values)
+    assert now.seconds is not None
+    assert now.seconds >= 1
+
+    wider = msgspec.structs.replace(later, parameters=1)
+    write_table(path, msgspec.structs.replace(whole, rows=[whole.rows[0], wider]))
+    assert reproduce("--record", "--rows", "LSTM", "--seeds", "0") == 0
+    assert read_table(path).rows[1].seeds == [0]
+
+
 def test_some_rows_are_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("--rows", "LSTM") == 0
     assert [row.label for row in recorded().rows] == ["LSTM"]

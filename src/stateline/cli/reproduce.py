@@ -47,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
     about = (
         f"also keep the table in {RECORDS}, from which the papers' pages are made; with --rows, "
     )
-    switch("record", about + "these rows replace those of the record")
+    switch("record", about + "these rows replace those of the record, or add their other seeds")
     about = f"train anew in OUT/verify, and compare each figure with the table in {RECORDS}"
     switch("verify", about)
     option("recipes", str, None, "folder of the recipes; by default Stateline's own")

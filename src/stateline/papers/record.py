@@ -168,7 +168,9 @@ def record_table(name: str, table: Table, size: Size, results: Results) -> Table
 
 
 def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
-    """A record with newer rows, each in place of the row of its name.
+    """A record with newer rows, each in place of the row of its name, or with its seeds added.
+
+    Seeds are added if the recorded row has none of them, and the same model and training.
 
     Args:
         record: The record.
@@ -183,7 +185,8 @@ def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
             f"the record has the columns {', '.join(record.columns)}, but the table now has "
             f"{', '.join(fresh.columns)}: record all rows again, without --rows"
         )
-    rows = {row.name: row for row in (*record.rows, *fresh.rows)}
+    rows = {row.name: row for row in record.rows}
+    rows |= {row.name: _with_seeds(rows.get(row.name), row) for row in fresh.rows}
     both = (own.environment.get("commit", "") for own in (record, fresh))
     commits = sorted({commit for own in both for commit in str(own).split(", ") if commit})
     return msgspec.structs.replace(
@@ -192,6 +195,23 @@ def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
         environment=fresh.environment | ({"commit": ", ".join(commits)} if commits else {}),
         rows=[*rows.values()],
         solved=fresh.solved,
+    )
+
+
+def _with_seeds(old: RecordedRow | None, new: RecordedRow) -> RecordedRow:
+    """The newer row, with the figures of the older one if only their seeds differ."""
+    if old is None or {*old.seeds} & {*new.seeds}:
+        return new
+    if (old.parameters, old.updates) != (new.parameters, new.updates):
+        return new
+    seeds = [*old.seeds, *new.seeds]
+    order = sorted(range(len(seeds)), key=seeds.__getitem__)
+    both = ([*a, *b] for a, b in zip(old.values, new.values, strict=True))
+    return msgspec.structs.replace(
+        new,
+        seeds=[seeds[place] for place in order],
+        values=[[figures[place] for place in order] for figures in both],
+        seconds=None if old.seconds is None or new.seconds is None else old.seconds + new.seconds,
     )
 
 
