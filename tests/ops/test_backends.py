@@ -415,7 +415,7 @@ REACHED = {
     "channel_mixing": dict.fromkeys(("forward", "forward_chunk", "step"), ""),
     "diagonal_ssm": DISCRETISED,
     "dss": DIAGONAL,
-    "feed_forward": dict.fromkeys(("forward", "forward_chunk", "step"), "feed_forward"),
+    "feed_forward": {"forward": "feed_forward", "forward_chunk": "feed_forward", "step": ""},
     "gated_conv": {
         "forward": "short_conv",
         "forward_chunk": "short_conv",
