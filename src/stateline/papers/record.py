@@ -204,14 +204,14 @@ def _with_seeds(old: RecordedRow | None, new: RecordedRow) -> RecordedRow:
         return new
     if (old.parameters, old.updates) != (new.parameters, new.updates):
         return new
-    seeds = [*old.seeds, *new.seeds]
+    seeds, taken = [*old.seeds, *new.seeds], (old.seconds, new.seconds)
     order = sorted(range(len(seeds)), key=seeds.__getitem__)
     both = ([*a, *b] for a, b in zip(old.values, new.values, strict=True))
     return msgspec.structs.replace(
         new,
         seeds=[seeds[place] for place in order],
         values=[[figures[place] for place in order] for figures in both],
-        seconds=None if old.seconds is None or new.seconds is None else old.seconds + new.seconds,
+        seconds=None if None in taken else round(sum(filter(None, taken)), 1),
     )
 
 
