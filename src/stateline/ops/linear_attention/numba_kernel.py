@@ -198,24 +198,25 @@ def scan(
     blocks, padded = (values + LANES - 1) // LANES, (keys + KEYS - 1) // KEYS * KEYS
     each, count, size = heads // of_y, (length + TIME - 1) // TIME, padded * LANES
     room, spare = TIME * LANES, (length + CHUNK - 1) // CHUNK * CHUNK
-    x, g = scratch(each * BLOCKS * size, y), scratch(TIME, y)
+    most = min(BLOCKS, blocks)
+    x, g = scratch(each * most * size, y), scratch(TIME, y)
     a, c = scratch(TIME * padded, y), scratch(room, y)
     qb, kb = scratch(TIME * padded, y), scratch(TIME * padded, y)
     vb, yb = scratch(room, y), scratch(room, y)
-    wb, sums = scratch(BLOCKS * room, y), scratch(BLOCKS * room, y)
+    wb, sums = scratch(most * room, y), scratch(most * room, y)
     qb[:] = 0
     kb[:] = 0
     a[:] = 0
     task = start
     while task < stop:
         row, output, block = task // blocks // of_y, task // blocks % of_y, task % blocks
-        several, place = min(BLOCKS, blocks - block, stop - task), block * LANES
+        several, place = min(most, blocks - block, stop - task), block * LANES
         task += several
         x[:] = 0
         for i in range(each):
             kept = (row * heads + output * each + i) * keys * values + place
             for b in range(several):
-                lanes, own = min(LANES, values - place - b * LANES), (i * BLOCKS + b) * size
+                lanes, own = min(LANES, values - place - b * LANES), (i * most + b) * size
                 read_block(x[own : own + size], state, kept + b * LANES, values, keys, lanes)
         for n in range(count):
             first = (count - 1 - n if backwards else n) * TIME
@@ -238,9 +239,12 @@ def scan(
                 at = token * heads + head
                 if along is not None:
                     _read_keys(a, along, at * keys, heads * keys, rows, keys, padded)
+                elif across is None:
+                    for t in range(rows):
+                        g[t] = decay[at + t * heads]
                 for b in range(several):
                     lanes, there = min(LANES, values - place - b * LANES), b * room
-                    own = x[(i * BLOCKS + b) * size : (i * BLOCKS + b + 1) * size]
+                    own = x[(i * most + b) * size : (i * most + b + 1) * size]
                     read_block(vb, v, at_v + b * LANES, of_v * values, rows, lanes)
                     if len(inside):
                         begin = (row * heads + head) * spare + first
@@ -255,22 +259,13 @@ def scan(
                         read_block(c, across, at_c, heads * values, rows, lanes)
                         _advance(qb, kb, vb, None, c, g, yb, rows, padded, own, old, backwards)
                     else:
-                        for t in range(rows):
-                            g[t] = decay[at + t * heads]
                         _advance(qb, kb, vb, None, None, g, yb, rows, padded, own, old, backwards)
                     if w is None:
                         write_block(y, out + b * LANES, of_y * values, rows, lanes, yb)
                     else:
                         to = (((block + b) * batch + row) * length + first) * heads + head
-                        _add_products(
-                            sums[there : there + room],
-                            wb[there : there + room],
-                            yb,
-                            rows,
-                            dots,
-                            to,
-                            heads,
-                        )
+                        own = sums[there : there + room]
+                        _add_products(own, wb[there : there + room], yb, rows, dots, to, heads)
             if w is not None:
                 for b in range(several):
                     lanes, there = min(LANES, values - place - b * LANES), b * room
@@ -280,7 +275,7 @@ def scan(
         for i in range(each):
             kept = (row * heads + output * each + i) * keys * values + place
             for b in range(several):
-                lanes, own = min(LANES, values - place - b * LANES), (i * BLOCKS + b) * size
+                lanes, own = min(LANES, values - place - b * LANES), (i * most + b) * size
                 write_block(after, kept + b * LANES, values, keys, lanes, x[own : own + size])
 
 
