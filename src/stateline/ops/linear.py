@@ -50,7 +50,7 @@ def linear(
     return product(x, weight, bias)
 
 
-def is_small(x: Tensor, d_out: int, positions: int = POSITIONS, least: int = LEAST) -> bool:
+def is_small(x: Tensor, d_out: int, positions: int, least: int) -> bool:
     """Whether a map to ``d_out`` entries is too small for another library or a kernel."""
     entries = x.numel()
     return entries < positions * x.shape[-1] or entries * d_out < least

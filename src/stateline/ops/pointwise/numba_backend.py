@@ -14,11 +14,14 @@ from stateline.ops.numba_common.launch import array, fan_out, of_token, strided
 from stateline.ops.pointwise import FeedForwardWeights
 from stateline.ops.pointwise.numba_kernel import gelu_of_sum, turn
 
+POSITIONS, LEAST = 32, 1 << 20
+"""Positions and multiplications of a map below which the kernel gains nothing without gradients."""
+
 
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     x = inputs[0]
-    few = function == "feed_forward" and is_small(x, len(inputs[1].w_in))
+    few = function == "feed_forward" and is_small(x, len(inputs[1].w_in), POSITIONS, LEAST)
     if few and not wants_gradient(*inputs):
         return "without a gradient, PyTorch's functions are as fast for few positions"
     tensors = list(tensors_of(inputs))
