@@ -51,7 +51,7 @@ class Delegate:
         self.name, self.calls = name, set[str]()
 
     def __getattr__(self, function: str) -> Callable[..., Any]:
-        if function in ("can_use", "available"):
+        if function in ("can_use", "gains", "available"):
             raise AttributeError(function)
         run = getattr(OPS[self.name].module("torch")[0], function)
 
@@ -138,6 +138,20 @@ class TestExplicitChoice:
         register("fft_conv", module)
         with pytest.raises(InputError, match=r"'mine' cannot run .* fft_conv is shy; leave"):
             fft_conv(U, KERNEL, backend="mine")
+
+    def test_a_backend_that_gains_nothing_runs_if_asked_for_or_if_no_other_can(
+        self, register: Callable[..., None]
+    ) -> None:
+        slow = SimpleNamespace(fft_conv=lambda *_: "slow", gains=lambda *_: False)
+        register("fft_conv", slow)
+        assert isinstance(fft_conv(U, KERNEL), Tensor)
+        assert fft_conv(U, KERNEL, backend="mine") == "slow"
+        with use_backend(fft_conv="mine"):
+            assert fft_conv(U, KERNEL) == "slow"
+        found = OPS["fft_conv"].candidates["fft_conv"]
+        for name in ("torch", "reference"):
+            found[name] = found[name]._replace(unavailable="it is closed")
+        assert fft_conv(U, KERNEL) == "slow"
 
     def test_a_backend_that_is_not_available_is_refused_with_its_reason(
         self, register: Callable[..., None]

@@ -15,6 +15,7 @@ from stateline import ops
 from stateline.errors import InputError
 from stateline.layers.mixers.diagonal_ssm import DiagonalSSM
 from stateline.ops import OPS
+from stateline.ops.op import Sizes
 from tests.ops import flat
 
 pytest.importorskip("numba")
@@ -186,13 +187,40 @@ def test_two_chunks_are_the_whole(function: str, cut: int) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+def gains(function: str, *inputs: Any) -> bool:
+    """What the kernels say of a call that they can run."""
+    return OPS[function.removesuffix("_step_")].module("numba")[0].gains(function, *inputs)
+
+
+def example(name: str, length: int) -> tuple[Any, ...]:
+    return OPS[name].example(Sizes(1, length, 64, torch.device("cpu"))).inputs
+
+
 def test_gradients_of_wide_heads_go_elsewhere() -> None:
     *signals, state = (t.requires_grad_() for t in replacing(1, 2, 1, 128))
     inputs = ops.GatedDeltaSignals(*signals), state
-    op = OPS["gated_delta_rule"]
-    assert "wide heads" in op.reasons("gated_delta_rule", *inputs)["numba"]
+    assert not gains("gated_delta_rule", *inputs)
     with torch.no_grad():
-        assert op.reasons("gated_delta_rule", *inputs)["numba"] == ""
+        assert gains("gated_delta_rule", *inputs)
+
+
+@pytest.mark.parametrize("lanes", [4, 8])
+def test_vectors_of_sse_gain_only_in_long_sequences_without_gradients(
+    lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for op in ("linear_attention", "diagonal_ssm"):
+        monkeypatch.setattr(OPS[op].module("numba")[0], "LANES", lanes)
+    for length in (16, 512):
+        (signals,), (u, weights, _) = (
+            example(op, length) for op in ("linear_attention", "diagonal_ssm")
+        )
+        leaves = signals._replace(v=signals.v.clone().requires_grad_())
+        long, all_gain = length > 16, lanes > 4
+        assert gains("linear_attention", signals) == (long or all_gain)
+        assert gains("linear_attention", leaves) == all_gain
+        assert gains("diagonal_ssm", u, weights) == (long or all_gain)
+        assert gains("diagonal_ssm", u.clone().requires_grad_(), weights) == all_gain
+        assert gains("diagonal_ssm_step_", u, weights)
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:

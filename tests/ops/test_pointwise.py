@@ -62,11 +62,18 @@ def test_calls_that_the_kernels_cannot_run_go_elsewhere() -> None:
     assert "one precision" in reason("feed_forward", x.float(), weights)
     with torch.autocast("cpu", torch.bfloat16):
         assert "autocast" in reason("feed_forward", x, weights)
-    with torch.no_grad():
-        assert "for few positions" in reason("feed_forward", x, weights)
     heads, angles = normal(1, 4, 2, 6), torch.zeros(1, 4, 3, dtype=torch.float64)
     assert reason("rotary", heads, angles, angles) == ""
     assert "to angles" in reason("rotary", heads, angles, angles.clone().requires_grad_())
+
+
+def test_small_maps_gain_nothing_without_gradients() -> None:
+    pytest.importorskip("numba")
+    gains = OPS["pointwise"].module("numba")[0].gains
+    x, weights = normal(3, 6), FeedForwardWeights(*maps())
+    assert gains("feed_forward", x, weights)
+    with torch.no_grad():
+        assert not gains("feed_forward", x, weights)
 
 
 def test_a_rotation_needs_two_entries_for_each_pair() -> None:

@@ -42,7 +42,7 @@ def dispatch(
         *inputs: Arguments of the call.
         starts: Where documents begin: the last argument of backends that read packed rows.
         backend: A backend that must run the call, or ``"auto"``: the preferred one
-            (:func:`use_backend`, environment) if it can, else the first one that can.
+            (:func:`use_backend`, environment) if it can, else the first one that can and gains.
 
     Returns:
         What the function of that backend returns.
@@ -130,7 +130,10 @@ def own_precision(op: Callable[P, T]) -> Callable[P, T]:
 def _choose(
     op: Op, candidates: Mapping[str, Candidate], function: str, inputs: tuple[Any, ...]
 ) -> str:
-    """The preferred backend if it can run the call, else the first one that can."""
+    """The preferred backend if it can run the call, else the first one that can and gains.
+
+    If none gains, the first one that can: rows of several documents leave no choice.
+    """
     wanted = preferred(op.name)
     if wanted != "auto":
         reason = f"{op.name} has no such backend"
@@ -139,10 +142,16 @@ def _choose(
         if not reason:
             return wanted
         _log_fallback(function, wanted, reason)
+    able = ""
     for name, candidate in candidates.items():
-        if not candidate.reason(function, *inputs):
+        if candidate.reason(function, *inputs):
+            continue
+        if candidate.gains is None or candidate.gains(function, *inputs):
             return name
-    raise InputError(f"no backend of {op.name} can run this call of {function}")
+        able = able or name
+    if not able:
+        raise InputError(f"no backend of {op.name} can run this call of {function}")
+    return able
 
 
 def _require(

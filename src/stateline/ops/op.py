@@ -35,6 +35,7 @@ class Candidate(NamedTuple):
 
     run: Any
     can_use: Callable[..., str] | None
+    gains: Callable[..., bool] | None
     unavailable: str
     """Why it never runs on this machine; "" if it may."""
     most: int
@@ -139,10 +140,11 @@ class Example(NamedTuple):
 class Op:
     """An op and its backends, in the order in which ``auto`` prefers them.
 
-    A backend is a module with functions of the op's names. It may define two functions more, which
-    return "" or the reason: ``available() -> str``, why it cannot run on this machine, and
+    A backend is a module with functions of the op's names. It may define three functions more.
+    Two return "" or the reason: ``available() -> str``, why it cannot run on this machine, and
     ``can_use(function, *inputs) -> str``, why it cannot run this call (device, dtype, shape,
-    gradient). Each new op enters :data:`OPS`.
+    gradient). The third, ``gains(function, *inputs) -> bool``, says whether a call that it can run
+    is faster by it than by the backends behind it. Each new op enters :data:`OPS`.
 
     Args:
         package: The op's folder as a package; it is called like the op and its main function.
@@ -191,7 +193,8 @@ class Op:
             if run is None and not reason:
                 reason = f"it has no {function}"
             most = 0 if run is None or reason else _most_arguments(run)
-            found[name] = Candidate(run, getattr(module, "can_use", None), reason, most)
+            can_use, gains = (getattr(module, of, None) for of in ("can_use", "gains"))
+            found[name] = Candidate(run, can_use, gains, reason, most)
         self.candidates[function] = found
 
     def reasons(self, function: str, *inputs: Any) -> dict[str, str]:

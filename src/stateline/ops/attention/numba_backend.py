@@ -42,9 +42,16 @@ def can_use(function: str, *inputs: Any) -> str:
         return "the numba kernel has no dropout"
     if torch.compiler.is_compiling() or not is_plain(q):
         return "compiled functions and sharded tensors take PyTorch's operators"
-    if mask.plain and not _gains(*q.shape, slots=k.shape[1]):
-        return "plain causal attention of these sizes is faster by PyTorch's fused kernel"
     return launch.can_use(q, k, v)
+
+
+def gains(function: str, *inputs: Any) -> bool:
+    """Whether a call is faster here: every mask and step, and plain attention of some sizes."""
+    if function == "attention_step_" or not inputs[3].plain:
+        return True
+    (batch, length, heads, d), slots = inputs[0].shape, inputs[1].shape[1]
+    many = length >= QUERIES and batch * length * heads * d * slots >= LEAST
+    return d <= NARROW or (many and (LANES > 4 or d <= NARROW_SSE))
 
 
 def _can_step(
@@ -70,12 +77,6 @@ def _can_step(
 def _takes_steps(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> bool:
     """Whether the kernel for few queries serves."""
     return q.shape[1] <= FEW_QUERIES and mask.first is None and not wants_gradient(q, k, v)
-
-
-def _gains(batch: int, length: int, heads: int, d: int, *, slots: int) -> bool:
-    """Whether plain attention of these sizes is faster here than in PyTorch."""
-    many = length >= QUERIES and batch * length * heads * d * slots >= LEAST
-    return d <= NARROW or (many and (LANES > 4 or d <= NARROW_SSE))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout: float) -> Tensor:  # noqa: ARG001

@@ -18,6 +18,7 @@ from stateline.ops.diagonal_ssm.numba_kernel import (
 )
 from stateline.ops.diagonal_ssm.step_kernel import diagonal_advance, rows_of, transitions
 from stateline.ops.diagonal_ssm.transition_kernel import transition
+from stateline.ops.dispatch import wants_gradient
 from stateline.ops.kernel_op import KernelOp
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.blocks import MODES, WIDE
@@ -42,9 +43,17 @@ ROW_PIECES = 8
 Array = NDArray[Any]
 
 
-def can_use(function: str, *inputs: Any) -> str:
-    """Why the kernels cannot run this call, or an empty string."""
-    return launch.can_run(function, *inputs)
+SHORT = 512
+"""Tokens below which, with vectors of SSE, the FFT is faster without gradients, too."""
+
+can_use = launch.can_run
+
+
+def gains(function: str, *inputs: Any) -> bool:
+    """Whether a call is faster here: with vectors of SSE, only long ones without gradients."""
+    if LANES > 4 or function != "diagonal_ssm":
+        return True
+    return inputs[0].shape[-2] >= SHORT and not wants_gradient(*inputs)
 
 
 def diagonal_ssm(

@@ -25,12 +25,13 @@ WIDEST = 128
 """Keys and values of a head up to which gradients are faster than by PyTorch's products."""
 
 
-def can_use(function: str, *inputs: Any) -> str:
-    """Why the kernels cannot run this call, or an empty string."""
+can_use = launch.can_run
+
+
+def gains(function: str, *inputs: Any) -> bool:  # noqa: ARG001
+    """Whether a call is faster here: PyTorch's products are for gradients of wide heads."""
     x: GatedDeltaSignals = inputs[0]
-    if wants_gradient(*inputs) and max(x.k.shape[-1], x.v.shape[-1]) > WIDEST:
-        return "PyTorch's products are faster for gradients of wide heads"
-    return launch.can_run(function, *inputs)
+    return not wants_gradient(*inputs) or max(x.k.shape[-1], x.v.shape[-1]) <= WIDEST
 
 
 def gated_delta_rule(

@@ -21,9 +21,6 @@ POSITIONS, LEAST = 32, 1 << 20
 def can_use(function: str, *inputs: Any) -> str:
     """Why the kernels cannot run this call, or an empty string."""
     x = inputs[0]
-    few = function == "feed_forward" and is_small(x, len(inputs[1].w_in), POSITIONS, LEAST)
-    if few and not wants_gradient(*inputs):
-        return "without a gradient, PyTorch's functions are as fast for few positions"
     tensors = list(tensors_of(inputs))
     if torch.compiler.is_compiling() or not all(map(is_plain, tensors)):
         return "compiled functions and sharded tensors take PyTorch's operators"
@@ -37,6 +34,13 @@ def can_use(function: str, *inputs: Any) -> str:
 
 
 _PRECISIONS = (torch.float32, torch.float64)
+
+
+def gains(function: str, *inputs: Any) -> bool:
+    """Whether a call is faster here: all but small maps without a gradient."""
+    if function != "feed_forward" or wants_gradient(*inputs):
+        return True
+    return not is_small(inputs[0], len(inputs[1].w_in), POSITIONS, LEAST)
 
 
 def feed_forward(x: Tensor, weights: FeedForwardWeights) -> Tensor:

@@ -21,11 +21,12 @@ at once. See ``examples/kernel_gains.py``: an update of ``slstm*2`` is 2.8 times
 of 256 tokens at width 256, and 2.1 times with four of 128 at width 128 (Zen 5, one thread)."""
 
 
-def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
-    """Why the kernels cannot run this call, or an empty string."""
-    if len(inputs[0]) > MOST_ROWS:
-        return f"products of matrices are faster from {MOST_ROWS + 1} rows on"
-    return launch.can_use(*inputs)
+can_use = launch.can_run
+
+
+def gains(function: str, *inputs: Any) -> bool:  # noqa: ARG001
+    """Whether a call is faster here than by products of matrices."""
+    return len(inputs[0]) <= MOST_ROWS
 
 
 def slstm(gates: Tensor, weight: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
