@@ -43,17 +43,18 @@ ROW_PIECES = 8
 Array = NDArray[Any]
 
 
-SHORT = 512
-"""Tokens below which, with vectors of SSE, the FFT is faster without gradients, too."""
+LONG = 512, 2048
+"""Tokens from which, with vectors of SSE, the recurrence is faster than the FFT: without and with
+gradients."""
 
 can_use = launch.can_run
 
 
 def gains(function: str, *inputs: Any) -> bool:
-    """Whether a call is faster here: with vectors of SSE, only long ones without gradients."""
+    """Whether a call is faster here: with vectors of SSE, only long ones."""
     if LANES > 4 or function != "diagonal_ssm":
         return True
-    return inputs[0].shape[-2] >= SHORT and not wants_gradient(*inputs)
+    return inputs[0].shape[-2] >= LONG[wants_gradient(*inputs)]
 
 
 def diagonal_ssm(

@@ -26,17 +26,18 @@ LEAST = math.inf if LANES == 16 else 2048
 Never with AVX-512, where a loaded entry of a key or query serves 16 values.
 """
 
-SHORT = 64
-"""Tokens up to which, with vectors of SSE, PyTorch's products are faster where nothing decays."""
+LONG = 64, 2048
+"""Tokens from which, with vectors of SSE, the recurrence is faster than PyTorch's products where
+nothing decays: without and with gradients."""
 
 can_use = launch.can_run
 
 
 def gains(function: str, *inputs: Any) -> bool:
-    """Whether a call is faster here: with vectors of SSE, not the gradients without a decay."""
+    """Whether a call is faster here: with vectors of SSE and without a decay, only long ones."""
     if LANES > 4 or function != "linear_attention" or inputs[0].log_decay is not None:
         return True
-    return inputs[0].v.shape[1] >= SHORT and not wants_gradient(*inputs)
+    return inputs[0].v.shape[1] >= LONG[wants_gradient(*inputs)]
 
 
 def linear_attention(
