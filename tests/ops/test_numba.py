@@ -196,6 +196,14 @@ def example(name: str, length: int) -> tuple[Any, ...]:
     return OPS[name].example(Sizes(1, length, 64, torch.device("cpu"))).inputs
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "wanted"), [(4, 512, True), (16, 64, True), (64, 64, False)]
+)
+def test_slstm_gains_in_few_rows_or_narrow_ones(rows: int, width: int, wanted: bool) -> None:
+    gates = torch.zeros(rows, 1, 4, 4, width // 4)
+    assert gains("slstm", gates, None, None) == wanted
+
+
 def test_gradients_of_wide_heads_go_elsewhere() -> None:
     *signals, state = (t.requires_grad_() for t in replacing(1, 2, 1, 128))
     inputs = ops.GatedDeltaSignals(*signals), state

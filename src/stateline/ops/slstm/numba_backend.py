@@ -8,6 +8,7 @@ from torch import Tensor
 from stateline.ops.kernel_op import KernelOp, empty_like
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat
+from stateline.ops.numba_common.vector import LANES
 from stateline.ops.slstm import SLSTMCell
 from stateline.ops.slstm import numba_kernel as kernels
 
@@ -15,10 +16,11 @@ WORK = 0.3
 """Nanoseconds per token and entry of R, to tell whether threads pay."""
 
 
-MOST_ROWS = 4
-"""Rows up to which the kernels are faster than PyTorch's products of matrices, which serve all rows
-at once. See ``examples/kernel_gains.py``: an update of ``slstm*2`` is 2.8 times faster with one row
-of 256 tokens at width 256, and 2.1 times with four of 128 at width 128 (Zen 5, one thread)."""
+MOST_ROWS, MOST = 4, 2048 if LANES == 4 else 1024
+"""Rows, and rows times entries of a token, up to which the kernels are faster than PyTorch's
+products of matrices, which serve all rows at once. See ``examples/kernel_gains.py``: an update of
+``slstm*2`` is 2.8 times faster with one row of 256 tokens at width 256, and 2.1 times with four of
+128 at width 128 (Zen 5, one thread)."""
 
 
 can_use = launch.can_run
@@ -26,7 +28,8 @@ can_use = launch.can_run
 
 def gains(function: str, *inputs: Any) -> bool:  # noqa: ARG001
     """Whether a call is faster here than by products of matrices."""
-    return len(inputs[0]) <= MOST_ROWS
+    rows, _, _, heads, width = inputs[0].shape
+    return rows <= MOST_ROWS or rows * heads * width <= MOST
 
 
 def slstm(gates: Tensor, weight: Tensor, state: SLSTMCell) -> tuple[Tensor, SLSTMCell]:
