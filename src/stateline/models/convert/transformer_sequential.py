@@ -144,7 +144,7 @@ CONVERTERS = {
         transformer_sequential_config,
         recognise=lambda _, tensors: {"in_emb.weight", "out.out_emb.weight"} <= set(tensors),
         parts=transformer_sequential_parts,
-        one_way="the official program reads only checkpoints that also hold its optimizer",
+        one_way="official layers share one table of positions; ours, once trained, differ",
     )
 }
 """By name of the format."""
