@@ -4,43 +4,84 @@ Run it: python examples/layer_speed.py
 
 The layers are the ones of the Block-State comparison, each with a norm before it, and with
 ``--feed_forward`` also with the feed-forward that follows it in a model. On the CPU, the processor
-time of one thread is measured. The layers take turns, so that other programs disturb them alike.
-The shortest time of several rounds is printed.
+time of one thread is measured. The layers take turns, so that other programs disturb them alike. A
+measurement takes the shortest time of several rounds; each has layers of its own, by a seed. The
+medians are printed, and with ``--record FILE`` all measurements are stored as a table, from which
+the paper's page is made.
 """
 
 import argparse
+import statistics
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 
 from stateline import ModelConfig
 from stateline.models.build import build_stack
+from stateline.papers.record import RecordedRow, TableRecord, write_table
+from stateline.train.environment import environment
 
-SLIDING = "sliding_attention(position=t5, includes_self=false, qk_norm=true"
-PATTERNS = (
-    SLIDING,
-    "block_state(variant=sh",
-    "block_state(variant=mh",
-    "block_state(variant=mf",
-    "block_recurrent(n_states={window}",
-)
+PATTERNS = {
+    "sliding windows": "sliding_attention(position=t5, includes_self=false, qk_norm=true",
+    "SH": "block_state(variant=sh",
+    "MH": "block_state(variant=mh",
+    "MF": "block_state(variant=mf",
+    "Block-Recurrent": "block_recurrent(n_states={window}",
+}
 
 
 def main(sizes: argparse.Namespace) -> None:
     """Print a table: microseconds per token, and the ratio to the first layer."""
     torch.set_num_threads(1)
-    feed_forward = "gelu" if sizes.feed_forward else "none"
-    shared = f", n_heads={sizes.n_heads}, window={sizes.window})"
-    patterns = [pattern.format(window=sizes.window) + shared for pattern in PATTERNS]
-    layers = [
-        build_stack(ModelConfig(p, vocab_size=1, d_model=sizes.d_model, feed_forward=feed_forward))
-        for p in patterns
+    seeds = range(sizes.repeats)
+    each = [
+        [rounds(layers(sizes, seed), length, sizes) for seed in seeds] for length in sizes.lengths
     ]
-    columns = [rounds(layers, length, sizes) for length in sizes.lengths]
+    columns = [[statistics.median(times) for times in zip(*found, strict=True)] for found in each]
     print("microseconds per token (ratio to the first) at " + ", ".join(map(str, sizes.lengths)))
-    for number, pattern in enumerate(patterns):
+    for number, pattern in enumerate(PATTERNS.values()):
         cells = "".join(f"{c[number]:10.1f} ({c[number] / c[0]:5.2f})" for c in columns)
-        print(f"{cells}  {pattern}")
+        print(f"{cells}  {pattern.format(window=sizes.window)}{shared(sizes)}")
+    if sizes.record:
+        write_table(sizes.record, recorded(each, sizes))
+
+
+def shared(sizes: argparse.Namespace) -> str:
+    """What the layers have in common."""
+    return f", n_heads={sizes.n_heads}, window={sizes.window})"
+
+
+def layers(sizes: argparse.Namespace, seed: int) -> list[torch.nn.Module]:
+    """All layers, with weights by the seed."""
+    torch.manual_seed(seed)
+    kind = {"d_model": sizes.d_model, "feed_forward": "gelu" if sizes.feed_forward else "none"}
+    patterns = (p.format(window=sizes.window) + shared(sizes) for p in PATTERNS.values())
+    return [build_stack(ModelConfig(p, vocab_size=1, **kind)) for p in patterns]
+
+
+def recorded(each: list[list[list[float]]], sizes: argparse.Namespace) -> TableRecord:
+    """The table of all measurements: each length, seed and layer."""
+    first, *others = sizes.lengths
+    columns = [f"microseconds per token at {first:,}", *(f"at {length:,}" for length in others)]
+    rows = [
+        RecordedRow(
+            label=label,
+            seeds=list(range(sizes.repeats)),
+            values=[[round(times[number], 1) for times in found] for found in each],
+        )
+        for number, label in enumerate(PATTERNS)
+    ]
+    return TableRecord(
+        table="",
+        size="laptop",
+        command=f"python examples/layer_speed.py --repeats {sizes.repeats}",
+        created=datetime.now(UTC).date().isoformat(),
+        environment=environment(),
+        columns=columns,
+        rows=rows,
+    )
 
 
 @torch.inference_mode()
@@ -72,7 +113,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--n_heads", type=int, default=16)
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of a measurement")
+    parser.add_argument("--repeats", type=int, default=1, help="measurements")
+    parser.add_argument("--record", type=Path)
     parser.add_argument("--feed_forward", action="store_true")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     return parser

@@ -11,6 +11,7 @@ from stateline.compare.recipe import read_recipe
 from stateline.layers import LAYERS
 from stateline.layers.law import check_layer
 from stateline.models.config import ModelConfig
+from stateline.papers.record import read_table
 from stateline.papers.table import RECIPES
 from stateline.reports import read_results
 from stateline.runs.job import Job
@@ -75,10 +76,15 @@ def test_two_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (tmp_path / "report.html").exists()
 
 
-def test_layers_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    timed = example("layer_speed")
+def test_layers_are_timed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    timed, file = example("layer_speed"), tmp_path / "speed.json"
     sizes = ["--d_model=8", "--n_heads=2", "--window=3", "--lengths", "5", "9", "--rounds=1"]
-    timed.main(timed.arguments().parse_args(sizes))
+    timed.main(timed.arguments().parse_args([*sizes, "--repeats=2", f"--record={file}"]))
+    record = read_table(file)
+    assert record.columns == ["microseconds per token at 5", "at 9"]
+    assert {row.label: len(row.values[1]) for row in record.rows} == dict.fromkeys(
+        timed.PATTERNS, 2
+    )
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].endswith("at 5, 9")
     assert [line.count("(") for line in shown[1:]] == [3] * len(timed.PATTERNS)
