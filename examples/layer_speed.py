@@ -13,6 +13,7 @@ the paper's page is made.
 import argparse
 import statistics
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def recorded(each: list[list[list[float]]], sizes: argparse.Namespace) -> TableR
     return TableRecord(
         table="",
         size="laptop",
-        command=f"python examples/layer_speed.py --repeats {sizes.repeats}",
+        command=" ".join(["python examples/layer_speed.py", *given(sizes)]),
         created=datetime.now(UTC).date().isoformat(),
         environment=environment(),
         columns=columns,
@@ -96,6 +97,14 @@ def rounds(layers: list[torch.nn.Module], length: int, sizes: argparse.Namespace
             layer(x)
             best[number] = min(best[number], 1e6 * (clock(sizes.device) - started) / length)
     return best
+
+
+def given(sizes: argparse.Namespace) -> Iterator[str]:
+    """The options that differ from their defaults, except where the table goes."""
+    for name, value in vars(sizes).items():
+        if name != "record" and value != arguments().get_default(name):
+            values = value if isinstance(value, list) else [value]
+            yield f"--{name}" if value is True else " ".join(map(str, [f"--{name}", *values]))
 
 
 def clock(device: str) -> float:

@@ -82,6 +82,7 @@ def test_layers_are_timed(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     timed.main(timed.arguments().parse_args([*sizes, "--repeats=2", f"--record={file}"]))
     record = read_table(file)
     assert record.columns == ["microseconds per token at 5", "at 9"]
+    assert record.command.endswith("--window 3 --lengths 5 9 --rounds 1 --repeats 2")
     assert {row.label: len(row.values[1]) for row in record.rows} == dict.fromkeys(
         timed.PATTERNS, 2
     )

@@ -73,7 +73,8 @@ class TableRecord(Record, frozen=True, kw_only=True):
         command: How to run it again.
         created: The day of the last run, ISO 8601.
         environment: Versions, machine and device of the first run, and the commits of all runs. A
-            commit ends with ``+`` if files of the library differed from it.
+            commit ends with ``+`` if files of the library differed from it; ``unknown`` stands for
+            older runs without one.
         columns: Headings.
         rows: The rows that are complete.
         solved: By heading, the figure from which a seed has solved the task, where some seeds do
@@ -187,12 +188,12 @@ def with_rows(record: TableRecord, fresh: TableRecord) -> TableRecord:
         )
     rows = {row.name: row for row in record.rows}
     rows |= {row.name: _with_seeds(rows.get(row.name), row) for row in fresh.rows}
-    both = (own.environment.get("commit", "") for own in (record, fresh))
-    commits = sorted({commit for own in both for commit in str(own).split(", ") if commit})
+    both = (own.environment.get("commit", "unknown") for own in (record, fresh))
+    commits = sorted({commit for own in both for commit in str(own).split(", ")})
     return msgspec.structs.replace(
         record,
         created=fresh.created,
-        environment=fresh.environment | ({"commit": ", ".join(commits)} if commits else {}),
+        environment=fresh.environment | {"commit": ", ".join(commits)},
         rows=[*rows.values()],
         solved=fresh.solved,
     )

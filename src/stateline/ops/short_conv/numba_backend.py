@@ -30,11 +30,14 @@ ROW_PIECES = 8
 """Parts of the batch with gradients of their own; fixed, so that threads do not change a sum."""
 
 
-def can_use(function: str, *inputs: Any) -> str:
+def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernels cannot run this call, or an empty string."""
-    if function == "short_conv" and inputs[1].shape[1] > MOST_TAPS["cpu"]:
-        return "the FFT is faster for this many taps"
     return launch.can_use(*inputs)
+
+
+def gains(function: str, *inputs: Any) -> bool:
+    """Whether a call is faster here: the FFT is for many taps."""
+    return function != "short_conv" or inputs[1].shape[1] <= MOST_TAPS["cpu"]
 
 
 def short_conv(u: Tensor, kernel: Tensor, starts: Tensor | None = None) -> Tensor:

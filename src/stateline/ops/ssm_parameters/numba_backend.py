@@ -16,11 +16,14 @@ MOST_TAPS = 512
 """Most taps for which sums of products are faster than the FFT."""
 
 
-def can_use(function: str, *inputs: Any) -> str:
+def can_use(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why the kernels cannot run this call, or an empty string."""
-    if function == "shift_taps" and inputs[0].shape[1] > MOST_TAPS:
-        return "the FFT is faster for this many taps"
     return launch.can_use(*inputs)
+
+
+def gains(function: str, *inputs: Any) -> bool:
+    """Whether a call is faster here: the FFT is for many taps."""
+    return function != "shift_taps" or inputs[0].shape[1] <= MOST_TAPS
 
 
 def shift_taps(b: Tensor, c: Tensor, skip: Tensor) -> Tensor:
