@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stateline.errors import InputError
-from stateline.ops import fft_conv, short_conv, short_conv_step, slide
+from stateline.ops import OPS, fft_conv, short_conv, short_conv_step, slide
 
 CONVOLUTIONS = {"fft_conv": fft_conv, "short_conv": short_conv}
 ALL = [(op, backend) for op in CONVOLUTIONS for backend in ("torch", "reference")]
@@ -219,6 +219,7 @@ def test_every_channel_needs_as_many_kernels(op: str, backend: str) -> None:
 @pytest.mark.parametrize(("channels", "filters"), [(1, 1), (3, 1), (3, 2)])
 @pytest.mark.slow
 def test_the_operators_keep_pytorchs_rules(op: str, channels: int, filters: int) -> None:
+    OPS[op].prepare(op)  # import the backends, which define the operators
     u, kernel = torch.randn(2, 7, channels), torch.randn(filters * channels, 4)
     forward = getattr(torch.ops.stateline, op).default
     backward = getattr(torch.ops.stateline, f"{op}_backward").default
