@@ -100,7 +100,8 @@ def measure(pattern: str, home: Path) -> None:
 
         memory = peak_bytes(read) or 0
         lines.append(f"resume {taken[0]:.1f} s, +{memory / MIB:,.0f} MiB")
-        print("\n".join(f"process {processes.rank}: {line}" for line in lines), flush=True)
+        # In one write: `print` may write its newline apart, and another process in between.
+        sys.stdout.write("".join(f"process {processes.rank}: {line}\n" for line in lines))
 
 
 def main(given: argparse.Namespace) -> None:
