@@ -173,12 +173,12 @@ STATES = [
 ]
 
 INDEX, SHARD = "corpus/index.json", "corpus/train-00000"
-AGAIN = "run the command that made it again, which writes what is missing"
+AGAIN = "repeat the command that made it, which writes what is missing"
 CORPORA = [
     (gone(INDEX), "no corpus in corpus: index.json is missing; make one with stateline data SOURC"),
     (lambda: Path(INDEX).rename("corpus/unfinished.json"), "the corpus corpus is unfinished: run"),
     (cut(INDEX, 100), f"{INDEX} is not JSON: Unterminated string starting at: line 4 column"),
-    (put(INDEX, DEEP), f"{INDEX} is nested too deeply; run"),
+    (put(INDEX, DEEP), f"{INDEX} is nested too deeply; repeat"),
     (change(INDEX, "version", to=2), f"{INDEX} must be of the format stateline-corpus, version 1,"),
     (change(INDEX, "splits", to=3), f"{INDEX} is damaged: Expected `object`, got `int`"),
     (change(INDEX, "settings", to={}), "missing required field `newlines`"),
@@ -195,7 +195,7 @@ CORPORA = [
     ),
     (
         put("corpus/tokenizer.json", '{"type": "stateline-character", "characters": "ab"}'),
-        "corpus/tokenizer.json is not what made the corpus; run the command that made it again",
+        "corpus/tokenizer.json is not what made the corpus; repeat the command that made it",
     ),
 ]
 

@@ -383,24 +383,32 @@ class TestOpening:
     @pytest.mark.parametrize(
         ("name", "change", "message"),
         [
-            ("train-00001.bin", None, r"train-00001.bin must have \d+ bytes, but is missing: run"),
+            (
+                "train-00001.bin",
+                None,
+                r"train-00001.bin must have \d+ bytes, but is missing: repeat",
+            ),
             ("train-00001.bin", b"\0" * 3, "train-00001.bin must have .* bytes, but has 3 bytes:"),
             (
                 "train-00001.json",
                 None,
                 "cannot read the corpus file .*train-00001.json: No such file",
             ),
-            ("train-00001.json", b"{", "corpus file .*train-00001.json is not JSON: .*; run the"),
-            ("train-00001.json", b"{}", "is damaged: Object missing required field `plan`; run"),
+            (
+                "train-00001.json",
+                b"{",
+                "corpus file .*train-00001.json is not JSON: .*; repeat the",
+            ),
+            ("train-00001.json", b"{}", "is damaged: Object missing required field `plan`; repeat"),
             ("train-00001.json", b"[" * 100_000, "nested too deeply"),
             ("index.json", None, "no corpus in .*: index.json is missing; make one with stateline"),
             ("index.json", b"{", "index.json is not JSON: "),
-            ("index.json", b"[]", "index.json must be a JSON object, got a list; run the"),
+            ("index.json", b"[]", "index.json must be a JSON object, got a list; repeat the"),
             ("index.json", b"{}", "must be of the format stateline-corpus, version 1, got None"),
             (
                 "index.json",
                 b'{"format": "stateline-corpus", "version": 1}',
-                "index.json is damaged: Object missing required field `tokenizer`; run",
+                "index.json is damaged: Object missing required field `tokenizer`; repeat",
             ),
         ],
     )
@@ -445,7 +453,7 @@ class TestOpening:
         with pytest.raises(InputError, match=message) as caught:
             open_corpus(out)
         assert "\n" not in str(caught.value)
-        assert "run the command that made it again" in str(caught.value)
+        assert "repeat the command that made it" in str(caught.value)
 
     def test_tokens_outside_the_vocabulary_are_found_before_training(
         self, source: Path, tmp_path: Path

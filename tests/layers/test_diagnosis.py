@@ -62,13 +62,14 @@ SAID: dict[type[Twin], str] = {
     planted.PositionAdvancesByOneInAChunk: "forward_chunk does not go on where the chunk before "
     "ended: position of two chunks",
     planted.RotaryPositionsOffByOneInPlace: "step_ leaves another state than step",
-    planted.PositionOfTheFirstRow: "rows of different ages are taken for equally old: the older",
+    planted.PositionOfTheFirstRow: "rows with different numbers of tokens are treated as equally "
+    "long: the longer",
     planted.HiddenState: "forward_chunk remembers earlier calls",
     planted.GradientCutBetweenChunks: "forward_chunk passes no gradient through the state that it",
     planted.GradientCutBetweenSteps: "step passes no gradient through its state",
     planted.GradientIsNotANumber: "the gradient that forward_chunk gives core.weight is not a num",
     planted.InitialStateCut: "init_state or forward_chunk passes no gradient to core.start",
-    planted.InitialStateCutEverywhere: "no verb passes a gradient to core.start",
+    planted.InitialStateCutEverywhere: "no method passes a gradient to core.start",
     planted.AccumulatorInHalfPrecision: "in bfloat16, init_state keeps h in half precision",
     planted.AccumulatorCastByAChunk: "in bfloat16, forward_chunk changes a dtype in the state",
     planted.OutputInFloat32: "in bfloat16, forward returns float32",
@@ -79,8 +80,8 @@ SAID: dict[type[Twin], str] = {
     planted.GrowthNotTold: "state_bytes is wrong: told 72",
     planted.StepInPlaceDiffers: "step_ returns another output than step",
     planted.StepInPlaceForgets: "step_ leaves its state as it was",
-    planted.AgesNotPadded: "states of different ages cannot be joined (cat): RuntimeError",
-    planted.AgesIgnored: "rows of different ages are taken for equally old: the younger",
+    planted.AgesNotPadded: "states after different numbers of tokens cannot be joined (cat): Run",
+    planted.AgesIgnored: "rows with different numbers of tokens are treated as equally long: the s",
     planted.TensorMissingFromTheStateDict: "a state_dict does not hold the whole layer: neither "
     "parameter nor buffer: scale",
     planted.OnePositionForAllRows: "position of the state has no row for each of 2 sequences: [1]",

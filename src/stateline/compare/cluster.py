@@ -192,8 +192,8 @@ def _work(
 ) -> RunRecord | str:
     """On a node: run a job in a folder, or in a copy of one that is in a storage.
 
-    Without ``on_gpu`` it runs on the CPU: some versions of Ray show a job that takes no GPU all of
-    them.
+    Without ``on_gpu`` it runs on the CPU: some versions of Ray make all GPUs visible to a job that
+    asks for none.
     """
     on_gpu = on_gpu and torch.cuda.is_available()
     processes = Processes(device=torch.device("cuda", 0) if on_gpu else torch.device("cpu"))

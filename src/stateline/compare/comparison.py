@@ -33,8 +33,8 @@ class Comparison:
 
     The first model sets the size on each task: by ``d_model`` or ``parameters`` if one is given, by
     its own width if it has one, and by a width of 64 otherwise. All other patterns get the width at
-    which they match it best. Presets, recipes with a width and models with given weights keep their
-    own, unless ``d_model`` or ``parameters`` is given.
+    which they match it best. Presets and recipes with a width keep it, unless ``d_model`` or
+    ``parameters`` is given. Models with given weights keep their width and refuse both settings.
 
     Attributes:
         patterns: Architectures: patterns, names of presets such as ``mamba-130m`` (whose vocabulary
@@ -58,9 +58,9 @@ class Comparison:
         weight_decays: Weight decays to try; by default the model's own.
         seeds: Seeds of the scored runs, where the task has no repeat count; by default 3, and 1
             for ``quick``. With ``decide``, the largest number of a model, by default 6.
-        decide: Goal for which seeds are added to the first 3: until the ``best`` model of each
-            task is told apart from the others, or the whole ``order``; ``no`` runs a fixed number
-            of seeds.
+        decide: When to stop adding seeds to the first 3: when the ``best`` model of each task
+            differs significantly from the others, or when all models do (``order``). ``no`` runs a
+            fixed number of seeds.
         budget_minutes: Time after which no seeds are added.
         match: What the models have in common: ``parameters``, ``flops`` (per token at the
             training length), ``state`` (its bytes at the training length) or ``none``.
@@ -111,7 +111,7 @@ def make_tasks(comparison: Comparison) -> dict[str, Task]:
 
 
 def plan(comparison: Comparison, tasks: Mapping[str, Task] | None = None) -> list[Job]:
-    """All scored runs, each at its width, with the settings that it has before any is chosen.
+    """All scored runs, each at its width, with its settings before trials choose any.
 
     Args:
         comparison: What to compare.

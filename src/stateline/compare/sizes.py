@@ -103,7 +103,7 @@ def choose_widths(
 
 
 def _config(model: Recipe, task: Task, size: Size, options: Mapping[str, Any]) -> ModelConfig:
-    """The configuration of a model for a task, at the width that it may have of its own."""
+    """The configuration of a model for a task, at the model's own width if it has one."""
     settings = {**model.model, **options}
     for name in settings:
         if name not in _SETTINGS:

@@ -104,11 +104,11 @@ def results_folder(place: str) -> Iterator[tuple[Path, Mirror | None]]:
     """A local folder for results that are kept in a folder or in a storage.
 
     Args:
-        place: A local folder, or a URL that fsspec knows: what is there is fetched at first, and
-            what is new is copied there at the end, and by the mirror after every run.
+        place: A local folder, or a URL that fsspec knows. Files at the URL are fetched at first,
+            and new files are copied there at the end, and by the mirror after every run.
 
     Yields:
-        The folder, and of a URL the mirror, an observer of the comparison.
+        The folder; for a URL also the mirror, which observes the comparison.
 
     Raises:
         InputError: If the storage cannot be used.

@@ -31,7 +31,7 @@ class Example(NamedTuple):
 
 
 class AnswerText(TokenText):
-    """Examples as documents of a text, of which the tokens of answers are targets.
+    """A text whose documents are examples and whose targets are the tokens of the answers.
 
     Args:
         examples: The examples.

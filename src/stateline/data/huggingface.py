@@ -24,8 +24,8 @@ _CUT = re.compile(r"(?<=\S)(?=\s\S)")
 """Before a single space: where nearly all tokenizers divide text before they look for tokens."""
 
 _AROUND, _WINDOW, _TRIES = 200, 1 << 14, 20
-"""Characters on both sides of a place that are compared; characters at the end of a text in which a
-place is looked for; places that are tried."""
+"""A place to divide a text is looked for in its last ``_WINDOW`` characters, with ``_TRIES`` tries.
+Each try compares ``_AROUND`` characters on both sides."""
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -86,8 +86,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode_pieces(self, pieces: Iterable[str]) -> Iterator[Int[np.ndarray, " length"]]:
         """The tokens of a text that comes in pieces.
 
-        Text is encoded up to the last place that divides no token: whether the text around it has
-        the tokens of its two sides. Tokenizers that have no such place encode the text as a whole.
+        Text is encoded up to the last place that divides no token: there, the text around it has
+        the same tokens as its two sides alone. Without such a place, the whole text is encoded.
         """
         rest = ""
         for piece in pieces:

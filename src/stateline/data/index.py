@@ -12,7 +12,7 @@ from stateline.data.documents import Newlines
 from stateline.errors import InputError
 
 FORMAT, VERSION = "stateline-corpus", 1
-REPAIR = "run the command that made it again, which writes what is missing"
+REPAIR = "repeat the command that made it, which writes what is missing"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]

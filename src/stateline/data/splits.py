@@ -18,9 +18,9 @@ Splits = Mapping[str, Sequence[Document]]
 
 
 def held_out_by_hash(names: Sequence[str], share: float) -> list[int]:
-    """Choose names to hold out by their hashes, so that a name keeps its side when others come.
+    """Choose names to hold out by their hashes, so that new names do not move the old ones.
 
-    At least one name is on either side, so the actual share differs where names are few.
+    Each side gets at least one name, so the actual share differs if there are few names.
 
     Args:
         names: At least two.
@@ -78,7 +78,7 @@ def _divides(around: bytes) -> bool:
 
 
 def split_by_bytes(documents: Sequence[Document], parts: Sequence[int]) -> Splits:
-    """Cut a single document into consecutive parts of so many bytes, in the order of ``SPLITS``.
+    """Cut a single document into consecutive parts of given sizes, in the order of ``SPLITS``.
 
     Raises:
         InputError: If there is more than one document, or the parts do not add up to it.

@@ -107,7 +107,7 @@ def _claim(folder: Path, plan: Plan) -> np.dtype[Any]:
     """Record the settings in the folder, unless it holds something else.
 
     Returns:
-        The type of its tokens: the smallest, unless it holds a corpus that has another one.
+        The dtype of the tokens: the smallest that fits, or a wider one of a corpus in the folder.
     """
     dtype = np.min_scalar_type(plan.tokenizer.vocab_size - 1).newbyteorder("<")
     for file in (folder / INDEX, folder / UNFINISHED):

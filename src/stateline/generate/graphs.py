@@ -12,7 +12,7 @@ Step = Callable[[Tensor, Any], Tensor]
 """``step(tokens, state)`` returns logits and changes the state in place."""
 
 Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
-"""``record(call)`` returns what repeats the call on the same memory, and its output."""
+"""``record(call)`` returns a function that repeats the call on the same memory, and the output."""
 
 MOST = 8
 """Graphs that are kept, each with the memory of its states."""
@@ -100,7 +100,7 @@ class Graphs:
         return _Graph(replay, held, buffers, logits)
 
     def _compare(self, graph: _Graph, tokens: Tensor, state: Any, leaves: list[Tensor]) -> None:
-        """Two steps: what a graph takes for constant may only change in the second."""
+        """Compare two steps: a value wrongly recorded as constant may change in the second only."""
         copy = pytree.tree_map(torch.clone, state)
         for held, leaf in zip((graph.tokens, *graph.leaves), (tokens, *leaves), strict=True):
             _fill(held, leaf)
@@ -130,7 +130,7 @@ def _whole(rows: Tensor) -> Tensor:
 
 
 def _fill(held: Tensor, rows: Tensor) -> None:
-    """Copy rows into memory for as many or more, and repeat the last one in what is left."""
+    """Copy rows into a buffer of at least as many rows, and fill its end with the last row."""
     held[: len(rows)].copy_(rows)
     held[len(rows) :].copy_(rows[-1:])
 

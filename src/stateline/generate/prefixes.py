@@ -45,16 +45,16 @@ class Read(NamedTuple):
 class PrefixStates:
     """Keeps states of a model under the hash of its weights and of all tokens before them.
 
-    A text continues from the longest beginning of it that is kept, at any token. :meth:`read` keeps
-    a state at every multiple of ``every`` tokens, and at the end of each text; :meth:`keep` adds
+    A text continues from its longest kept prefix, which may end at any token. :meth:`read` keeps a
+    state at every multiple of ``every`` tokens, and at the end of each text; :meth:`keep` adds
     others, such as the end of an answer.
 
-    A kept state has the bits that it was computed with. ``read`` cuts texts at the multiples of
-    ``every`` and at the ends of the texts that it is given, so a continuation equals, bit by bit,
-    ``forward_chunk`` over chunks that are cut at the same places. Another cut, or tokens that were
-    read by steps, changes what follows by rounding, within the limits of the law (relative errors
-    below 1e-4 in float32, 1e-9 in float64). With ``every`` at its default, a text whose kept
-    beginnings all end at multiples of it has the bits of :func:`stateline.generate.prefill`.
+    A kept state is stored without rounding. ``read`` cuts texts at the multiples of ``every`` and
+    at the ends of the texts that it is given, so a continuation equals, bit by bit,
+    ``forward_chunk`` over chunks that are cut at the same places. With other cuts, or with tokens
+    that were read by steps, results differ by rounding, within the limits of the law (relative
+    errors below 1e-4 in float32, 1e-9 in float64). With the default ``every``, a text whose kept
+    prefixes all end at its multiples gives the same bits as :func:`stateline.generate.prefill`.
 
     The weights must not change while the object lives. It is not for several threads at once.
 
@@ -62,8 +62,8 @@ class PrefixStates:
         model: A language model in evaluation mode.
         every: Tokens between two states that are kept on the way.
         memory: Largest number of bytes in memory. The least recently used states leave it.
-        folder: Where these go, so that they can come back, also in another process; by default
-            they are lost. A damaged file counts as one that is not there.
+        folder: Where states that leave memory are written, for this and other processes; by
+            default they are lost. A damaged file counts as missing.
         disk: Largest number of bytes in the folder; the least recently used are removed.
 
     Raises:

@@ -186,8 +186,8 @@ class Session:
 
         Args:
             state: The rows.
-            sampling: How their tokens are chosen; by default as the session was given for all its
-                rows, or greedily.
+            sampling: How their tokens are chosen; by default as in the session, if all its rows got
+                one sampling there, else greedily.
 
         Raises:
             InputError: If the state is of another kind of model, or on another device.
@@ -377,7 +377,7 @@ def extend(
 
 
 def seeded(state: SessionState, seed: int) -> SessionState:
-    """The same state, with all random numbers of ``seed``, beginning with the first.
+    """The same state with another seed; the next random number is the first of ``seed``.
 
     Raises:
         InputError: If the seed is negative, or has more than 63 bits.

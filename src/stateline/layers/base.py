@@ -87,8 +87,8 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
             parameters, by name, where it is not the default.
         any_batch_axes: Whether inputs may have any number of batch axes instead of one.
         packs: Whether ``_forward`` and ``_forward_chunk`` take ``starts`` themselves: composite
-            layers hand them on, and layers whose kernels can begin documents anew give them these.
-            The documents of other layers are cut out: see :mod:`stateline.layers.documents`.
+            layers pass it on, and some kernels reset the state at each document. For all other
+            layers, documents are cut out: see :mod:`stateline.layers.documents`.
         max_len: Largest number of tokens in a sequence, or ``None`` for no limit. The model around
             the layer enforces it.
         settings: Dataclass of the constructor's keywords, in layers that have one.
@@ -203,9 +203,9 @@ class SequenceLayer(KeepsFloat32, ABC, Generic[StateT]):
         return y
 
     def begins_anew(self, x: Tensor, state: StateT | None = None) -> bool:  # noqa: ARG002
-        """Whether ``_forward``, or ``_forward_chunk`` with a state, takes ``starts`` for an input.
+        """Whether ``_forward`` (with a state, ``_forward_chunk``) takes ``starts`` with this input.
 
-        For layers that do not ``pack`` on every backend.
+        Only for layers without ``packs``, whose kernels take ``starts`` on some backends.
         """
         return False
 

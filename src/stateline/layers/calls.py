@@ -32,8 +32,8 @@ _specs: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 class unchecked:
     """Skip the checks of calls whose inputs and states are known to fit, and have rows.
 
-    A check is a noticeable part of a small layer's step of one token, and so would be a context
-    manager that is made of a generator.
+    For one token of a small layer, a check takes a noticeable part of the time. A context manager
+    made from a generator would, too, so this one is a class.
     """
 
     __slots__ = ("_token",)

@@ -71,7 +71,7 @@ class Branch(Around):
         norm: A normalisation, applied to each position separately.
         multiplier: Factor of the layer's output.
         dropout: Chance that an entry of the layer's output is dropped in training.
-        stream_multiplier: Factor of what the output is added to.
+        stream_multiplier: Factor of the stream to which the output is added.
     """
 
     def __init__(

@@ -22,11 +22,11 @@ class Memory:
     The values own their memory: they are computed from copies of the weights. So a weight may be
     freed while they live, as FSDP does after every call of a block.
 
-    Only weights that a value was computed from are watched, and the first one of the model, which
-    shows a cast or a move. A weight has changed if its tensor or a module above it was replaced,
-    if its storage was (``.data``, a cast, a move), if PyTorch has counted a change in place, or if
-    any optimizer has made a step since: fused optimizers change weights without counting. A change
-    in place through ``.data`` or NumPy is not seen; :meth:`forget` the values after one.
+    It watches the weights that a value was computed from, and the first weight of the model, which
+    shows a cast or a move. A weight has changed if its tensor, its storage or a module above it was
+    replaced (``.data``, a cast, a move), if PyTorch has counted a change in place, or if any
+    optimizer has made a step since: fused optimizers change weights without counting. A change in
+    place through ``.data`` or NumPy is not seen; call :meth:`forget` after one.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,9 +1,9 @@
 """Packed rows: rows that hold several documents, each read as if it stood in a row of its own.
 
-Layers whose kernels begin documents anew inside the pass take ``starts`` themselves. For the others
-this module is the only place that knows how a layer reads packed rows. The documents are cut out
-and become rows of batches of similar lengths, padded at the end; the layer reads these batches as
-any others, and its outputs go back to their places. So a document cannot see its neighbour,
+Layers whose kernels reset the state at each document take ``starts`` themselves. For all other
+layers, this module alone reads packed rows. It cuts the documents out and makes them the rows of
+batches of similar lengths, padded at the end; the layer reads these batches like any others, and
+its outputs go back to their places. So a document cannot see its neighbour,
 whatever the layer keeps between positions, and short documents cost attention less than long rows
 do.
 """
@@ -22,7 +22,7 @@ from stateline.errors import InputError
 from stateline.layers.state import State, cat_states, replace_rows, select_rows
 
 CALL = 128
-"""Tokens whose cost is about that of one more call of a layer: batches are chosen by it."""
+"""One call of a layer costs about as much as this number of tokens; batches are chosen by it."""
 
 Numbers = Int[np.ndarray, " n"]
 
@@ -103,9 +103,9 @@ class Documents:
 
     @cached_property
     def with_states(self) -> "Layout":
-        """The documents that a state continues, then those that leave one, then the others.
+        """First documents that continue a state, then documents that leave one, then all others.
 
-        A batch of those that leave one has no padding, which would change their states.
+        Batches of documents that leave a state have no padding, which would change the state.
         """
         continues = self._first & ~self._last & ~self.starts[:, 0].numpy()[self._rows]
         kinds = (continues, self._last, ~(continues | self._last))
@@ -164,7 +164,7 @@ class Group(NamedTuple):
     Attributes:
         lengths: Length of each document.
         rows: The packed row of each.
-        sources: The row of its state among all rows that continue, followed by all that begin.
+        sources: Row of each document's state in the given states followed by the initial states.
         size: Number of documents, and the length to which they are padded.
         kind: What happens to their states.
     """
@@ -235,7 +235,7 @@ def read_chunk(
         return layer._forward_chunk(x, state, **options)
     if layer.begins_anew(x, state):
         return layer._forward_chunk(x, state, starts=documents, **options)
-    # States that begin get the room of the given one: callers may go on in place.
+    # Initial states get as much room as the given state: callers may continue in place.
     states = cat_states([state, layer.init_state(len(x))])
     begun = select_rows(states, range(len(x), 2 * len(x)))
     if documents.apart:
@@ -264,7 +264,7 @@ class _Index(NamedTuple):
 
 
 class _Take(torch.autograd.Function):
-    """Take rows; every row that counts is taken once, so the gradient is taken back."""
+    """Gather rows. Each row except padding is gathered once, so the gradient is a gather, too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: _Index, back: _Index) -> Tensor:
@@ -285,14 +285,14 @@ def _take(x: Tensor, there: _Index, back: _Index) -> Tensor:
 def _borders(lengths: Numbers, ends: Numbers) -> Int[np.ndarray, " batches_and_1"]:
     """Cut documents, sorted by length, into batches of least cost.
 
-    The cost of a batch is its tokens with padding, and ``CALL``.
+    The cost of a batch is its number of tokens, padding included, plus ``CALL``.
 
     Args:
         lengths: The lengths that occur, increasing.
-        ends: Number of documents of each length or a shorter one.
+        ends: For each length, the number of documents of at most this length.
 
     Returns:
-        The numbers of lengths before each batch, and finally all.
+        Index of the first length of each batch, and finally the number of lengths.
     """
     before = np.append(0, ends)
     cost, cut = np.zeros(len(before)), np.zeros(len(before), dtype=np.int64)

@@ -67,8 +67,8 @@ def cat_states(states: Sequence[State], *, layer: Any = None, capacity: int = 0)
         states: At least one state.
         layer: The layer or model of the states; needed with ``capacity``.
         capacity: Number of tokens, counted from the first, for which every row of the result gets
-            room, so that ``step_`` can continue in place. Zero gives no more room than the roomiest
-            of the states has.
+            room, so that ``step_`` can continue in place. With zero, all rows get as much room as
+            the state with the most room.
 
     Returns:
         The joined state, a copy.

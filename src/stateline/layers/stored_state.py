@@ -50,7 +50,7 @@ def storable_parts(state: State) -> list[Tensor]:
 
 
 def widened(state: State) -> State:
-    """The state with these tensors in float32 at least."""
+    """The state with its storable tensors in float32 at least."""
     return _cast(state, lambda own: torch.promote_types(own, torch.float32))
 
 

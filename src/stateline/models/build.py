@@ -116,7 +116,7 @@ def _part(item: Item, config: ModelConfig) -> list[AnyLayer]:
             )
         bare = replace(config, block="plain", feed_forward="none") if made.is_mixer else config
         parts = [Stack(*_layers(part, bare)) for part in (item.core, *item.others)]
-        # Of several arguments, one that holds a single layer is this layer.
+        # With several arguments, an argument of one layer is this layer, not a stack.
         bare_parts = (p.links[0] if len(p.links) == 1 else p for p in parts)
         core = Stack(*bare_parts) if made.takes_several else parts[0]
         layer = construct("wrapper", item.name, made, keywords, core)

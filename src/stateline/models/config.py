@@ -83,7 +83,7 @@ class ModelConfig:
         embedding_multiplier: Factor of the embeddings of tokens.
         embedding_norm: Whether the embedded input is normalised, as in RWKV.
         residual_multiplier: Factor of the output of each residual branch.
-        stream_multiplier: Factor of what this output is added to.
+        stream_multiplier: Factor of the stream to which this output is added.
         logits_divisor: Divisor of the logits.
         logits_soft_cap: If set, logits y become c tanh(y / c) for this c.
         embedding_dropout: Chance that an entry of the embedded input is dropped in training.

@@ -22,7 +22,7 @@ Pooling = Literal["mean", "last"]
 
 @dataclass(frozen=True)
 class HeadConfig(ModelConfig):
-    """Settings of classifiers and regressors: a :class:`~stateline.ModelConfig` with three more.
+    """Settings of classifiers and regressors, besides those of :class:`~stateline.ModelConfig`.
 
     ``tie_embeddings``, ``head_bias``, ``embedding_multiplier``, ``embedding_norm``,
     ``logits_divisor`` and ``logits_soft_cap`` have no effect.

@@ -228,8 +228,8 @@ def preferred(op: str) -> str:
 def kernels_run(op: Op, device_type: str) -> bool:
     """Whether calls on a device go to the kernels of an op, if these can run them.
 
-    Layers ask this, for other backends begin documents anew more slowly than cutting documents out
-    takes.
+    Layers ask this because on other backends, resetting the state at each document takes longer
+    than cutting the documents out.
     """
     backend = {"cpu": "numba", "cuda": "triton"}.get(device_type)
     usable = backend in op.backends and not op.module(backend)[1]

@@ -41,7 +41,7 @@ _ARGUMENTS = {
             :meth:`stateline.layers.SequenceLayer.forward`.""",
     "backend": """Backend that must run the call; ``"auto"`` chooses one.""",
 }
-"""What arguments mean that many ops have."""
+"""Meaning of the arguments that many ops have."""
 
 _RAISES = "\n\nRaises:\n    InputError: If a shape, a dtype or a device does not fit the others."
 
@@ -119,13 +119,13 @@ def checked_step(
     weights: tuple[Any, ...],
     arguments: Callable[..., tuple[Any, ...]],
 ) -> Callable[..., T]:
-    """Prepared steps whose arguments pass the door of the function that they stand for.
+    """Prepared steps whose arguments are checked like the arguments of the function they replace.
 
     Args:
         step: ``step(*inputs)`` computes one token.
         function: A function with a door.
-        weights: The tensors that the steps are prepared from. What has passed with others of the
-            same shapes has passed with them, so that steps may be prepared at every token.
+        weights: The tensors that the steps are prepared from. Weights of the same shapes share
+            their passed checks, so preparing steps at every token is cheap.
         arguments: From the inputs of a step, the arguments of ``function``.
     """
     passed: set[Any] = function.check.steps.setdefault(signature_of(weights), set())

@@ -27,7 +27,7 @@ AVX2 alone.
 """
 
 POSITIONS, POSITIONS_IN_HALVES = 32, 256
-"""Rows of the input below which oneDNN, which lays out the weight anew, is slower than MKL."""
+"""With fewer rows of the input, oneDNN is slower than MKL, because it reorders the weight."""
 
 
 def linear(
@@ -112,7 +112,7 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_eager(x: Tensor, weight: Tensor) -> bool:
-    """Whether no autocast, transform of a function or subclass wants PyTorch's operator."""
+    """Whether neither autocast, a functorch transform nor a tensor subclass is active."""
     wanted = torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active()
     return not wanted and is_plain(x) and is_plain(weight)
 

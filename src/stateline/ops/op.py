@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
     unavailable: str
     """Why it never runs on this machine; "" if it may."""
     most: int
-    """Largest number of arguments: one fewer if it cannot begin documents anew."""
+    """Largest number of arguments: one fewer if the function does not take ``starts``."""
 
     def reason(self, function: str, *inputs: Any) -> str:
         """Why it cannot run this call; "" if it can."""
@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
 
 
 def _function(module: Any, name: str) -> Any:
-    """A function of a backend. Of a step in place and one on a copy, either serves for both."""
+    """A function of a backend. A step in place also gives the step on a copy, and the reverse."""
     run = getattr(module, name, None)
     if run is None and name.endswith("_step_") and (step := getattr(module, name[:-1], None)):
         return copying(step)
@@ -143,8 +143,8 @@ class Op:
     A backend is a module with functions of the op's names. It may define three functions more.
     Two return "" or the reason: ``available() -> str``, why it cannot run on this machine, and
     ``can_use(function, *inputs) -> str``, why it cannot run this call (device, dtype, shape,
-    gradient). The third, ``gains(function, *inputs) -> bool``, says whether a call that it can run
-    is faster by it than by the backends behind it. Each new op enters :data:`OPS`.
+    gradient). The third, ``gains(function, *inputs) -> bool``, says whether it runs the call faster
+    than the backends after it. A new op adds itself to :data:`OPS`.
 
     Args:
         package: The op's folder as a package; it is called like the op and its main function.

@@ -60,7 +60,7 @@ def rotate(
         x: Queries or keys.
         positions: Position of each entry; one row is shared by the whole batch.
         dims: Number of rotated entries; even.
-        base: The period of the slowest pair is about 2 pi base positions.
+        base: Base of the angles; the slowest pair has a period of 2 pi base^(1 - 2/r) positions.
         scaling: Change of the frequencies; ``None`` means none.
 
     Returns:

@@ -39,7 +39,7 @@ FLA_MOST_WIDE = 256
 def can_use_fla(function: str, *inputs: Any) -> str:  # noqa: ARG001
     """Why flash-linear-attention cannot run a call on queries, keys and values, or an empty string.
 
-    Its kernels multiply float32 as TF32, so that only half precision keeps our promise.
+    Its kernels multiply float32 as TF32, so only half precision meets our error limits.
     """
     x = inputs[0]
     if max(x.q.shape[-1], x.v.shape[-1]) > FLA_MOST_WIDE:
@@ -55,8 +55,8 @@ def run_fla(
 ) -> tuple[Tensor, Tensor]:
     """Run one of flash-linear-attention's kernels; queries are not scaled.
 
-    Documents are the sequences of one long row for it (``cu_seqlens``), each with a state of its
-    own.
+    The kernel gets documents as the sequences of one long row (``cu_seqlens``), each with its own
+    state.
 
     Args:
         run: The kernel.

@@ -86,7 +86,7 @@ class Problems(NamedTuple):
 
 
 def train_settings(of: "type[Task] | None" = None, **settings: float | str) -> Settings:
-    """Settings of a training configuration, with those of another kind of task below them."""
+    """Training settings of a kind of task; settings that are not given are as in ``of``."""
     return {**(of.training if of else {}), **settings}
 
 
@@ -192,7 +192,7 @@ class Task(ABC):
         return 0
 
     def chance(self, batches: int = 8) -> float:
-        """Share of the answers that are right if one, the most frequent, is always given."""
+        """Share of right answers if a model always gives the most frequent answer."""
         counts = self._answers(batches).unique(dim=0, return_counts=True)[1]
         return float(counts.max() / counts.sum())
 
@@ -215,9 +215,8 @@ class Task(ABC):
     def hold_out_validation(self) -> str:
         """Score on data that the final scores do not use; called before the first batch.
 
-        To choose settings with, a task is made a second time, from another seed. Drawn tasks need
-        nothing more. Tasks on files score a part of their training data, on which they then do
-        not train.
+        To choose settings, the task is constructed a second time, from another seed. Drawn tasks
+        need nothing more. Tasks on files hold out a part of their training data, and score it.
 
         Returns:
             What is scored, in words.
@@ -363,7 +362,7 @@ class ExampleTask(GeneratedTask):
 
 @dataclass(eq=False, kw_only=True)
 class LabelledTask(Task):
-    """A task with a label at every position, which depends on the input up to that position.
+    """A task with labels at some or all positions; a label depends on the input up to its position.
 
     The target is not the next token. Inputs and labels share one vocabulary, inputs first. Lengths
     count tokens.

@@ -1,6 +1,7 @@
 """Objectives: the outputs that a data set asks of a model, how they are trained and scored.
 
-Tallies are sums over the targets of a batch; ``total`` adds them up, ``score`` gives the scores.
+A tally is what the scores need from a batch, mostly sums over its targets. ``total`` joins tallies,
+and ``score`` computes the scores.
 """
 
 import math

@@ -41,7 +41,7 @@ class RowsTask(Task):
 
     A row has either one target, at its last position, or a target at every position. The
     shorter rows of a batch are padded with zeros at the end, which causal models read only after
-    they have answered; others are told the lengths of the rows. Every row is used once per epoch,
+    they have answered; other models get the lengths of the rows. Every row is used once per epoch,
     in an order fixed by the seed.
 
     The files belong to the user. ``layout`` says how they must be arranged.
@@ -160,7 +160,7 @@ class RowsTask(Task):
         return len(self.held_out_rows.inputs)
 
     def hold_out_validation(self) -> str:
-        """Score a tenth of the training rows, the same for every seed, in place of the others."""
+        """Hold out a tenth of the training rows, the same for every seed, and score only these."""
         rows = self.training_rows
         count = max(1, len(rows.inputs) // 10)
         if len(rows.inputs) - count < self.batch_size:

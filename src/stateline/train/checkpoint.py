@@ -53,7 +53,7 @@ class Save:
         record: What else is kept, as plain data: ``progress``, what defines the run (only the same
             run continues from here), and under ``environment`` where it ran.
         processes: The processes; each makes a ``Save``.
-        copies: Where what it holds is copied to; a save that used it must be committed.
+        copies: Buffers for the copies; a previous save that used them must be committed.
 
     Raises:
         InputError: If it cannot be written; older checkpoints stay as they are.

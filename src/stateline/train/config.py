@@ -38,14 +38,15 @@ class TrainConfig:
             ``lr`` by the size of each parameter; or ``adafactor_momentum``, which averages the
             changes of ``adafactor`` by ``beta1``; or PyTorch's ``muon`` for the matrices of the
             blocks, each expert's on its own, with ``adamw`` for embeddings, heads, vectors and
-            state spaces. ``beta1`` and ``beta2`` are as for ``adamw``.
+            state spaces. Muon's momentum is always 0.95.
         muon_lr: Highest learning rate of the matrices that Muon updates; by default ``lr``, at
             which the updates of both optimizers have the same size.
         weight_decay: Weight decay of matrices; norms, biases and the parameters under ``ssm_lr``
             are not decayed.
         decay_vectors: Decay norms and biases, too, as the official H3 code does.
-        beta1: Decay rate of the running mean of gradients.
-        beta2: Decay rate of the running mean of squared gradients.
+        beta1: Decay rate of the running mean of gradients, for AdamW; for ``adafactor_momentum``,
+            of changes.
+        beta2: Decay rate of the running mean of squared gradients, for AdamW.
         accumulate: Batches whose gradients are summed for one update.
         precision: ``bfloat16`` computes matrix products in bfloat16 (autocast); weights, the
             optimizer and accumulating states stay in float32.

@@ -12,7 +12,7 @@ from stateline.train.metrics import METRICS
 CHECKPOINTS = "checkpoints"
 
 RECORD, MANIFEST = "training.json", "manifest.json"
-"""Files of a checkpoint: what is no tensor, and the hashes of all others."""
+"""Files of a checkpoint: everything but tensors, and the hashes of all other files."""
 
 BROKEN = OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError
 """Exceptions that a damaged checkpoint may cause."""

@@ -230,7 +230,7 @@ class Trainer:
         on_log(metrics)
 
     def save(self) -> None:
-        """Write a checkpoint, in the background where several processes share the work."""
+        """Write a checkpoint: one process on the CPU at once, all others in the background."""
         if (folder := self.folder) is None:
             return
         if self.processes.sum(not self._finite()):

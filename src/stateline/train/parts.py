@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 ALIGNMENT = 64
-"""Of tensors in a block of memory, in bytes."""
+"""Alignment of tensors in a block of memory, in bytes."""
 
 
 class Part(NamedTuple):
-    """What a process holds of a tensor that one process, its owner, needs as a whole.
+    """A process's part of a tensor; one process, the owner of the tensor, needs the whole.
 
     Attributes:
         rows: Its rows; the whole tensor if ``holders`` is empty; nothing if the owner needs none.
@@ -72,7 +72,7 @@ class Part(NamedTuple):
 
 
 def memory_for(parts: Sequence[Part]) -> Tensor:
-    """Memory in which each of these tensors can be joined, if it has to be."""
+    """Memory that is large enough to join any one of these tensors."""
     most = max((part.like.nbytes for part in parts if part.holders), default=0)
     return torch.empty(most, dtype=torch.uint8)
 

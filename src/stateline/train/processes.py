@@ -182,8 +182,8 @@ def shard(model: AnyModel, mesh: DeviceMesh, dtype: torch.dtype = torch.float32)
     """Shard every block with FSDP2: its parameters are whole only while they are used.
 
     Weights that autocast multiplies in ``dtype`` are gathered in it. FSDP's own policy for mixed
-    precision would round all parameters of a block and what flows between blocks, so also the
-    transitions of state spaces, norms and states. Here the results equal the results of autocast.
+    precision would round all parameters of a block and all activations between blocks, and with
+    them transitions of state spaces, norms and states. Here results equal the results of autocast.
 
     Args:
         model: It is changed in place.

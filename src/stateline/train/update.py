@@ -120,7 +120,7 @@ class Updater:
         return loss.detach()
 
     def _enter(self, micro: MicroBatch) -> tuple[Any, Tensor | None]:
-        """The state before a micro-batch, and which rows begin with an empty one all the same."""
+        """The state before a micro-batch, and which rows start from an empty state instead."""
         if micro.fresh is None:
             return None, None
         fresh, cap = micro.fresh, self.config.carry_cap

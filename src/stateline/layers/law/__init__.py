@@ -66,8 +66,8 @@ def check_layer(
         layer: The layer; it is copied, not changed.
         batch_size: Rows of the input; at least 2, to detect rows that mix.
         chunks: Lengths of the chunks into which the sequence is cut; at least two.
-        dtype: Precision of the check: float64 (limit 1e-9) or float32 (limit 1e-4); of packed rows
-            1e-10, or 1e-6 and what roundings change.
+        dtype: Precision of the check. The limit is 1e-9 in float64 and 1e-4 in float32; for packed
+            rows, 1e-10 and 1e-6, or in float32 the effect of four roundings if that is larger.
         seed: Seed of the random input.
         name: Name of the layer in the report; by default its class.
 

@@ -80,7 +80,7 @@ def change_by_rounding(
     *,
     weights: bool,
 ) -> float:
-    """The largest change of a result in float64 by one rounding of what it is made from.
+    """The largest change that one rounding of the inputs makes to a result in float64.
 
     Args:
         case: The layer and its input.
@@ -88,7 +88,7 @@ def change_by_rounding(
         run: Gives the result of a case in float64 and its state.
         measure: Compares the result with the exact one.
         dtype: Precision whose roundings are drawn, three times.
-        weights: Whether weights are rounded, too, and not the input and the state alone.
+        weights: Whether to round the weights, too, besides the input and the state.
     """
 
     def result(size: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Diagnosis of a layer that breaks the law: one sentence, found by short experiments.
 
-The experiments go from causes to consequences: a verb that changes its input also makes outputs
-differ, so what it changes is looked at first. The first experiment that finds something is told.
+The experiments go from causes to consequences: a method that changes its input also makes outputs
+differ, so changed inputs are tested first. The first experiment that finds something is reported.
 """
 
 import copy
@@ -40,7 +40,7 @@ _SAID = {
     "settings are kept": "a saved state cannot know its layer: {note}",
     "state_bytes is true": "state_bytes is wrong: {note}",
     "no chunk stays in memory": "the state keeps the memory of a whole chunk alive: {note}",
-    "every parameter gets its gradient": "no verb passes a gradient to {note}, which is used",
+    "every parameter gets its gradient": "no method passes a gradient to {note}, which is used",
     "bfloat16 runs, accumulators float32": "in bfloat16, {note}",
 }
 """The sentences of the clauses that have no experiment."""
@@ -229,20 +229,20 @@ def _steps(case: Case) -> Iterator[str]:
 
 def _ages(case: Case) -> Iterator[str]:
     head, rows = case.chunks[0], case.x.shape[0]
-    young = case.layer.forward_chunk(case.x[:, :head], case.init())[1]
-    old = case.layer.forward_chunk(case.x, case.init())[1]
-    alone = [case.layer.forward_chunk(case.x, copied(own))[0] for own in (young, old)]
+    short = case.layer.forward_chunk(case.x[:, :head], case.init())[1]
+    long = case.layer.forward_chunk(case.x, case.init())[1]
+    alone = [case.layer.forward_chunk(case.x, copied(own))[0] for own in (short, long)]
     try:
-        joined = cat_states([young, old])
+        joined = cat_states([short, long])
     except Exception as error:
-        yield f"states of different ages cannot be joined (cat): {one_line(error)}"
+        yield f"states after different numbers of tokens cannot be joined (cat): {one_line(error)}"
         return
     y, _ = case.layer.forward_chunk(torch.cat([case.x, case.x]), joined)
     pairs = zip(y.split(rows), alone, strict=True)
-    younger, older = (relative(own, wanted) > case.limit for own, wanted in pairs)
-    if younger or older:
-        which = "all" if younger and older else "younger" if younger else "older"
-        told = "rows of different ages are taken for equally old"
+    shorter, longer = (relative(own, wanted) > case.limit for own, wanted in pairs)
+    if shorter or longer:
+        which = "all" if shorter and longer else "shorter" if shorter else "longer"
+        told = "rows with different numbers of tokens are treated as equally long"
         yield f"{told}: the {which} rows come out wrong"
 
 
@@ -269,7 +269,7 @@ def _packed(case: Case) -> Iterator[str]:
         if left := _differing(case, after, after_other):
             yield f"{verb} with starts leaves the document before in {', '.join(left)}"
         if relative(y[:, half:], alone[verb]) > case.limit:
-            yield f"{verb} with starts does not begin anew: positions or settings go on"
+            yield f"{verb} with starts does not reset the state: positions or settings continue"
 
 
 def _gradients(case: Case) -> Iterator[str]:

@@ -20,11 +20,11 @@ LIMITS = {torch.float64: 1e-10, torch.float32: 1e-6}
 """Largest error of outputs, relative to their norm, and of gradients, by dtype of the check."""
 
 ROUNDINGS = 4
-"""Results in float32 may also differ by this many times what one rounding of the input changes.
+"""In float32, the limit is at least this multiple of the change by one rounding of the input.
 
 Packed and separate rows take the same weights, but add in another order, so both round differently.
-Where a norm divides by little, a rounding changes gradients by up to 6e-6, and so no fixed limit
-near 1e-6 can hold. ``python examples/packing_law.py`` shows what all of ours reach.
+Where a norm divides by a number near zero, one rounding changes gradients by up to 6e-6, so no
+fixed limit near 1e-6 can hold. ``python examples/packing_law.py`` prints the errors of all layers.
 """
 
 Grads = dict[str, Tensor]
@@ -68,7 +68,7 @@ def _output_error(case: Case, starts: Tensor, state: State | None) -> float:
 def _limit(
     case: Case, error: float, state: State | None, run: Callable[[Case, State | None], Tensor]
 ) -> float:
-    """The limit; in float32 four roundings if they are more, of the weights if x is tokens."""
+    """The limit, or in float32 the effect of four roundings (for tokens, of weights) if larger."""
     limit = LIMITS[case.dtype]
     if error <= limit or case.dtype == torch.float64:
         return limit

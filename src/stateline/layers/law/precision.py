@@ -17,10 +17,10 @@ LOW_PRECISION_LIMIT = 0.1
 """Largest relative error of bfloat16 against float32: the result of rounding alone."""
 
 ROUNDINGS = 4
-"""The error may also be this many times what one rounding of weights and input changes.
+"""The limit is at least this multiple of the change that one rounding of weights and input makes.
 
-A normalisation may divide by little, as in sLSTM: one rounding then changes outputs by up to 0.2,
-and every product of a pass rounds its factors again.
+A normalisation may divide by a number near zero, as in sLSTM: one rounding then changes outputs by
+up to 0.2, and every product of a pass rounds its factors again.
 """
 
 

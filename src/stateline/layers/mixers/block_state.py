@@ -127,8 +127,8 @@ class BlockState(SequenceLayer[BlockStateState]):
     # Differs from the paper's pseudo-code, which shifts the context of mf along the filters, so
     # that a block would see its own last token, and which does not scale the Fourier transform.
     # The size of the paper's models suggests what ``lift=full`` does. By default, keys and values
-    # come from the reduced width directly. Without IDs and with keys of unit length, the keys are
-    # the same functions; the values are, up to a factor per context state.
+    # come from the reduced width directly. Without IDs and with keys of unit length, both variants
+    # can compute the same keys, and the same values up to a factor per context state.
     def __init__(self, d_model: int, **settings: Any) -> None:
         super().__init__(d_model)
         self.settings = its = BlockStateSettings(**settings)

@@ -14,7 +14,7 @@ from stateline.layers.mixers.short_conv import ShortConv
 
 
 class ConvolvedRecurrence(SequenceLayer[Any]):
-    """A recurrence of which some inputs pass a short convolution; its state has both states.
+    """A recurrence after a short convolution of some of its inputs; the state holds both states.
 
     Abstract: subclasses name the op, and say what it takes and how its output is read. The
     parameters of the recurrence and the state stay float32 under a cast to half precision.

@@ -56,7 +56,7 @@ class DecayingAttention(SequenceLayer[Any]):
         """Output, from the output of the heads and the input of the gate."""
 
     def after(self, state: Any, s: Tensor, gate: Any) -> Any:  # noqa: ARG002
-        """The state after the tokens, of which ``s`` is the matrices."""
+        """The state after the tokens; its matrices are ``s``."""
         return state._replace(s=s)
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> Any:  # noqa: ARG002

@@ -43,7 +43,7 @@ def appended(
     new: Float[Tensor, "batch length *width"],
     held: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch room *width"]:
-    """A cache with ``length`` slots more, and new tokens behind those that each row holds."""
+    """A cache with ``length`` more slots; new tokens follow the tokens that each row holds."""
     new = new.to(cache.dtype)
     starts = set(held.tolist()) if values_at_hand(held) else ()
     if len(starts) == 1:  # one copy takes a fifth of the time
@@ -61,7 +61,7 @@ class Rotary(NamedTuple):
 
     Attributes:
         dims: Entries of a head that are rotated.
-        base: Wavelength of the slowest rotation, in units of 2 pi tokens.
+        base: Base of the angles: see :func:`stateline.ops.positions.rotate`.
         scaling: Change of the frequencies.
     """
 
@@ -100,12 +100,14 @@ class HeadSettings:
         d_head: Width of a head; by default ``d_model / n_heads``.
         position: Position scheme: see the layer.
         rotary_fraction: For ``rope``: fraction of each head's entries that is rotated.
-        rope_base: For ``rope``: wavelength of the slowest rotation, in units of 2 pi tokens.
+        rope_base: For ``rope``: base b of the angles: of r rotated entries, pair t turns by
+            :math:`b^{-2t/r}` per token.
         rope_scaling: For ``rope``: ``none``, or how frequencies are lowered, ``linear`` or
             ``llama3``, see :class:`stateline.ops.positions.RopeScaling`.
         rope_factor: For ``rope_scaling``: the factor by which frequencies are divided.
-        rope_low: For ``llama3``: turns in ``rope_original_len`` below which all of it applies.
-        rope_high: For ``llama3``: turns in ``rope_original_len`` above which none of it applies.
+        rope_low: For ``llama3``: frequencies with fewer turns than this in ``rope_original_len``
+            are divided by the whole factor.
+        rope_high: For ``llama3``: frequencies with more turns than this stay as they are.
         rope_original_len: For ``llama3``: length of the inputs in pretraining.
         score_scale: Factor of the scores in place of :math:`1 / \sqrt d`.
         bias: Whether the projections have biases: all, none, only the projections of queries, keys

@@ -1,4 +1,4 @@
-"""HGRN2: a gated linear recurrence whose forget gate is also what the key leaves free."""
+"""HGRN2: a gated linear recurrence whose key is one minus the forget gate."""
 
 from typing import Any
 

@@ -61,7 +61,7 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
             ``d_head`` from above.
         position: Whether :math:`R_i` rotates (``rope``) or is the identity (``none``), as in
             Kimi-Linear.
-        rope_base: Wavelength of the slowest rotation, in units of 2 pi tokens.
+        rope_base: Base of the angles: see :func:`stateline.ops.positions.rotate`.
         norm_eps: Added to the mean square in the norm of the latent.
 
     Raises:
@@ -121,9 +121,9 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
         q, new = self._project(x, positions)
         slots = appended(state.latent, new, state.length)
         after = LatentAttentionState(slots, state.length + length)
-        # Products of the maps: d_latent * d_head per query or per slot, which becomes a key and a
-        # value. Among latents, a query needs d_latent - d_head more per slot, which take about
-        # twice as long.
+        # Keys cost d_latent * d_head products for each slot, latents the same for each query. With
+        # latents, each pair of query and slot needs d_latent - d_head more products, which take
+        # about twice as long.
         held = _held(slots, after.length)
         n_slots, d, wider = held.shape[1], self.d_head, self.d_latent - self.d_head
         many = (n_slots - length) * self.d_latent * d < 2 * length * n_slots * wider
@@ -191,5 +191,5 @@ class LatentAttention(SequenceLayer[LatentAttentionState]):
 
 
 def _held(slots: Tensor, length: Tensor) -> Tensor:
-    """The slots without those that are free in all rows, where that costs no synchronisation."""
+    """The slots up to the longest row, if reading its length costs no synchronisation."""
     return slots[:, : int(length.max())] if len(length) and values_at_hand(length) else slots

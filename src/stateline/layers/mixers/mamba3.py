@@ -152,9 +152,9 @@ class Mamba3(SequenceLayer[Mamba3State]):
     def _forward_chunk(
         self, x: Tensor, state: Mamba3State, starts: Documents | None = None
     ) -> tuple[Tensor, Mamba3State]:
-        # What a token adds to the state at the next one, with weight (1 - lambda) Delta, is written
-        # together with what it adds at once. So one linear attention does both. Its output then
-        # has next's part too early, and lacks keys behind the query's within a token.
+        # A token adds its key and value twice: at once, and with weight (1 - lambda) Delta at the
+        # next token. Here one linear attention writes both parts at once. So its output has the
+        # later part too early, and lacks a token's keys behind its query: ``inside`` corrects both.
         length, each = x.shape[1], None
         z, u, b, c, log_decay, now, before, turn = self._signals(x, state)
         if starts is not None:

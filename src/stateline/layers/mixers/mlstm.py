@@ -123,7 +123,7 @@ class MLSTM(DecayingAttention):
         """
         if write.ndim == m.ndim:
             return m, torch.maximum(keep + m, write)
-        if starts is not None:  # a document begins with scale zero
+        if starts is not None:  # a document begins with scale one, whose logarithm is zero
             begins = starts.mask[..., None]
             write = torch.where(begins, torch.maximum(keep, write), write)
             keep = keep.masked_fill(begins, -torch.inf)

@@ -144,7 +144,7 @@ class MoE(Positionwise):
                 d_model, activation=its.activation, d_hidden=width, bias=False
             )
         self.gate = Linear(d_model, 1, bias=False) if its.gate_shared else None
-        self.share = 1.0  # of a call in the loss that balances, where an update has several calls
+        self.share = 1.0  # weight of a call's balancing loss: less if an update has several calls
 
     def _forward(self, x: Tensor, **_: Any) -> Tensor:
         its, rows = self.settings, x.reshape(-1, self.d_model)
@@ -185,7 +185,7 @@ class MoE(Positionwise):
 
 
 class _AddsLoss(torch.autograd.Function):
-    """Outputs as they are; their gradient is that of the loss of the model plus another loss."""
+    """Passes outputs through; the backward pass adds another loss to the loss of the model."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, loss: Tensor) -> Tensor:

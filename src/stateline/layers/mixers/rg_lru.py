@@ -26,7 +26,7 @@ _SHARPNESS = 8.0
 """The constant c of the paper: how much faster a state decays at most than by its own rate."""
 
 _SLOWEST = 1e-20
-"""Smallest decay: inputs are divided by it and multiplied again, which must not overflow."""
+"""Smallest rate -log a: inputs are divided and multiplied by it, which must not overflow."""
 
 
 class RGLRUState(NamedTuple):
@@ -131,13 +131,14 @@ class RGLRU(SequenceLayer[RGLRUState]):
 
     @derived
     def rates(self) -> Float[Tensor, " d_inner"]:
-        """Decay of each channel where its gate is 1."""
+        """Rate -log a at which each channel decays where its gate r is 1."""
         return _SHARPNESS * F.softplus(self.rate)
 
     def _signals(self, u: Tensor, position: Tensor) -> tuple[ScanSignals, Tensor]:
-        """Signals and transition of a scan with one state per channel, whose A is -1.
+        """Signals and transition of a scan with one state per channel and A = -1.
 
-        Its steps are the decays, by which the scan multiplies its input: that is divided by them.
+        The steps of the scan are the rates -log a. The scan multiplies its input by the step, so
+        the input is divided by it here.
         """
         heads = u.to(self.rate.dtype).unflatten(-1, (self.n_heads, -1))
         r, i = (

@@ -23,11 +23,11 @@ SLOWEST = -math.exp(-0.5)
 """Lowest logarithm of a decay."""
 
 MIXED = ("r", "w", "k", "v", "a", "g")
-"""What is computed from a mixture of its own of the token and the one before."""
+"""Signals, each computed from its own mixture of the token and the previous token."""
 
 
 Values = Callable[[Tensor, Tensor], Tensor]
-"""Values to use, from what they are computed from and the values of the layer."""
+"""Function of the input of the values and of the layer's values; it returns the values to use."""
 
 
 class RWKV7State(NamedTuple):

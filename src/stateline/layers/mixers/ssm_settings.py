@@ -131,8 +131,8 @@ class DSSSettings:
     Attributes:
         d_state: Number of complex modes, which all channels share.
         n_outputs: Signals read from the state of each channel.
-        kernel: ``exp``: Re Lambda is :math:`-e^p` of its parameter p. ``clip``: it is its
-            parameter, clipped at 1e-4. ``softmax``: it is its parameter.
+        kernel: How Re Lambda follows from its parameter p: :math:`-e^p` for ``exp``, p but at most
+            1e-4 for ``clip``, and p for ``softmax``.
         scale: Whether the kernel has the factor s; without it, s is 1.
         exp_frequency: Whether Im Lambda is :math:`e^p` of its parameter p.
         tie_dt: Whether the real and the imaginary part share one step per channel. Otherwise they

@@ -23,8 +23,8 @@ class Converter(NamedTuple):
         config: Our configuration, from settings.
         settings: Settings, from our configuration.
         kinds: For formats of Hugging Face: each ``model_type``, and the class of its models.
-        recognise: For other formats: a test of settings (``{}`` if there are none) and names of
-            tensors are of it.
+        recognise: For other formats: whether settings (``{}`` if there are none) and names of
+            tensors belong to it.
         parts: All tensors of a model, if :func:`~stateline.models.convert.decoder_parts` does not
             list them; from our configuration and the settings (``{}`` on the way back).
         read_off: Settings that follow from the shapes of the tensors.

@@ -232,8 +232,8 @@ class Fields(NamedTuple):
             experts stands before the fields of the experts.
         only: Supported values of a field; the default of transformers is the first.
         inert: Names of fields without effect on the logits, besides ``INERT``.
-        fixed: Settings that all models of the family have: names, or LAYER.KEYWORD. Norms are of
-            the root mean square otherwise.
+        fixed: Settings that all models of the family have: names, or LAYER.KEYWORD. Norms are
+            ``rms`` unless ``norm`` says otherwise.
         depth: The field with the number of layers; empty if a list of layers has this number.
     """
 
@@ -356,7 +356,7 @@ def heads(kv_default: int | None = None, width: int | None = None) -> Rule:
 
     Args:
         kv_default: Number of key heads if the field is missing; ``None``: as many as query heads.
-        width: Width of a head if the field is missing; ``None``: that follows from the model's.
+        width: Width of a head if the field is missing; ``None``: hidden size / heads.
     """
     ours = {"num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads"}
     ours |= {"head_dim": "d_head"}

@@ -220,7 +220,7 @@ def _write_factors(model: Written) -> dict[str, Any]:
 
 
 def _solved(function: Callable[[float], float], guess: float, wanted: float) -> float:
-    """The number at the guess, or next to it, of which the function is exactly as wanted."""
+    """The guess, or one of the floats beside it, at which the function is exactly ``wanted``."""
     near = [guess]
     for towards in (0.0, math.inf):
         close = [guess]

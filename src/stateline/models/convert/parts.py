@@ -57,9 +57,9 @@ class Names(NamedTuple):
         base: Prefix of all names except the name of the output matrix; some files leave it out.
         norm: Last normalisation.
         layer: Prefix of the names in layer number ``{}``.
-        norms: Normalisations before the mixer and before the feed-forward; a single one where each
-            of them is a layer of its own.
-        norms_after: The same of blocks whose norms follow the layers.
+        norms: Normalisations before the mixer and before the feed-forward; a single one if mixers
+            and feed-forwards are separate layers.
+        norms_after: The same for blocks whose norms follow the layers.
         qkv: Projections of queries, keys and values, which may be one.
         by_head: Whether rows of a joint projection are grouped by head.
         out: Last projection of attention.
@@ -156,10 +156,10 @@ class Part(NamedTuple):
             hold, written in equal parts.
         changes: How the entries of official tensors are rearranged: one for all, or one for each.
         joined: How the entries of the joined rows are rearranged.
-        whole: The official tensor that is ours in other files, which have none of the others.
+        whole: In files that have none of ``theirs``: the one official tensor that replaces them.
         anywhere: Whether files may cut the joined rows in other places.
         constant: Makes the value of a tensor that only one side has: ours, or an official one.
-        within: The index of these entries in official tensors that hold several of ours.
+        within: Index of our entries in an official tensor that holds several of our tensors.
     """
 
     ours: str

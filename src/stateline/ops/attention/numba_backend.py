@@ -16,13 +16,14 @@ from stateline.ops.numba_common.launch import fan_out, flat, of_token, strided
 from stateline.ops.numba_common.vector import LANES
 
 LEAST, QUERIES, NARROW, NARROW_SSE = 1 << 20, 64, 8, 16
-"""Products and queries of plain attention from which this kernel is faster than PyTorch's; width of
-heads up to which it is so with fewer of them; width up to which it is so with vectors of SSE.
+"""Plain attention is faster by this kernel than by PyTorch's with heads of at most ``NARROW``
+entries, or with at least ``LEAST`` products and ``QUERIES`` queries (on SSE, only with heads of at
+most ``NARROW_SSE`` entries). Attention with masks is always faster.
 
-Whole updates of two layers by PyTorch's over this kernel's, on Zen 5, as AVX2 and as SSE
-(examples/kernel_gains.py): 64 queries and heads of 8 1.48, 1.32 and 1.23, of 16 1.11, 1.02 and
-1.03; 256 queries and heads of 32 1.34 and 1.14; 512 queries and heads of 64 1.40 and 1.16. With
-vectors of SSE, wider heads lose. Masks gain.
+Time of an update of two layers by PyTorch's kernel, divided by the time by this one, on Zen 5, as
+AVX2 and as SSE (examples/kernel_gains.py). 64 queries: heads of 8 entries 1.48, 1.32 and 1.23;
+heads of 16 entries 1.11, 1.02 and 1.03. 256 queries, heads of 32 entries: 1.34 and 1.14. 512
+queries, heads of 64 entries: 1.40 and 1.16. On SSE, wider heads are slower.
 """
 
 FEW_QUERIES = 4
@@ -143,7 +144,7 @@ def _of_few(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
 
 
 def _with_norms(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
-    """The output, and for each query the logarithm of the sum of its weights."""
+    """The output, and for each query log2 of the sum of the exponentials of its scores."""
     dtype = launch.working_dtype(q)
     y = torch.empty(q.shape, dtype=dtype)
     norms = torch.empty((len(q), q.shape[2], q.shape[1]), dtype=dtype)

@@ -220,7 +220,7 @@ def _forward_block(
     block, kp, vp, scores, total, norm, ceiling, bias, position, own, slope, window, slots, d,
     firsts, query, queries,
 ):  # fmt: skip
-    """Weighted sums of one block of queries into ``total``; norm: log2 of the sums of weights.
+    """Weighted sums of one block of queries into ``total``; norm: log2 of sums of exponentials.
 
     ``own``: the place in the tables of slot 0 and the first query.
     """

@@ -40,7 +40,7 @@ class DeltaSignals(NamedTuple):
         log_decay: Logarithms g of the decays, finite and at most zero.
         a: Where the state is read before the token.
         b: Where the value that was read is added. The state stays bounded if
-            :math:`\mathrm{diag}(e^g) + b a^\top` is no longer than 1.
+            :math:`\mathrm{diag}(e^g) + b a^\top` has a norm of at most 1.
     """
 
     q: Float[Tensor, "batch length head d_key"]
@@ -51,7 +51,7 @@ class DeltaSignals(NamedTuple):
     b: Float[Tensor, "batch length head d_key"]
 
     def reset(self, starts: Tensor | None) -> "DeltaSignals":
-        """The same where the first token of a document finds and leaves nothing of the state."""
+        """The signals, changed so that each document's first token clears the state."""
         decay, a = at_starts(self.log_decay, starts, FORGET), at_starts(self.a, starts, 0.0)
         return self._replace(log_decay=decay, a=a)
 

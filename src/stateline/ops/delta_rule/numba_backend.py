@@ -36,8 +36,8 @@ def delta_rule_step_(x: DeltaSignals, state: Tensor) -> Tensor:
 class Corrections(NamedTuple):
     """The signals of any delta rule, as the kernels take them.
 
-    Without k, v is added to what is found before that is written at b. Decays belong to entries, or
-    to whole heads (batch, length, head, 1).
+    If k is ``None``, v is added to the value found at a, and the sum is written at b. Decays belong
+    to entries, or to whole heads (batch, length, head, 1).
     """
 
     q: Tensor

@@ -93,9 +93,10 @@ def diagonal_ssm(
     Args:
         u: Input signal.
         weights: Weights.
-        starts: True where a document begins, to which earlier inputs are zeros; a state continues
-            the document that a row begins with, unless another begins there. The backends ``torch``
-            and ``reference`` are slower with it than with documents that are cut out.
+        starts: True where a document begins, which then does not see earlier inputs. A state
+            continues the first document of a row, unless ``starts`` is true at its first position.
+            The backends ``torch`` and ``reference`` are slower with ``starts`` than on documents
+            that are cut out.
 
     Returns:
         Output signal in the dtype of ``u``, and the state after the last input: ``None`` if no

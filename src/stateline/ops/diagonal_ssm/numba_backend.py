@@ -44,7 +44,7 @@ Array = NDArray[Any]
 
 
 LONG = 512, 2048
-"""Tokens from which, with vectors of SSE, the recurrence is faster than the FFT: without and with
+"""On SSE, the recurrence is faster than the FFT from this number of tokens: without and with
 gradients."""
 
 can_use = launch.can_run
@@ -110,13 +110,13 @@ def diagonal_ssm_stepper(weights: DiagonalWeights, skip: Tensor) -> Stepper:
 
 
 class _Ends(NamedTuple):
-    """Of packed rows, the documents with which each begins and ends.
+    """The first and the last document of each packed row.
 
     Attributes:
         documents: Number of all documents.
-        first: Numbers of those that rows begin with.
-        last: Numbers of those that rows end with.
-        goes_on: Whether a state continues the first one (row, 1).
+        first: Index of each row's first document.
+        last: Index of each row's last document.
+        goes_on: Whether a state continues the row's first document (row, 1).
     """
 
     documents: int
@@ -172,7 +172,7 @@ class _Call:
         self.rows, self.work = len(self.borders) - 1, self.signal.size * modes
 
     def unpack(self, gradients: Array) -> tuple[Array, ...]:
-        """Gradients of the weights, from those of the coefficients in some pieces of the rows."""
+        """Gradients of the weights, from the coefficients' gradients in each piece of the rows."""
         found = [np.empty_like(x) for x in (self.log_a, self.b, self.c)]
         total = gradients.reshape(-1, self.size * GRADIENTS).sum(0)
         unpack(total, self.a, self.b, self.c, *found, *self.sizes, self.fold)

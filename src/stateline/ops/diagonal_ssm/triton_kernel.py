@@ -68,7 +68,7 @@ def document(numbers, at, length):
 def documents(numbers, start, late, length, ROWS: tl.constexpr, T: tl.constexpr):
     """Numbers of the times from ``start - late``, in ROWS blocks of T.
 
-    Those of row r are relative to the number of the time just before ``start + r T``.
+    The numbers in row r are relative to the number of the time just before ``start + r T``.
     """
     begin = start + tl.arange(0, ROWS)[:, None] * T
     at = begin - late + tl.arange(0, T)[None, :]

@@ -46,7 +46,7 @@ class GatedDeltaSignals(NamedTuple):
     beta: Float[Tensor, "batch length head"]
 
     def reset(self, starts: Tensor | None) -> "GatedDeltaSignals":
-        """The same where the first token of a document finds nothing in the state."""
+        """The signals, with a decay that clears the state at each document's first token."""
         return self._replace(log_decay=at_starts(self.log_decay, starts, FORGET))
 
 

@@ -103,7 +103,8 @@ def h3_core(
         ``None`` if no state was given, for it would have to be computed.
 
     Example:
-        The filter delays keys by one, the state never decays: each key opens for the next value.
+        The filter delays keys by one token, so a key lets the next value into the state, which
+        never decays.
 
         >>> import torch
         >>> k = torch.tensor([[[1.0], [0.0], [0.0]]])

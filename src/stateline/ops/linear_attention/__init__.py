@@ -46,7 +46,7 @@ class LinearSignals(NamedTuple):
     log_decay: Float[Tensor, "batch length head *entry"] | None = None
 
     def reset(self, starts: Tensor | None) -> "LinearSignals":
-        """The same where the first token of a document finds nothing in the state."""
+        """The signals, with a decay that clears the state at each document's first token."""
         if starts is None:
             return self
         decay = self.v.new_zeros(self.v.shape[:3]) if self.log_decay is None else self.log_decay

@@ -21,14 +21,14 @@ WORK, STEP = 0.05, 0.5
 """Nanoseconds per token and entry of the state, to tell whether threads pay."""
 
 LEAST = math.inf if LANES == 16 else 2048
-"""Entries of a state with one decay from which on chunks are faster than the recurrence.
+"""With one decay per head, chunks are faster than the recurrence for states of at least this size.
 
 Never with AVX-512, where a loaded entry of a key or query serves 16 values.
 """
 
 LONG = 64, 2048
-"""Tokens from which, with vectors of SSE, the recurrence is faster than PyTorch's products where
-nothing decays: without and with gradients."""
+"""On SSE and without decay, the recurrence is faster than PyTorch's products from this number of
+tokens: without and with gradients."""
 
 can_use = launch.can_run
 
@@ -150,10 +150,10 @@ def _backward(grad: Tensor, grad_after: Tensor, x: LinearSignals, state: Tensor)
 
 
 def from_both_ends(plus: Tensor, minus: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """Gradient of ``log_decay``: E_t = E_{t+1} + plus_t - minus_t, from the first or the last one.
+    """Gradient of ``log_decay``: E_t = E_{t+1} + plus_t - minus_t, summed from one of both ends.
 
-    Rounding errors add up with the size of the terms, so at each token the sum of smaller terms is
-    taken: behind a strong decay, small gradients keep their digits.
+    At each token, the end is chosen whose sum has the smaller terms, since rounding errors grow
+    with the terms. So small gradients after a strong decay stay accurate.
     """
     steps, sizes = plus - minus, plus.abs() + minus.abs()
     forward, backward = first - steps.cumsum(1) + steps, last + steps.flip(1).cumsum(1).flip(1)

@@ -117,7 +117,7 @@ class _Memory:
 
 
 def _memory(x: Tensor) -> NDArray[Any]:
-    """Like ``x.numpy()``, after which no storage can be resized: FSDP frees parameters that way."""
+    """Like ``x.numpy()``, which forbids resizing the storage: FSDP frees parameters so."""
     if not x.numel():  # an empty tensor is at address 0, which NumPy before 2.4 refuses
         return np.empty(x.shape, _TYPES[x.dtype])
     return np.asarray(_Memory(x.resolve_neg()))  # imaginary parts of conjugates are negated lazily
@@ -126,7 +126,7 @@ def _memory(x: Tensor) -> NDArray[Any]:
 class Changing:
     """Arrays of states, whose changes reach the states; shapes and order of entries are kept.
 
-    A context manager without a generator, for one is entered at every token of every layer.
+    A class rather than a generator, because it is entered at every token of every layer.
     """
 
     __slots__ = ("held", "states")
@@ -210,7 +210,7 @@ def step_in_place(
 
 
 def borders_of(shape: Sequence[int], starts: Tensor | None) -> NDArray[np.int64]:
-    """Where each row begins, and the end: documents that lie in rows are rows of their own.
+    """Where each row begins, and the end; each document in a row counts as a row.
 
     Args:
         shape: Sizes of the axes of rows, then the length of a row.

@@ -2,7 +2,7 @@
 
 A tile has TIMES tokens. Inside it, the states (TIMES, WIDTH, N) are found by an associative scan
 over pairs (decay, drive). Times beyond the sequence have a step of zero: the state stays. With
-RESETS, the decay of a token is zero where ``begins`` (row, time) is not.
+RESETS, the decay of a token is zero if its entry of ``begins`` (row, time) is nonzero.
 """
 
 import triton

@@ -74,7 +74,7 @@ def weight_gradient(
 
 @triton.jit
 def in_one(inside, numbers, time, other, length):
-    """The pairs of times, of those inside the row, that belong to documents of the same number."""
+    """Which pairs of times lie inside the row and belong to the same document."""
     there = (time < length) & (other >= 0) & (other < length)
     one = tl.load(numbers + time, mask=there, other=0)
     return inside & there & (one == tl.load(numbers + other, mask=there, other=0))
@@ -90,7 +90,7 @@ def short(
 
     ``weights`` is (output, COUNT). Forward, u is the signal and y (row, length, output). With
     AHEAD, u is the gradient of the outputs, and y the gradient of the signal (row, length,
-    channel). With RESETS, a time sees those of its document, which ``numbers`` (row, time) tells.
+    channel). With RESETS, a time sees only times with its own number in ``numbers`` (row, time).
     """
     row = tl.program_id(2).to(tl.int64)
     time = tl.program_id(1) * TIMES + tl.arange(0, TIMES)[:, None]

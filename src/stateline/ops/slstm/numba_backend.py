@@ -16,10 +16,10 @@ WORK = 0.3
 """Nanoseconds per token and entry of R, to tell whether threads pay."""
 
 MOST_ROWS, MOST = 4, 2048 if LANES == 4 else 1024
-"""Rows, and rows times width, up to which the kernels are faster than PyTorch's products of
-matrices, which serve all rows at once. See ``examples/kernel_gains.py``: an update of ``slstm*2``
-is 2.8 times faster with one row of 256 tokens at width 256, 2.1 times with four of 128 at width
-128, and with four heads 1.3 times with sixteen of 128 at width 64 (Zen 5, one thread)."""
+"""The kernels are faster than PyTorch's products of matrices up to this number of rows, or up to
+this number of rows times width. By ``examples/kernel_gains.py`` (Zen 5, one thread), an update of
+``slstm*2`` is 2.8 times faster with one row of 256 tokens at width 256, 2.1 times with four rows of
+128 at width 128, and 1.3 times with four heads and sixteen rows of 128 at width 64."""
 
 
 can_use = launch.can_run

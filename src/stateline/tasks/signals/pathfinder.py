@@ -26,8 +26,8 @@ class Pathfinder(RowsTask):
     class. Reading them needs Pillow, which is in ``stateline[images]``.
 
     As in the Long Range Arena, 80 % of the images are trained on, and 10 % each are for validation
-    and test. The files do not say which: here a random order, the same for all seeds, divides them,
-    so the parts differ from other code's. The path is the folder of one level of difficulty; the
+    and test. The files do not define this split: here it is by a random order, the same for all
+    seeds; other code splits differently. The path is the folder of one level of difficulty; the
     Arena uses ``curv_contour_length_14``.
 
     Args:

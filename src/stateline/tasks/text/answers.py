@@ -140,7 +140,7 @@ class Answers(TextTask):
         return f"{count:,} of {len(order):,} training examples, held out from training"
 
     def baselines(self) -> Mapping[str, float]:
-        """None: what gzip makes of a text is no loss of answers."""
+        """None: the size of a text after gzip is not a loss of answers."""
         return {}
 
     def describe(self) -> Mapping[str, object]:

@@ -33,8 +33,8 @@ Documents = Literal["join", "separate", "pack"]
 class TextTask(CorpusTask):
     """A task on two token sequences, one to train on and one to score.
 
-    No window contains tokens of two documents. A task that joins documents passes a text that has a
-    single document.
+    A row holds tokens of one document, unless rows are packed. A task that joins documents passes a
+    text that has a single document.
 
     Attributes:
         documents: Whether rows are windows of documents, or packed with several documents.
@@ -51,7 +51,7 @@ class TextTask(CorpusTask):
     _training: TokenText
     _held_out: TokenText
     _epoch: tuple[int, Segments | Stream, int] | None = None
-    """Number, rows, and the number of the first one to read, of the epoch that was read last."""
+    """Of the epoch that was read last: its number, its rows, and the first row to read."""
 
     def train_batch(self, index: int) -> Batch | PackedBatch:
         """Training batch number ``index``: windows at random places, or packed rows.
@@ -101,9 +101,8 @@ class TextTask(CorpusTask):
 
         The text is cut into segments of the training length, and each row reads consecutive
         segments. When all are read, a new epoch begins: every row starts from an empty state, and
-        the segments differ. A single document is cut at other places; several documents come in
-        another order, each from the start of a segment; if they are packed, each follows the one
-        before it, wherever that ends.
+        the segments differ. A single document is cut at other places. Several documents come in
+        another order, and each begins a segment; packed documents follow each other without gaps.
 
         Raises:
             InputError: If the text is too short for a segment per row.
@@ -131,7 +130,7 @@ class TextTask(CorpusTask):
         return segments // self.batch_size
 
     def _in_turn(self, rng: np.random.Generator | None) -> Segments | Stream:
-        """The training text in rows that continue each other; the fewest if nothing is drawn."""
+        """The training text in rows that continue each other; without ``rng``, the fewest."""
         begins, ends = self._training.borders[:-1], self._training.borders[1:]
         if len(begins) == 1 and self.documents != "pack":
             last = self.train_length - 1  # cutting from there gives the fewest
@@ -205,8 +204,8 @@ class LongTextTask(TextTask):
         batch_size: Windows in a training batch.
         documents: ``"join"`` reads the documents as one long text. With ``"separate"``, windows end
             with their document, and carried state is reset at the start of each document. With
-            ``"pack"``, too, but a row holds several documents, or parts of them, so that few
-            positions are empty: they are packed by best fit, or with carried state one follows the
+            ``"pack"``, the same holds, but a row has several documents or parts of them, so that
+            few positions are empty: best fit packs them, or with carried state they follow each
             other.
         longest: Score at ``length``, at its doublings up to this length, and at it; by default at
             ``length`` and four times ``length``.

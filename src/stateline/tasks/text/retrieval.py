@@ -23,7 +23,7 @@ class Retrieval(RowsTask):
 
     The row is the first text, a separator, and the second text. The Long Range Arena encodes the
     two texts separately by one model and classifies both codes together; here a causal model reads
-    the second text knowing the first. Scores are therefore of another task than the Arena's.
+    the second text knowing the first. So scores cannot be compared with the Arena's.
 
     Args:
         max_len: Bytes of each text that are read.

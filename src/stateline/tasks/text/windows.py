@@ -54,7 +54,7 @@ class Segments:
         return windows(text, *self.places(numbers)[:2], self.length)
 
     def read_on(self, text: TokenText, numbers: Numbers, *, begun: bool) -> ConsecutiveBatch:
-        """The same for rows that continue others, unless they begin; none after the last one."""
+        """Segments that continue the last batch, unless ``begun``; empty after the last segment."""
         starts, stops, first = self.places(np.minimum(numbers, len(self) - 1))
         tokens, targets = windows(
             text, starts, np.where(numbers < len(self), stops, starts), self.length
@@ -114,7 +114,7 @@ class PackedRows:
 class Stream:
     """All documents one after the other, in rows of one length: each goes on where one ended.
 
-    The last token of a document is a target alone, and the first one an input alone.
+    The last token of a document is only a target, and the first token only an input.
 
     Args:
         begins: Index of the first token of each document.
