@@ -317,8 +317,9 @@ def cached(lengths: list[int], slots: int, kv_heads: int, dtype: torch.dtype) ->
 def test_a_step_in_place_equals_the_definition(
     backend: str, kv_heads: int, dims: int, dtype: torch.dtype
 ) -> None:
-    """Rows of different lengths, one of them beyond where float32 holds angles."""
-    q, k, v = (torch.randn(2, heads, 6, dtype=dtype) for heads in (4, kv_heads, kv_heads))
+    """Rows of different lengths, one of them beyond where float32 holds angles; heads lie first."""
+    heads = (4, kv_heads, kv_heads)
+    q, k, v = (torch.randn(n, 2, 6, dtype=dtype).transpose(0, 1) for n in heads)
     frequency = frequencies(q, dims=dims, base=1e4) if dims else None
     for mask in (
         AttentionMask(),

@@ -119,6 +119,38 @@ def test_no_rows_are_an_answer_on_every_backend(name: str) -> None:
     assert len(shapes) == 1
 
 
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("axes", [(-1, 0), (1, 2)])
+def test_arguments_may_lie_in_memory_in_any_order(name: str, axes: tuple[int, int]) -> None:
+    """Also gradients, which kernels could write into memory that is laid out like an argument."""
+    torch.manual_seed(0)
+    example = OPS[name].example(Sizes(2, 20, 128, torch.device("cpu"), torch.float64))
+    function = example.function or name
+
+    def moved(x: Any) -> Any:
+        if isinstance(x, tuple):
+            parts = map(moved, x)
+            return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+        if not isinstance(x, Tensor) or x.ndim <= max(axes):
+            return x
+        return x.transpose(*axes).contiguous().transpose(*axes)
+
+    def results(inputs: tuple[Any, ...], backend: str) -> list[Tensor]:
+        leaves = [x for x in tensors_of(inputs) if x.is_floating_point()]
+        for leaf in leaves:
+            leaf.requires_grad_()
+        found = list(tensors_of([getattr(ops, function)(*inputs, backend=backend)]))
+        total = sum((y * torch.arange(y.numel()).view(y.shape).sin()).sum() for y in found)
+        return [*found, *torch.autograd.grad(total, leaves, allow_unused=True)]  # type: ignore[arg-type]
+
+    for backend, reason in OPS[name].reasons(function, *example.inputs).items():
+        if reason:
+            continue
+        wanted = results(example.inputs, backend)
+        for y, right in zip(results(moved(example.inputs), backend), wanted, strict=True):
+            torch.testing.assert_close(y, right, rtol=1e-9, atol=1e-9)
+
+
 class TestExplicitChoice:
     @pytest.mark.parametrize("name", OPS)
     def test_an_unknown_backend_is_refused_and_the_known_ones_are_listed(self, name: str) -> None:

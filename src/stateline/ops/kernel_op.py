@@ -7,12 +7,14 @@ Elsewhere it is an autograd function, which costs several times less to record.
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from types import NoneType
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from stateline.errors import InputError
 from stateline.ops.dispatch import wants_gradient
 from stateline.ops.door import options_of
 
@@ -109,6 +111,39 @@ def _operator(
     return torch.library.custom_op(f"stateline::{name}", run, mutates_args=(), schema=schema)
 
 
+def once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass of an autograd function whose gradients cannot be differentiated again.
+
+    PyTorch's ``once_differentiable`` returns constants if the gradients of the outputs need no
+    gradient, although those of the inputs depend on the inputs, too.
+    """
+
+    @wraps(backward)
+    def backward_once(ctx: Any, *grads: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        return _Final.apply(found, *grads, *ctx.saved_tensors)
+
+    return backward_once
+
+
+class _Final(torch.autograd.Function):
+    """Gradients as they are, which refuse to be differentiated by what they are made from."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[Tensor | None], *made_from: Tensor | None) -> Any:  # noqa: ARG004
+        return tuple(gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ARG004
+        raise InputError(
+            "this kernel has first derivatives only, and a second one was asked for: most layers "
+            'have it under use_backend("reference")'
+        )
+
+
 class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: KernelOp, *flat: Any) -> Any:
@@ -117,9 +152,8 @@ class _Recorded(torch.autograd.Function):
         return op.run_flat(*flat)
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        if torch.is_grad_enabled():  # PyTorch refuses to differentiate the operator's result
-            return None, *ctx.op.by_operator(ctx, *grads)
         return None, *ctx.op.gradients(*grads, *_saved(ctx))
 
 

@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from stateline.ops.attention import AttentionCache, AttentionMask
 from stateline.ops.attention import numba_kernel as softmax
 from stateline.ops.dispatch import wants_gradient
-from stateline.ops.kernel_op import is_plain
+from stateline.ops.kernel_op import is_plain, once
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import fan_out, flat, of_token, strided
 from stateline.ops.numba_common.vector import LANES
@@ -99,7 +98,7 @@ def attention_step_(
     dropout: float,  # noqa: ARG001
 ) -> Tensor:
     """Rotate and write in one pass, then attend."""
-    dtype, turned = q.dtype, torch.empty_like(q)
+    dtype, turned = q.dtype, q.new_empty(q.shape)
     signals = (of_token(x, dtype).reshape(-1) for x in (q, k, v, *cache[:2], turned))
     angles = np.empty(0, _NUMPY[dtype]) if frequency is None else of_token(frequency, dtype)
     slots, heads = cache.k.shape[1], q.shape[1]
@@ -163,7 +162,7 @@ class _Recorded(torch.autograd.Function):
         return y.to(q.dtype)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> Any:
         y, norms, q, k, v, *mask = ctx.saved_tensors
         dtype = launch.working_dtype(q)

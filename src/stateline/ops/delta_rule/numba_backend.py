@@ -93,7 +93,7 @@ def scan(
 def _advanced(x: Corrections, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What tokens find, what queries find before the token's write, and the state at the end."""
     q, k, v, decay, a, b = x
-    found, y, after = torch.empty_like(v), torch.empty_like(v), torch.empty_like(state)
+    found, y, after = empty_like(v, v, state)
     own = v.new_full(v.shape[:3], k is None)
     scan(delta.lengthwise, (a, decay * q, b, k, v, own), decay, state, (found, y, after))
     return found, y, after
@@ -126,8 +126,7 @@ def gradients(
     q, k, v, decay, a, b = x
     dy, dend = _whole_vectors(grad.to(v.dtype), -1), _whole_vectors(grad_after.to(v.dtype), -1, -2)
     u, _, after = _advanced(x, start)
-    p, dv, dstart = torch.empty_like(v), torch.empty_like(v), torch.empty_like(start)
-    da, dq, dk, db = (torch.empty_like(q) for _ in range(4))
+    p, dv, dstart, da, dq, dk, db = empty_like(v, v, start, q, q, q, q)
     written, later, own = (None if k is None else v), decay * q, dots(q, b)
     scan(delta.lengthwise, (b, k, a, later, dy, own), decay, dend, (p, dv, dstart), True)
     scan(delta.crosswise, (p, dy, u, b, written, k), decay, start.mT, (da, dq))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stateline.ops.delta_rule import numba_kernel as delta
@@ -48,7 +47,7 @@ def gated_delta_rule_step_(x: GatedDeltaSignals, state: Tensor) -> Tensor:
 
 def _forward(x: GatedDeltaSignals, state: Tensor) -> tuple[Tensor, Tensor]:
     decay, start, q, k, v = padded(x.log_decay, state, x.q, x.k, x.v)
-    written, y, after = torch.empty_like(v), torch.empty_like(v), torch.empty_like(start)
+    written, y, after = empty_like(v, v, start)
     beta = x.beta.to(v.dtype)[..., None]
     signals = (-beta * decay * k, q, k, None, v, beta)
     scan(delta.lengthwise, signals, decay, start, (written, y, after))

@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from stateline.ops.dispatch import tensors_of, wants_gradient
-from stateline.ops.kernel_op import is_plain
+from stateline.ops.kernel_op import is_plain, once
 from stateline.ops.linear import is_small, product, weight_gradient
 from stateline.ops.numba_common import launch
 from stateline.ops.numba_common.launch import array, fan_out, of_token, strided
@@ -64,7 +63,7 @@ class _FeedForward(torch.autograd.Function):
         return product(z, w_out, b_out)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, z, slope, w_in, w_out = ctx.saved_tensors
         of_h = product(grad, w_out.T).mul_(slope)
@@ -87,7 +86,7 @@ class _Rotary(torch.autograd.Function):
         return _turned(x, cos, sin, 1)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
         return _turned(grad, cos, sin, -1), None, None
