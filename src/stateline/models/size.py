@@ -15,6 +15,12 @@ __all__ = ["count_parameters", "match_width", "meta_model", "training_bytes"]
 WIDTH_STEP = 4
 """``match_width`` tries multiples of this."""
 
+WIDEST = 2**20
+"""``match_width`` refuses sizes that a model does not reach about this width."""
+
+_NEAR = 72
+"""Widths that are tried one by one: the smallest ones, and those around the wanted size."""
+
 
 def count_parameters(config: ModelConfig) -> int:
     """Number of parameters; tied parameters count once.
@@ -79,7 +85,7 @@ def match_width(
     wanted: float,
     measure: Callable[[ModelConfig], float] = count_parameters,
 ) -> ModelConfig:
-    """Choose the width whose size is nearest to the wanted one.
+    """Choose the width whose size is nearest to the wanted one; of two, the smaller width.
 
     Widths that a layer refuses (heads must divide them) are skipped.
 
@@ -93,22 +99,43 @@ def match_width(
         The configuration with the chosen ``d_model``.
 
     Raises:
-        InputError: If the model cannot be built at any width.
+        InputError: If the wanted size is not positive or no width up to ``WIDEST`` reaches it, or
+            if the model cannot be built at any width.
     """
-    best, best_distance, failure = config, float("inf"), None
-    width, too_large, sizes = 0, 0, set[float]()
-    while too_large < 8:  # a few more, since a layer may refuse the next ones
-        width += WIDTH_STEP
-        candidate = dataclasses.replace(config, d_model=width)
+    if not wanted > 0:
+        raise InputError(f"the wanted size must be positive, got {wanted}")
+    sizes: dict[int, float] = {}
+
+    def too_small(width: int) -> bool:
         try:
-            distance = measure(candidate) - wanted
-        except InputError as error:
-            failure = error
-            if width > 64 * WIDTH_STEP and best_distance == float("inf"):
-                raise failure from None
-            continue
-        sizes.add(distance)
-        too_large += distance > 0 or (len(sizes) == 1 and width > 64 * WIDTH_STEP)  # no width helps
-        if abs(distance) < best_distance:
-            best, best_distance = candidate, abs(distance)
-    return best
+            sizes[width] = measure(dataclasses.replace(config, d_model=width))
+        except InputError:
+            return False
+        return sizes[width] < wanted
+
+    def scan(start: int) -> None:
+        too_large = 0
+        for width in range(start, start + _NEAR * WIDTH_STEP, WIDTH_STEP):
+            too_large += not too_small(width) and sizes.get(width, 0) > wanted
+            if too_large == 8:  # a few more than one, in case that some size falls
+                return
+
+    scan(WIDTH_STEP)
+    if not sizes:
+        measure(dataclasses.replace(config, d_model=_NEAR * WIDTH_STEP))  # says why
+    if max(sizes.values()) < wanted and len(set(sizes.values())) > 1:  # otherwise no width helps
+        width, unit = max(sizes), min(sizes)  # the sums of their multiples suit the heads, too
+        jump = unit
+        while too_small(width + jump):
+            width, jump = width + jump, 2 * jump
+            if width > WIDEST:
+                raise InputError(
+                    f"the wanted size must be below {sizes[width]:,.0f}, which the model has at "
+                    f"d_model={width}, got {wanted:,.0f}: choose a smaller size"
+                )
+        while jump > unit:
+            jump //= 2
+            width += jump if too_small(width + jump) else 0
+        scan(width - _NEAR // 2 * WIDTH_STEP)
+    nearest = min(sizes, key=lambda width: (abs(sizes[width] - wanted), width))
+    return dataclasses.replace(config, d_model=nearest)
