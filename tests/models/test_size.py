@@ -58,6 +58,50 @@ def test_the_matched_width_suits_the_heads() -> None:
     assert widths == {20, 40, 60}
 
 
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [("h3", 3e7), ("h3 lstm", 1e12), ("attention(n_heads=20)", 1e10), ("lstm*3", 1e8)],
+)
+def test_a_large_width_is_found_by_few_tries(pattern: str, wanted: float) -> None:
+    tried: list[int] = []
+
+    def counted(config: ModelConfig) -> int:
+        tried.append(config.d_model)
+        return count_parameters(config)
+
+    config = ModelConfig(pattern, vocab_size=20)
+    found = match_width(config, wanted, counted)
+    assert len(tried) < 200
+    unit = 20 if "20" in pattern else 4
+    near = [dataclasses.replace(config, d_model=found.d_model + n * unit) for n in (-1, 0, 1)]
+    below, best, above = (abs(count_parameters(c) - wanted) for c in near)
+    assert best <= min(below, above)
+
+
+def test_of_widths_of_one_size_the_smallest_is_taken() -> None:
+    config = ModelConfig("h3", vocab_size=20)
+    assert match_width(config, 700, lambda c: c.d_model // 100).d_model == 70_000
+    assert match_width(config, 1e30, lambda _: 5).d_model == 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (0, "must be positive, got 0"),
+        (-1e6, "must be positive, got -1000000.0"),
+        (float("nan"), "must be positive, got nan"),
+        (
+            float("inf"),
+            r"must be at most [\d,]+, .* at d_model=\d+, got inf: choose a smaller size",
+        ),
+        (1e15, r"must be at most [\d,]+, .* got 1,000,000,000,000,000: choose a smaller size"),
+    ],
+)
+def test_a_size_that_no_width_has_is_refused(wanted: float, message: str) -> None:
+    with pytest.raises(InputError, match=f"the wanted size {message}"):
+        match_width(ModelConfig("h3", vocab_size=20), wanted)
+
+
 def test_a_model_that_suits_no_width_is_refused() -> None:
     with pytest.raises(InputError, match="masked_heads must be from 0 to n_heads"):
         match_width(ModelConfig("attention(masked_heads=9)", vocab_size=20), 1000)

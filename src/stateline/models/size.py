@@ -85,7 +85,7 @@ def match_width(
     wanted: float,
     measure: Callable[[ModelConfig], float] = count_parameters,
 ) -> ModelConfig:
-    """Choose the width whose size is nearest to the wanted one; of two, the smaller width.
+    """Choose the width whose size is nearest to the wanted one.
 
     Widths that a layer refuses (heads must divide them) are skipped.
 
@@ -124,18 +124,27 @@ def match_width(
     if not sizes:
         measure(dataclasses.replace(config, d_model=_NEAR * WIDTH_STEP))  # says why
     if max(sizes.values()) < wanted and len(set(sizes.values())) > 1:  # otherwise no width helps
-        width, unit = max(sizes), min(sizes)  # the sums of their multiples suit the heads, too
-        jump = unit
-        while too_small(width + jump):
-            width, jump = width + jump, 2 * jump
-            if width > WIDEST:
-                raise InputError(
-                    f"the wanted size must be below {sizes[width]:,.0f}, which the model has at "
-                    f"d_model={width}, got {wanted:,.0f}: choose a smaller size"
-                )
-        while jump > unit:
-            jump //= 2
-            width += jump if too_small(width + jump) else 0
+        width = _last_too_small(too_small, max(sizes), min(sizes))
+        if width > WIDEST:
+            raise InputError(
+                f"the wanted size must be at most {sizes[width]:,.0f}, which the model has at "
+                f"d_model={width}, got {wanted:,.0f}: choose a smaller size"
+            )
         scan(width - _NEAR // 2 * WIDTH_STEP)
     nearest = min(sizes, key=lambda width: (abs(sizes[width] - wanted), width))
     return dataclasses.replace(config, d_model=nearest)
+
+
+def _last_too_small(too_small: Callable[[int], bool], width: int, step: int) -> int:
+    """The largest width that is too small, or one above ``WIDEST``.
+
+    The width grows by multiples of ``step``, which suit the heads if ``width`` and ``step`` do:
+    the steps double while the width stays too small, and then halve.
+    """
+    jump = step
+    while width <= WIDEST and too_small(width + jump):
+        width, jump = width + jump, 2 * jump
+    while jump > step and width <= WIDEST:
+        jump //= 2
+        width += jump if too_small(width + jump) else 0
+    return width
