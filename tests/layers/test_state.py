@@ -93,6 +93,36 @@ def test_joining_one_state_is_that_state(layer: Stack) -> None:
     assert same(cat_states([state]), state)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: Stack(LSTM(WIDTH)),
+        lambda: Stack(Attention(WIDTH, n_heads=1), H3(WIDTH, d_state=4), LSTM(WIDTH)),
+        lambda: Stack(Attention(WIDTH), H3(WIDTH, d_state=2), LSTM(WIDTH)),
+        lambda: Stack(Attention(WIDTH), H3(WIDTH, d_state=4), H3(WIDTH, d_state=4)),
+        lambda: Stack(Attention(WIDTH), H3(WIDTH, d_state=4), LSTM(WIDTH)).to("meta"),
+    ],
+    ids=["fewer", "heads", "size", "kind", "device"],
+)
+@pytest.mark.parametrize("capacity", [0, 9])
+def test_states_of_different_layers_are_not_joined(
+    layer: Stack, other: Callable[[], Stack], capacity: int
+) -> None:
+    mine = layer.init_state(2)
+    with pytest.raises(InputError, match="one layer on one device, but state 2 has other parts"):
+        cat_states([mine, mine, other().init_state(1)], layer=layer, capacity=capacity)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shown"), [(1, "1"), ([2], r"\[2\]"), ([0, -3], r"\[0, -3\]"), ([[0]], r"\[\[0\]\]")]
+)
+@pytest.mark.usefixtures("unannotated")
+def test_rows_that_are_not_there_are_refused(layer: Stack, rows: Any, shown: str) -> None:
+    for given in (rows, torch.tensor(rows)):
+        with pytest.raises(InputError, match=f"numbers below 2, the rows .* got {shown}: give"):
+            select_rows(after(layer, 3), given)
+
+
 def test_a_joined_state_is_of_the_same_type(layer: Stack) -> None:
     state = after(layer, 3)
     structure = pytree.tree_structure(state)

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from stateline.errors import InputError
 from stateline.files import write_atomically
+from stateline.ops.kernel_op import values_at_hand
 
 State = Any
 """A tensor with one row per sequence, or a (named) tuple of states.
@@ -43,12 +44,23 @@ def leaves_of(state: State) -> list[Tensor]:
 def select_rows(state: State, rows: Sequence[int] | Tensor) -> State:
     """Copy some rows, in the given order; taking a row more than once forks it.
 
+    Raises:
+        InputError: If the rows are no list, or one of them is not there. (Row numbers that are on
+            an accelerator are not read.)
+
     Example:
         >>> select_rows((torch.tensor([1, 2, 3]),), [2, 2])
         (tensor([3, 3]),)
     """
-    index = torch.as_tensor(rows if isinstance(rows, Tensor) else list(rows))
-    index = index if index.dtype == torch.bool else index.long()
+    index = torch.as_tensor(rows if isinstance(rows, Tensor | int) else list(rows))
+    index, leaves = index if index.dtype == torch.bool else index.long(), leaves_of(state)
+    if leaves and index.dtype != torch.bool and values_at_hand(index):
+        count = len(leaves[0])
+        if index.ndim != 1 or not bool(((-count <= index) & (index < count)).all()):
+            raise InputError(
+                f"rows must be a list of numbers below {count}, the rows of the state, got "
+                f"{index.tolist()}: give such as [0]"
+            )
     return pytree.tree_map(lambda t: t[index.to(t.device)], state)
 
 
@@ -74,17 +86,38 @@ def cat_states(states: Sequence[State], *, layer: Any = None, capacity: int = 0)
         The joined state, a copy.
 
     Raises:
-        InputError: If there is no state, or a capacity without a layer.
+        InputError: If there is no state, or a capacity without a layer; if the states are of
+            different layers or on different devices.
     """
     if not states:
         raise InputError("cat_states needs at least one state, got none")
-    if not capacity:
-        return _cat(states)
-    if layer is None:
-        raise InputError("cat_states needs the layer of the states to make room: pass layer=...")
-    rows = sum(len(pytree.tree_leaves(state)[0]) for state in states if pytree.tree_leaves(state))
-    roomy = layer.init_state(1, capacity=capacity)
-    return select_rows(_cat([*states, roomy]), range(rows))
+    if capacity:
+        if layer is None:
+            raise InputError(
+                "cat_states needs the layer of the states to make room: pass layer=..."
+            )
+        rows = sum(len(leaves_of(state)[0]) for state in states if leaves_of(state))
+        roomy = layer.init_state(1, capacity=capacity)
+        return select_rows(cat_states([*states, roomy]), range(rows))
+    first = form(states[0])
+    if other := next((n for n, state in enumerate(states) if form(state) != first), None):
+        raise InputError(
+            f"cat_states needs states of one layer on one device, but state {other} has other "
+            "parts or sizes than state 0, or is elsewhere: make both with the same layer"
+        )
+    return _cat(states)
+
+
+def form(state: State, slots: bool = False) -> Any:
+    """What states of one layer have in common: types, devices, and shapes without rows and slots.
+
+    With ``slots``, as inside of a tuple that joins tensors of different shapes, the axis after the
+    rows may have any size.
+    """
+    if isinstance(state, Tensor):
+        return state.device, state.ndim, state.shape[1 + slots :]
+    slots = slots or hasattr(state, "cat")
+    return type(state), [form(part, slots) for part in state]
 
 
 def _cat(states: Sequence[State]) -> State:
