@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,12 @@ def test_a_text_can_be_read_in_pieces_under_its_hash(build: Build) -> None:
     assert states.read([], second.key).state is second.state
     with pytest.raises(InputError, match="is no longer kept: give the whole text"):
         states.read([1], b"?" * 32)
+
+
+@pytest.mark.parametrize("rows", [TEXT[:10].view(2, 5), [[1, 2], [3, 4]]], ids=["tensor", "list"])
+def test_several_rows_are_no_text(build: Build, rows: Any) -> None:
+    with pytest.raises(InputError, match=r"shape \(length,\), got \(2, .\): read each row"):
+        PrefixStates(build("h3(d_state=8)")).read(rows)
 
 
 def test_what_does_not_fit_goes_to_disk_and_comes_back(build: Build, tmp_path: Path) -> None:

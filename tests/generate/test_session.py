@@ -169,7 +169,7 @@ def test_rows_may_join_after_all_have_left(build: Build, pattern: str) -> None:
 def test_a_row_of_another_model_cannot_join(build: Build, other: str) -> None:
     made = build("h3(d_state=8)")
     session = Session(made, prefill(made, PROMPT))
-    with pytest.raises(InputError, match="a row that joins must have a state of the same model"):
+    with pytest.raises(InputError, match="rows of a session must have a state of the same model"):
         session.join(prefill(build(other), PROMPT))
     with pytest.raises(InputError, match="in the same dtype, got another"):
         session.join(prefill(made.float(), PROMPT))
@@ -360,6 +360,17 @@ def test_the_state_of_a_batch_is_a_tree_of_rows(build: Build) -> None:
         (lambda m: generate(m, PROMPT[:0], 3), "the prompt is empty: give at least one token"),
         (lambda m: generate(m, [], 3), "the prompt is empty: give at least one token"),
         (lambda m: generate(m, [PROMPT[0], PROMPT[0, :0]], 3), "the prompt is empty: give at"),
+        (
+            lambda m: generate(m, PROMPT[0], 3),
+            r"\(batch, length\), .* got a tensor of shape \(5,\)",
+        ),
+        (lambda m: prefill(m, PROMPT[0]), r"\(batch, length\), .* got a tensor of shape \(5,\)"),
+        (lambda m: prefill(m, PROMPT[None]), r"got a tensor of shape \(1, 3, 5\): give such as"),
+        (lambda m: prefill(m, [PROMPT]), r"got a tensor of shape \(3, 5\) in a list: give such as"),
+        (lambda m: prefill(m, [[1, 2]]), r"got a list in a list: give such as torch.tensor\(\[\["),
+        (lambda m: generate(m, [[1, 2]], 3), r"got a list in a list: give such as torch.tensor"),
+        (lambda m: extend(m, prefill(m, PROMPT[:1]), PROMPT[:2]), r"the 1 rows .* got \(2, 5\)"),
+        (lambda m: extend(m, prefill(m, PROMPT), PROMPT[0]), r"the 3 rows .* got \(5,\): fork a"),
         (lambda m: generate(m, PROMPT + 1, 3), "must be from 0 to 10, got 1 to 11"),
         (lambda m: generate(m, PROMPT - 1, 3), "must be from 0 to 10, got -1 to 9"),
         (lambda m: generate(m, PROMPT, -1), "max_new_tokens must not be negative, got -1"),
@@ -378,6 +389,71 @@ def test_what_cannot_be_generated_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         run(build("h3(d_state=8)", max_len=12))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s, m: Session(m, s, sampling=[FREE, FREE]), "one per row, 3, got a list of 2: giv"),
+        (lambda s, m: Session(m, s, sampling=[FREE]), "one per row, 3, got a list of 1: give as"),
+        (lambda s, m: Session(m, s, room=0), "room must be at least 1, got room=0"),
+        (lambda s, m: Session(m, s, room=-1), "room must be at least 1, got room=-1"),
+    ],
+)
+def test_a_session_that_cannot_begin_is_refused(
+    build: Build, change: Callable[[SessionState, LanguageModel], Session], message: str
+) -> None:
+    made = build("h3(d_state=8)")
+    with pytest.raises(InputError, match=message):
+        change(prefill(made, PROMPT), made)
+
+
+@pytest.mark.parametrize(
+    "other", ["h3(d_state=4)", "lstm", "h3(d_state=8) attention"], ids=["size", "kind", "more"]
+)
+def test_a_session_refuses_the_state_of_another_model(build: Build, other: str) -> None:
+    made = build("h3(d_state=8)")
+    session, foreign = Session(made, prefill(made, PROMPT)), prefill(build(other), PROMPT)
+    with pytest.raises(InputError, match="rows of a session must have a state of the same model"):
+        Session(made, foreign)
+    with pytest.raises(InputError, match="rows of a session must have a state of the same model"):
+        session.restore(foreign)
+    with pytest.raises(InputError, match="in the same dtype, got another"):
+        Session(build("h3(d_state=8)").float(), prefill(made, PROMPT))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s, new: s.join(new, [FREE]), "one per row, 2, got a list of 1"),
+        (lambda s, new: s.join(new, []), "one per row, 2, got a list of 0"),
+        (lambda s, new: s.restore(new), "the 3 rows of the session, got 2: select rows"),
+        (lambda s, _: s.select([3]), r"numbers below 3, the rows of the state, got \[3\]: give"),
+        (lambda s, _: s.select([0, -4]), r"numbers below 3, the rows of the state, got \[0, -4\]"),
+        (lambda s, _: s.state([3]), r"numbers below 3, the rows of the state, got \[3\]: give"),
+    ],
+)
+def test_a_refused_change_leaves_the_session_as_it_was(
+    build: Build, change: Callable[[Session, SessionState], None], message: str
+) -> None:
+    made = build("h3(d_state=8) attention")
+    wanted = generate(made, PROMPT, 5, sampling=FREE)
+    session = Session(made, prefill(made, PROMPT), sampling=FREE)
+    found = [session.step().tokens]
+    with pytest.raises(InputError, match=message):
+        change(session, prefill(made, PROMPT[:2]))
+    found += [session.step().tokens for _ in range(4)]
+    assert torch.stack(found, dim=1).equal(wanted)
+
+
+def test_the_model_can_be_trained_on_from_the_state_of_a_session(build: Build) -> None:
+    made = build("h3(d_state=8) attention")
+    session = Session(made, prefill(made, PROMPT))
+    session.step()
+    state = session.state()
+    logits, _ = made.step(state.token, state.model)
+    logits.sum().backward()
+    assert made.embedding.weight.grad is not None
 
 
 def test_rows_of_different_sampling_decode_together_as_alone(build: Build) -> None:

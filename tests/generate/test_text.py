@@ -138,9 +138,15 @@ def test_a_character_begun_at_the_end_is_shown_at_the_end() -> None:
     assert stream.finish() == "\udcc3"
 
 
-def test_an_empty_stop_string_is_refused() -> None:
+@pytest.mark.parametrize("stop", [["a", ""], ""], ids=["list", "string"])
+def test_an_empty_stop_string_is_refused(stop: Sequence[str]) -> None:
     with pytest.raises(InputError, match="a stop string must not be empty: give at least one"):
-        TextStream(ByteTokenizer(), ["a", ""])
+        TextStream(ByteTokenizer(), stop)
+
+
+def test_one_stop_string_needs_no_list() -> None:
+    stream = TextStream(ByteTokenizer(), "END")
+    assert "".join(map(stream.push, b"DEN, END")) + stream.finish() == "DEN, "
 
 
 def test_rows_that_stop_drop_out_and_the_others_go_on(build: Callable[..., LanguageModel]) -> None:

@@ -51,7 +51,7 @@ def answer(
         [True, True]
     """
     rows_of_tokens = [torch.tensor(prompt, dtype=torch.int64) for prompt in prompts]
-    session = Session(model, prefill(model, rows_of_tokens), room=max(limits))
+    session = Session(model, prefill(model, rows_of_tokens), room=max(1, *limits))
     streams = [TextStream(tokenizer, stop) for _ in prompts]
     texts, rows = [""] * len(prompts), list(range(len(prompts)))
     for count in range(1, max(limits) + 1):
@@ -59,7 +59,7 @@ def answer(
         tokens = choice.tokens
         if count == 1 and never_empty:
             tokens = _best_other(choice, end)
-            session = Session(model, session.state()._replace(token=tokens), room=max(limits))
+            session = Session(model, session.state()._replace(token=tokens), room=max(1, *limits))
         going = []
         for place, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
             if token in end or count > limits[row]:

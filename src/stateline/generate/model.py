@@ -62,7 +62,7 @@ class Model:
             max_new_tokens: Largest number of tokens to add.
             sampling: How tokens are chosen; by default always the most likely one.
             seed: Seed of the random choices.
-            stop: Strings before which the text ends.
+            stop: Strings before which the text ends, or one such string.
 
         Raises:
             InputError: If the prompt is empty, has an unknown token, or is too long for a model

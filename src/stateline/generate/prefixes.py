@@ -120,8 +120,9 @@ class PrefixStates:
             after: Hash of a text that is kept, which this one continues.
 
         Raises:
-            InputError: If there is no token, the text of ``after`` is not kept, a token is outside
-                the vocabulary, or the text is too long for a model with learned positions.
+            InputError: If there is no token or there are several rows, the text of ``after`` is
+                not kept, a token is outside the vocabulary, or the text is too long for a model
+                with learned positions.
         """
         reading = self.pieces(tokens, after)
         try:
@@ -139,7 +140,12 @@ class PrefixStates:
 
         Texts share states only with texts of the same ``salt``.
         """
-        ids = torch.as_tensor(tokens, dtype=torch.int64).reshape(-1)
+        ids = torch.as_tensor(tokens, dtype=torch.int64)
+        if ids.ndim != 1:
+            raise InputError(
+                f"a text must be tokens of shape (length,), got {tuple(ids.shape)}: read each row "
+                "by itself"
+            )
         self.model.check_tokens(ids)
         keys = list(self.keys(ids.tolist(), after, salt))
         reused, state = self._longest(keys, after)

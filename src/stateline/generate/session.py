@@ -18,7 +18,8 @@ from stateline.generate.sampling import GREEDY, Sampling, choose
 from stateline.layers import cat_states, select_rows
 from stateline.layers.calls import unchecked
 from stateline.layers.derived import Memory, remembering
-from stateline.layers.state import State, trim
+from stateline.layers.keywords import check_counts
+from stateline.layers.state import State, form, leaves_of, trim
 from stateline.layers.stored_state import stored
 from stateline.models.language_model import LanguageModel, LanguageModelState
 from stateline.ops.kernel_op import values_at_hand
@@ -102,6 +103,10 @@ class Session:
             ``torch.bfloat16``, see :func:`stateline.layers.stored_state.stored`; by default their
             own. States that leave the session have their own precision again.
 
+    Raises:
+        InputError: If the state is of another kind of model or on another device, there is not one
+            sampling per row, or ``room`` is not positive.
+
     Example:
         >>> from stateline.models.config import ModelConfig
         >>> model = LanguageModel(ModelConfig("h3", vocab_size=10, d_model=8)).eval()
@@ -119,14 +124,15 @@ class Session:
         room: int = ROOM,
         state_dtype: torch.dtype | None = None,
     ) -> None:
+        check_counts(room=room)
+        _check_alike(template(model), state)
         self.model, self._state_dtype = model, state_dtype
         self._dtypes = [leaf.dtype for leaf in pytree.tree_leaves(state.model)]
         self._memory = Memory(model)
         self._state, self._room, self._free = state, room, 0
         self._lengths = _lengths(state)
         self._sampling = sampling if isinstance(sampling, Sampling) else GREEDY
-        self._samplings: list[Sampling] = []
-        self._add_samplings(sampling, len(self._lengths))
+        self._samplings = _for_each(sampling, self._lengths)
         self._numbers: Tensor | None = None
         self._next = 0
         self._fits = False  # known after a step that was checked
@@ -169,8 +175,12 @@ class Session:
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        """Keep only some rows, in the given order."""
-        self._state = select_rows(self._state, torch.tensor(rows, device=self._state.token.device))
+        """Keep only some rows, in the given order.
+
+        Raises:
+            InputError: If there is no such row.
+        """
+        self._state = select_rows(self._state, rows)
         self._lengths = [self._lengths[row] for row in rows]
         self._samplings = [self._samplings[row] for row in rows]
         self._rows_changed()
@@ -190,21 +200,35 @@ class Session:
                 one sampling there, else greedily.
 
         Raises:
-            InputError: If the state is of another kind of model, or on another device.
+            InputError: If the state is of another kind of model or on another device, or there is
+                not one sampling per row. The session is as before then.
         """
-        self._state, self._free = _cat_alike(trim(self._own(self._state)), state), 0
-        new = _lengths(state)
-        self._lengths += new
-        self._add_samplings(sampling or self._sampling, len(new))
+        own, lengths = trim(self._own(self._state)), _lengths(state)
+        _check_alike(own, state)
+        samplings = _for_each(self._sampling if sampling is None else sampling, lengths)
+        self._state, self._free = cat_states([own, state]), 0
+        self._lengths += lengths
+        self._samplings += samplings
         self._rows_changed()
 
     def restore(self, state: SessionState) -> None:
-        """Continue from another state with the same number of rows, such as an earlier one."""
-        self._state, self._free = state, 0
-        self._lengths = _lengths(state)
+        """Continue from another state with the same number of rows, such as an earlier one.
+
+        Raises:
+            InputError: If the number of rows is another, or the state is of another kind of model
+                or on another device.
+        """
+        _check_alike(self._own(self._state), state)
+        lengths = _lengths(state)
+        if len(lengths) != len(self._lengths):
+            raise InputError(
+                f"a state to restore must have the {len(self._lengths)} rows of the session, got "
+                f"{len(lengths)}: select rows of the session first, or begin a new one"
+            )
+        self._state, self._free, self._lengths = state, 0, lengths
         self._rows_changed()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def state(self, rows: Sequence[int] | None = None) -> SessionState:
         """A copy of the state without free room, to keep, fork or save.
 
@@ -272,9 +296,6 @@ class Session:
         self._state = state._replace(model=roomy, seen=state.seen.clone())
         self._free = capacity - fed
 
-    def _add_samplings(self, sampling: Sampling | Sequence[Sampling], rows: int) -> None:
-        self._samplings += [sampling] * rows if isinstance(sampling, Sampling) else sampling
-
     def _rows_changed(self) -> None:
         """Forget what was computed for the rows before, and group the rows by their sampling."""
         self._numbers, self._fits = None, False
@@ -338,21 +359,41 @@ def prefill(model: LanguageModel, prompt: Prompt, *, seed: int = 0) -> SessionSt
         The state after the prompts, whose last tokens are not yet fed.
 
     Raises:
-        InputError: If a prompt is empty, has a token outside the vocabulary, or is too long for
-            a model with learned positions, or if the seed is out of range.
+        InputError: If a prompt is empty or has another shape, has a token outside the vocabulary,
+            or is too long for a model with learned positions, or if the seed is out of range.
     """
-    if not len(prompt) or any(row.numel() == 0 for row in prompt):
-        raise InputError("the prompt is empty: give at least one token")
     rows_by_length: dict[int, list[int]] = defaultdict(list)
-    for row, tokens in enumerate(prompt):
-        model.check_tokens(tokens)
-        rows_by_length[len(tokens)].append(row)
+    for row, length in enumerate(prompt_lengths(prompt)):
+        model.check_tokens(prompt[row])
+        rows_by_length[length].append(row)
     device, parts = device_of(model), []
     for rows in rows_by_length.values():
         tokens = torch.stack([prompt[row].long() for row in rows]).to(device)
         parts.append(extend(model, first_token(model, tokens[:, 0]), tokens[:, 1:]))
     order = torch.tensor([row for rows in rows_by_length.values() for row in rows])
     return seeded(select_rows(cat_states(parts), order.argsort().to(device)), seed)
+
+
+def prompt_lengths(prompt: Prompt) -> list[int]:
+    """Tokens of each row of a prompt.
+
+    Raises:
+        InputError: If it is neither a batch nor a sequence of rows, or a row is empty.
+    """
+    parts, axes = ([prompt], 2) if isinstance(prompt, Tensor) else (prompt, 1)
+    for part in parts:
+        if not isinstance(part, Tensor) or part.ndim != axes:
+            tensor = isinstance(part, Tensor)
+            got = f"a tensor of shape {tuple(part.shape)}" if tensor else f"a {type(part).__name__}"
+            raise InputError(
+                "a prompt must be a tensor of shape (batch, length), or a list of tensors of shape "
+                f"(length,), got {got}{'' if axes == 2 else ' in a list'}: give such as "
+                "torch.tensor([[1, 2, 3]])"
+            )
+    lengths = [len(row) for row in prompt]
+    if 0 in lengths or not lengths:
+        raise InputError("the prompt is empty: give at least one token")
+    return lengths
 
 
 @torch.inference_mode()
@@ -362,9 +403,15 @@ def extend(
     """The state after further given tokens; there may be none.
 
     Raises:
-        InputError: If a token is outside the vocabulary, or there are more positions than the
-            model has learned.
+        InputError: If the tokens have other rows than the state, a token is outside the
+            vocabulary, or there are more positions than the model has learned.
     """
+    rows = len(state.token)
+    if tokens.ndim != 2 or len(tokens) != rows:
+        raise InputError(
+            f"tokens must have the shape (rows, length) with the {rows} rows of the state, got "
+            f"{tuple(tokens.shape)}: fork a state by select_rows to read several texts after it"
+        )
     if tokens.shape[1] == 0:
         return state
     model.check_tokens(tokens)
@@ -420,20 +467,25 @@ def _lengths(state: SessionState) -> list[int]:
     return [position + 1 for position in state.model.position.tolist()]
 
 
-def _cat_alike(state: SessionState, other: SessionState) -> SessionState:
-    """Join two states, or raise InputError if they are not of one model."""
-    joined: SessionState
-    alike = pytree.tree_structure(state) == pytree.tree_structure(other)
-    try:
-        if alike and _kinds(state) == _kinds(other):
-            joined = cat_states([state, other])
-            return joined
-    except RuntimeError:  # shapes that differ
-        pass
-    raise InputError(
-        "a row that joins must have a state of the same model, on the same device and in the same "
-        "dtype, got another: prefill it with the session's model"
-    )
+def _check_alike(state: SessionState, other: SessionState) -> None:
+    """Raise InputError if two states are not of one model."""
+    dtypes, others = ([leaf.dtype for leaf in leaves_of(each)] for each in (state, other))
+    if form(state) != form(other) or dtypes != others:
+        raise InputError(
+            "the rows of a session must have a state of the same model, on the same device and in "
+            "the same dtype, got another: prefill it with the session's model"
+        )
+
+
+def _for_each(sampling: Sampling | Sequence[Sampling], lengths: Sequence[int]) -> list[Sampling]:
+    """The sampling of each row."""
+    each = [sampling] * len(lengths) if isinstance(sampling, Sampling) else [*sampling]
+    if len(each) != len(lengths):
+        raise InputError(
+            f"sampling must be one for all rows or a list of one per row, {len(lengths)}, got a "
+            f"list of {len(each)}: give as many as rows, or one that is not in a list"
+        )
+    return each
 
 
 class OutputIsNaN(InputError):

@@ -40,7 +40,7 @@ class TextStream:
 
     Args:
         tokenizer: Tokenizer of the model.
-        stop: Strings before which the text ends.
+        stop: Strings before which the text ends, or one such string.
         held: State of an interrupted text, from :meth:`hold`.
 
     Attributes:
@@ -59,10 +59,11 @@ class TextStream:
     def __init__(
         self, tokenizer: Tokenizer, stop: Sequence[str] = (), held: HeldText | None = None
     ) -> None:
-        if "" in stop:
+        self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in self._stop:
             raise InputError("a stop string must not be empty: give at least one character")
         self.stopped = False
-        self._stop, self._decoder, self._text = tuple(stop), tokenizer.decoder(), ""
+        self._decoder, self._text = tokenizer.decoder(), ""
         self._recent: deque[int] = deque(maxlen=_CONTEXT)
         if held is not None:
             self._continue(held, max(tokenizer.vocab_size, tokenizer.padded_size))

@@ -9,7 +9,16 @@ from torch import Tensor
 from stateline.errors import InputError
 from stateline.generate.prefixes import PrefixStates
 from stateline.generate.sampling import GREEDY, Sampling
-from stateline.generate.session import ROOM, Choice, Prompt, Session, device_of, prefill, seeded
+from stateline.generate.session import (
+    ROOM,
+    Choice,
+    Prompt,
+    Session,
+    device_of,
+    prefill,
+    prompt_lengths,
+    seeded,
+)
 from stateline.layers import cat_states
 from stateline.models.language_model import LanguageModel
 
@@ -40,7 +49,7 @@ def stream(
         InputError: If the prompt is empty, has a token outside the vocabulary, or is too long for
             a model with learned positions; if the model gives NaN.
     """
-    check_length(model, max(map(len, prompt), default=0), max_new_tokens)
+    check_length(model, max(prompt_lengths(prompt)), max_new_tokens)
     room = max(1, min(max_new_tokens, ROOM))
     if prefixes is None:
         state, keys = prefill(model, prompt, seed=seed), []
