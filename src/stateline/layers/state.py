@@ -103,7 +103,8 @@ def cat_states(states: Sequence[State], *, layer: Any = None, capacity: int = 0)
     if other := next((n for n, state in enumerate(states) if form(state) != first), None):
         raise InputError(
             f"cat_states needs states of one layer on one device, but state {other} has other "
-            "parts or sizes than state 0, or is elsewhere: make both with the same layer"
+            "parts or sizes than state 0, or is elsewhere: make both with the same layer (whose "
+            "tuple needs a static method cat, if its tensors grow)"
         )
     return _cat(states)
 
