@@ -80,7 +80,8 @@ SAID: dict[type[Twin], str] = {
     planted.GrowthNotTold: "state_bytes is wrong: told 72",
     planted.StepInPlaceDiffers: "step_ returns another output than step",
     planted.StepInPlaceForgets: "step_ leaves its state as it was",
-    planted.AgesNotPadded: "states after different numbers of tokens cannot be joined (cat): InputError: cat_states needs",
+    planted.AgesNotPadded: "states after different numbers of tokens cannot be joined (cat): "
+    "InputError: cat_states needs states of one layer on one device, but state 1 has other",
     planted.AgesIgnored: "rows with different numbers of tokens are treated as equally long: the s",
     planted.TensorMissingFromTheStateDict: "a state_dict does not hold the whole layer: neither "
     "parameter nor buffer: scale",
